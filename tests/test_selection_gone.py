@@ -1,19 +1,24 @@
-"""Functions of a group that are gone, or called no more: what is left is measured, and nothing goes on for ever."""
+"""Functions of a group that are gone, called no more, or come late: what there is is measured, and not for ever."""
 
 from __future__ import annotations
 
 import gc
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from selection_on_cpu import make, pair, run, run_pair, selection
+from selection_on_cpu import RULES, make, pair, run, run_pair, selection
 from test_selection_groups import FakeFunction, called_in_turn, grouped
 
 import optimizations
 from optimizations.selection import leading
+from optimizations.selection.decide import Rules
 from optimizations.selection.group import NOT_LED
+from optimizations.selection.member import Member
+from optimizations.selection.settings import Settings
+from optimizations.selection.store import VerdictStore
 
 __all__ = ["cuda_on_cpu", "make"]
 
@@ -83,3 +88,58 @@ def test_a_first_function_that_comes_back_is_measured(
     run(second, 250)
     run_pair(first, second, 500)
     assert (selection(first).state, selection(first).functions) == ("decided", 2)
+
+
+def test_what_a_group_has_cost_counts_when_a_late_function_takes_it_in(make: Any, tmp_path: Path) -> None:
+    """A function for each size, all of which read what one returns: each new one is measured with those before."""
+    make()
+    settings = Settings("measure", rules=RULES, store=VerdictStore(tmp_path / "none"))
+    settings.compile_s = 1.0
+    functions = [FakeFunction() for _ in range(12)]
+    members: list[Member] = []
+    calls: list[Any] = []
+    charged, spent = [0.0], [0]
+    for number, function in enumerate(functions):
+        members.append(Member(function, settings, 0))  # type: ignore[arg-type]
+        calls.append(members[-1].served(lambda inputs: None))
+        if number:
+            members[-1].reads_results_of(members[:1])
+            assert members[0].describe().calls == spent[-1], "what was measured before is told"
+        called_in_turn(calls, 60)
+        assert members[0].describe().state == "measuring"
+        members[0].group.give_way()  # it is charged then
+        charged.append(settings.excess_s)
+        spent.append(members[0].describe().calls)
+    assert all(after > before for before, after in itertools.pairwise(spent))
+    assert all(after >= before for before, after in itertools.pairwise(charged))
+    assert settings.excess_s == pytest.approx(members[0].describe().excess_s)
+
+
+def test_what_a_group_that_is_taken_in_while_it_is_measured_has_cost_is_charged(make: Any, tmp_path: Path) -> None:
+    make()
+    settings = Settings("measure", rules=RULES, store=VerdictStore(tmp_path / "none"))
+    settings.compile_s = 1.0
+    one, other = FakeFunction(), FakeFunction()
+    first = Member(one, settings, 0)  # type: ignore[arg-type]
+    called_in_turn([first.served(lambda inputs: None)], 60)
+    assert first.describe().state == "measuring"
+    cost_s = first.describe().excess_s
+    assert cost_s > settings.excess_s == 0
+    Member(other, settings, 0).reads_results_of([first])  # type: ignore[arg-type]
+    assert settings.excess_s == cost_s
+    assert first.describe().excess_s == cost_s
+    assert first.describe().state == "waiting"
+
+
+def test_functions_that_come_late_one_after_another_do_not_measure_for_ever(make: Any, tmp_path: Path) -> None:
+    prices, _ = make()
+    settings = Settings("measure", rules=Rules(most_calls=300), store=VerdictStore(tmp_path / "none"))
+    functions = [FakeFunction() for _ in range(12)]
+    members: list[Member] = []
+    calls: list[Any] = []
+    for function in functions:
+        members.append(Member(function, settings, 0))  # type: ignore[arg-type]
+        calls.append(members[-1].served(lambda inputs: None))
+        members[-1].reads_results_of(members[:1])
+        called_in_turn(calls, 60)
+    assert prices.timed <= 300 + 24 * len(functions), "the last round of each is brought to its end"

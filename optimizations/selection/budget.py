@@ -35,6 +35,11 @@ class Budget:
             return None
         return (total - sum(one.excess_s for one in settings)) / max(1, groups)
 
+    def take_over(self, other: Budget) -> None:
+        """What was charged to another group, which is one with this now."""
+        self._charged_s += other._charged_s
+        self._charged_to = self._charged_to or other._charged_to
+
     def charge(self, excess_s: float) -> None:
         """To be told what the group has cost, all in all."""
         if self._charged_to is not None:

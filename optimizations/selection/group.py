@@ -89,7 +89,7 @@ class Group(Voting):
                 self.members.rest(LOOK_EVERY)
                 return
             self.stored = None
-            self._series.forget_times()
+            self._series.take_over(other._series)
             if off is not None:
                 self._off(off)
             else:

@@ -51,6 +51,16 @@ class Spent:
     excess_s: float = 0.0
     waiting_s: float = 0.0
 
+    def plus(self, other: Spent) -> Spent:
+        """By both."""
+        return Spent(
+            self.calls + other.calls,
+            self.rounds + other.rounds,
+            self.seconds + other.seconds,
+            self.excess_s + other.excess_s,
+            self.waiting_s + other.waiting_s,
+        )
+
 
 class Selector:
     """See the module.

@@ -87,6 +87,18 @@ class Series:
             self._calls_without_verdict = self.selector.calls_so_far if undecided else 0
             self.selector = None
 
+    def take_over(self, other: Series) -> None:
+        """What was measured of another group, which is one with this now, does not count any more either. What it cost
+        does: or a program whose functions join one group, one late after the other, would be measured for ever."""
+        self.forget_times()
+        other.forget_times()
+        self._earlier = self._earlier.plus(other._earlier)
+        self._budget.take_over(other._budget)
+        self._recording_s += other._recording_s
+        self._voided += other._voided
+        self._calls_without_verdict += other._calls_without_verdict
+        self.restarts = max(self.restarts, other.restarts)
+
     def charge(self) -> None:
         """Put what measuring has cost so far on the account of the compilation."""
         if self.selector is not None:
