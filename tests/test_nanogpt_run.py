@@ -91,8 +91,8 @@ for name in ("path", "device", "size", "seed", "read", "write"): parser.add_argu
 options = parser.parse_args()
 def say(**message): os.write(int(options.write), json.dumps(message).encode() + b"\\n")
 say(type="ready", warm_up_s=1.5, settled=None, device="a device")
-for asked, line in enumerate(os.fdopen(int(options.read))):
-    if asked == {count}: sys.exit(5)
+for asked, line in enumerate(os.fdopen(int(options.read)), 1):
+    if asked > {count}: sys.exit(5)
     steps = json.loads(line)["new_tokens"] - 1
     us = [[float(asked)] * steps]
     say(type="done", generation=dict(tokens=[0] * (steps + 1), total_s=[asked], prompt_us=[7.0], step_us=us,
@@ -125,7 +125,7 @@ def test_every_round_runs_each_configuration_once_and_is_saved(tmp_path: Path):
     run, saved, said = run_ending(tmp_path, 30)
     assert run.findings() == []
     taken = [each.paths["eager"].total_s for each in run.configurations]
-    assert taken == [[place, place + 10, place + 20] for place in range(10)]
+    assert taken == [[place, place + 10, place + 20] for place in range(1, 11)]
     assert [len(each.configurations[9].paths["eager"].total_s) for each in saved] == [1, 2, 3]
     assert [each.rounds for each in saved] == [1, 2, 3], "those done: a run may be interrupted"
     assert said[-3:] == ["round 1 of 3", "round 2 of 3", "round 3 of 3"]
