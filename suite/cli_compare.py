@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from suite.console import console
+from suite.cli_choices import JsonOption
+from suite.console import console, print_json
 from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
 
 
@@ -40,7 +40,7 @@ def compare(
         MetricName, typer.Option(help="Time of one iteration to completion, or of iterations back to back.")
     ] = MetricName.latency,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare two runs, or two modes, cell by cell; exit 1 if NEW is worse."""
     from suite.compare import compare_sides, find_side
@@ -52,7 +52,7 @@ def compare(
     share = parse_share(threshold, "--threshold")
     made = compare_sides(find_side(base), find_side(new), TimeKind(metric.value), share)
     if as_json:
-        print(json.dumps(to_json(made), indent=2, ensure_ascii=False))
+        print_json(to_json(made))
     elif markdown:
         print(to_markdown(made), end="")
     else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from suite.cli_choices import JsonOption
 from suite.console import console
 from suite.errors import WrongUse
 
@@ -26,7 +27,6 @@ Folder = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Where verdicts lie; default: where the backend keeps them.", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 _MEANING = {
     "none": "the generated function runs without a CUDA graph",
@@ -43,7 +43,7 @@ _ENDED = {
 
 
 @app.callback(invoke_without_command=True)
-def decisions(context: typer.Context, as_json: Json = False) -> None:
+def decisions(context: typer.Context, as_json: JsonOption = False) -> None:
     """List, explain or clear what selection found out about graphs, as it is stored on this machine."""
     if context.invoked_subcommand is None:
         list_decisions(as_json=as_json)
@@ -52,7 +52,7 @@ def decisions(context: typer.Context, as_json: Json = False) -> None:
 
 
 @app.command("list", epilog="Example: encore decisions list --json")
-def list_decisions(folder: Folder = None, as_json: Json = False) -> None:
+def list_decisions(folder: Folder = None, as_json: JsonOption = False) -> None:
     """List verdicts, the oldest first, and files that are ignored."""
     store = _store(folder)
     found = store.list()
@@ -79,7 +79,7 @@ def list_decisions(folder: Folder = None, as_json: Json = False) -> None:
 def explain(
     verdict: Annotated[str, typer.Argument(metavar="VERDICT", help="How its name begins.")],
     folder: Folder = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Tell what one verdict says, and what it holds for."""
     found = _one(_store(folder), verdict)

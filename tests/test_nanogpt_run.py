@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from models.nanogpt.configurations import NAMED, SWEEP
+from models.registry import Size
 from suite import environment
 from suite.cli_nanogpt import RESULTS
 from suite.nanogpt.paths import PATHS
@@ -45,6 +47,33 @@ for line in os.fdopen(int(options.read)):
 """
 
 
+def run_with(
+    command: Sequence[str],
+    paths: Sequence[str],
+    rounds: int,
+    *,
+    device: str = "cpu",
+    size: Size = "tiny",
+    timeout_s: float = 10.0,
+) -> tuple[NanoGptRun, list[NanoGptRun], list[str]]:
+    """A run whose paths are these commands, what was saved, and what was said."""
+    saved: list[NanoGptRun] = []
+    said: list[str] = []
+    run = run_paths(
+        [PATHS[name] for name in paths],
+        environment.collect("a run", (), {}),
+        device=device,
+        size=size,
+        seed=1,
+        rounds=rounds,
+        timeout_s=timeout_s,
+        save=saved.append,
+        say=said.append,
+        command=command,
+    )
+    return run, saved, said
+
+
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A run over all paths: two fail at once, one hangs in the second configuration of the second round, one samples
@@ -52,19 +81,8 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("scripted")
     script = folder / "worker.py"
     script.write_text(SCRIPTED)
-    saved: list[NanoGptRun] = []
-    said: list[str] = []
-    run = run_paths(
-        list(PATHS.values()),
-        environment.collect("a run", (), {}),
-        device="cuda",
-        size="full",
-        seed=1,
-        rounds=2,
-        timeout_s=3.0,
-        save=saved.append,
-        say=said.append,
-        command=(sys.executable, str(script)),
+    run, saved, said = run_with(
+        (sys.executable, str(script)), list(PATHS), 2, device="cuda", size="full", timeout_s=3.0
     )
     return {"run": run, "saved": saved, "said": said}
 
@@ -104,21 +122,7 @@ def run_ending(folder: Path, count: int) -> tuple[NanoGptRun, list[NanoGptRun], 
     """A run of three rounds whose one path ends after so many answers, each of which has its number as its time."""
     script = folder / "worker.py"
     script.write_text(ENDING.replace("{count}", str(count)))
-    saved: list[NanoGptRun] = []
-    said: list[str] = []
-    run = run_paths(
-        [PATHS["eager"]],
-        environment.collect("a run", (), {}),
-        device="cpu",
-        size="tiny",
-        seed=1,
-        rounds=3,
-        timeout_s=10.0,
-        save=saved.append,
-        say=said.append,
-        command=(sys.executable, str(script)),
-    )
-    return run, saved, said
+    return run_with((sys.executable, str(script)), ["eager"], 3)
 
 
 def test_every_round_runs_each_configuration_once_and_is_saved(tmp_path: Path):
@@ -140,19 +144,7 @@ def test_a_configuration_without_samples_is_not_in_the_record(tmp_path: Path):
 
 
 def test_where_all_paths_fail_their_reasons_are_saved_and_shown(tmp_path: Path):
-    saved: list[NanoGptRun] = []
-    run = run_paths(
-        [PATHS["eager"], PATHS["compile"]],
-        environment.collect("a run", (), {}),
-        device="cpu",
-        size="tiny",
-        seed=1,
-        rounds=1,
-        timeout_s=10.0,
-        save=saved.append,
-        say=lambda text: None,
-        command=(sys.executable, "-c", "raise SystemExit(4)"),
-    )
+    run, saved, _ = run_with((sys.executable, "-c", "raise SystemExit(4)"), ["eager", "compile"], 1)
     assert [finding.partition(":")[0] for finding in run.findings()] == ["eager", "compile"]
     assert saved == [run] and run.configurations == []
     *tables, paths = grids(run, load_published())

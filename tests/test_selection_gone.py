@@ -57,12 +57,17 @@ def test_times_of_a_function_that_went_while_its_group_had_made_way_do_not_count
     assert sum(one.calls for one in members[0].describe().candidates) == 0
 
 
-def test_a_group_whose_first_function_is_called_no_more_is_not_measured_for_ever(
-    make: Any, cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor do its calls pile up, or stay with whoever's turn it was."""
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An iteration that does not begin is given up after 100 calls."""
     monkeypatch.setattr(leading, "MOST_NOT_BEGUN", 100)
     monkeypatch.setattr(leading, "MOST_NOT_BEGUN_EACH", 50)
+
+
+def test_a_group_whose_first_function_is_called_no_more_is_not_measured_for_ever(
+    make: Any, cuda_on_cpu: CudaOnCpu, impatient: None
+) -> None:
+    """Nor do its calls pile up, or stay with whoever's turn it was."""
     prices, first, second = pair(make, cuda_on_cpu)
     run_pair(first, second, 60)
     assert selection(first).state == "measuring"
@@ -78,11 +83,7 @@ def test_a_group_whose_first_function_is_called_no_more_is_not_measured_for_ever
     assert optimizations.settled()
 
 
-def test_a_first_function_that_comes_back_is_measured(
-    make: Any, cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leading, "MOST_NOT_BEGUN", 100)
-    monkeypatch.setattr(leading, "MOST_NOT_BEGUN_EACH", 50)
+def test_a_first_function_that_comes_back_is_measured(make: Any, cuda_on_cpu: CudaOnCpu, impatient: None) -> None:
     _, first, second = pair(make, cuda_on_cpu)
     run_pair(first, second, 60)
     run(second, 250)

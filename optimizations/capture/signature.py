@@ -145,14 +145,14 @@ def without_objects(structure: Any) -> Hashable:
 
 
 def is_gone(structure: Any) -> bool:
-    """Whether an object in it is no more, so that nothing can have this structure again."""
+    """Whether an object in it was freed. No later call can have this structure then."""
     if isinstance(structure, Same):
         return structure.value is None
     return type(structure) is tuple and any(map(is_gone, structure))
 
 
 def class_of_objects(structure: Any, *, gone: bool = False) -> str:
-    """The name of the first such class; with `gone`, of the first of an object that is no more."""
+    """The name of the first such class. `gone`: of the first object that was freed."""
     if isinstance(structure, Same):
         return "" if gone and not is_gone(structure) else structure.kind.__qualname__
     found = (class_of_objects(one, gone=gone) for one in structure) if type(structure) is tuple else ()

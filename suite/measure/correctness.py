@@ -309,11 +309,9 @@ def compare_with_eager(
     def reference() -> Reference | None:
         if instance.workload.stochastic and not draws_float32_noise(instance):
             own = error_without_dropout(instance, inputs, state, seed, dtype)
-            return (
-                None
-                if own is None
-                else Reference(found, own, 1 + REFERENCE_FACTOR, is_eager=True, few=few, small=small)
-            )
+            if own is None:
+                return None
+            return Reference(found, own, 1 + REFERENCE_FACTOR, is_eager=True, few=few, small=small)
         precise = higher_precision(instance, inputs, state, seed, dtype)
         if precise is None:
             return None

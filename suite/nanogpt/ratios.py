@@ -24,7 +24,8 @@ from suite.nanogpt.records import Generation
 from suite.stats import CONFIDENCE, REPLICATES, interval, log_medians
 
 MINIMUM_ROUNDS = 5
-"""With fewer there is no interval: even the whole range of four holds the median in only 87.5 % of cases."""
+"""With fewer rounds no interval is given. The true median lies between the least and the greatest of four ratios in
+only 87.5 % of cases."""
 
 PAIRED = (
     "Ratios are paired by round: of both paths' median step, or of their whole generations. Shown are the median over "

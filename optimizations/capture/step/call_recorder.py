@@ -281,8 +281,10 @@ class CallRecorder(ABC):
         self._eager += 1
         return self._step(*args, **kwargs)
 
-    def _refuse_and_run(self, key: Hashable, refusal: Refusal, args: Any, kwargs: Any) -> Any:
-        self._refuse(key, refusal)
+    def _refuse_and_run(
+        self, key: Hashable, refusal: Refusal, args: Any, kwargs: Any, progress: Progress | None = None
+    ) -> Any:
+        self._refuse(key, refusal, progress)
         self._changes_streams(self._device, observes=False)
         return self._as_it_is(args, kwargs, refusal)
 
@@ -290,9 +292,7 @@ class CallRecorder(ABC):
         self, key: Hashable, refusal: Refusal, call: Call, progress: Progress | None = None
     ) -> Any:
         call.before.clear()  # the step may let go of them
-        self._refuse(key, refusal, progress)
-        self._changes_streams(self._device, observes=False)
-        return self._as_it_is(call.args, call.kwargs, refusal)
+        return self._refuse_and_run(key, refusal, call.args, call.kwargs, progress)
 
     def _refuse(self, key: Hashable, refusal: Refusal, progress: Progress | None = None) -> None:
         """Calls of this signature run as they are; only those of this `progress` where others are replayed."""

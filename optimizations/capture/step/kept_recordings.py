@@ -105,8 +105,8 @@ class KeptRecordings:
         return list(dict.fromkeys(names))
 
     def drop_gone(self) -> str:
-        """Free those for calls that were given an object that is no more, such as a model of before. Gives its class,
-        "" where there was none."""
+        """Free the recordings of calls whose arguments held an object that was freed since, such as an earlier model.
+        Gives the class of such an object; "" where there was none."""
         kind = ""
         for key in list(filter(is_gone, self._by_key)):
             kind = class_of_objects(key, gone=True) if self._by_key[key] else kind

@@ -182,7 +182,7 @@ class Plan:
         self.by_key.clear()
 
     def forget_gone(self) -> None:
-        """Calls that were given an object that is no more do not count."""
+        """Forget calls whose arguments held an object that was freed since."""
         self.by_key = {key: progress for key, progress in self.by_key.items() if not is_gone(key)}
 
     def exhausted(self) -> Refusal | None:
