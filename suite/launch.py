@@ -27,7 +27,7 @@ from suite.process import WORKER_COMMAND
 from suite.progress import display_for
 from suite.run_writer import RunWriter
 from suite.runner import Job, Runner, RunOutcome, plan_jobs
-from suite.schedule import Estimates, Shard
+from suite.schedule import Estimates, Shard, usual_seconds
 from suite.schema import Cell, Environment, Status
 from suite.settings import Preset, RunPlan, recorded_plan, setting_differences
 from suite.store import InvalidResults, RecordedRun, describe
@@ -213,7 +213,13 @@ def _new_plan(request: Request) -> RunPlan:
         chosen = default if request.workload_set is None else request.workload_set
         workloads = select_workloads(names, settings.variant, chosen)
     if request.shard:
-        whole, workloads = workloads, request.shard.of(workloads)
+        whole = workloads
+        seconds = {
+            workload.acronym: usual_seconds(workload.acronym, workload.task, size=settings.size, device=settings.device)
+            for workload, _ in whole
+        }
+        part = request.shard.of(seconds)
+        workloads = [each for each in whole if each[0].acronym in part]
         if not workloads:
             names = ", ".join(workload.acronym for workload, _ in whole)
             raise WrongUse(
@@ -224,7 +230,7 @@ def _new_plan(request: Request) -> RunPlan:
         **settings.model_dump(),
         workloads=[workload.acronym for workload, _ in workloads],
         modes=[mode.name for mode in select_modes_for(settings.device, request.modes)],
-        shard=str(request.shard) if request.shard else None,
+        shard=request.shard.recorded if request.shard else None,
     )
     _require_device(plan)
     return plan
@@ -234,7 +240,7 @@ def _resumed_plan(request: Request, recorded: RecordedRun) -> RunPlan:
     """What a run to go on with is to hold: what it set out for, unless other workloads or modes are named now."""
     plan = recorded_plan(recorded.environment)
     _require_device(plan)
-    shard = {"shard": str(request.shard)} if request.shard else {}
+    shard = {"shard": request.shard.recorded} if request.shard else {}
     here = _environment(recorded.environment.run_id, request, plan)
     found = setting_differences(plan, {**request.given, **shard}) + environment.differences(recorded.environment, here)
     if found:

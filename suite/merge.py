@@ -9,6 +9,7 @@ from pathlib import Path
 from suite import environment, store
 from suite.errors import WrongUse
 from suite.run_writer import RunWriter
+from suite.schedule import shard_rule
 from suite.schema import Cell, Environment
 from suite.settings import RunPlan, RunSettings, recorded_plan, setting_differences
 from suite.store import RecordedRun, describe
@@ -56,8 +57,11 @@ def _check_each_once(runs: Sequence[RecordedRun]) -> None:
 def _check_one_environment(runs: Sequence[RecordedRun]) -> None:
     # Every two: a run without an id of its code fits several that were changed in different ways.
     for first, other in itertools.combinations(runs, 2):
-        plan = recorded_plan(first.environment)
-        found = setting_differences(plan, recorded_plan(other.environment).settings.model_dump())
+        plan, other_plan = recorded_plan(first.environment), recorded_plan(other.environment)
+        found = setting_differences(plan, other_plan.settings.model_dump())
+        shards = [each.shard for each in (plan, other_plan) if each.shard is not None]
+        if len(set(map(shard_rule, shards))) > 1:
+            found += setting_differences(plan, {"shard": other_plan.shard})
         found += environment.differences(first.environment, other.environment)
         if found:
             raise WrongUse(

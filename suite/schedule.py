@@ -6,12 +6,13 @@ import math
 import random
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from suite.errors import WrongUse
 from suite.modes import GRAPH_MODE, REFERENCE_MODE, Mode
+from suite.recorded_seconds import RECORDED_MODES, RECORDED_S
 from suite.schema import Cell, Grouping, Status
 from suite.settings import RunSettings
 
@@ -25,9 +26,10 @@ DEFAULT_ESTIMATE_S: dict[tuple[str, str], float] = {
     ("tiny", "inference"): 120.0,
     ("tiny", "training"): 180.0,
 }
-"""Seconds a workload in all modes is taken to need while no earlier row tells. In full size: somewhat more than the
-slowest that fitted on an H200 with 16 cores (XLNET-I 123, DGPT2 131, ten blocks each, cold compile caches). DR-I, which
-did not fit and went in halves, took 204 there. The tiny ones are not measured, but chosen high."""
+"""Seconds a workload in all modes is taken to need while neither an earlier row nor `RECORDED_S` tells. In full size:
+somewhat more than the slowest that fitted on an H200 with 16 cores in the first runs (XLNET-I 123, DGPT2 131, ten
+blocks each, cold compile caches). DR-I, which did not fit and went in halves, took 204 there. The tiny ones are not
+measured, but chosen high."""
 
 ESTIMATE_MARGIN = 1.2
 """What an estimate from earlier rows is multiplied by, for compile times vary from run to run."""
@@ -132,7 +134,7 @@ def pairings(missing: Sequence[Mode], selected: Sequence[Mode]) -> list[tuple[Mo
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Part `index` (from 1) of `count`: every count-th workload, which spreads neighbours in the alphabet."""
+    """Part `index` (from 1) of `count`."""
 
     index: int
     count: int
@@ -140,8 +142,35 @@ class Shard:
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
 
-    def of(self, items: Sequence[_T]) -> list[_T]:
-        return list(items[self.index - 1 :: self.count])
+    @property
+    def recorded(self) -> str:
+        """As the settings of a run have it. Until 2026-11-26 a part was every count-th workload, and recorded as "1/2":
+        such parts and these do not make a whole, and no run is both."""
+        return f"{self} {SHARD_RULE}"
+
+    def of(self, seconds: Mapping[str, float]) -> list[str]:
+        """The workloads of this part, in the order of `seconds`, which has the time that each takes.
+
+        Longest first, each goes to the part that has the least so far, of several to the first. Of equal times the
+        first by name comes first, so that parts are the same whatever the order is in which workloads are named. The
+        longest part is at most 4/3 of what it is in the best division (Graham, 1969).
+        """
+        sums_s = [0.0] * min(self.count, len(seconds))
+        own = set()
+        for name in sorted(seconds, key=lambda name: (-seconds[name], name)):
+            least = sums_s.index(min(sums_s))
+            sums_s[least] += seconds[name]
+            if least == self.index - 1:
+                own.add(name)
+        return [name for name in seconds if name in own]
+
+
+SHARD_RULE = "by seconds"
+
+
+def shard_rule(recorded: str) -> str:
+    """How the parts were made that a run, by its settings, is one of: `SHARD_RULE`, or "" for every count-th."""
+    return recorded.partition(" ")[2]
 
 
 def parse_shard(text: str) -> Shard:
@@ -154,6 +183,12 @@ def parse_shard(text: str) -> Shard:
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise WrongUse(f"--shard {text!r} is not a shard: write i/n with i from 1 to n, for example 2/3")
     return Shard(int(match[1]), int(match[2]))
+
+
+def usual_seconds(workload: str, task: str, *, size: str, device: str) -> float:
+    """Seconds of a workload in all modes, the same on every machine: as recorded on an H200, else by size and task."""
+    recorded = RECORDED_S.get(workload) if (size, device) == ("full", "cuda") else None
+    return DEFAULT_ESTIMATE_S[size, task] if recorded is None else recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +210,8 @@ class Estimates:
             ]
             if rows:
                 return ESTIMATE_MARGIN * _group_seconds(rows) * max(1.0, len(modes) / len(rows))
+        if (size, device) == ("full", "cuda") and workload in RECORDED_S:
+            return ESTIMATE_MARGIN * RECORDED_S[workload] * max(1.0, len(modes) / RECORDED_MODES)
         return DEFAULT_ESTIMATE_S[size, task]
 
 

@@ -370,6 +370,16 @@ def test_merged_shards_hold_the_rows_of_both(tmp_path: Path) -> None:
     assert whole.missing() == [("EOS", "graph")]
 
 
+def test_shards_made_by_two_rules_are_not_merged(tmp_path: Path) -> None:
+    """Some workloads would be in neither of them, and the whole would not lack them."""
+    first = make_run(tmp_path / "one", cell("EOS"), workloads=["EOS"], shard="1/2")
+    second = make_run(tmp_path / "two", cell("ST"), workloads=["ST"], shard="2/2 by seconds")
+    with pytest.raises(WrongUse, match="--shard: 1/2 there, 2/2 by seconds here"):
+        merge_runs([str(first), str(second)], tmp_path / "whole", [])
+    whole = make_run(tmp_path / "all", cell("MMC"), workloads=["MMC"])
+    assert merge_runs([str(second), str(whole)], tmp_path / "both", []) == 2
+
+
 def test_a_merge_keeps_the_rows_of_cells_that_were_run_again(tmp_path: Path) -> None:
     first = make_run(tmp_path / "one", cell("EOS"))
     second = make_run(tmp_path / "two", cell("ST"))

@@ -7,8 +7,8 @@ usage() {
     cat <<'TEXT'
 Usage: tests/gpu/shards.sh OUT [--minutes N] [--gpus N] [--runs ARCHIVE] [WORKLOAD... and options of `encore run`]
 
-Starts `encore run --shard I/N` once for each of the N GPUs, all at the same time. Every N-th workload named is a GPU's:
-name heavy and light ones in turn. Writes to the folder OUT:
+Starts `encore run --shard I/N` once for each of the N GPUs, all at the same time. The workloads are divided so that
+all GPUs have about equally long to do. Writes to the folder OUT:
 
   summary.txt       what ran, with exit codes and seconds
   environment.json  GPU, driver, versions, commit
