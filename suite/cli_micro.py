@@ -48,9 +48,9 @@ def _new_results(out: Path | None, name: str, file: str) -> Path:
     Raises:
         WrongUse: nothing can be written there, or it holds results already.
     """
-    from suite.store import RUNS, make_folder
+    from suite.store import RUNS, make_folder, new_folder
 
-    path = make_folder(out or RUNS / name, "--out") / file
+    path = (new_folder(RUNS, name, "--out") if out is None else make_folder(out, "--out")) / file
     if path.exists():
         raise WrongUse(f"--out {path.parent} holds results already ({file}); name another folder")
     return path

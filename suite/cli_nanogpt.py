@@ -51,7 +51,7 @@ def run(parameters: Mapping[str, Any], given: Callable[[str], bool]) -> int:
     from suite.nanogpt.tables import grids
     from suite.report.published import load_published
     from suite.settings import parse_duration, require_seed
-    from suite.store import RUNS, describe, make_folder, write_atomically
+    from suite.store import RUNS, describe, make_folder, new_folder, write_atomically
 
     device, size, seed = str(parameters["device"]), str(parameters["size"]), parameters["seed"]
     names = parameters["modes"]
@@ -66,7 +66,8 @@ def run(parameters: Mapping[str, Any], given: Callable[[str], bool]) -> int:
     tag = f"-{parameters['tag']}" if parameters["tag"] else ""
     run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{NAME}{tag}"
     # Some versions of typer give a command its own values only, and the context those of the command line, as text.
-    folder = Path(parameters["out"] or RUNS / run_id)
+    named = parameters["out"]
+    folder = new_folder(RUNS, run_id, "--out") if named is None else Path(named)
     if (folder / RESULTS).exists():
         raise WrongUse(f"--out {folder} holds results already; name another folder")
     make_folder(folder, "--out")

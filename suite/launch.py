@@ -302,13 +302,13 @@ def _require_device(plan: RunPlan) -> None:
 
 
 def _new_folder(request: Request, plan: RunPlan) -> Path:
-    """`--out`, or a folder named by time, device and tag."""
+    """`--out`, or a new folder named by time, device and tag."""
     if request.out is not None:
         return request.out
     require_tag(request.tag)
     device = find_gpu().info.name.removeprefix("NVIDIA ") if plan.device == "cuda" else "cpu"
     parts = (f"{datetime.now(UTC):%Y%m%d-%H%M%S}", re.sub(r"\W+", "-", device).strip("-").lower(), request.tag)
-    return store.RUNS / "-".join(part for part in parts if part)
+    return store.new_folder(store.RUNS, "-".join(part for part in parts if part), "--out")
 
 
 def require_tag(tag: str | None) -> None:

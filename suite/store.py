@@ -13,6 +13,7 @@ import contextlib
 import difflib
 import errno
 import gzip
+import itertools
 import os
 import zlib
 from collections.abc import Iterable, Sequence
@@ -241,6 +242,22 @@ def make_folder(path: Path, option: str) -> Path:
     if not os.access(path, os.W_OK | os.X_OK):
         raise WrongUse(f"{option} {path}: nothing may be written there; give another folder")
     return path
+
+
+def new_folder(parent: Path, name: str, option: str) -> Path:
+    """A folder of this name that this call has made, with "-2", "-3" and so on behind it where others are there: of two
+    commands started in the same second each gets its own. `option` is what would have named another place.
+
+    Raises:
+        WrongUse: nothing may be written in `parent`, or a file is in the way.
+    """
+    make_folder(parent, option)
+    for number in itertools.count(1):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise AssertionError("numbers do not end")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -387,6 +387,18 @@ def test_shards_are_merged_into_the_whole(fake: Fake) -> None:
     assert fake("run", "--resume", str(fake.folder / "whole")).returncode == 0
 
 
+def test_shards_that_start_in_the_same_second_are_two_runs(fake: Fake) -> None:
+    started = [fake.start("run", "EOS", "MMC", *CPU, "--shard", shard) for shard in ("1/2", "2/2")]
+    for process in started:
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 0, said
+    runs = store.list_runs(fake.runs)
+    assert sorted(read_run(path).cells[0].workload for path in runs) == ["EOS", "MMC"]
+    assert {path.name for path in runs} == {read_run(path).environment.run_id for path in runs}
+    done = fake("merge", *map(str, runs), "--out", str(fake.folder / "whole"))
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_shard_of_another_kind_is_not_gone_on_with_as_one_of_this_kind(fake: Fake) -> None:
     assert fake("run", "EOS", "MMC", *CPU, "--shard", "1/2").returncode == 0
     path = fake.only_run() / store.ENVIRONMENT

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from suite.merge import merge_runs
 from suite.run_writer import RunIsBusy, RunWriter
 from suite.schema import Cell, Environment, Status
 from suite.settings import FULL, RunPlan
-from suite.store import CannotWrite, InvalidResults, find_run, read_run, write_atomically
+from suite.store import CannotWrite, InvalidResults, find_run, new_folder, read_run, write_atomically
 
 
 def plan(**changes: object) -> RunPlan:
@@ -368,6 +369,28 @@ def test_merged_shards_hold_the_rows_of_both(tmp_path: Path) -> None:
     assert whole.environment.run_id == "whole"
     assert whole.environment.command_line == ["encore", "merge", "one"]
     assert whole.missing() == [("EOS", "graph")]
+
+
+def test_shards_of_two_gpus_of_a_host_are_merged(tmp_path: Path) -> None:
+    record = environment(settings=plan().model_dump())
+    assert record.gpu is not None
+    other = record.model_copy(update={"gpu": record.gpu.model_copy(update={"uuid_sha256": "9" * 64})})
+    first = make_run(tmp_path / "one", cell("EOS"), record=record)
+    second = make_run(tmp_path / "two", cell("ST"), record=other)
+    assert merge_runs([str(first), str(second)], tmp_path / "whole", []) == 2
+    cores = record.cpu.model_copy(update={"logical_cores": record.cpu.logical_cores + 1})
+    third = make_run(tmp_path / "three", cell("MMC"), record=other.model_copy(update={"cpu": cores}))
+    with pytest.raises(WrongUse, match="cpu logical_cores"):
+        merge_runs([str(first), str(third)], tmp_path / "refused", [])
+
+
+def test_each_of_several_new_folders_of_one_name_is_its_own(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: new_folder(tmp_path / "runs", "20261126-cpu", "--out"), range(8)))
+    assert {path.name for path in made} == {"20261126-cpu", *(f"20261126-cpu-{number}" for number in range(2, 9))}
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WrongUse, match=r"--out .*a file is in the way"):
+        new_folder(tmp_path / "file", "name", "--out")
 
 
 def test_shards_made_by_two_rules_are_not_merged(tmp_path: Path) -> None:
