@@ -188,6 +188,24 @@ def test_the_rewritten_program_is_the_other_variant() -> None:
     assert "variant current not measured" in str(row(done, "ST")["missing"])
 
 
+@pytest.mark.parametrize("name", EXPECTED)
+def test_rows_whose_blocks_have_no_samples_are_not_measured(name: str) -> None:
+    cells = [
+        without_samples(cell(workload, mode, variant=variant))
+        for workload, variant in (("XLNET-I", "published"), ("XLNET-I", "current"), ("XLNET-I@tp1", "published"))
+        for mode in ("compile", "graph", "graph-unpartitioned", "placement", "indirection", "encore")
+    ]
+    done = made(name, results(*cells))
+    if name in ("fig3", "fig12"):
+        shown = done.table.frame.to_csv()
+        assert "not measured" in shown or "no latency samples" in shown
+
+
+def without_samples(whole: Cell) -> Cell:
+    blocks = [block.model_copy(update={"host_us": [], "device_us": [], "input_sets": []}) for block in whole.blocks]
+    return whole.model_copy(update={"blocks": blocks})
+
+
 def test_distributions_and_classes_count_workloads() -> None:
     cells = [cell(name, mode, time) for name, time in (("A", 50), ("B", 99.5), ("C", 200))
              for mode, time in (("compile", 100.0), ("graph-unpartitioned", time))]  # fmt: skip

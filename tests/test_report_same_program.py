@@ -71,6 +71,21 @@ def test_processes_of_a_mode_are_set_side_by_side():
     assert pairs[1].ratio.value == pytest.approx(100 / 110)
 
 
+def test_a_process_without_samples_is_not_measured_and_no_difference():
+    whole = cell("A", "graph", **steady([100, 101, 110]))
+    empty = [each.model_copy(update={"host_us": []}) if each.process == 1 else each for each in whole.blocks]
+    table = same_program(run_of(whole.model_copy(update={"blocks": empty})))
+    assert [str(each) for each in table.frame["verdict"]] == ["not measured", "differ"]
+    assert "Of 1 pairs of processes" in table.note
+
+
+def test_blocks_without_samples_are_left_out():
+    whole = cell("A", "graph", **steady([100, 110]))
+    empty = [each.model_copy(update={"host_us": []}) if each.index % 3 == 0 else each for each in whole.blocks]
+    (pair,) = process_pairs(run_of(whole.model_copy(update={"blocks": empty})))
+    assert pair.differ
+
+
 def test_a_run_without_pairs_says_so():
     table = same_program(run_of(cell("A", "compile", **steady([100]))))
     assert len(table.frame) == 0

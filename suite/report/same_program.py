@@ -22,16 +22,19 @@ METRICS = (TimeKind.LATENCY, TimeKind.DEVICE)
 
 @dataclass(frozen=True, slots=True)
 class ProcessPair:
-    """Two processes of a cell, numbered from 1: how many times faster the later one was, in host time."""
+    """Two processes of a cell, numbered from 1: how many times faster the later one was, in host time; None where one
+    of them has no sample of that."""
 
     cell: Cell
     first: int
     second: int
-    ratio: stats.Ratio
+    ratio: stats.Ratio | None
 
     @property
     def differ(self) -> bool:
         """Whether they differ by more than the margin, as far as their blocks tell."""
+        if self.ratio is None:
+            return False
         beyond = not 1 / (1 + stats.MARGIN) <= self.ratio.value <= 1 + stats.MARGIN
         return beyond and (self.ratio.low > 1 or self.ratio.high < 1)
 
@@ -74,10 +77,11 @@ def _process_pairs(run: Run) -> Iterator[ProcessPair]:
         numbers = sorted({block.process for block in cell.blocks}) if cell.status is Status.PASS else []
         for number in numbers[1:]:
             first, second = (
-                [[block.host_us for block in cell.blocks if block.process == process]]
+                [block.host_us for block in cell.blocks if block.process == process and block.host_us]
                 for process in (numbers[0], number)
             )
-            yield ProcessPair(cell, numbers[0] + 1, number + 1, stats.speed_up(first, second))
+            ratio = stats.speed_up([first], [second]) if first and second else None
+            yield ProcessPair(cell, numbers[0] + 1, number + 1, ratio)
 
 
 def false_findings(pairs: list[Comparison]) -> list[Comparison]:
@@ -88,14 +92,15 @@ def false_findings(pairs: list[Comparison]) -> list[Comparison]:
 def same_program(run: Run) -> Table:
     """Both kinds of pairs, with the rate of false findings."""
     modes, processes = same_program_pairs(run), process_pairs(run)
-    wrong, apart = len(false_findings(modes)), sum(pair.differ for pair in processes)
+    timed = [pair for pair in processes if pair.ratio is not None]
+    wrong, apart = len(false_findings(modes)), sum(pair.differ for pair in timed)
     rate = f" ({100 * wrong / len(modes):.1f} %)" if modes else ""
     undecided = sum(pair.verdict is stats.Verdict.AMBG for pair in modes)
     return make_table(
         "same_program",
         "The same against the same",
         f"False findings: {wrong} of {len(modes)} verdicts{rate} on modes that are the same program (host and device "
-        f"time) are FAST or SLOW, {undecided} are AMBG. Of {len(processes)} pairs of processes of one mode, which ran "
+        f"time) are FAST or SLOW, {undecided} are AMBG. Of {len(timed)} pairs of processes of one mode, which ran "
         f"one after another, {apart} differ by more than {100 * stats.MARGIN:g} % beyond what their blocks scatter; "
         "that is why verdicts go by several processes.",
         ["workload", "mode", "against", "metric", "ratio", "low", "high", "verdict"],
@@ -119,10 +124,10 @@ def same_program(run: Run) -> Table:
                     "mode": pair.cell.mode,
                     "against": f"process {pair.second} over {pair.first}",
                     "metric": TimeKind.LATENCY.value,
-                    "ratio": pair.ratio.value,
-                    "low": pair.ratio.low,
-                    "high": pair.ratio.high,
-                    "verdict": "differ" if pair.differ else None,
+                    "ratio": pair.ratio.value if pair.ratio else None,
+                    "low": pair.ratio.low if pair.ratio else None,
+                    "high": pair.ratio.high if pair.ratio else None,
+                    "verdict": "not measured" if pair.ratio is None else "differ" if pair.differ else None,
                 }
                 for pair in processes
             ),

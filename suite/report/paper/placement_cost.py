@@ -85,9 +85,9 @@ def _rewritten(results: Results, label: str, mode: str) -> tuple[stats.RatioAcro
         if why := results.state(row, mode):
             return None, why if row == label or why != NOT_MEASURED else f"variant {_REWRITTEN} {NOT_MEASURED}"
     before, after = results.passed(label, mode), results.passed(there, mode)
-    if before is None or after is None or not before.blocks or not after.blocks:
-        return None, "no samples"
-    slow, fast = ([block.host_us for block in cell.blocks] for cell in (before, after))
+    slow, fast = ([block.host_us for block in cell.blocks if block.host_us] if cell else [] for cell in (before, after))
+    if before is None or after is None or not slow or not fast:
+        return None, NOT_MEASURED
     try:
         ratio = stats.unpaired_ratio(slow, fast, seed=(zlib.crc32(f"{label} {mode} rewritten".encode()),))
     except ValueError as error:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
-
 from models.registry import TP_MARK
 from suite.modes import GRAPH_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
+from suite.report.cell_tables import host_median_us
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Results, chart_or_none, reasons
 from suite.report.table import make_table
@@ -46,7 +45,7 @@ def make(exhibit: Exhibit, results: Results) -> Made:
                 row |= {f"{mode}_speedup": ratio.value, f"{mode}_low": ratio.low, f"{mode}_high": ratio.high}
         passed = results.passed(label, REFERENCE_MODE)
         if passed is not None:
-            row["compile_us"] = statistics.median(sample for block in passed.blocks for sample in block.host_us)
+            row["compile_us"] = host_median_us(passed)
         equal = [] if passed is None else [passed]
         equal += [cell for mode in modes if (cell := results.passed(label, mode)) is not None]
         row["ranks_equal"] = _all_equal(equal)
