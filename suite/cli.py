@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from suite import cli_compare, cli_decisions, cli_micro, cli_report, cli_run
-from suite.cli_choices import JsonOption, Size
+from suite.cli_choices import JsonOption, Size, refuse_empty_paths
 from suite.console import console, print_json, say
 from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EncoreError, WrongUse
 from suite.interrupt import Interrupted, interruptible
@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits: 0 fine, 1 a finding or a failed cell, 2 wrong use, 130 interrupted."""
     try:
         with interruptible():
+            refuse_empty_paths(app, sys.argv[1:] if arguments is None else arguments)
             app(arguments, prog_name="encore")
     except EncoreError as error:
         say(f"encore: {error}")

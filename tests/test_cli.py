@@ -13,14 +13,18 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
+import typer
 from fixtures.fake_runs import default_signals, fake_worker, living, recorded_pids
 from fixtures.synthetic_results import cell, environment, explanation, write_explanations, write_run
 
 from suite import store
 from suite.checkout import code_id, shown_code
+from suite.cli import app
+from suite.cli_choices import PATHS, _functions, path_options, refuse_empty_paths
+from suite.errors import WrongUse
 from suite.modes import MODES
 from suite.run_writer import RunWriter
 from suite.schema import Status
@@ -385,6 +389,49 @@ def test_shards_are_merged_into_the_whole(fake: Fake) -> None:
     assert sorted({c.workload for c in whole.cells}) == list(names)
     assert whole.missing() == []
     assert fake("run", "--resume", str(fake.folder / "whole")).returncode == 0
+
+
+EMPTY_PATHS = (
+    ("run", "EOS", "--out"), ("run", "nanogpt", "--out"), ("run", "--resume"), ("merge", "a", "b", "--out"),
+    ("report", "--out"), ("report", "--figures"), ("report", "--readme"), ("report", "--micro"),
+    ("report", "--nanogpt"), ("report", "--explanations"), ("explain", "EOS", "--out"), ("micro", "--all", "--out"),
+    ("micro", "indirection", "--draw"), ("micro", "feeds", "--out"), ("decisions", "clear", "--all", "--folder"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("written", ["--out ''", "--out="])
+def test_an_empty_folder_is_wrong_use_and_not_the_working_directory(tmp_path: Path, written: str) -> None:
+    told = {**os.environ, "PYTHONPATH": str(store.REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "suite", "run", "EOS", *CPU, *written.replace("''", "").split(" ")],
+        capture_output=True, text=True, timeout=120, cwd=tmp_path, env=told,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--out '' names nothing: give a folder" in done.stderr and "or . for the working directory" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", EMPTY_PATHS, ids=" ".join)
+def test_no_option_that_takes_a_path_takes_an_empty_one(arguments: Sequence[str]) -> None:
+    for written in ((*arguments, ""), (*arguments[:-1], f"{arguments[-1]}=")):
+        with pytest.raises(WrongUse, match=f"^{arguments[-1]} '' names nothing: give a "):
+            refuse_empty_paths(app, written)
+    refuse_empty_paths(app, (*arguments, "there"))
+    refuse_empty_paths(app, ("run", "EOS", "--modes", "", "--out", "there"))
+
+
+def test_every_option_that_is_a_path_says_so() -> None:
+    """By its metavar, which is what empty ones are found by."""
+    known = {option for option, _ in path_options(app)}
+    assert known == {arguments[-1] for arguments in EMPTY_PATHS}
+    for command in _functions(app):
+        for hint in get_type_hints(command, include_extras=True).values():
+            for option in getattr(hint, "__metadata__", ()):
+                if isinstance(option, typer.models.OptionInfo) and Path in (
+                    hint.__origin__,
+                    *get_args(hint.__origin__),
+                ):
+                    assert option.metavar in PATHS
 
 
 def test_shards_that_start_in_the_same_second_are_two_runs(fake: Fake) -> None:
