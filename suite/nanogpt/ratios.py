@@ -14,6 +14,7 @@ The median is taken of logarithms. So a ratio is one over that of the same paths
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,12 @@ class RoundRatio:
         if self.low is None or self.high is None:
             return f"{self.value:.2f}"
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def median_ms(rounds_us: Sequence[Sequence[float]]) -> float | None:
+    """Median over the steps of all rounds, in ms, of times in us; None without any."""
+    steps = [step for steps in rounds_us for step in steps]
+    return statistics.median(steps) / 1e3 if steps else None
 
 
 def step_over_eager(paths: Mapping[str, Generation], name: str) -> RoundRatio | None:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from models.nanogpt.configurations import NAMED, SWEEP
 from suite.nanogpt.paths import EAGER, REPLAY
-from suite.nanogpt.ratios import PAIRED, step_over_eager, whole_over_eager, whole_over_graph
+from suite.nanogpt.ratios import PAIRED, median_ms, step_over_eager, whole_over_eager, whole_over_graph
 from suite.nanogpt.records import MeasuredConfiguration, NanoGptRun
 from suite.report.published import Published
 
@@ -96,9 +96,9 @@ def _rows(configuration: MeasuredConfiguration, size: str, published: Published)
             str(configuration.prompt),
             str(configuration.new_tokens),
             name,
-            _text(_median_ms(generation.call_us), 3),
+            _text(median_ms(generation.call_us), 3),
             str(step_over_eager(paths, name) or NONE),
-            _text(_median_ms(generation.step_us), 3),
+            _text(median_ms(generation.step_us), 3),
             _text(configuration.new_tokens / statistics.median(generation.total_s), 1),
             str(whole_over_eager(paths, name) or NONE),
             str(whole_over_graph(paths, name) or NONE),
@@ -141,11 +141,6 @@ def _paths(run: NanoGptRun, where: str) -> Grid:
         tuple(rows),
         "warm-up: from making the step until its first generation is through, with empty caches of compiled kernels.",
     )
-
-
-def _median_ms(generations: Sequence[Sequence[float]]) -> float | None:
-    steps = [step for steps in generations for step in steps]
-    return statistics.median(steps) / 1e3 if steps else None
 
 
 def _text(value: float | None, digits: int) -> str:

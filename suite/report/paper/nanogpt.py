@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from pydantic import ValidationError
 from models.nanogpt.configurations import NAMED, SWEEP
 from suite.errors import WrongUse
 from suite.nanogpt.paths import EAGER, GRAPH, PATHS, REPLAY
-from suite.nanogpt.ratios import PAIRED, RoundRatio, step_over_eager, whole_over_eager, whole_over_graph
+from suite.nanogpt.ratios import PAIRED, RoundRatio, median_ms, step_over_eager, whole_over_eager, whole_over_graph
 from suite.nanogpt.records import NANOGPT_SCHEMA_VERSION, Generation, NanoGptRun
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.paper.exhibit import NOT_MEASURED, NOTHING, Exhibit, Made, Results, chart_or_none, of_environment
@@ -72,7 +71,7 @@ def make_steps(exhibit: Exhibit, results: Results) -> Made:
             "missing": _missing(results, measured, paths),
         }
         for path in paths:
-            step = _step_ms(measured.get(path))
+            step = median_ms(measured[path].call_us) if path in measured else None
             row[f"{path}_ms"] = step
             row |= _end_to_end(measured, path, paths)
             bars[label, path] = (
@@ -156,11 +155,6 @@ def _missing(results: Results, measured: Mapping[str, Generation], paths: tuple[
     if not measured:
         return NOT_MEASURED
     return "; ".join(f"{path}: {_why(results, path)}" for path in paths if path not in measured) or None
-
-
-def _step_ms(generation: Generation | None) -> float | None:
-    steps = [step for steps in generation.call_us for step in steps] if generation is not None else []
-    return statistics.median(steps) / 1e3 if steps else None
 
 
 def _end_to_end(measured: Mapping[str, Generation], path: str, paths: tuple[str, ...]) -> dict[str, Detailed | None]:
