@@ -86,7 +86,9 @@ def run(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="With --resume: run failed cells again.")
     ] = False,
-    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N of the workloads.")] = None,
+    shard: Annotated[
+        str | None, typer.Option(metavar="I/N", help="Run part I of N of the workloads; each takes about as long.")
+    ] = None,
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Start no workload that may not end within TIME, such as 9m.")
     ] = None,
