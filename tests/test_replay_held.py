@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,10 @@ from interrupts import interrupted_behind
 from trees_on_cpu import Compiled, Model, values
 
 import optimizations
-from optimizations.capture.trees import results
+from models.nanogpt.configurations import SIZES
+from models.nanogpt.decoding import CompiledDecoder, EagerDecoder, generate
+from models.nanogpt.network import NanoGPT
+from optimizations.capture.trees import copies_out, manager, results_node
 
 __all__ = ["compiled_on_cpu", "cuda_on_cpu"]
 
@@ -164,7 +168,7 @@ def test_where_there_is_no_memory_for_copies_of_what_is_kept_the_program_gets_th
 
         return copied
 
-    monkeypatch.setattr(results, "copies_of", refusing(results.copies_of))
+    monkeypatch.setattr(torch.Tensor, "clone", refusing(torch.Tensor.clone))
     monkeypatch.setattr(torch.UntypedStorage, "clone", refusing(torch.UntypedStorage.clone))
 
     def counted(x: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -183,3 +187,57 @@ def test_where_there_is_no_memory_for_copies_of_what_is_kept_the_program_gets_th
             held.values += list(zip(found, (expected, expected[1:]), strict=False))
             held.check(step)
     assert len(refused) > 5
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_copies_of_what_is_kept_are_laid_out_once_and_again_where_more_is_kept(
+    compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch, lean: bool
+) -> None:
+    laid_out: list[int] = []
+
+    def laying_out(found: list[Any], kept: set[int], lone: frozenset[int]) -> copies_out.CopiesOut:
+        laid_out.append(len(kept))
+        return copies_out.copies_out(found, kept, lone)
+
+    monkeypatch.setattr(results_node, "copies_out", laying_out)
+    run = torch.compile(lambda x: (x.sin(), x.cos()), backend="encore", options={"lean": lean})
+    first, second = Held(), Held()
+    with torch.no_grad():
+        for step in range(60):
+            x = torch.full((4,), float(step))
+            found = run(x)
+            first.values.append((found[0], x.sin()))
+            if step > 30:
+                second.values.append((found[1], x.cos()))
+            del found
+            first.check(step)
+            second.check(step)
+    assert laid_out == [1, 2]
+    (report,) = optimizations.report()
+    (kept,) = report.kept
+    assert kept.outputs == (0, 1)
+    assert kept.copied_bytes == 16 * kept.copies
+    assert kept.copies > 60
+
+
+def test_a_loop_that_names_its_last_result_is_served_by_steady_calls_of_one_recording(
+    compiled_on_cpu: CompiledOnCpu,
+) -> None:
+    """As nanoGPT's loop does. It costs one call without a graph, and one copy in each call."""
+    torch.manual_seed(3)
+    model = NanoGPT(SIZES["tiny"]).eval()
+    for parameter in model.parameters():  # its own draw makes all tokens nearly as likely
+        torch.nn.init.normal_(parameter, std=0.5)
+    decoder = CompiledDecoder(model, functools.partial(torch.compile, backend="encore", options={"selection": "off"}))
+    prompt = torch.tensor([[1, 5, 2, 7]])
+    for seed in range(6):
+        expected = generate(model, EagerDecoder(model), prompt, 10, seed)
+        assert torch.equal(generate(model, decoder, prompt, 10, seed), expected)
+    calls = 6 * 9
+    (report,) = optimizations.report()
+    ((reason, without),) = ((one.reason, one.calls) for one in report.uncaptured)
+    assert (reason, without) == (manager.KEPT, 1)
+    (recording,) = report.recordings
+    assert recording.steady_replays >= calls - 6
+    (kept,) = report.kept
+    assert kept.copies == recording.replays

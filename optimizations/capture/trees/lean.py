@@ -323,7 +323,7 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
                 manager.running_forwards_with_pending_backwards = True
             elif is_backward:
                 manager.running_forwards_with_pending_backwards = False
-            if function.kept_outputs:
+            if function.kept_outputs and not node.copy_out(outputs):
                 outputs = manager.kept_copied(function, outputs)
             if manager.forgetting_is_due:
                 manager.forget_due_histories()

@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from optimizations import torch_internals
 from optimizations.capture.trees.node import EncoreNode
 from optimizations.capture.trees.returned import over
 
 if TYPE_CHECKING:
     from optimizations.capture.trees.function import RecordableFunction
-
-MANY_COPIES = 4
-"""As many results are copied by one call, with a kernel for many at a time, instead of one by one."""
 
 
 def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> Any:
@@ -37,12 +33,7 @@ def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> Any:
 
 def _copied(node: Any, function: RecordableFunction, handed: list[Any]) -> list[Any]:
     """The same list, changed when all copies are made."""
-    if isinstance(node, EncoreNode) and node.function is function and function.kept_outputs <= node.lone_outputs:
-        places = sorted(function.kept_outputs)
-        for place, copied in zip(places, copies_of([handed[place] for place in places]), strict=True):
-            handed[place] = copied
-            function.kept_bytes += copied.nbytes
-        function.kept_copies += len(places)
+    if isinstance(node, EncoreNode) and node.function is function and node.copy_out(handed):
         return handed
     pool = {
         reference.data_ptr()
@@ -81,12 +72,3 @@ def with_inputs(outputs: Any, returned: Mapping[int, torch.Tensor]) -> list[Any]
             start = caller.storage_offset() * caller.element_size() // output.element_size()
             handed[place] = over(caller.untyped_storage(), output, start + output.storage_offset())
     return handed
-
-
-def copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Of tensors that fill their memory without gaps: the same values, sizes and strides in memory of their own."""
-    if len(tensors) < MANY_COPIES:
-        return [tensor.clone() for tensor in tensors]
-    made = [torch.empty_like(tensor) for tensor in tensors]
-    torch_internals.foreach_copy_(made, tensors)
-    return made

@@ -37,6 +37,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.trees.borrowed import Borrowed
+from optimizations.capture.trees.copies_out import CopiesOut, copies_out
 from optimizations.capture.trees.function import RecordableFunction
 from optimizations.capture.trees.handed_out import HandedOut
 from optimizations.capture.trees.lean import MANY, Many, Reference, nobody_holds, rearranged
@@ -64,6 +65,8 @@ class ResultsNode(CUDAGraphNode):
     """Places of outputs that are one tensor without memory, and what makes it. Note [Results without memory]."""
     _handed_on: Sequence[int] = ()
     """Places of outputs that are inputs which an earlier graph made."""
+    _copies_out: CopiesOut | None = None
+    """How what the program keeps is copied; None as long as it keeps nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._cached_storages: list[Any] = []  # of stock's cached tensors, at the same places
@@ -118,6 +121,27 @@ class ResultsNode(CUDAGraphNode):
         return True
 
     # Handing them out
+
+    def copy_out(self, results: list[Any]) -> bool:
+        """Put copies into this list where the program keeps results. False, and nothing is done, where some of them
+        share memory or have gaps. Note [Kept results] in `pool_manager`.
+
+        If memory is too short for copies, none is made: the graph has run, and results that are held keep the next one
+        from writing over them.
+        """
+        function = self.function
+        copies = self._copies_out
+        if copies is None or copies.count != len(function.kept_outputs):  # there are ever more
+            copies = self._copies_out = copies_out(results, function.kept_outputs, self.lone_outputs)
+        if copies.make is None:
+            return False
+        try:
+            copies.make(results)
+        except torch.OutOfMemoryError:
+            return True
+        function.kept_copies += copies.count
+        function.kept_bytes += copies.bytes
+        return True
 
     def cached_results(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a replay on `inputs`, as `reconstruct_outputs` gives them, and the call's own parameters."""
