@@ -220,6 +220,41 @@ def test_bound_arguments_go_straight_to_the_partition(partitioned: Partitioned, 
     assert partitioned.grad_modes[-1] is False
 
 
+class Counting(Model):
+    """Writes a buffer, and the argument `y`."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.calls.add_(1)
+        y.add_(1)
+        return super().forward(x * self.calls, y)
+
+
+@torch.no_grad()
+def test_versions_of_what_the_partition_writes_are_counted_up_and_of_nothing_else(partitioned: Partitioned) -> None:
+    model, twin = Counting(), Counting()
+    twin.load_state_dict(model.state_dict())
+    run: Callable[..., Any] = torch.compile(model, backend="encore", fullgraph=True)
+    straight = 0
+    for start in range(max(FULL_CALLS, READS_BEFORE) + 6):
+        x, y, other = X + start, X * start, X * start
+        tensors = [model.calls, y, x, *model.parameters()]
+        before = [tensor._version for tensor in tensors]
+        found: list[Any] = []
+        straight += not partitioned.of(lambda x=x, y=y, found=found: found.extend(run(x, y)))
+        assert [tensor._version - old for tensor, old in zip(tensors, before, strict=True)] == [1, 1] + [0] * (
+            len(tensors) - 2
+        ), start
+        for one, expected in zip((*found, y), (*twin(x, other), other), strict=True):
+            torch.testing.assert_close(one, expected)
+    assert straight > 3
+
+
 @torch.no_grad()
 def test_exchanged_parameters_are_never_passed_again(partitioned: Partitioned) -> None:
     model = Model()

@@ -241,3 +241,5 @@ def test_a_loop_that_names_its_last_result_is_served_by_steady_calls_of_one_reco
     assert recording.steady_replays >= calls - 6
     (kept,) = report.kept
     assert kept.copies == recording.replays
+    assert report.shortcut is not None
+    assert report.shortcut.kept is None, "it writes its cache, and goes straight"

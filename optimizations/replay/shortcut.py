@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,7 @@ LAYERS = (
         (
             "with a profiler on, calls go the full way",
             "only graphs without inputs that are changed behind the graph, or aliased outputs, have a shortcut",
-            "the shortcut of a trained graph does the same; others that change inputs have none",
+            "the shortcut does the same",
             "the first calls go the full way",
             "the shortcut does the same",
             "the shortcut does the same",
@@ -164,10 +165,9 @@ LAYERS = (
 )
 
 
-def needed(wrapper: Any, metadata: Any) -> str | None:
-    """Why a graph needs AOTAutograd's wrapper in each call, or None: from a `RuntimeWrapper` and its metadata."""
-    written = metadata.mutated_graph_handled_indices_seen_by_autograd
-    if metadata.num_mutated_inp_runtime_indices or (written and not wrapper.trace_joint):
+def needed(metadata: Any) -> str | None:
+    """Why a graph needs AOTAutograd's wrapper in each call, or None: from the metadata of a `RuntimeWrapper`."""
+    if metadata.num_mutated_inp_runtime_indices:
         return "the graph changes inputs"
     if metadata.num_outputs_aliased or metadata.num_intermediate_bases:
         return "outputs share memory with inputs or with each other"
@@ -194,7 +194,7 @@ def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
     @functools.wraps(stock)
     def post_compile(wrapper: Any, compiled: Any, config: Any, *, runtime_metadata: Any) -> Any:
         full = stock(wrapper, compiled, config, runtime_metadata=runtime_metadata)
-        reason = needed(wrapper, runtime_metadata) or wrappers.changed_since_checked()
+        reason = needed(runtime_metadata) or wrappers.changed_since_checked()
         function = wrappers.autograd_function(compiled) if wrapper.trace_joint else None
         graph = wrappers.graph_inside(compiled if function is None else function.compiled_fw)
         if reason is None and graph is None:
@@ -204,18 +204,17 @@ def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
         note(ShortcutReport(reason))
         if reason is not None:
             return full
+        written: Sequence[int] = ()
+        if config.keep_inference_input_mutations:
+            written = runtime_metadata.mutated_graph_handled_indices_seen_by_autograd
         if function is None:
-            return functools.wraps(full)(_straight(graph, full, autocast_off=wrapper.disable_amp))
+            return functools.wraps(full)(_straight(graph, full, written, autocast_off=wrapper.disable_amp))
         tell_what_callers_get(graph, runtime_metadata.num_forward_returns)
         straight = trained.straight_to(
             function,
             full,
             full_calls=FULL_CALLS,
-            written=(
-                runtime_metadata.mutated_graph_handled_indices_seen_by_autograd
-                if config.keep_inference_input_mutations
-                else ()
-            ),
+            written=written,
             detached=wrapper.indices_of_inps_to_detach,
             autocast_off=wrapper.disable_amp,
         )
@@ -239,13 +238,16 @@ def tell_what_callers_get(forward: Any, count: int) -> None:
 class Ordered:
     """Calls of a graph with its arguments in the order of its one partition, for those who have them in that order.
 
+    `written`: arguments of the graph whose versions are counted up, since the graph writes them.
+
     Attributes:
         order: of the partition; None where the graph has none, or is not known to have one yet.
         call: takes the arguments in that order as a list, and empties it. To be called where `ready`.
     """
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: Any, written: Sequence[int]) -> None:
         self._graph = graph
+        self._written = written
         self._generated: Any = None
         self.order: Order | None = None
         self.call: Callable[[list[Any]], Any] | None = None
@@ -256,9 +258,14 @@ class Ordered:
         if found is None:
             return
         runner, order = found
+        if not set(self._written) <= set(order.arguments):  # it writes what its partition does not
+            return
         results = None if order.results_as_given else order.results
+        count_up = counting_up([order.arguments.index(index) for index in self._written])
 
         def call(arguments: list[Any]) -> Any:
+            if count_up is not None:
+                count_up(arguments)
             outputs = without_modes(runner.partitions[0], arguments)
             if len(outputs) != order.given:
                 raise RuntimeError(f"a graph returned {len(outputs)} results, its source says {order.given}")
@@ -277,8 +284,24 @@ class Ordered:
         )
 
 
-def _straight(graph: Any, full: Callable[[list[Any]], Any], *, autocast_off: bool) -> Callable[[list[Any]], Any]:
+def counting_up(written: Sequence[int]) -> Callable[[list[Any]], None] | None:
+    """A function that counts up the versions of these arguments of a call; None where there are none."""
+    if not written:
+        return None
+    increment_version, chosen = torch.autograd.graph.increment_version, operator.itemgetter(*written)
+
+    def count_up(arguments: list[Any]) -> None:
+        increment_version(chosen(arguments))
+
+    return count_up
+
+
+def _straight(
+    graph: Any, full: Callable[[list[Any]], Any], written: Sequence[int], *, autocast_off: bool
+) -> Callable[[list[Any]], Any]:
     """The function called in place of `full`, AOTAutograd's wrapper around a `CompiledFxGraph`.
+
+    `written`: arguments whose versions are counted up, since the graph writes them.
 
     Its attribute `ordered` serves callers that hold arguments in another order (`replay.bound`).
     """
@@ -286,7 +309,8 @@ def _straight(graph: Any, full: Callable[[list[Any]], Any], *, autocast_off: boo
     grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch_internals.set_grad_enabled
     without_autocast = torch_internals.DisableAutocast
     full_calls = FULL_CALLS
-    ordered = Ordered(graph)
+    ordered = Ordered(graph, written)
+    count_up = counting_up(written)
 
     def run(arguments: list[Any]) -> Any:
         nonlocal full_calls
@@ -296,6 +320,8 @@ def _straight(graph: Any, full: Callable[[list[Any]], Any], *, autocast_off: boo
             if not full_calls and ordered.order is None:
                 ordered.look(without_modes)
             return outputs
+        if count_up is not None:
+            count_up(arguments)
         return without_modes(graph.current_callable, arguments)
 
     def without_modes(function: Callable[[list[Any]], Any], arguments: list[Any]) -> Any:
