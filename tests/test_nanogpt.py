@@ -150,3 +150,29 @@ def test_a_compiled_path_warms_up_and_measures_the_steps_of_its_own_generation(m
     assert len(measured.step_us[0]) == len(measured.call_us[0]) == 8
     assert measured.total_s[0] > 0
     assert measured.prompt_us[0] > 0
+
+
+def test_a_path_settles_by_generating_until_encore_has_nothing_pending_or_time_is_up(monkeypatch: pytest.MonkeyPatch):
+    import optimizations
+    from optimizations.recording import budget
+
+    asked: list[int] = []
+    spread: list[bool] = []
+    stock = worker.generate
+
+    def noting(model: NanoGPT, decoder: EagerDecoder, prompt: torch.Tensor, new_tokens: int, *others: object):
+        asked.append(new_tokens)
+        spread.append(budget._spread)
+        return stock(model, decoder, prompt, new_tokens, *others)
+
+    program = worker.Program(PATHS["eager"], torch.device("cpu"), "tiny", seed=3)
+    program.warm_up()
+    monkeypatch.setattr(worker, "generate", noting)
+    monkeypatch.setattr(optimizations, "settled", lambda: len(asked) >= 3)
+    assert program.settle(60.0).settled
+    assert asked == [max(one.within(16).new_tokens for one in NAMED)] * 3
+    assert spread == [False] * 3, "work of Encore's is done at once, not spread over use"
+    assert program.settle(60.0).settled and len(asked) == 3
+    monkeypatch.setattr(optimizations, "settled", lambda: False)
+    assert not program.settle(0.05).settled
+    assert len(asked) > 3

@@ -32,11 +32,14 @@ def say(**message): os.write(int(options.write), json.dumps(message).encode() + 
 print("log of", options.path, flush=True)
 if options.path == "compile": sys.exit(3)
 if options.path == "graph": say(type="failed", error="RuntimeError: no graph"); sys.exit(1)
-say(type="ready", warm_up_s=1.5, settled=None, device="a device")
+say(type="ready", warm_up_s=1.5, device="a device")
 asked = 0
 for line in os.fdopen(int(options.read)):
-    asked += 1
     question = json.loads(line)
+    if question["type"] == "settle":
+        say(type="settled", settled=options.path == "encore")
+        continue
+    asked += 1
     if options.path == "indirection" and asked == 12: time.sleep(600)
     tokens = list(range(question["new_tokens"]))
     if options.path == "encore" and question["new_tokens"] == 48: tokens[5] = -1
@@ -102,13 +105,28 @@ def test_a_path_that_fails_says_how_and_the_others_go_on(scripted: dict[str, Any
     assert rounds[1:] == [{"eager": 2, "replay": 2, "indirection": 1, "encore": 2}] * 9, "what it had is kept"
 
 
+def test_paths_of_encore_settle_before_the_first_round_and_the_record_says_whether_they_did(scripted: dict[str, Any]):
+    settled = {path.name: path.settled for path in scripted["run"].paths}
+    assert settled == {
+        "eager": None,
+        "replay": None,
+        "compile": None,
+        "graph": None,
+        "indirection": False,
+        "encore": True,
+    }
+    said: list[str] = scripted["said"]
+    assert said.index("indirection: measured before it has settled") < said.index("encore: settled")
+    assert said.index("encore: settled") < said.index("round 1 of 2")
+
+
 ENDING = """
 import argparse, json, os, sys
 parser = argparse.ArgumentParser()
 for name in ("path", "device", "size", "seed", "read", "write"): parser.add_argument("--" + name)
 options = parser.parse_args()
 def say(**message): os.write(int(options.write), json.dumps(message).encode() + b"\\n")
-say(type="ready", warm_up_s=1.5, settled=None, device="a device")
+say(type="ready", warm_up_s=1.5, device="a device")
 for asked, line in enumerate(os.fdopen(int(options.read)), 1):
     if asked > {count}: sys.exit(5)
     steps = json.loads(line)["new_tokens"] - 1

@@ -25,6 +25,11 @@ class DecodePath:
         return self.name == REPLAY or (self.mode is not None and self.mode.uses_cuda_graphs)
 
     @property
+    def settles(self) -> bool:
+        """Whether more calls may change how its step is served, until everything is tried out."""
+        return self.mode is not None and self.mode.is_encores
+
+    @property
     def is_compared_with_graph(self) -> bool:
         """Whether it is another way than stock CUDA graphs to run a compiled step."""
         return self.mode is not None and self.name != GRAPH

@@ -37,7 +37,7 @@ class PathRecord(Record):
     """A path and how its process went.
 
     `warm_up_s` is the time from making the decoder until its first generation was through: compiling, or capturing,
-    and recording. `settled`: whether Encore had nothing pending when measurements began, None where it does not tell.
+    and recording. `settled`: whether Encore had nothing pending when measurements began, None where it is not in use.
     `failed` says why there are no further measurements.
     """
 
@@ -92,8 +92,14 @@ class NanoGptRun(Record):
 class Ready(Record):
     type: Literal["ready"] = "ready"
     warm_up_s: float
-    settled: bool | None
     device: str
+
+
+class Settled(Record):
+    """`settled`: see `PathRecord`."""
+
+    type: Literal["settled"] = "settled"
+    settled: bool
 
 
 class Done(Record):
@@ -106,12 +112,23 @@ class Failed(Record):
     error: str
 
 
+class Settle(Record):
+    """Generate until Encore has nothing pending, please, for so many seconds at most."""
+
+    type: Literal["settle"] = "settle"
+    most_s: float
+
+
 class Ask(Record):
     """One generation of each kind, please."""
 
+    type: Literal["ask"] = "ask"
     prompt: int
     new_tokens: int
 
 
-Answer = Annotated[Ready | Done | Failed, Field(discriminator="type")]
+Question = Annotated[Settle | Ask, Field(discriminator="type")]
+QUESTIONS: TypeAdapter[Question] = TypeAdapter(Question)
+
+Answer = Annotated[Ready | Settled | Done | Failed, Field(discriminator="type")]
 ANSWERS: TypeAdapter[Answer] = TypeAdapter(Answer)

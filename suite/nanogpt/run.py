@@ -27,13 +27,20 @@ from suite.nanogpt.records import (
     MeasuredConfiguration,
     NanoGptRun,
     PathRecord,
+    Question,
     Ready,
+    Settle,
+    Settled,
 )
 from suite.schema import Environment
 from suite.supervise import Supervised, await_exit, end
 
 WORKER_COMMAND = script("suite.nanogpt.worker")
 STOP_GRACE_S = 10.0
+SETTLE_S = 60.0
+"""How long a path generates before it is measured, at most, until Encore has nothing pending; no longer than half of
+what is waited for an answer. Until 2026-11-26 there were 20 generations of 7 steps, a tenth of a second: Encore's paths
+were still trying out and timing while they were measured."""
 
 Save = Callable[[NanoGptRun], None]
 Say = Callable[[str], None]
@@ -89,6 +96,15 @@ def run_paths(
                 told = answer.model_dump(exclude={"type"})
                 records[name] = records[name].model_copy(update=told)
                 say(f"{name}: ready after a warm-up of {answer.warm_up_s:.2f} s")
+            else:
+                failed(name, _reason(answer))
+        # One at a time: Encore may time calls meanwhile, which nothing should disturb.
+        for name in [path.name for path in paths if path.settles and path.name in workers]:
+            workers[name].ask(Settle(most_s=min(SETTLE_S, timeout_s / 2)))
+            answer = workers[name].answer(timeout_s)
+            if isinstance(answer, Settled):
+                records[name] = records[name].model_copy(update={"settled": answer.settled})
+                say(f"{name}: {'settled' if answer.settled else 'measured before it has settled'}")
             else:
                 failed(name, _reason(answer))
         for done in range(1, rounds + 1):
@@ -151,7 +167,7 @@ class PathProcess(Supervised):
             os.close(read)
             os.close(write)
 
-    def ask(self, question: Ask) -> None:
+    def ask(self, question: Question) -> None:
         """A process that is gone is noticed when its answer is awaited."""
         with suppress(BrokenPipeError):
             os.write(self._questions, question.model_dump_json().encode() + b"\n")

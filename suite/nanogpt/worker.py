@@ -1,7 +1,8 @@
 """The process of one path: `python -m suite.nanogpt.worker`, started by `suite.nanogpt.run`.
 
-It makes its decoder, generates once, and says that it is ready; then each line it reads is answered by one generation
-that is timed as a whole, and one whose steps are.
+It makes its decoder, generates once, and says that it is ready. Then it answers what it reads, line by line: it settles
+if it is asked to, and each configuration is answered by one generation that is timed as a whole, and one whose steps
+are.
 """
 
 from __future__ import annotations
@@ -22,12 +23,10 @@ from models.nanogpt.network import NanoGPT
 from suite.measure.compile_times import start_toolchain
 from suite.measure.timing import timer_for
 from suite.nanogpt.paths import EAGER, PATHS, REPLAY, DecodePath
-from suite.nanogpt.records import Answer, Ask, Done, Failed, Generation, Ready
+from suite.nanogpt.records import QUESTIONS, Answer, Ask, Done, Failed, Generation, Ready, Settle, Settled
 
-SETTLING_GENERATIONS = 20
-"""Generations after the first one, at most, that are waited until Encore has nothing pending."""
 STEADY_GENERATIONS = 2
-"""Generations after the first one, at least."""
+"""Generations after the first one, before a path is ready."""
 
 
 def main() -> int:
@@ -49,7 +48,12 @@ def main() -> int:
         say(path.warm_up())
         with os.fdopen(options.read) as questions:
             for line in questions:
-                say(Done(generation=path.generations(Ask.model_validate_json(line))))
+                question = QUESTIONS.validate_json(line)
+                say(
+                    path.settle(question.most_s)
+                    if isinstance(question, Settle)
+                    else Done(generation=path.generations(question))
+                )
     except Exception as error:  # whatever a path fails with is its result
         text = " ".join(str(error).split()) or "(no message)"
         say(Failed(error=f"{type(error).__name__}: {text}"[:2000]))
@@ -68,7 +72,7 @@ class Program:
         self._timer = timer_for(device)
 
     def warm_up(self) -> Ready:
-        """Make the decoder and generate, until the path is as it will be measured and met all lengths of prompts."""
+        """Make the decoder and generate, until the path has met all lengths of prompts."""
         if self._path.mode is not None:
             start_toolchain(self._device)
         ask = Ask(prompt=4, new_tokens=NAMED[0].within(self._shape.context).new_tokens)
@@ -78,15 +82,31 @@ class Program:
         self._generate(ask)
         self._timer.synchronize()
         warm_up_s = time.perf_counter() - begun
-        for done in range(SETTLING_GENERATIONS):
-            if done >= STEADY_GENERATIONS and _settled() is not False:
-                break
+        for _ in range(STEADY_GENERATIONS):
             self._generate(ask)
         # The first prompt of a length loads kernels, and would lengthen the first round of its configurations.
         for prompt in sorted({one.within(self._shape.context).prompt for one in (*NAMED, *SWEEP)}):
             self._generate(Ask(prompt=prompt, new_tokens=1))
         device = torch.cuda.get_device_name() if self._device.type == "cuda" else "cpu"
-        return Ready(warm_up_s=warm_up_s, settled=_settled(), device=device)
+        return Ready(warm_up_s=warm_up_s, device=device)
+
+    def settle(self, most_s: float) -> Settled:
+        """Generate until Encore has nothing pending, or time is up.
+
+        A user's graphs are looked at once they have been in use for ten times as long as that takes. Here nobody waits
+        for that, as in other runs of the suite.
+        """
+        import optimizations
+        from optimizations.recording.budget import spent_at_once
+
+        longest = max((one.within(self._shape.context) for one in (*NAMED, *SWEEP)), key=lambda one: one.new_tokens)
+        ask = Ask(prompt=longest.prompt, new_tokens=longest.new_tokens)
+        begun = time.perf_counter()
+        with spent_at_once():
+            while not optimizations.settled() and time.perf_counter() - begun < most_s:
+                self._generate(ask)
+            self._timer.synchronize()
+        return Settled(settled=optimizations.settled())
 
     def generations(self, ask: Ask) -> Generation:
         """One generation timed as a whole, and one whose steps are.
@@ -163,16 +183,6 @@ class StepTimes:
         device_us = self._timer.elapsed_us()
         self.step_us.append(1e6 * (ended - self._begun))
         self.call_us.append(1e6 * (ended - self._called) if device_us is None else device_us)
-
-
-def _settled() -> bool | None:
-    """Whether Encore has nothing pending; None where it cannot tell, or is not in use."""
-    if "optimizations.backend" not in sys.modules:
-        return None
-    import optimizations
-
-    told = getattr(optimizations, "settled", None)
-    return None if told is None else bool(told())
 
 
 if __name__ == "__main__":
