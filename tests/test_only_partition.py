@@ -255,6 +255,28 @@ def test_versions_of_what_the_partition_writes_are_counted_up_and_of_nothing_els
     assert straight > 3
 
 
+class Overlapping(Model):
+    """Writes the argument `y`, which may share memory with `x`."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y.add_(1)
+        return super().forward(x, y)
+
+
+@torch.no_grad()
+def test_arguments_that_share_written_memory_go_through_the_wrapper_that_merges_them(partitioned: Partitioned) -> None:
+    """The graph takes that memory in their place. The partition once took the views for other arguments."""
+    model = Overlapping()
+    run: Callable[..., Any] = torch.compile(model, backend="encore", fullgraph=True)
+    with torch_internals.fresh_cache():  # graphs from a cache come with examples of the views
+        for start in range(max(FULL_CALLS, READS_BEFORE) + 4):
+            memory, other = (torch.arange(6.0) + start for _ in range(2))
+            found: list[Any] = []
+            assert partitioned.of(lambda memory=memory, found=found: found.extend(run(memory[:4], memory[2:])))
+            for one, expected in zip((*found, memory), (*model(other[:4], other[2:]), other), strict=True):
+                torch.testing.assert_close(one, expected)
+
+
 @torch.no_grad()
 def test_exchanged_parameters_are_never_passed_again(partitioned: Partitioned) -> None:
     model = Model()

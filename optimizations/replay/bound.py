@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from optimizations.replay.binding import Binding, fetch
+from optimizations.replay.shortcut import ordered_of
 from optimizations.torch_internals.identity_guard import NotGuarded, same_tensors
 from optimizations.torch_internals.wrappers import taking_a_list
 from optimizations.weak_registry import WeakRegistry
@@ -219,7 +220,7 @@ def bound(compiled: Callable[..., Any], binding: Binding) -> Callable[..., Any]:
     """
     number, passed = binding.given, binding.passed
     compiled_of_list = taking_a_list(compiled)
-    ordered = getattr(compiled_of_list, "ordered", None) if binding.arguments > FEW_ARGUMENTS else None
+    ordered: Any = ordered_of(compiled_of_list) if binding.arguments > FEW_ARGUMENTS else None
     first_root, only_root = len(passed), len(binding.roots) == 1
     by_roots = _ByRoots()
 

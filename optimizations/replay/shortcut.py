@@ -296,6 +296,18 @@ def counting_up(written: Sequence[int]) -> Callable[[list[Any]], None] | None:
     return count_up
 
 
+def ordered_of(function: Any) -> Ordered | None:
+    """What serves callers of `function` that have arguments in another order; None if it is not the shortcut itself.
+
+    AOTAutograd's wrappers around it have its attributes as well, and some take arguments that it does not: views of one
+    memory, where it takes that memory. What carries it from a cache is looked through.
+    """
+    if type(function) is torch_internals.SerializableCompiledFunction:
+        function = function.compiled_fn
+    is_shortcut = getattr(function, "__code__", None) in _straight.__code__.co_consts
+    return function.ordered if is_shortcut else None
+
+
 def _straight(
     graph: Any, full: Callable[[list[Any]], Any], written: Sequence[int], *, autocast_off: bool
 ) -> Callable[[list[Any]], Any]:
@@ -303,7 +315,7 @@ def _straight(
 
     `written`: arguments whose versions are counted up, since the graph writes them.
 
-    Its attribute `ordered` serves callers that hold arguments in another order (`replay.bound`).
+    Its attribute `ordered` serves callers that hold arguments in another order (`ordered_of`, for `replay.bound`).
     """
     profiler, debug = torch_internals.autograd_profiler, torch_internals.inductor_debug
     grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch_internals.set_grad_enabled
