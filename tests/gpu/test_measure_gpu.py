@@ -9,6 +9,7 @@ from tiny_workloads import WholeCell, normal_inputs, workload_of
 from models import registry
 from models.registry import Inputs
 from suite.measure.gpu_state import gpu_reader
+from suite.measure.launches import least_graph
 from suite.measure.profiling import PROFILED_ITERATIONS, profile_iterations
 from suite.measure.timing import CudaTimer, measure_block
 from suite.protocol import CellSpec, Measure
@@ -266,3 +267,10 @@ def test_registered_workloads_in_every_mode(tmp_path, workload, mode):
     assert coverage is not None and coverage.percent is not None
     assert (coverage.graph_launches > 0) is mode.startswith("graph")
     torch.compiler.reset()
+
+
+def test_the_least_graph_writes_into_no_memory_that_the_program_gets() -> None:
+    launch = least_graph()
+    taken = [torch.zeros(1, dtype=torch.int64, device="cuda") for _ in range(1000)]
+    launch()
+    assert not torch.cat(taken).any()
