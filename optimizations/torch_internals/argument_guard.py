@@ -79,7 +79,7 @@ def same_gradients(
 ) -> Callable[[tuple[torch.Tensor, ...]], bool]:
     """A function that tells whether each of the parameters, given as a tuple, has the very `.grad` that is expected.
 
-    Its caller keeps what is expected alive.
+    How it looks is not compared. Its caller keeps what is expected alive.
     """
     tree = torch_internals.RootGuardManager()
     _add_gradients(tree, parameters, expected)
@@ -94,10 +94,12 @@ def _add_gradients(node: Any, parameters: Sequence[torch.Tensor], expected: Sequ
         _add_gradient(node.tuple_getitem_manager(index, name, parameter, kind), name, gradient)
 
 
-def _add_gradient(node: Any, name: str, gradient: torch.Tensor | None) -> None:
-    """Add a guard of the `.grad` of the parameter that the node stands for."""
+def _add_gradient(node: Any, name: str, gradient: torch.Tensor | None) -> Any:
+    """Add a guard of the `.grad` of the parameter that the node stands for. Returns the node of the gradient."""
     kind = torch_internals.GuardManagerType.GUARD_MANAGER
-    node.grad_manager(f"{name}.grad", gradient, kind).add_id_match_guard(id(gradient), (name,), None)
+    found = node.grad_manager(f"{name}.grad", gradient, kind)
+    found.add_id_match_guard(id(gradient), (name,), None)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,9 @@ def same_values(held: Sequence[Held]) -> Callable[[], bool]:
 class _LookedAt:
     """Tensors whose looks are compared, and parameters whose `.grad` is: at a node that C++ comes by anyway.
 
-    An optimizer's list of parameters is one of those. What is read of a tensor is then read once, and lies in caches.
+    A `.grad` is compared by what it is and how it looks: `t_()`, `requires_grad_()` and `.data =` leave it the same
+    object. An optimizer's list of parameters is one of those nodes. What is read of a tensor is then read once, and
+    lies in caches.
     """
 
     def __init__(
@@ -172,7 +176,10 @@ class _LookedAt:
         if (tensor := self._tensors.pop(id(value), None)) is not None:
             _add_look(node, "tensor", tensor)
         if (found := self._gradients.pop(id(value), None)) is not None:
-            _add_gradient(node, "parameter", found[1])
+            gradient = found[1]
+            leaf = _add_gradient(node, "parameter", gradient)
+            if gradient is not None and gradient.layout is torch.strided and not gradient.is_nested:
+                _add_look(leaf, "gradient", gradient)
 
     def has(self, value: Any) -> bool:
         """Whether a value is one of these, and has no guards yet."""

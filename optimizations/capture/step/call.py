@@ -60,6 +60,12 @@ class Call:
         found.pop(0, None)  # where all tensors without memory lie
         return found
 
+    def gradients_as_they_are(self, before: Iterable[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+        """By path, those gradients from before the call in whose places `before` has no others."""
+        paths = {id(tensor): path for path, tensor in self.state.tensors.items()}
+        found = zip(self.parameters, self.before, before, strict=True)
+        return {f"{paths[id(one)]}.grad": there for one, there, now in found if there is not None and there is now}
+
 
 def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], state: HostState) -> Call:
     """A `Call` with the gradients as they are now."""

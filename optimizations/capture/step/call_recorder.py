@@ -153,6 +153,7 @@ class CallRecorder(ABC):
         graph = device.new_graph()
         in_place = progress.in_place(given.tensors) - self._recordings.copied_inputs(key)
         set_aside, captured = SetAside(device), given
+        of_gradients: TensorMarks | None = None
         try:
             if mentioned is Mentioned.ONCE:
                 captured = replace(given, before=copied(call.before))
@@ -160,6 +161,7 @@ class CallRecorder(ABC):
                 captured = replace(given, before=set_aside.take(call.before))
             if captured is not given:
                 put(call.parameters, captured.before)
+            of_gradients = TensorMarks(call.gradients_as_they_are(captured.before), to_restore=True)
             if set_aside:
                 device.give_back()
             with alone():
@@ -175,7 +177,7 @@ class CallRecorder(ABC):
                     in_place,
                     pool_bytes_elsewhere=elsewhere,
                     carry=self._carries,
-                    marks=marks,
+                    marks=(marks, of_gradients),
                     draws_unused=self._draws_unused,
                     may_mention=mentioned is Mentioned.ALWAYS,
                     set_aside=set_aside,
@@ -190,17 +192,20 @@ class CallRecorder(ABC):
                 functools.partial(self._recordings.spoil, pool),  # the allocator may still take it for one in a capture
                 functools.partial(call.state.restore, snapshot),
                 marks.restore,
+                *([of_gradients.restore] if of_gradients else []),
                 functools.partial(put, call.parameters, call.before),
                 host_random.restore,
                 functools.partial(device.restore_random_states, states),
                 functools.partial(_bring_back, device, set_aside, call, raised),
             ]
             _do_all(undo)
+            of_gradients = None  # it holds their memory
             if not isinstance(error, Exception):
                 raise error  # noqa: B904 (with its own cause and context, as the program would see it)
             instead = self._instead(device, key, call, progress, error, set_aside, mentioned)
             del error  # and with it what the capture made: its frames hold that
         else:
+            of_gradients = None
             try:
                 recording.report = replace(recording.report, record_s=time.perf_counter() - began)
                 self._recordings.add(device, key, recording)

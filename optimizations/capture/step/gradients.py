@@ -8,8 +8,9 @@ the tensor that the recording left, as it would have after the call. A step that
 computes new ones does not depend on those before: neither an operator nor a word of the graph leads to them. That is
 known of gradients that were there. Where there was none, the call may add to what is there, or leave it.
 
-A gradient whose memory was exchanged since (`.data =`, `set_`) counts as another tensor. The memory that the graph
-knows is kept, and gets a tensor of its own (`_Place`).
+A gradient whose memory was exchanged since (`.data =`, `set_`), or that looks otherwise (`t_()`, `requires_grad_()`),
+counts as another tensor. The memory that the graph knows is kept, and gets a tensor of its own (`gradient_places`). A
+gradient is brought only where it looks as the graph's: what eager leaves looks as what it found.
 
 A program may hold the tensor that it put into a `.grad`, or one that shares its memory, as a flat buffer of all
 gradients does. What the call adds to it is to be seen there. So after a launch the sum is copied back to it, and it
@@ -27,9 +28,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from optimizations import torch_internals
 from optimizations.capture.inputs import copy_all
+from optimizations.capture.step.gradient_places import GradientPlaces
 from optimizations.capture.step.set_aside import held_by_nobody_else
+from optimizations.capture.step.tensor_marks import look
 from optimizations.captured.displaced import size_bytes
 from optimizations.captured.graph import MemoryRange
 from optimizations.torch_internals.argument_guard import same_gradients
@@ -56,26 +58,11 @@ def memory(found: Iterable[torch.Tensor | None]) -> list[MemoryRange]:
     ]
 
 
-class _Place:
-    """The memory of a gradient, which it keeps, and how the gradient lies in it."""
-
-    def __init__(self, gradient: torch.Tensor) -> None:
-        self._storage = gradient.untyped_storage()
-        self._offset, self._shape, self._strides = gradient.storage_offset(), gradient.shape, gradient.stride()
-        self._dtype, self._device = gradient.dtype, gradient.device
-        self.address = gradient.data_ptr()
-
-    def tensor(self) -> torch.Tensor:
-        """Another tensor that lies there."""
-        with torch.inference_mode(False):
-            made = torch.empty(0, dtype=self._dtype, device=self._device)
-            return made.set_(self._storage, self._offset, self._shape, self._strides)
-
-
 class Gradients:
     """See Note [Gradients before and after]. `indifferent`: the step does not depend on those before.
 
-    `written`: of each that is there before and after, whether the graph writes it.
+    `written`: of each that is there before and after, whether the graph writes it. `places` are those of all that the
+    graph knows.
     """
 
     def __init__(
@@ -97,8 +84,7 @@ class Gradients:
         pairs = list(zip(before, after, strict=True))
         self._added_to = [old is not None and old is new for old, new in pairs]
         self._writes = [new is not None and (old is not new or written(new)) for old, new in pairs]
-        own = {id(one): one for one in [*self._before, *after] if one is not None and _has_memory(one)}
-        self._places = [(one, _Place(one)) for one in own.values()]
+        self.places = GradientPlaces([*self._before, *after])
         self._compare_these()
         self._in_place = False
         self._stood = self._brought = False
@@ -107,19 +93,16 @@ class Gradients:
     def _compare_these(self) -> None:
         self._as_before = same_gradients(self.parameters, self._before) if self._before else None
         self._as_after = same_gradients(self.parameters, self._after)
-        self.own = [one for one, _ in self._places]
-        self.addresses = [place.address for _, place in self._places]
-        self._indices = list(range(len(self.own)))
 
-    def _own_stand(self) -> None:
-        """Those whose memory was exchanged are others: the graph's memory gets tensors of its own."""
-        if torch_internals.data_ptrs_equal(self.own, self.addresses, self._indices):
-            return
-        others = {id(one): place.tensor() for one, place in self._places if one.data_ptr() != place.address}
-        self._places = [(others.get(id(one), one), place) for one, place in self._places]
+    def _renew(self) -> bool:
+        """Those that are others now are others here, for their memory gets new tensors. False if one is lost."""
+        others = self.places.renewed()
+        if not others:
+            return others is not None
         self._before = [others.get(id(one), one) for one in self._before]
         self._after = [others.get(id(one), one) for one in self._after]
         self._compare_these()
+        return True
 
     def written(self) -> list[torch.Tensor]:
         """Those that a launch writes, whose versions are to be counted up."""
@@ -142,7 +125,8 @@ class Gradients:
 
     def fit(self) -> bool:
         """Whether a launch now would find gradients where the recording found some."""
-        self._own_stand()
+        if not self._renew():
+            return False
         if self._indifferent:
             return all(_get(one) is None for one in self._without)
         self._in_place = self._as_before is None or self._as_before(self.parameters)
@@ -152,8 +136,7 @@ class Gradients:
         if pattern(now) != self._pattern or len(_distinct(now)) != len(_distinct(self._before)):
             return False  # gradients are there for others, or parameters share one
         return all(
-            there is expected
-            or (there.shape == expected.shape and there.dtype == expected.dtype and there.layout == expected.layout)
+            there is expected or look(there) == look(expected)
             for there, expected in zip(now, self._before, strict=True)
             if there is not None and expected is not None
         )
@@ -202,10 +185,6 @@ class Gradients:
             copy_all([there for _, there in held], sums)
             for index, there in held:
                 self.parameters[index].grad = there
-
-
-def _has_memory(gradient: torch.Tensor) -> bool:
-    return type(gradient) is torch.Tensor and gradient.layout is torch.strided and size_bytes(gradient) > 0
 
 
 def _distinct(found: Iterable[torch.Tensor | None]) -> set[int]:

@@ -29,6 +29,7 @@ from optimizations.capture.step.call_recorder import CallRecorder
 from optimizations.capture.step.changing_values import ChangingValues, named
 from optimizations.capture.step.gradients import gradients, pattern
 from optimizations.capture.step.learning_rates import LearningRates
+from optimizations.capture.step.optimizer_states import StatesMoved
 from optimizations.capture.step.options import DEFAULT_LIMIT, DEFAULT_WARM_UP, StepOptions
 from optimizations.capture.step.parallel import DDP_WARM_UP
 from optimizations.capture.step.progress import Action, Plan
@@ -145,6 +146,9 @@ class GraphedStep(CallRecorder):
                             found = serve(recording, args, kwargs)
                         except NotCarried:
                             break  # the same is met in the full way
+                        except StatesMoved as moved:
+                            self._moved = self._recordings.drop_moved() or self._moved
+                            raise RuntimeError(moved.words(self._name())) from None
                         if found is not MISSED:
                             return found
                 return self._call(args, kwargs)

@@ -139,7 +139,9 @@ class Recording:
 
     def is_over(self) -> bool:
         """Whether it can never be used again: something else stands in the place of what it reads."""
-        return self.watch.moved() or (self.region is not None and not self.region.lasts())
+        if self.region is not None and not self.region.lasts():
+            return True
+        return self.watch.moved() or self.gradients.places.lost()
 
     def launch(self, tensors: Sequence[torch.Tensor], rates: LearningRates) -> Any:
         """Do the work of a call with these inputs, and give its results.
@@ -179,7 +181,7 @@ def capture(
     *,
     pool_bytes_elsewhere: int = 0,
     carry: bool = True,
-    marks: TensorMarks | None = None,
+    marks: Collection[TensorMarks] = (),
     draws_unused: bool = False,
     may_mention: bool = False,
     set_aside: SetAside | None = None,
@@ -188,9 +190,10 @@ def capture(
     """Capture the call into `graph`. Python runs, nothing is executed. Inputs `in_place` are read where they lie.
 
     `carry`: copies of inputs and results are part of the graph where that is possible. See `copy_nodes`. `marks` are of
-    the tensors that the step reaches, from before the call. `pool_bytes_elsewhere`: of the step's other graphs.
-    `draws_unused`: what it draws on the host decides nothing. `may_mention`: gradients from before are a part of the
-    call where the graph mentions them. `set_aside` are those of them that stand-ins are in the place of.
+    the tensors that the step reaches, and of the gradients that it finds, from before the call. `pool_bytes_elsewhere`:
+    of the step's other graphs. `draws_unused`: what it draws on the host decides nothing. `may_mention`: gradients from
+    before are a part of the call where the graph mentions them. `set_aside` are those of them that stand-ins are in the
+    place of.
     `running`: values that the step reads and binds again, which stand behind the arguments among the call's tensors.
     Note [Read and bound again] in `running_values`.
 
@@ -253,7 +256,8 @@ def capture(
     _check(observer, asked, progress, changes)
     if draws_unused:
         _check_results(observer, progress, returned, results)
-    for refusal in [*map(changed_itself, marks.changed() if marks else ()), *given.changes(args, kwargs)]:
+    changed = (path for one in marks for path in one.changed())
+    for refusal in [*map(changed_itself, changed), *given.changes(args, kwargs)]:
         raise StepRefused(refusal)
     if not progress.running <= places_of(results):
         raise StepDiffers(BINDS_OTHERS)

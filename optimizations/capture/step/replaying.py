@@ -20,6 +20,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.step.guard import PROBE_EVERY, SLOW
 from optimizations.capture.step.learning_rates import LearningRates
+from optimizations.capture.step.optimizer_states import StatesMoved
 from optimizations.capture.step.steady import anomalies_now
 from optimizations.capture.step.surroundings import KERNELS, watched_by_others
 from optimizations.capture.step.watched_entries import UNREADABLE
@@ -43,8 +44,8 @@ class SteadyReplay:
 
     Attributes:
         serve: takes the recording, the positional and the named arguments of a call, and gives its results or `MISSED`.
-            It may raise `NotCarried`, as `Recording.launch` does. None while there is none. It does not hold the
-            recording, whose graph is freed when nothing else holds it.
+            It may raise `NotCarried`, as `Recording.launch` does, and `StatesMoved` behind a launch. None while there
+            is none. It does not hold the recording, whose graph is freed when nothing else holds it.
     """
 
     def __init__(self) -> None:
@@ -110,9 +111,11 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     arguments, watch, inputs, outputs = recording.arguments, recording.watch, recording.inputs, recording.outputs
     take, inference, other = arguments.beside_guards()
     parameters = recording.gradients.parameters if expected else ()
+    places, states = recording.gradients.places, watch.states
+    looked_at = [*watch.tensors, *places.apart_from(expected)]
 
     def compare(tensors: Sequence[torch.Tensor]) -> tuple[Callable[[Found], bool], Any]:
-        state = watch.tensors, watch.held(), watch.held_in_dicts(), parameters, expected
+        state = looked_at, watch.held(), watch.held_in_dicts(), parameters, expected
         return same_call(
             tensors,
             *state,
@@ -128,18 +131,20 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     remaining = watch.rest()
     data_ptr, handles = torch.Tensor.data_ptr, hook_registry.HANDLES
     registered, hooks_unchanged, in_python = remaining.hooks_registered, remaining.hooks, remaining.in_python
-    held = [*remaining.tensors, *recording.gradients.own]
-    addresses_of_held = [*remaining.addresses, *recording.gradients.addresses]
+    held = [*remaining.tensors, *places.own]
+    addresses_of_held = [*remaining.addresses, *places.addresses]
     places_of_held = list(range(len(held)))
     anomalies_are, anomalies = anomalies_now, anomalies_now()
     region, bound, written = recording.region, bool(recording.bound), recording.written
     rare: list[Callable[[Recording, list[torch.Tensor]], bool]] = []
-    if not (tensors or watch.tensors):  # in which looks would show it
+    if not (tensors or looked_at):  # in which looks would show it
         rare.append(lambda recording, found: torch.is_inference_mode_enabled() is inference and not watched_by_others())
     if other is not None:
         rare.append(lambda recording, found: other(found))
     if region is not None:
         rare.append(lambda recording, found: region.lasts())
+    if places.has_others():
+        rare.append(lambda recording, found: places.others_stand())
     if bound:
         rare.append(lambda recording, found: recording.results_fit())
     holds_one_at = recording.written_memory.holds_one_at
@@ -151,6 +156,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     before = rates.write if rates.standing else None
     leave = recording.gradients.leave if leaves else None
     count_up, counted = torch_internals.increment_version, recording.counted()
+    states_stand = states.compared_now() if states else None
 
     def serve(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal same, rest, next_look
@@ -204,9 +210,12 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
         if counted:
             count_up(counted)
         recording.replays += 1
-        if allocate is not None:
-            return result
-        results = take_results(found, fresh)
-        return recording.bind_results(results) if bound else results
+        if allocate is None:
+            results = take_results(found, fresh)
+            result = recording.bind_results(results) if bound else results
+        # Behind the launch, while the GPU works: it would take too long before. Note [States behind the launch].
+        if states_stand is not None and not states_stand():
+            raise StatesMoved(states.differing())
+        return result
 
     return serve

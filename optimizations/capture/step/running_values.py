@@ -19,7 +19,7 @@ from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import Entry, HostState, Place, Rebound, entries_of, place_of
 from optimizations.capture.step.observer import storage
-from optimizations.capture.step.tensor_marks import look
+from optimizations.capture.step.tensor_marks import look, looks
 from optimizations.report.steps import Refusal
 
 Places = frozenset[Place]
@@ -89,14 +89,7 @@ def _hashable(key: Any) -> Any:
 
 
 def _may_run(old: torch.Tensor, new: torch.Tensor, holds: Callable[[torch.Tensor], bool]) -> bool:
-    return (
-        _is_plain(old)
-        and _is_plain(new)
-        and holds(old)
-        and holds(new)
-        and look(old) == look(new)
-        and old.device == new.device
-    )
+    return _is_plain(old) and _is_plain(new) and holds(old) and holds(new) and look(old) == look(new)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -161,7 +154,7 @@ class RunningInputs:
 
     def __init__(self, entries: Sequence[Rebound]) -> None:
         self._entries = tuple([Entry(entry.container, entry.key) for entry in entries])
-        self._looks = [_whole_look(_old(entry)) for entry in entries]
+        self._looks = looks(map(_old, entries))
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -181,8 +174,4 @@ class RunningInputs:
         if not self.add_to(found):
             return None
         ours = found[len(tensors) :]
-        return found if list(map(_whole_look, ours)) == self._looks else None
-
-
-def _whole_look(tensor: torch.Tensor) -> tuple[object, ...]:
-    return look(tensor), tensor.device, tensor.is_inference(), tensor.is_conj(), tensor.is_neg()
+        return found if looks(ours) == self._looks else None

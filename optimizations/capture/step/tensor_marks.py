@@ -1,4 +1,5 @@
-"""What Python may change of a tensor itself: class, shape, strides, dtype, `requires_grad`, which memory it stands for.
+"""What Python may change of a tensor itself: class, shape, strides, dtype, `requires_grad`, whether it stands for the
+conjugates or negatives of what lies in its memory, and which memory that is.
 
 These changes go through no operator, so a graph would not repeat them. A step that makes one is refused, and a capture
 that fails puts them back.
@@ -18,7 +19,8 @@ def look(tensor: torch.Tensor) -> Look:
     """Everything but the memory: what kernels of a graph were chosen for."""
     try:
         strides = tensor.stride() if tensor.layout is torch.strided else None
-        return tensor.requires_grad, type(tensor), tensor.dtype, tensor.shape, strides
+        seen_as = tensor.device, tensor.is_inference(), tensor.is_conj(), tensor.is_neg()
+        return tensor.requires_grad, type(tensor), tensor.dtype, tensor.shape, *seen_as, strides
     except RuntimeError:  # a parameter that gets its shape from the first batch
         return tensor.requires_grad, type(tensor), tensor.dtype, None, None
 

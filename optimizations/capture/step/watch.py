@@ -3,8 +3,8 @@
 Looked at before every launch, so everything is compared in bulk, in C: what stands in dicts of modules and optimizers
 by one call into C++; other numbers by value, all of one set of keys at once; other tensors and objects by identity,
 over live views of the dicts and lists they stand in; the memory of tensors by its address. (Of what an optimizer keeps,
-the first two and the last two tensors: `load_state_dict` puts other tensors there, and what moves them elsewhere moves
-all of them.) Names are looked up only where something differs.
+a steady replay compares the first two and the last two tensors before the launch, and all others behind it. See
+`optimizer_states`.) Names are looked up only where something differs.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from optimizations.capture.step.host_state import (
     key_name,
 )
 from optimizations.capture.step.host_tensors import HostTensors
+from optimizations.capture.step.optimizer_states import OptimizerStates
 from optimizations.capture.step.program_code import data
 from optimizations.capture.step.tensor_marks import look, looks
 from optimizations.capture.step.unread_tensors import Unread, asked_for, look_as_then, look_at
@@ -172,6 +173,10 @@ class Watch:
         self._held = held
         self._values = Guard(lambda: same_values(self.held()))
         self.tensors = self._tensors = _with_addresses(state, reads, extra)
+        known = set(map(id, self._tensors))
+        self.states = OptimizerStates(
+            {path: one for path, one in _of_optimizers(state).items() if id(one) not in known}
+        )
         self._indices = list(range(len(self._tensors)))
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self._as_then = looks(self._tensors)
@@ -211,6 +216,8 @@ class Watch:
                     return False
             if self._unread and not look_as_then(self._unread):
                 return False
+            if not self.states.stand():
+                return False
             return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
         except UNREADABLE:
             return False
@@ -242,7 +249,8 @@ class Watch:
         ]
 
     def rest(self) -> Rest:
-        """What `unchanged` looks at apart from what is held, in whichever of the ways above, and looks of `tensors`."""
+        """What `unchanged` looks at apart from what is held, in whichever of the ways above, looks of `tensors`, and
+        `states`."""
         in_python = tuple(self._in_python)
         if unread := [one for one in self._unread if one.holder is None]:
             in_python += (functools.partial(look_as_then, unread),)
@@ -260,8 +268,8 @@ class Watch:
     def _arrays_stand(self) -> bool:
         return self._array_bytes() == self._bytes
 
-    def _array_bytes(self) -> list[bytes]:
-        return [array.tobytes() for array in self._arrays.values()]
+    def _array_bytes(self) -> list[tuple[Any, ...]]:
+        return [(array.shape, array.dtype, array.tobytes()) for array in self._arrays.values()]
 
     def host_key(self) -> tuple[Any, ...]:
         """What is different now, with its values: calls for which this is equal may share a recording. () for none."""
@@ -319,13 +327,14 @@ class Watch:
         without = chain(self._without_in_dicts, self._without_asked, self._without_others)
         found += [name for keys, absent in without for name in absent if not keys.isdisjoint((name,))]
         arrays = zip(self._arrays, self._array_bytes(), self._bytes, strict=True)
+        found += self.states.differing()
         return [*found, *(name for name, new, old in arrays if new != old)]
 
     def moved(self) -> bool:
         """Whether something else stands in the place of a tensor or object: the recording cannot be used again."""
         try:
             entries = self._in_dicts, self._asked, self._others
-            return not (all(one.objects_stand() for one in entries) and self.in_place())
+            return not (all(one.objects_stand() for one in entries) and self.in_place() and self.states.stand())
         except UNREADABLE:
             return True
 
@@ -360,17 +369,39 @@ def _is_a_librarys(container: Container) -> bool:
     return of_module or container.always_read or (container.is_attributes and container.names is None)
 
 
+def _kept_by_optimizers(state: HostState) -> list[list[torch.Tensor]]:
+    """The tensors that each optimizer keeps."""
+    kept = (
+        [value for one in optimizer.state.values() if isinstance(one, dict) for value in one.values()]
+        for optimizer in state.optimizers.values()
+    )
+    return [[value for value in found if isinstance(value, torch.Tensor)] for found in kept]
+
+
+def _of_optimizers(state: HostState) -> dict[str, torch.Tensor]:
+    """All of these, by names that tell of which parameter each is."""
+    paths = {
+        id(parameter): f"{path}.{name}"
+        for path, module in state.modules.items()
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+    return {
+        f"{name}.state[{paths.get(id(parameter), f'parameter {index}')}][{key!r}]": value
+        for name, optimizer in state.optimizers.items()
+        for index, (parameter, kept) in enumerate(optimizer.state.items())
+        if isinstance(kept, dict)
+        for key, value in kept.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
 def _with_addresses(
     state: HostState, reads: Callable[[torch.Tensor], bool], extra: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Tensors whose memory is compared: those of modules, those the graph reads, and two of each optimizer's own."""
-    by_optimizers: set[int] = set()
-    ends: list[torch.Tensor] = []
-    for optimizer in state.optimizers.values():
-        kept = [value for one in optimizer.state.values() if isinstance(one, dict) for value in one.values()]
-        found = [value for value in kept if isinstance(value, torch.Tensor)]
-        by_optimizers |= set(map(id, found))
-        ends += [*found[:2], *found[-2:]]
+    """Tensors whose memory is compared: those of modules, those the graph reads, and a few of each optimizer's own."""
+    by_optimizers = _kept_by_optimizers(state)
+    ends = [tensor for found in by_optimizers for tensor in (*found[:2], *found[-2:])]
+    left_out = {id(tensor) for found in by_optimizers for tensor in found}
     held = {
         id(value)
         for container in state.containers
@@ -380,6 +411,6 @@ def _with_addresses(
     reached = [
         tensor
         for tensor in state.tensors.values()
-        if id(tensor) not in by_optimizers and (id(tensor) in held or reads(tensor))
+        if id(tensor) not in left_out and (id(tensor) in held or reads(tensor))
     ]
     return list({id(tensor): tensor for tensor in [*reached, *ends, *extra]}.values())

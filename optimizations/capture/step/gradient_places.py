@@ -1,0 +1,117 @@
+"""The gradients that a graph knows: the memory that each lies in, and how it looks.
+
+What a program does to the tensor in a `.grad` may leave it the same object, at the same address: `t_()`,
+`requires_grad_()`, `.data = gradient.data[:4]`, `resize_` to fewer elements, another `__class__`. The graph would go on
+with the memory as it knows it, and eager with the tensor as it is now. So such a tensor counts as another one, and so
+does one whose memory was exchanged. The graph's memory is kept, and gets a tensor of its own, that looks as the graph's
+gradient does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.capture.step.guard import Guard
+from optimizations.capture.step.tensor_marks import look, looks
+from optimizations.captured.displaced import size_bytes
+from optimizations.torch_internals.argument_guard import same_looks
+
+
+class _Place:
+    """The memory of a gradient, which it keeps, and how the gradient lies in it."""
+
+    def __init__(self, gradient: torch.Tensor) -> None:
+        self._storage = gradient.untyped_storage()
+        self._start = self._storage.data_ptr()
+        self._offset, self._shape, self._strides = gradient.storage_offset(), gradient.shape, gradient.stride()
+        self._dtype, self._device = gradient.dtype, gradient.device
+        self._inference, self._requires_grad = gradient.is_inference(), gradient.requires_grad
+        self.address, self.look = gradient.data_ptr(), look(gradient)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lies there, and looks as the gradient did."""
+        return tensor.data_ptr() == self.address and look(tensor) == self.look
+
+    def lasts(self) -> bool:
+        """Whether the memory is where it was: `resize_` of a tensor, or of its storage, may give it back."""
+        return self._storage.data_ptr() == self._start
+
+    def tensor(self) -> torch.Tensor:
+        """Another tensor that lies there."""
+        with torch.inference_mode(self._inference), torch.no_grad():
+            made = torch.empty(0, dtype=self._dtype, device=self._device)
+            made.set_(self._storage, self._offset, self._shape, self._strides)
+            return made.requires_grad_() if self._requires_grad else made
+
+
+class GradientPlaces:
+    """The places of these gradients, each once. They are lost where memory is gone, and then no launch may follow.
+
+    Attributes:
+        own: the gradients that are plain tensors with memory.
+        addresses: where they lie.
+    """
+
+    def __init__(self, gradients: Iterable[torch.Tensor | None]) -> None:
+        found = list({id(one): one for one in gradients if one is not None}.values())
+        self._places = [(one, _Place(one)) for one in found if _has_memory(one)]
+        self._others = [(one, look(one)) for one in found if not _has_memory(one)]
+        self._lost = False
+        self._compare_these()
+
+    def _compare_these(self) -> None:
+        self.own = [one for one, _ in self._places]
+        self.addresses = [place.address for _, place in self._places]
+        self._indices = list(range(len(self.own)))
+        together = tuple(self.own)
+        self._looks = Guard(lambda: functools.partial(same_looks(together), together))
+
+    def renewed(self) -> dict[int, torch.Tensor] | None:
+        """Tensors that stand, from now on, for those that are others now, by the identity of these.
+
+        None if one is lost.
+        """
+        if self._lost or not self.others_stand():
+            return None
+        if torch_internals.data_ptrs_equal(self.own, self.addresses, self._indices):
+            if self._looks.holds():
+                return {}
+            if looks(self.own) == [place.look for _, place in self._places]:
+                self._looks.was_wrong()
+                return {}
+        if self.lost():
+            return None
+        found = {id(one): place.tensor() for one, place in self._places if not place.is_of(one)}
+        places = [(found.get(id(one), one), place) for one, place in self._places]
+        if not all(place.is_of(one) for one, place in places):  # such as one that stood for conjugates
+            self._lost = True
+            return None
+        self._places = places
+        self._compare_these()
+        return found
+
+    def lost(self) -> bool:
+        """Whether the memory of one is gone, or no other tensor can be made that looks as it did."""
+        self._lost = self._lost or not all(place.lasts() for _, place in self._places) or not self.others_stand()
+        return self._lost
+
+    def others_stand(self) -> bool:
+        """Whether those that are no plain tensors with memory look as they did."""
+        return all(look(one) == then for one, then in self._others)
+
+    def has_others(self) -> bool:
+        """Whether there are such."""
+        return bool(self._others)
+
+    def apart_from(self, compared: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """Those of `own` that are not among these."""
+        known = set(map(id, compared))
+        return [one for one in self.own if id(one) not in known]
+
+
+def _has_memory(gradient: torch.Tensor) -> bool:
+    return type(gradient) is torch.Tensor and gradient.layout is torch.strided and size_bytes(gradient) > 0
