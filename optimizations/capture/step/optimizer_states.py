@@ -40,8 +40,8 @@ class StatesMoved(RuntimeError):
             f"{step} found behind its launch that the program has moved or changed what an optimizer keeps: {named} "
             f"{'lies' if len(self.names) == 1 else 'lie'} elsewhere than in the calls before, or "
             f"{'looks' if len(self.names) == 1 else 'look'} otherwise. This call has used and written the memory from "
-            "before, so weights and states may not be those of eager. Move states by load_state_dict, or by putting new "
-            "tensors into `optimizer.state`; where `.data =`, `set_` or `t_()` has to do it, call reset() of the step "
+            "before, so weights and states may not be those of eager. Move states by load_state_dict, or by putting "
+            "new tensors into `optimizer.state`; where `.data =`, `set_` or `t_()` has to do it, call reset() of the step "
             "before its next call. The next call looks at everything anew."
         )
 
