@@ -36,13 +36,14 @@ class StatesMoved(RuntimeError):
         """What the program is told."""
         more = len(self.names) - MOST_NAMED
         named = ", ".join(self.names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        one = len(self.names) == 1
         return (
             f"{step} found behind its launch that the program has moved or changed what an optimizer keeps: {named} "
-            f"{'lies' if len(self.names) == 1 else 'lie'} elsewhere than in the calls before, or "
-            f"{'looks' if len(self.names) == 1 else 'look'} otherwise. This call has used and written the memory from "
-            "before, so weights and states may not be those of eager. Move states by load_state_dict, or by putting "
-            "new tensors into `optimizer.state`; where `.data =`, `set_` or `t_()` has to do it, call reset() of the step "
-            "before its next call. The next call looks at everything anew."
+            f"{'lies' if one else 'lie'} elsewhere than in the calls before, or {'looks' if one else 'look'} otherwise. "
+            "This call has used and written the memory from before, so weights and states may not be those of eager. "
+            "Move states by load_state_dict, or by putting new tensors into `optimizer.state`; where `.data =`, `set_` "
+            "or `t_()` has to do it, call reset() of the step before its next call. The next call looks at everything "
+            "anew."
         )
 
 
