@@ -39,11 +39,11 @@ class StatesMoved(RuntimeError):
         one = len(self.names) == 1
         return (
             f"{step} found behind its launch that the program has moved or changed what an optimizer keeps: {named} "
-            f"{'lies' if one else 'lie'} elsewhere than in the calls before, or {'looks' if one else 'look'} otherwise. "
-            "This call has used and written the memory from before, so weights and states may not be those of eager. "
-            "Move states by load_state_dict, or by putting new tensors into `optimizer.state`; where `.data =`, `set_` "
-            "or `t_()` has to do it, call reset() of the step before its next call. The next call looks at everything "
-            "anew."
+            f"{'lies' if one else 'lie'} elsewhere than in the calls before, or {'looks' if one else 'look'} "
+            "otherwise. This call has used and written the memory from before, so weights and states may not be those "
+            "of eager. Move states by load_state_dict, or by putting new tensors into `optimizer.state`; where `.data =` "
+            "or `set_` or `t_()` has to do it, call reset() of the step before its next call. The next call looks at "
+            "everything anew."
         )
 
 
@@ -66,14 +66,13 @@ class OptimizerStates:
         together = tuple(self._tensors)
         return functools.partial(same_looks(together), together)
 
-    def compared_now(self) -> Callable[[], bool]:
-        """A function that tells whether all lie where they lay and look as they did, in a call of C++ for each.
+    def compared_now(self) -> tuple[Callable[[], bool], Callable[[], bool]]:
+        """Functions that tell whether all lie where they lay, and whether all look as they did, in a call of C++ each.
 
-        It is for calls under the settings that are there now: autocast and inference mode are part of looks.
+        They are for calls under the settings that are there now: autocast and inference mode are part of looks.
         """
         lie = functools.partial(torch_internals.data_ptrs_equal, self._tensors, self._addresses, self._indices)
-        look_as_then = self._compare_looks()
-        return lambda: lie() and look_as_then()
+        return lie, self._compare_looks()
 
     def stand(self) -> bool:
         """Whether all lie where they lay and look as they did."""

@@ -156,7 +156,8 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     before = rates.write if rates.standing else None
     leave = recording.gradients.leave if leaves else None
     count_up, counted = torch_internals.increment_version, recording.counted()
-    states_stand = states.compared_now() if states else None
+    keeps_states = bool(states)
+    states_lie, states_look = states.compared_now()
 
     def serve(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal same, rest, next_look
@@ -214,7 +215,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
             results = take_results(found, fresh)
             result = recording.bind_results(results) if bound else results
         # Behind the launch, while the GPU works: it would take too long before. Note [States behind the launch].
-        if states_stand is not None and not states_stand():
+        if keeps_states and not (states_lie() and states_look()):
             raise StatesMoved(states.differing())
         return result
 
