@@ -41,7 +41,7 @@ class StatesMoved(RuntimeError):
             f"{step} found behind its launch that the program has moved or changed what an optimizer keeps: {named} "
             f"{'lies' if one else 'lie'} elsewhere than in the calls before, or {'looks' if one else 'look'} "
             "otherwise. This call has used and written the memory from before, so weights and states may not be those "
-            "of eager. Move states by load_state_dict, or by putting new tensors into `optimizer.state`; where `.data =` "
+            "of eager. Move states by load_state_dict, or put new tensors into `optimizer.state`; where `.data =` "
             "or `set_` or `t_()` has to do it, call reset() of the step before its next call. The next call looks at "
             "everything anew."
         )
