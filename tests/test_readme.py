@@ -15,7 +15,7 @@ from suite.report import cell_tables, compare, explain_tables, provenance, speed
 from suite.report.load import Run, load_explanations, load_runs
 from suite.report.readme import generated_part
 from suite.report.table import to_markdown
-from suite.store import RECORDED, REPOSITORY, list_runs
+from suite.store import RECORDED, REPOSITORY, list_runs, read_run
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 MEASURED = (REPOSITORY / "docs" / "measured.md").read_text(encoding="utf-8")
