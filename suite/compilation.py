@@ -28,10 +28,11 @@ from suite.measure.memory import Peak, peak, release, restart_peak
 from suite.modes import Mode
 from suite.schema import CompileConditions, CompileTimes
 
-SETTLE_S = 60.0
+SETTLE_S = 100.0
 """How long a cell is called before it is measured, at most, so that Encore's graphs become what they will stay: seconds
-of calls, without those in which it waits for its turn. After 20 s selection was still measuring in VM and TEFD, whose
-calls without a graph take 0.1 to 0.2 s, and blocks were taken of calls that were its turns."""
+of calls, without those in which it waits for its turn. Selection measures for 60 s of calls (`Rules.most_s`), where
+three rounds count by then, behind recordings and looks. After 60 s it was still measuring in VM, and blocks were taken
+of calls that were its turns."""
 
 CALLS_TO_CAPTURE = 4
 """`graph_step` runs the first call as it is, looks at two, and launches a graph from the fourth on."""
