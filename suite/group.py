@@ -425,7 +425,7 @@ class GroupSession:
                     toolchain.vec_isa_ok = toolchain.vec_isa_ok or built.vec_isa_ok
                 case Failed() as failure:
                     member.failure, member.failed_rank = failure, answer.failed_rank
-                    member.correctness = failure.correctness
+                    member.correctness = failure.correctness or member.correctness  # what was found before stands
 
     def _show(self, member: Member, commands: Sequence[Command], phase: str) -> None:
         """Of who waits to be measured nothing is shown: it may try a mode that is shown as it compiles."""

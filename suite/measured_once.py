@@ -59,15 +59,17 @@ class MeasuredOnce:
     def _on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    def without_profiler(self) -> None:
-        """The first step. On a GPU nothing else may be at work, for some of it is timed."""
+    def without_profiler(self) -> Metrics:
+        """The first step, and what it finds. On a GPU nothing else may be at work, for some of it is timed."""
         # Before anything else: inputs that stay the same from here on would make verdicts of selection void.
         report = encore_report() if self.mode.backend == "encore" else None
         memory = self._replay_memory()
         cell = PreparedCell(self.iterate, self.device, self.mode, self.largest)
         more = {metric.name: metric.values(cell) for metric in metrics()}
         self._counted = self._placeholder_copies() if self._on_gpu and self.mode.needs_gpu else None
-        self._without_profiler = _nothing().model_copy(update={"memory": memory, "encore_report": report, "more": more})
+        found = _nothing().model_copy(update={"memory": memory, "encore_report": report, "more": more})
+        self._without_profiler = found
+        return found
 
     def load_profiler(self) -> None:
         """The second step. What others do meanwhile does not matter."""
@@ -77,9 +79,7 @@ class MeasuredOnce:
 
     def whole(self) -> Metrics:
         """The third step, and those before it that were not taken."""
-        if self._without_profiler is None:
-            self.without_profiler()
-        assert self._without_profiler is not None
+        found = self._without_profiler or self.without_profiler()
         if not self._loaded:
             self.load_profiler()
         counted = self._counted
@@ -103,7 +103,7 @@ class MeasuredOnce:
             "kernel_time_us": profile.kernel_time_us if profile else None,
             "kernels": profile.kernels if profile else None,
         }
-        return self._without_profiler.model_copy(update=profiled)
+        return found.model_copy(update=profiled)
 
     def kernels(self) -> Metrics:
         """Which kernels an iteration runs, what Encore says, and nothing else."""

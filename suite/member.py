@@ -128,7 +128,7 @@ def _rank_parts(processes: Sequence[Member]) -> list[RankPart]:
     for rank in range(len(processes[0].worker.ranks)):
         own = [[answers[rank] for answers in member.by_rank] for member in processes]
         prepared = next((answer for answer in own[0] if isinstance(answer, Prepared)), None)
-        collected = next((answer for answer in own[0] if isinstance(answer, Collected)), None)
+        collected = next((answer for answer in reversed(own[0]) if isinstance(answer, Collected)), None)
         parts.append(
             RankPart(
                 rank=rank,

@@ -281,7 +281,7 @@ def _answers(message: Answer, command: Command) -> bool:
             return (block.index, block.turn, len(block.host_us)) == (asked.index, asked.turn, asked.samples)
         case (Built(), Start() | Prepare()) | (Compiled(), Compile()) | (Tried(), Try()) | (Prepared(), Settle()):
             return True
-        case (Done(), MeasureOnce() | LoadProfiler()) | (Collected(), CollectMetrics()):
+        case (Done(), LoadProfiler()) | (Collected(), MeasureOnce() | CollectMetrics()):
             return True
     return False
 

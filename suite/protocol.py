@@ -10,7 +10,7 @@ each:
     try     -> tried | failed                    try a mode for another process, while that compiles
     settle  -> prepared | failed                 call on until nothing of Encore's waits, compare with eager
     measure -> block | failed                    one block of samples
-    once    -> done | failed                     metrics that need no profiler
+    once    -> metrics | failed                  metrics that need no profiler
     profiler -> done | failed                    load the profiler
     metrics -> metrics | failed                  profile steady iterations
     stop    -> (the process ends)
@@ -138,7 +138,8 @@ class Measure(Record):
 
 
 class MeasureOnce(Record):
-    """Metrics that need no profiler: kept in the worker until `metrics` asks for all."""
+    """Metrics that need no profiler. They are handed out before a profiler is there, which may end the worker; `metrics`
+    has them, too."""
 
     do: Literal["once"] = "once"
 

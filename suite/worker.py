@@ -137,8 +137,7 @@ class Server:
                     yield Measured(block=self._built.measure(command))
                 case MeasureOnce():
                     self._phase = "metrics"
-                    self._built.once.without_profiler()
-                    yield Done()
+                    yield Collected(metrics=self._built.once.without_profiler())
                 case LoadProfiler():
                     self._phase = "metrics"
                     self._built.once.load_profiler()

@@ -213,6 +213,19 @@ def test_a_mode_whose_metrics_fail_fails_in_that_phase_and_no_other_does(bench: 
     assert cells["compile"].status is Status.PASS and cells["compile"].metrics is not None
 
 
+@pytest.mark.parametrize("phase", ["once", "profiler", "metrics"])
+def test_what_was_found_before_metrics_fail_is_in_the_row_and_does_not_count_as_passed(
+    bench: Bench, phase: str
+) -> None:
+    outcome = bench.run({"graph": f"fail:run_error@{phase}"}, modes=FOUR[1:3])
+    row = bench.cells()["graph"]
+    assert (row.status, [cell.mode for cell in outcome.failed]) == (Status.RUN_ERROR, ["graph"])
+    assert [len(block.host_us) for block in row.blocks] == [6] * 5
+    assert row.correctness is not None and row.correctness.passed
+    assert row.compile is not None
+    assert (row.metrics is not None) is (phase != "once"), "what needs no profiler is handed out before there is one"
+
+
 def test_the_next_workloads_processes_start_with_the_later_ones_of_this(bench: Bench) -> None:
     settings = SETTINGS.model_copy(update={"processes": 2})
     bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[1:3], settings=settings)
