@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ from suite.measured_once import MeasuredOnce
 from suite.modes import select_modes
 from suite.protocol import Built, CellSpec, Measure, Prepared
 from suite.rank_group import RankGroup
+from suite.schedule import core_for
 from suite.schema import Block, CompileConditions, Correctness
 
 
@@ -182,6 +184,7 @@ class LiveCell:
                 synchronize=program.timer.synchronize,
                 agreed=program.ranks.any,
                 largest=program.ranks.largest,
+                core=core_for(0, sorted(os.sched_getaffinity(0)), rank=self._spec.rank, ranks=program.ranks.count),
                 graphs=compilation.graphs,
                 captures=compilation.captures,
                 compile_peak=compilation.compile_peak,

@@ -33,7 +33,8 @@ class MeasuredOnce:
     Attributes:
         iterate: one iteration; the number says which of the input sets it takes, all numbers are allowed.
         agreed: whether any of the processes that work on the cell says so.
-        largest: of what each of them says, as metrics ask (`suite.metrics.PreparedCell`).
+        largest, core: of what each of them says, and where its calls are timed, as metrics ask
+            (`suite.metrics.PreparedCell`).
         graphs, captures: what was compiled and captured until now.
         sources: those of the generated kernels.
         captured: the iteration, where the mode captures more than the module.
@@ -46,6 +47,7 @@ class MeasuredOnce:
     synchronize: Callable[[], None]
     agreed: Callable[[bool], bool]
     largest: Callable[[float], float]
+    core: int | None
     graphs: GraphLog
     captures: CaptureLog
     compile_peak: Peak | None
@@ -64,7 +66,7 @@ class MeasuredOnce:
         # Before anything else: inputs that stay the same from here on would make verdicts of selection void.
         report = encore_report() if self.mode.backend == "encore" else None
         memory = self._replay_memory()
-        cell = PreparedCell(self.iterate, self.device, self.mode, self.largest)
+        cell = PreparedCell(self.iterate, self.device, self.mode, self.largest, self.core)
         more = {metric.name: metric.values(cell) for metric in metrics()}
         self._counted = self._placeholder_copies() if self._on_gpu and self.mode.needs_gpu else None
         found = _nothing().model_copy(update={"memory": memory, "encore_report": report, "more": more})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import replace
 
 import torch
@@ -62,3 +63,16 @@ def test_a_cell_that_was_measured_without_a_profiler_is_not_measured_again_with_
     assert order == ["memory", "load"]
     live.once.whole()
     assert order == ["memory", "load", "profile"]
+
+
+def test_each_rank_is_timed_on_a_core_of_its_own_and_all_modes_on_the_same(cell, monkeypatch):
+    """All ranks of one cell on one core took twice as long there as in their blocks (ST@tp2: 17.5 ms instead of 7.9)."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: set(range(8)))
+    cores = {}
+    for mode in ("eager", "graph"):
+        for rank in range(2):
+            live = cell(Mlp, mode, spec={"rank": rank})
+            live.build()
+            live._program.ranks.count = 2
+            cores[mode, rank] = live.once.core
+    assert cores == {("eager", 0): 0, ("graph", 0): 0, ("eager", 1): 4, ("graph", 1): 4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -95,6 +96,16 @@ def test_ranks_run_equally_many_iterations_whatever_each_finds(cuda: Any, clock:
         assert bool(found) is bool(own["graphs"])
         counts.append(len(numbers))
     assert counts == [2 + 2 * 20] * 2
+
+
+def test_the_calling_thread_is_bound_to_the_cells_core_and_not_to_the_first_one_for_all_ranks(
+    cuda: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, bound, own = cuda(), [], {3, 5, 7}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: set(own))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cores: bound.append(set(cores)))
+    METRIC.values(replace(cell(lambda number: graph.replay()), core=5))
+    assert bound == [{5}, own]
 
 
 def test_graphs_are_launched_where_the_program_launches_them_and_never_without_it(cuda: Any, clock: Clock) -> None:

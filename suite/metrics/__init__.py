@@ -32,12 +32,16 @@ class PreparedCell:
         largest: of a number that each process which works on the cell finds, the largest one. An iteration may be a
             collective, and a process that runs one more than the others waits for ever: whatever decides how often
             `iterate` is called goes through this, in all of them. Where there is one process, its own number.
+        core: the logical core that the calling thread is bound to where something is timed, the same in all modes.
+            Each process that works on the cell has its own: on one core they would wait for each other. None: there is
+            no choice.
     """
 
     iterate: Callable[[int], object]
     device: torch.device
     mode: Mode
     largest: Callable[[float], float] = float
+    core: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ No host program that launches these graphs can be faster than launching them one
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Mapping
 from statistics import median
 
@@ -28,7 +27,7 @@ def samples_of(iteration_us: float) -> int:
 def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
     """Medians of some iterations (`samples_of`), and of as many of their graphs, each waited for.
 
-    All are taken on one core, the same for every mode. The inputs move from iteration to iteration as in the timed
+    All are taken on one core (`PreparedCell.core`), the same for every mode. The inputs move from iteration to iteration as in the timed
     blocks: on inputs that stay, selection would begin to measure once more. Ranks of one cell take equally many, for
     an iteration of one waits for the others'.
     """
@@ -48,7 +47,7 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
     def wait() -> None:
         torch.cuda.synchronize(cell.device)
 
-    with bound_to(min(os.sched_getaffinity(0))):
+    with bound_to(cell.core):
         if not cell.largest(len(graphs_of(iterate, wait, 1))):
             return {}
         samples = samples_of(cell.largest(waited_us(iterate, wait)))
