@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -80,6 +81,19 @@ def test_inputs_rotate_and_go_on_where_the_last_block_ended():
     second = block_of(iterate, sets(4), index=1)
     assert second.input_sets == [1, 2, 3, 0, 1]
     assert used[LEAD_IN:] == second.input_sets
+
+
+@pytest.mark.parametrize(("count", "samples"), [(2, 1), (2, 5), (4, 5), (4, 9), (3, 10)])
+def test_inputs_move_in_every_iteration_those_back_to_back_too(count, samples):
+    used: list[int] = []
+
+    def iterate(inputs: Inputs) -> IterationOutput:
+        used.append(int(inputs.args[0][0]))
+        return IterationOutput(None, None)
+
+    block_of(iterate, sets(count), samples=samples, throughput_iterations=samples)
+    assert len(used) == LEAD_IN + 2 * samples
+    assert all(now != before for before, now in itertools.pairwise(used))
 
 
 def test_a_slow_sample_is_kept(clock):

@@ -118,7 +118,8 @@ def measure_block(
     Before them come `lead_in` iterations that are awaited one by one just like the samples, and not kept. With `core`
     the calling thread is bound to that logical core for the block; other threads are left where they are.
 
-    Sample i of block `index` runs on input set (index * samples + i) modulo the number of sets. Host time runs from
+    Sample i of block `index` runs on input set (index * samples + i) modulo the number of sets, and the iterations back
+    to back go on with the set behind the last sample's: the inputs move in each iteration. Host time runs from
     before the call until the device has finished, and contains the recording of one event (about 1 us). The GPU's
     state is read outside of all timed parts.
     """
@@ -130,7 +131,8 @@ def measure_block(
         gpu_before = read_gpu()
         gc.collect()
         host_us, device_us = _single_iterations(iterate, input_sets, timer, rotation, range(-lead_in, samples))
-        throughput_us = _back_to_back(iterate, input_sets, timer, rotation, throughput_iterations)
+        going_on = range(samples, samples + throughput_iterations)
+        throughput_us = _back_to_back(iterate, input_sets, timer, rotation, going_on)
         gpu_after = read_gpu()
     return Block(
         process=process,
@@ -177,16 +179,16 @@ def _back_to_back(
     input_sets: Sequence[Inputs],
     timer: DeviceTimer,
     rotation: Callable[[int], int],
-    iterations: int,
+    positions: Sequence[int],
 ) -> float | None:
     """Microseconds per iteration of iterations that are awaited together; None if there are no iterations."""
-    if not iterations:
+    if not positions:
         return None
     begin_ns = time.perf_counter_ns()
-    for position in range(iterations):
+    for position in positions:
         iterate(input_sets[rotation(position)])
     timer.synchronize()
-    return (time.perf_counter_ns() - begin_ns) / 1000.0 / iterations
+    return (time.perf_counter_ns() - begin_ns) / 1000.0 / len(positions)
 
 
 @contextlib.contextmanager
