@@ -20,7 +20,7 @@ from suite.measure.encore_report import encore_report
 from suite.measure.graphs import GraphLog, recorded_graphs
 from suite.measure.kernel_sources import KernelSources
 from suite.measure.memory import Peak, peak, restart_peak
-from suite.measure.profiling import kernels_of, load_profiler, profile_iterations
+from suite.measure.profiling import BEFORE, kernels_of, load_profiler, profile_iterations
 from suite.metrics import PreparedCell, metrics
 from suite.modes import Mode
 from suite.schema import Copies, Memory, Metrics
@@ -131,6 +131,7 @@ class MeasuredOnce:
     def _placeholder_copies(self) -> CopyCount:
         if self.captured is not None:
             return self.captured.copies()
+        self.iterate(BEFORE)  # or the inputs might be where they were, and no pointer be written
         with copies.counting() as count:
             self.iterate(0)
         return count

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from tiny_cells import Mlp, cell
@@ -76,3 +78,46 @@ def test_each_rank_is_timed_on_a_core_of_its_own_and_all_modes_on_the_same(cell,
             live._program.ranks.count = 2
             cores[mode, rank] = live.once.core
     assert cores == {("eager", 0): 0, ("graph", 0): 0, ("eager", 1): 4, ("graph", 1): 4}
+
+
+def test_whatever_is_counted_or_profiled_finds_its_inputs_moved(cell, monkeypatch):
+    """A graph that reads inputs in place writes no pointers for those that are where they were in the last call."""
+    from suite.measure.copies import CopyCount
+
+    took, counted = [], []
+
+    @contextlib.contextmanager
+    def counting():
+        counted.append(len(took))
+        yield CopyCount()
+
+    class Profiler(contextlib.nullcontext):
+        def __init__(self, **named):
+            super().__init__(self)
+
+        def __enter__(self):
+            counted.append(len(took))
+            return self
+
+        def export_chrome_trace(self, file):
+            Path(file).write_text(json.dumps({"traceEvents": []}))
+
+    live = cell(Mlp, "graph")
+    live.build()
+    live._compilation.iterate = lambda inputs: took.append(
+        next(place for place, one in enumerate(live._program.input_sets) if one is inputs)
+    )
+    monkeypatch.setattr(suite.measured_once.copies, "counting", counting)
+    monkeypatch.setattr(torch.profiler, "profile", Profiler)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(suite.measured_once, "recorded_graphs", lambda device: [])
+    monkeypatch.setattr(suite.measured_once.MeasuredOnce, "_on_gpu", True)
+    monkeypatch.setattr(suite.measured_once, "metrics", lambda: ())
+    for _ in range(2):
+        live.once.whole()
+        live.once.kernels()
+        live.once.without_profiler()
+        live.once.load_profiler()
+    assert len(counted) >= 10
+    assert [place for place in counted if took[place - 1] == took[place]] == []
+    assert {took[place] for place in counted} == {0}, "all modes on the same inputs"

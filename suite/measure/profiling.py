@@ -20,6 +20,9 @@ from suite.measure.coverage import IterationProfile, UnevenIterations, analyse
 
 PROFILED_ITERATIONS = 3
 
+BEFORE = -1
+"""The number of the iteration before a trace: of input sets that take turns, the last one."""
+
 
 def profile_iterations(
     iterate: Callable[[int], object],
@@ -64,7 +67,12 @@ def kernels_of(
 
 
 def _trace(iterate: Callable[[int], object], iterations: int) -> dict[str, Any]:
-    """The Chrome trace of that many iterations, each awaited before the next begins."""
+    """The Chrome trace of that many iterations, each awaited before the next begins.
+
+    One that is not seen comes before, on other inputs than the first that is: where inputs are where they were in the
+    last call, a graph that reads them in place writes no pointers, and that iteration is not like the others.
+    """
+    iterate(BEFORE)
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for index in range(iterations):
