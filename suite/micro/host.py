@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import statistics
 import time
 from collections import Counter
@@ -217,7 +218,7 @@ def measure(case: Case) -> HostCost:
         without_guards, _ = _sample(step, case.calls // 2, case.now_ns, [synchronize])
     judged = _judged()
     calls = case.calls if case.mode.uses_cuda_graphs else 1
-    floor = graphs_of(functools.partial(step, 0), synchronize, calls) if case.device == "cuda" else []
+    floor = graphs_of(_moving(step), synchronize, calls) if case.device == "cuda" else []
     del step
     _forget()
     layers, inside, inside_behind_idle = _inner_times(case, program, synchronize)
@@ -267,6 +268,12 @@ class _Ways:
             self.steady_replays - before.steady_replays,
             self.full_calls - before.full_calls,
         )
+
+
+def _moving(step: Callable[[int], Any]) -> Callable[[], Any]:
+    """The iteration with the next inputs in each call: on inputs that stay, selection would begin to measure anew."""
+    numbers = itertools.count()
+    return lambda: step(next(numbers))
 
 
 def _with_options(case: Case) -> Mode:
