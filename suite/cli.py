@@ -104,11 +104,15 @@ def merge(
     from suite.merge import merge_runs
     from suite.store import describe
 
-    cells = merge_runs(runs, out, ("encore", *sys.argv[1:]))
+    merged = merge_runs(runs, out, ("encore", *sys.argv[1:]))
+    missing = ", ".join(merged.missing_shards)
+    if missing:
+        say(f"encore: none of these runs is of shard {missing}, and what that has is missing in {describe(out)}")
     if as_json:
-        print_json({"run": describe(out), "cells": cells})
+        print_json({"run": describe(out), "cells": merged.cells, "missing_shards": list(merged.missing_shards)})
     else:
-        print(f"{describe(out)}: {cells} cells of {len(runs)} runs")
+        without = f", without shard {missing}" if missing else ""
+        print(f"{describe(out)}: {merged.cells} cells of {len(runs)} runs{without}")
 
 
 app.command("report", epilog="Example: encore report 20260102-120000-h200")(cli_report.report)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from suite import environment, store
 from suite.errors import WrongUse
 from suite.run_writer import RunWriter
-from suite.schedule import shard_rule
+from suite.schedule import missing_shards, shard_rule
 from suite.schema import Cell, Environment
 from suite.settings import RunPlan, RunSettings, recorded_plan, setting_differences
 from suite.store import RecordedRun, describe
 
 
-def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> int:
-    """Joins runs into a new one in the folder `out`; returns its number of cells.
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What was joined: the number of cells, and which shards no run is of, where some are shards ("3/3")."""
+
+    cells: int
+    missing_shards: tuple[str, ...]
+
+
+def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> Merged:
+    """Joins runs into a new one in the folder `out`.
 
     A cell that several runs have must be the same row in each: two measurements of one cell are not joined. Rows of
     failed cells that were run again are kept, too.
@@ -41,7 +50,7 @@ def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> 
         if retried:
             store.write_atomically(writer.path / store.RETRIED, store.lines_of(retried))
         store.write_atomically(writer.path / store.CELLS, store.lines_of(cells))
-    return len(cells)
+    return Merged(len(cells), tuple(missing_shards(recorded_plan(store.read_environment(out)).shards)))
 
 
 def _check_each_once(runs: Sequence[RecordedRun]) -> None:
@@ -59,9 +68,9 @@ def _check_one_environment(runs: Sequence[RecordedRun]) -> None:
     for first, other in itertools.combinations(runs, 2):
         plan, other_plan = recorded_plan(first.environment), recorded_plan(other.environment)
         found = setting_differences(plan, other_plan.settings.model_dump())
-        shards = [each.shard for each in (plan, other_plan) if each.shard is not None]
-        if len(set(map(shard_rule, shards))) > 1:
-            found += setting_differences(plan, {"shard": other_plan.shard})
+        if len({shard_rule(shard) for each in (plan, other_plan) for shard in each.shards}) > 1:
+            there, here = (", ".join(each.shards) for each in (plan, other_plan))
+            found.append(f"--shard: {there} there, {here} here")
         found += environment.differences(first.environment, other.environment)
         if found:
             raise WrongUse(
@@ -89,6 +98,7 @@ def _environment(runs: Sequence[RecordedRun], run_id: str, command_line: Sequenc
         **{name: getattr(plans[0], name) for name in RunSettings.model_fields},
         workloads=_union(plan.workloads for plan in plans),
         modes=_union(plan.modes for plan in plans),
+        parts=_union(plan.shards for plan in plans),
     )
     # The same code may have been measured before it was committed: the run is said to be of the commit.
     committed = (run.environment for run in runs if run.environment.git_dirty is False)

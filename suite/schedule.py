@@ -173,6 +173,20 @@ def shard_rule(recorded: str) -> str:
     return recorded.partition(" ")[2]
 
 
+def missing_shards(recorded: Iterable[str]) -> list[str]:
+    """Parts that are not among these, which are written as settings have them; of each number of parts, in order."""
+    there: dict[int, set[int]] = defaultdict(set)
+    for each in recorded:
+        shard = parse_shard(each.partition(" ")[0])
+        there[shard.count].add(shard.index)
+    return [
+        str(Shard(index, count))
+        for count, indices in sorted(there.items())
+        for index in range(1, count + 1)
+        if index not in indices
+    ]
+
+
 def parse_shard(text: str) -> Shard:
     """The shard written as "2/3".
 

@@ -89,11 +89,20 @@ def require_seed(seed: int) -> None:
 
 
 class RunPlan(RunSettings):
-    """The `settings` of `environment.json`: the settings, and the names of what is run with them (a shard's share)."""
+    """The `settings` of `environment.json`: the settings, and the names of what is run with them (a shard's share).
+
+    `parts`: of a run that `encore merge` has joined, the shards that it is of.
+    """
 
     workloads: list[str]
     modes: list[str]
     shard: str | None = None
+    parts: list[str] = []
+
+    @property
+    def shards(self) -> list[str]:
+        """All of which it is: its own one, or those that were joined."""
+        return [*([] if self.shard is None else [self.shard]), *self.parts]
 
     @property
     def settings(self) -> RunSettings:

@@ -391,6 +391,19 @@ def test_shards_are_merged_into_the_whole(fake: Fake) -> None:
     assert fake("run", "--resume", str(fake.folder / "whole")).returncode == 0
 
 
+def test_a_merge_without_one_of_the_shards_says_so(fake: Fake) -> None:
+    for shard in ("1/3", "3/3"):
+        out = str(fake.folder / shard.replace("/", "-"))
+        assert fake("run", "EOS", "MMC", "ST", *CPU, "--shard", shard, "--out", out).returncode == 0
+    runs = [str(fake.folder / name) for name in ("1-3", "3-3")]
+    done = fake("merge", *runs, "--out", str(fake.folder / "two"))
+    assert done.returncode == 0, done.stderr
+    assert "none of these runs is of shard 2/3" in done.stderr
+    assert done.stdout.strip().endswith("of 2 runs, without shard 2/3")
+    done = fake("merge", *runs, "--out", str(fake.folder / "again"), "--json")
+    assert json.loads(done.stdout)["missing_shards"] == ["2/3"]
+
+
 EMPTY_PATHS = (
     ("run", "EOS", "--out"), ("run", "nanogpt", "--out"), ("run", "--resume"), ("merge", "a", "b", "--out"),
     ("report", "--out"), ("report", "--figures"), ("report", "--readme"), ("report", "--micro"),

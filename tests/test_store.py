@@ -361,7 +361,7 @@ def test_the_newest_run_goes_by_creation_and_skips_what_cannot_be_read(tmp_path:
 def test_merged_shards_hold_the_rows_of_both(tmp_path: Path) -> None:
     first = make_run(tmp_path / "one", cell("EOS"), workloads=["EOS"], shard="1/2")
     second = make_run(tmp_path / "two", cell("ST"), cell("ST", "graph"), workloads=["ST"], shard="2/2")
-    assert merge_runs([str(first), str(second)], tmp_path / "whole", ["encore", "merge", str(first)]) == 3
+    assert merge_runs([str(first), str(second)], tmp_path / "whole", ["encore", "merge", str(first)]).cells == 3
     whole = read_run(tmp_path / "whole")
     assert [each.key[0] for each in whole.cells] == ["EOS", "ST", "ST"]
     assert whole.environment.settings["workloads"] == ["EOS", "ST"]
@@ -371,13 +371,29 @@ def test_merged_shards_hold_the_rows_of_both(tmp_path: Path) -> None:
     assert whole.missing() == [("EOS", "graph")]
 
 
+def test_a_merge_says_which_shards_are_missing_and_knows_those_that_were_joined_before(tmp_path: Path) -> None:
+    first, second, third = (
+        make_run(tmp_path / f"part{number}", cell(name), workloads=[name], shard=f"{number}/3 by seconds")
+        for number, name in enumerate(("EOS", "ST", "MMC"), start=1)
+    )
+    assert merge_runs([str(first), str(second)], tmp_path / "two", []).missing_shards == ("3/3",)
+    assert read_run(tmp_path / "two").environment.settings["parts"] == ["1/3 by seconds", "2/3 by seconds"]
+    assert merge_runs([str(tmp_path / "two"), str(third)], tmp_path / "all", []).missing_shards == ()
+    other = make_run(tmp_path / "other", cell("LP"), workloads=["LP"])
+    assert merge_runs([str(second), str(other)], tmp_path / "one", []).missing_shards == ("1/3", "3/3")
+    assert merge_runs([str(other), str(make_run(tmp_path / "more"))], tmp_path / "plain", []).missing_shards == ()
+    old = make_run(tmp_path / "old", cell("DCGAN"), workloads=["DCGAN"], shard="3/3")
+    with pytest.raises(WrongUse, match="--shard: 1/3 by seconds, 2/3 by seconds there, 3/3 here"):
+        merge_runs([str(tmp_path / "two"), str(old)], tmp_path / "refused", [])
+
+
 def test_shards_of_two_gpus_of_a_host_are_merged(tmp_path: Path) -> None:
     record = environment(settings=plan().model_dump())
     assert record.gpu is not None
     other = record.model_copy(update={"gpu": record.gpu.model_copy(update={"uuid_sha256": "9" * 64})})
     first = make_run(tmp_path / "one", cell("EOS"), record=record)
     second = make_run(tmp_path / "two", cell("ST"), record=other)
-    assert merge_runs([str(first), str(second)], tmp_path / "whole", []) == 2
+    assert merge_runs([str(first), str(second)], tmp_path / "whole", []).cells == 2
     cores = record.cpu.model_copy(update={"logical_cores": record.cpu.logical_cores + 1})
     third = make_run(tmp_path / "three", cell("MMC"), record=other.model_copy(update={"cpu": cores}))
     with pytest.raises(WrongUse, match="cpu logical_cores"):
@@ -400,7 +416,7 @@ def test_shards_made_by_two_rules_are_not_merged(tmp_path: Path) -> None:
     with pytest.raises(WrongUse, match="--shard: 1/2 there, 2/2 by seconds here"):
         merge_runs([str(first), str(second)], tmp_path / "whole", [])
     whole = make_run(tmp_path / "all", cell("MMC"), workloads=["MMC"])
-    assert merge_runs([str(second), str(whole)], tmp_path / "both", []) == 2
+    assert merge_runs([str(second), str(whole)], tmp_path / "both", []).cells == 2
 
 
 def test_a_merge_keeps_the_rows_of_cells_that_were_run_again(tmp_path: Path) -> None:
@@ -410,14 +426,14 @@ def test_a_merge_keeps_the_rows_of_cells_that_were_run_again(tmp_path: Path) -> 
     merge_runs([str(first), str(second)], tmp_path / "whole", [])
     assert [each.key[0] for each in store.read_retried(tmp_path / "whole")] == ["ST"]
     plain = merge_runs([str(first), str(make_run(tmp_path / "three", cell("LP")))], tmp_path / "plain", [])
-    assert plain == 2 and not (tmp_path / "plain" / store.RETRIED).exists()
+    assert plain.cells == 2 and not (tmp_path / "plain" / store.RETRIED).exists()
 
 
 def test_a_merge_of_overlapping_runs_wants_identical_rows(tmp_path: Path) -> None:
     first = make_run(tmp_path / "one", cell("EOS"))
     same = make_run(tmp_path / "same", cell("EOS"), cell("ST"))
     other = make_run(tmp_path / "other", cell("EOS", host_us=50.0))
-    assert merge_runs([str(first), str(same)], tmp_path / "merged", []) == 2
+    assert merge_runs([str(first), str(same)], tmp_path / "merged", []).cells == 2
     with pytest.raises(WrongUse, match="EOS/published/full/compile was measured in both"):
         merge_runs([str(first), str(other)], tmp_path / "refused", [])
     assert not (tmp_path / "refused").exists()
@@ -447,7 +463,7 @@ def test_runs_of_the_same_code_are_merged_whatever_their_commits(tmp_path: Path)
     changed = record.model_copy(update={"git_commit": "1" * 40, "git_dirty": True})
     first = make_run(tmp_path / "one", cell("EOS"), record=changed)
     second = make_run(tmp_path / "two", cell("ST"), record=record)
-    assert merge_runs([str(first), str(second)], tmp_path / "whole", []) == 2
+    assert merge_runs([str(first), str(second)], tmp_path / "whole", []).cells == 2
     whole = read_run(tmp_path / "whole").environment
     assert (whole.git_commit, whole.git_dirty, whole.code) == (record.git_commit, False, "a" * 64)
     other = make_run(tmp_path / "other", cell("MMC"), record=record.model_copy(update={"code": "b" * 64}))
@@ -461,7 +477,7 @@ def test_a_run_without_an_id_of_its_code_joins_no_two_codes(tmp_path: Path) -> N
         make_run(tmp_path / name, cell(name), record=record.model_copy(update={"code": code}))
         for name, code in (("EOS", None), ("ST", "a" * 64), ("MMC", "b" * 64))
     )
-    assert merge_runs([str(one), str(old)], tmp_path / "fits", []) == 2
+    assert merge_runs([str(one), str(old)], tmp_path / "fits", []).cells == 2
     assert read_run(tmp_path / "fits").environment.code is None
     with pytest.raises(WrongUse, match="code: aaaaaaaaaaaa there, bbbbbbbbbbbb here"):
         merge_runs([str(old), str(one), str(other)], tmp_path / "refused", [])
