@@ -19,12 +19,12 @@ from fixtures.synthetic_results import (
 )
 
 from suite.explain.records import ExplainedCopy
-from suite.report import cell_tables, compare, explain_tables, provenance, speedup_tables
+from suite.report import cell_tables, compare, explain_tables, provenance, same_time, speedup_tables
 from suite.report.later_processes import later_processes
 from suite.report.load import Run
 from suite.report.published import load_published
 from suite.report.table import make_table, to_csv, to_markdown
-from suite.schema import CompileTimes, LaterProcess, Memory, NotCaptured, ServedFunction, Status
+from suite.schema import Cell, CompileTimes, LaterProcess, Memory, NotCaptured, ServedFunction, Status
 
 PUBLISHED = load_published()
 
@@ -185,6 +185,25 @@ def test_conditions_are_the_range_over_all_readings(run):
     found = row(cell_tables.conditions(Run(run.environment, (cell("EOS", "graph", blocks=blocks),))), workload="EOS")
     assert (found["sm_clock_low_mhz"], found["sm_clock_high_mhz"], found["temperature_high_c"]) == (1200, 1980, 84)
     assert found["throttle"] == "SwThermalSlowdown"
+
+
+def test_workloads_that_were_measured_at_the_same_time_are_counted_with_the_conditions():
+    def one(label: str, minute: int) -> Cell:
+        return cell(label, "graph", started_at=f"2026-01-01T00:{minute:02d}:00+00:00", wall_s=61.0)
+
+    def told(run: Run) -> str:
+        return cell_tables.conditions(run).note.partition("left out.")[2]
+
+    cells = (one("BERT", 1), one("DBV2", 1), one("EOS", 2), one("LP", 5))
+    whole = environment(settings={"parts": ["1/2 by seconds", "2/2 by seconds"]})
+    assert same_time.at_the_same_time(Run(whole, cells)) == ("BERT", "DBV2"), "one second more is rounding"
+    assert told(Run(whole, cells)).startswith(" 2 workloads were measured at the same time as others")
+    assert same_time.at_the_same_time(Run(environment(), cells)) == (), "one run measures one workload after another"
+    before = environment().model_copy(update={"command_line": ["encore", "merge", "one", "two"]})
+    assert same_time.at_the_same_time(Run(before, cells)) == ("BERT", "DBV2"), "joined before runs kept their parts"
+    assert told(Run(whole, cells[1:])) == ""
+    shards = tuple(Run(environment(), (each,)) for each in cells)
+    assert same_time.at_the_same_time(Run(environment(), cells, parts=shards)) == ("BERT", "DBV2")
 
 
 def test_correctness_of_a_wrong_cell_is_shown(run):

@@ -11,6 +11,7 @@ import numpy as np
 from optimizations.report.selection import CandidateTime
 from suite.metrics import Metric, metrics
 from suite.modes import DEFAULT_MODE
+from suite.report import same_time
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
 from suite.report.selected import CANDIDATES, JudgedGroup, SelectedFunction, judged_groups, selected_functions
@@ -164,12 +165,13 @@ def correctness(run: Run) -> Table:
 
 
 def conditions(run: Run) -> Table:
-    """State of the GPU around the timed blocks."""
+    """State of the GPU around the timed blocks, and whether several workloads were measured at the same time."""
     return _cell_table(
         run,
         "conditions",
         "State of the GPU while measuring",
-        "NVML readings before and after each block. throttle: the clock-event reasons that were active, idle left out.",
+        "NVML readings before and after each block. throttle: the clock-event reasons that were active, idle left out."
+        + same_time.said(run),
         ["sm_clock_low_mhz", "sm_clock_high_mhz", "memory_clock_mhz", "power_high_w", "temperature_high_c", "throttle"],
         _conditions_of,
     )

@@ -13,6 +13,7 @@ from suite.errors import WrongUse
 from suite.explain.records import Explanation
 from suite.modes import MODES
 from suite.report.published import PUBLISHED_VARIANT
+from suite.schedule import missing_shards
 from suite.schema import EXPLANATION_VERSION, Cell, Environment, Status
 from suite.store import InvalidResults, describe, read_retried, read_run
 
@@ -108,12 +109,15 @@ def load_run(folder: Path) -> Run:
         f"the last line of run {run_id} was cut short, and that cell is left out; "
         f"`encore run --resume {where}` measures it again"
     )
+    parts = recorded.environment.settings.get("parts")
+    without = missing_shards(map(str, parts)) if isinstance(parts, list) else []
+    incomplete = f"run {run_id} was joined without shard {', '.join(without)}, and what that has is missing"
     return Run(
         recorded.environment,
         tuple(sorted(recorded.cells, key=_cell_order)),
         tuple(recorded.missing()),
         superseded=tuple(retried),
-        remarks=() if recorded.cut_line is None else (cut,),
+        remarks=(*([] if recorded.cut_line is None else [cut]), *([incomplete] if without else ())),
     )
 
 

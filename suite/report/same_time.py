@@ -1,0 +1,64 @@
+"""Which workloads were measured while others were: in shards of one run, on the GPUs of one host perhaps.
+
+On one host they disturb each other's host times, most of all those of mode `compile`, whose host has most to do. A row
+does not say which host it is of, so shards on several hosts are named as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from suite.report.load import Run, cell_label
+from suite.schema import Cell
+
+ROUNDING = timedelta(seconds=1)
+"""Of the time at which a row begins. Workloads of one process of the suite follow one another, and overlap by no more."""
+
+
+def at_the_same_time(run: Run) -> tuple[str, ...]:
+    """What the rows are called that were measured while rows of another part of the run were, in the order of cells.
+
+    Parts are what `encore merge` has joined, of which all that is known is that no workload is in two of them, or the
+    runs of a report.
+    """
+    spans = [(part, cell_label(cell), *_span(cell)) for part, cells in _parts(run) for cell in cells]
+    found = {
+        label
+        for part, label, begin, end in spans
+        if any(
+            part != other and begin + ROUNDING < until and start + ROUNDING < end for other, _, start, until in spans
+        )
+    }
+    return tuple(label for label in run.labels if label in found)
+
+
+def said(run: Run) -> str:
+    """A sentence about them, "" where there are none."""
+    count = len(at_the_same_time(run))
+    if not count:
+        return ""
+    return (
+        f" {count} workloads were measured at the same time as others: if that was on one host, they disturbed each "
+        "other's host times, those of mode compile most."
+    )
+
+
+def _parts(run: Run) -> list[tuple[str, Sequence[Cell]]]:
+    """Cells that were measured by different processes of the suite, as far as is known, each with a name."""
+    found: list[tuple[str, Sequence[Cell]]] = []
+    for number, each in enumerate(run.parts or (run,)):
+        if _is_merged(each):
+            found += [(f"{number} {cell_label(cell)}", [cell]) for cell in each.cells]
+        else:
+            found.append((str(number), each.cells))
+    return found
+
+
+def _is_merged(run: Run) -> bool:
+    return bool(run.environment.settings.get("parts")) or run.environment.command_line[1:2] == ["merge"]
+
+
+def _span(cell: Cell) -> tuple[datetime, datetime]:
+    begin = datetime.fromisoformat(cell.started_at)
+    return begin, begin + timedelta(seconds=cell.wall_s)
