@@ -252,8 +252,14 @@ class GroupSession:
         return cell_of(self.workload, self.variant, self.bench.settings, processes, grouping, group, guests)
 
     def cold_compile_times(self, mode: Mode, cache: CompileCache) -> CompileTimes | None:
-        """What the mode takes to compile alone with an empty cache; None if it fails."""
+        """What the mode takes to compile alone with an empty cache; None if it fails, which is said then: the row has
+        other times, and passes as its own processes did."""
         with self.alive([mode], cache=cache) as (member,):
+            if member.failure is not None:
+                self.bench.display.note(
+                    f"{self.workload.acronym} {mode.name}: no compile times with an empty cache: {member.failure.error}"
+                )
+                return None
             return member.prepared.compile if member.prepared else None
 
     def _waiting_or_new(self, mode: Mode, process: int) -> Member:

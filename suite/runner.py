@@ -226,6 +226,12 @@ def measure_group(
                 return {}
             done += len(together)
     guests = [member for name, members in processes.items() if name in have_rows for member in members]
+    for guest in guests:
+        if guest.failure is not None:
+            session.bench.display.note(
+                f"{session.workload.acronym} {guest.mode.name}: failed where it was measured once more, next to "
+                f"{', '.join(name for name in processes if name not in have_rows)}: {guest.failure.error}"
+            )
     return {
         name: session.cell(members, grouping, list(processes), guests)
         for name, members in processes.items()

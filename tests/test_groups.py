@@ -63,6 +63,8 @@ def test_a_common_baseline_that_fails_leaves_the_other_rows_of_both_halves(bench
     for mode in ("placement", "indirection"):
         beside = cells[mode].baseline_blocks
         assert {name: len(blocks) for name, blocks in beside.items()} == {"compile": 5, "graph": 0}
+    said = (bench.folder / "display").read_text()
+    assert "FAKE graph: failed where it was measured once more, next to placement, indirection: the worker" in said
 
 
 def test_a_workload_interrupted_in_its_second_half_starts_again(bench: Bench) -> None:

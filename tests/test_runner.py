@@ -16,10 +16,11 @@ from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_worklo
 import suite.group
 import suite.schedule
 from suite import store
+from suite.compile_cache import CompileCache
 from suite.modes import MODES, Mode
-from suite.protocol import Prepare, Start
+from suite.protocol import Failed, Prepare, Start
 from suite.runner import plan_jobs
-from suite.schema import Grouping, Status
+from suite.schema import CompileTimes, Correctness, Grouping, Status
 from suite.store import CannotWrite, read_run
 
 __all__ = ["bench"]
@@ -412,6 +413,33 @@ def test_compile_times_with_empty_caches_are_taken_of_each_mode_alone(bench: Ben
     bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"cold_compile_times": True}))
     assert bench.compiled()[3:] == [("compile", "COLD_ALONE"), ("graph", "COLD_ALONE")]
     assert {cell.mode for cell in bench.cells().values()} == {"eager", "compile", "graph"}
+
+
+def test_a_compilation_with_empty_caches_that_fails_is_said_and_its_times_are_not_taken(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = suite.group.bitwise_failure
+    failed = Failed(status=Status.FAIL_ACCURACY, error="other bits")
+    compiled: list[str] = []
+    taken: dict[str, object] = {}
+    cold_compile_times = suite.group.GroupSession.cold_compile_times
+
+    def cold(session: suite.group.GroupSession, mode: Mode, cache: CompileCache) -> CompileTimes | None:
+        times = taken[mode.name] = cold_compile_times(session, mode, cache)
+        return times
+
+    monkeypatch.setattr(suite.group.GroupSession, "cold_compile_times", cold)
+
+    def failure(mode: Mode, correctness: Correctness) -> Failed | None:
+        compiled.append(mode.name)
+        return failed if compiled.count("graph") == 2 and mode.name == "graph" else judged(mode, correctness)
+
+    monkeypatch.setattr(suite.group, "bitwise_failure", failure)
+    bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"cold_compile_times": True}))
+    assert {cell.status for cell in bench.cells().values()} == {Status.PASS}
+    assert {name: times is not None for name, times in taken.items()} == {"compile": True, "graph": False}
+    said = (bench.folder / "display").read_text()
+    assert "FAKE graph: no compile times with an empty cache: other bits" in said
 
 
 def test_sampling_goes_on_until_ratios_are_narrow_enough(bench: Bench) -> None:
