@@ -138,8 +138,8 @@ class Measure(Record):
 
 
 class MeasureOnce(Record):
-    """Metrics that need no profiler. They are handed out before a profiler is there, which may end the worker; `metrics`
-    has them, too."""
+    """Metrics that need no profiler. They are handed out before there is one, which may end the worker; `metrics` has
+    them, too."""
 
     do: Literal["once"] = "once"
 

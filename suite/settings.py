@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from suite.errors import WrongUse
 from suite.schema import Environment, Record
@@ -97,7 +97,7 @@ class RunPlan(RunSettings):
     workloads: list[str]
     modes: list[str]
     shard: str | None = None
-    parts: list[str] = []
+    parts: list[str] = Field(default_factory=list)
 
     @property
     def shards(self) -> list[str]:

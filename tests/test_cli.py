@@ -389,6 +389,8 @@ def test_shards_are_merged_into_the_whole(fake: Fake) -> None:
     assert sorted({c.workload for c in whole.cells}) == list(names)
     assert whole.missing() == []
     assert fake("run", "--resume", str(fake.folder / "whole")).returncode == 0
+    again = fake("run", *whole.environment.settings["workloads"], *CPU, "--resume", "newest", "--out", str(whole.path))
+    assert "nothing to run" in again.stderr, "of which parts it was joined is none of what is asked for"
 
 
 def test_a_merge_without_one_of_the_shards_says_so(fake: Fake) -> None:

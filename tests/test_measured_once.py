@@ -68,7 +68,7 @@ def test_a_cell_that_was_measured_without_a_profiler_is_not_measured_again_with_
 
 
 def test_each_rank_is_timed_on_a_core_of_its_own_and_all_modes_on_the_same(cell, monkeypatch):
-    """All ranks of one cell on one core took twice as long there as in their blocks (ST@tp2: 17.5 ms instead of 7.9)."""
+    """On one core all ranks of a cell took twice as long as in their blocks (ST@tp2: 17.5 ms instead of 7.9)."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: set(range(8)))
     cores = {}
     for mode in ("eager", "graph"):

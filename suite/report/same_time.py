@@ -13,7 +13,7 @@ from suite.report.load import Run, cell_label
 from suite.schema import Cell
 
 ROUNDING = timedelta(seconds=1)
-"""Of the time at which a row begins. Workloads of one process of the suite follow one another, and overlap by no more."""
+"""Of the time at which a row begins. Workloads of one process of the suite follow one another, and overlap by less."""
 
 
 def at_the_same_time(run: Run) -> tuple[str, ...]:
