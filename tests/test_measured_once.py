@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from tiny_cells import Mlp, cell
@@ -112,7 +113,8 @@ def test_whatever_is_counted_or_profiled_finds_its_inputs_moved(cell, monkeypatc
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(suite.measured_once, "recorded_graphs", lambda device: [])
     monkeypatch.setattr(suite.measured_once.MeasuredOnce, "_on_gpu", True)
-    monkeypatch.setattr(suite.measured_once, "metrics", lambda: ())
+    last = SimpleNamespace(name="last", values=lambda prepared: prepared.iterate(0) or {})
+    monkeypatch.setattr(suite.measured_once, "metrics", lambda: (last,))
     for _ in range(2):
         live.once.whole()
         live.once.kernels()
