@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures.synthetic_results import cell as a_cell
 from manual_clock import Clock
 
 from suite.measure import launches
@@ -17,7 +18,7 @@ from suite.measure.launches import Graphs, graphs_of, timed_launches
 from suite.metrics import PreparedCell, metrics
 from suite.metrics.floor import FEWEST, METRIC, MOST, MOST_LAUNCHES_WITH_ONE_WAIT
 from suite.modes import MODES
-from suite.schema import Coverage, Metrics
+from suite.schema import Cell, Coverage, Metrics, RankPart
 
 
 @pytest.fixture
@@ -52,7 +53,8 @@ def test_an_iteration_is_compared_with_its_graphs_alone(cuda: Any, clock: Clock)
         clock.pass_us(1000)
         graph.replay()
 
-    assert METRIC.values(cell(iterate)) == {
+    assert METRIC.values(replace(cell(iterate), core=min(os.sched_getaffinity(0)))) == {
+        "core": min(os.sched_getaffinity(0)),
         "graphs": 1,
         "floor_us": 500.0,
         "whole_us": 1500.0,
@@ -172,10 +174,10 @@ def test_a_host_that_is_slower_for_graphs_that_do_nothing_leaves_no_floor(
     monkeypatch.setattr(launches, "least_graph", lambda: lambda: clock.pass_us(900))
     graph = cuda()
     found = METRIC.values(cell(lambda number: [graph.replay() for _ in range(4)]))
-    assert found == {"graphs": 4, "whole_us": 2000.0}
+    assert found == {"core": None, "graphs": 4, "whole_us": 2000.0}
 
 
-def a_row(launches: int, **values: float) -> Metrics:
+def a_row(launches: int, ranks: int = 1, **values: float) -> Cell:
     coverage = Coverage(
         graph_kernels=1,
         eager_kernels=0,
@@ -191,7 +193,9 @@ def a_row(launches: int, **values: float) -> Metrics:
     more: dict[str, dict[str, float | None]] = {
         METRIC.name: {"floor_us": 2.0, "whole_us": 4.0, "over_floor_ratio": 2.0, **values}
     }
-    return Metrics(coverage=coverage, graphs=None, copies=None, memory=None, kernel_time_us=None, more=more)
+    found = Metrics(coverage=coverage, graphs=None, copies=None, memory=None, kernel_time_us=None, more=more)
+    parts = [RankPart(rank=rank, correctness=None, compile=None, metrics=None, blocks=[]) for rank in range(ranks)]
+    return a_cell("EOS", "graph", metrics=found, ranks=parts if ranks > 1 else [])
 
 
 def test_rows_with_one_wait_for_all_of_many_graphs_have_no_floor() -> None:
@@ -199,7 +203,12 @@ def test_rows_with_one_wait_for_all_of_many_graphs_have_no_floor() -> None:
     assert METRIC.of_row(a_row(many)) == {"whole_us": 4.0}
     assert METRIC.of_row(a_row(many - 1))["over_floor_ratio"] == 2.0
     assert METRIC.of_row(a_row(many, graphs=many))["over_floor_ratio"] == 2.0
-    assert METRIC.of_row(None) == {}
+    assert METRIC.of_row(a_cell("EOS", "graph", metrics=None)) == {}
+
+
+def test_rows_whose_ranks_shared_a_core_have_nothing() -> None:
+    assert METRIC.of_row(a_row(1, ranks=2)) == {}
+    assert METRIC.of_row(a_row(1, ranks=2, core=4))["over_floor_ratio"] == 2.0
 
 
 @pytest.mark.parametrize(("mode", "device"), [("compile", "cuda"), ("graph", "cpu")])

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from suite.modes import Mode
-from suite.schema import Metrics
+from suite.schema import Cell
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,7 @@ class Metric:
         title, note: what the report says above and below the table.
         columns: of the values, each with its unit at the end of its name ("issue_us").
         measure: gives the values by column; None where there is nothing to measure.
-        standing: of the values in a row those that may still be shown; None: all.
+        standing: of the values in a row those that may still be shown; None: all. It is given the row, with metrics.
     """
 
     name: str
@@ -61,13 +61,13 @@ class Metric:
     note: str
     columns: tuple[str, ...]
     measure: Callable[[PreparedCell], Mapping[str, float | None]]
-    standing: Callable[[Metrics], Mapping[str, float | None]] | None = None
+    standing: Callable[[Cell], Mapping[str, float | None]] | None = None
 
-    def of_row(self, row: Metrics | None) -> Mapping[str, float | None]:
-        """The values that reports show of a cell with these metrics."""
-        if row is None:
+    def of_row(self, row: Cell) -> Mapping[str, float | None]:
+        """The values that reports show of a cell."""
+        if row.metrics is None:
             return {}
-        return row.more.get(self.name, {}) if self.standing is None else self.standing(row)
+        return row.metrics.more.get(self.name, {}) if self.standing is None else self.standing(row)
 
     def values(self, cell: PreparedCell) -> dict[str, float | None]:
         """The measured values.

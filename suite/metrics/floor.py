@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from suite.metrics import Metric, PreparedCell
-from suite.schema import Metrics
+from suite.schema import Cell
 
 FEWEST, MOST = 10, 50
 LONGEST_S = 0.35
@@ -56,17 +56,21 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
     if not graphs:
         return {}
     floor = median(one.us for one in graphs)
-    count = median(one.count for one in graphs)
+    found = {"core": cell.core, "graphs": median(one.count for one in graphs), "whole_us": whole}
     if floor <= 0:  # the host was slower for graphs that do nothing than for the program's
-        return {"graphs": count, "whole_us": whole}
-    return {"graphs": count, "floor_us": floor, "whole_us": whole, "over_floor_ratio": whole / floor}
+        return found
+    return {**found, "floor_us": floor, "over_floor_ratio": whole / floor}
 
 
-def standing(row: Metrics) -> Mapping[str, float | None]:
+def standing(row: Cell) -> Mapping[str, float | None]:
     """The values in a row. Rows from before the graphs were counted have no floor where an iteration launches many: one
-    wait was taken for all of them then, and its error counts as often as there are graphs."""
-    values = row.more.get(METRIC.name, {})
-    launches = row.coverage.graph_launches if row.coverage else 0
+    wait was taken for all of them then, and its error counts as often as there are graphs. Rows of several ranks from
+    before the core was noted have nothing: all ranks were on one core then, and waited for each other."""
+    metrics = row.metrics
+    values = metrics.more.get(METRIC.name, {}) if metrics else {}
+    if "core" not in values and len(row.ranks) > 1:
+        return {}
+    launches = metrics.coverage.graph_launches if metrics and metrics.coverage else 0
     if "graphs" in values or launches <= MOST_LAUNCHES_WITH_ONE_WAIT:
         return values
     return {name: value for name, value in values.items() if name == "whole_us"}
@@ -78,8 +82,9 @@ METRIC = Metric(
     note="floor: the CUDA graphs of an iteration alone, launched and waited for; whole: the iteration, waited for. "
     "whole / floor is what the host, copies of inputs and work outside of graphs add; 1 cannot be reached. graphs: "
     "launched in an iteration; rows without this number have no floor where more than "
-    f"{MOST_LAUNCHES_WITH_ONE_WAIT} are.",
-    columns=("graphs", "whole_us", "floor_us", "over_floor_ratio"),
+    f"{MOST_LAUNCHES_WITH_ONE_WAIT} are. core: the one of the calling thread, of several ranks the first one's. "
+    "Rows of several ranks without it are left out, for all ranks shared one core.",
+    columns=("core", "graphs", "whole_us", "floor_us", "over_floor_ratio"),
     measure=floor_us,
     standing=standing,
 )

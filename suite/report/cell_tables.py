@@ -50,7 +50,7 @@ def of_metric(run: Run, metric: Metric) -> Table:
         metric.title,
         metric.note,
         metric.columns,
-        lambda cell: dict(metric.of_row(cell.metrics)),
+        lambda cell: dict(metric.of_row(cell)),
     )
 
 

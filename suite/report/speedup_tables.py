@@ -143,7 +143,7 @@ def headline(run: Run, comparisons: Sequence[Comparison]) -> Table:
 
 def _over_floor(run: Run, label: str, mode: str) -> float | None:
     cell = run.find(label, mode)
-    return None if cell is None else floor.METRIC.of_row(cell.metrics).get("over_floor_ratio")
+    return None if cell is None else floor.METRIC.of_row(cell).get("over_floor_ratio")
 
 
 def speedups(comparisons: Sequence[Comparison], published: Published) -> Table:
