@@ -350,3 +350,27 @@ def test_a_steady_replay_looks_at_gradients_that_it_finds_and_those_that_it_hand
     GRADIENTS[change](gradient)
     cleared()
     assert serve(recording, given[0], {}) is MISSED
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("signatures", [1, 2])
+def test_states_that_no_graph_reads_may_be_moved_such_as_those_of_a_frozen_layer(
+    signatures: int, optimizer: str
+) -> None:
+    found: list[list[Any]] = []
+    for graphed in (False, True):
+        made = Training("to None", optimizer)
+        step: Any = GraphedStep(made.step, device=CpuDevice()) if graphed else made.step
+        assert made.optimizer is not None
+        found.append([])
+        for index in range(30):
+            (batch,) = batches("cpu", 1, 6 + index % signatures)[0]
+            if index == 2:
+                made.weight.requires_grad_(False)
+                made.weight.grad = None
+            if index > 2 and index % 5 == 4:
+                for kept in made.optimizer.state[made.weight].values():
+                    kept.data = kept.data.clone()
+            found[-1].append([step(batch), *made.state()])
+    assert all(all(map(same, *pair)) for pair in zip(*found, strict=True))
+    assert step.report().dropped_recordings == 0 and len(step.report().recordings) == signatures

@@ -3,8 +3,8 @@
 Looked at before every launch, so everything is compared in bulk, in C: what stands in dicts of modules and optimizers
 by one call into C++; other numbers by value, all of one set of keys at once; other tensors and objects by identity,
 over live views of the dicts and lists they stand in; the memory of tensors by its address. (Of what an optimizer keeps,
-a steady replay compares the first two and the last two tensors before the launch, and all others behind it. See
-`optimizer_states`.) Names are looked up only where something differs.
+a steady replay compares the first two and the last two tensors before the launch, and all others that the graph reads
+behind it. See `optimizer_states`.) Names are looked up only where something differs.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Watch:
         self.tensors = self._tensors = _with_addresses(state, reads, extra)
         known = set(map(id, self._tensors))
         self.states = OptimizerStates(
-            {path: one for path, one in _of_optimizers(state).items() if id(one) not in known}
+            {path: one for path, one in _of_optimizers(state).items() if id(one) not in known and reads(one)}
         )
         self._indices = list(range(len(self._tensors)))
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
