@@ -100,6 +100,99 @@ def test_a_gradient_that_the_program_holds_stays_in_its_place_and_one_that_nobod
     assert all(one is not other for one, other in zip(recorded, mine.held, strict=True))
 
 
+BEHIND = "set to None behind"
+
+
+class Alike(Training):
+    """One whose parameters are alike in pairs. It clears gradients before or behind its work."""
+
+    def __init__(self, zero: str) -> None:
+        super().__init__("added to" if zero == BEHIND else zero)
+        torch.manual_seed(7)
+        self.model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+        before = self.step
+
+        def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            loss = before(batch)
+            if zero == BEHIND:
+                self.model.zero_grad()
+            return loss
+
+        self.step = step
+        self.buffers = [torch.zeros(sum(one.numel() for one in self.model.parameters())) for _ in range(2)]
+        self.held = self.buffers
+
+    def put(self, buffer: torch.Tensor) -> None:
+        parameters = list(self.model.parameters())
+        for parameter, part in zip(parameters, buffer.split([one.numel() for one in parameters]), strict=True):
+            parameter.grad = part.view_as(parameter)
+
+
+def buffers_in_turn(training: Alike, index: int) -> None:
+    training.put(training.buffers[index % 2])
+
+
+def another_buffer_later(training: Alike, index: int) -> None:
+    training.put(training.buffers[index > 6])
+
+
+def parts_of_both(training: Alike, index: int) -> None:
+    training.put(training.buffers[0])
+    found = training.gradients()
+    if index > 6:
+        training.put(training.buffers[1])
+        for parameter, gradient in list(zip(training.model.parameters(), found, strict=True))[::2]:
+            parameter.grad = gradient
+
+
+def new_ones_for_parts(training: Alike, index: int) -> None:
+    training.put(training.buffers[0])
+    if index > 6:
+        for parameter in training.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def exchanged_in_pairs(training: Alike, index: int) -> None:
+    layers = [one for one in training.model if one.weight.grad is not None]  # type: ignore[union-attr]
+    for one, other in zip(layers[::2], layers[1::2], strict=True):
+        one.weight.grad, other.weight.grad = other.weight.grad, one.weight.grad  # type: ignore[union-attr]
+
+
+def exchanged_for_a_new_one(training: Alike, index: int) -> None:
+    first, second = training.model[0].weight, training.model[1].weight
+    if index > 6 and second.grad is not None:
+        first.grad, second.grad = second.grad, torch.zeros_like(second)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        buffers_in_turn,
+        another_buffer_later,
+        parts_of_both,
+        new_ones_for_parts,
+        exchanged_in_pairs,
+        exchanged_for_a_new_one,
+    ],
+)
+@pytest.mark.parametrize("zero", [*ZERO, BEHIND])
+@pytest.mark.parametrize("signatures", [1, 2])
+def test_a_launch_leaves_what_the_program_holds_of_gradients_that_stand_elsewhere(
+    signatures: int, zero: str, change: Callable[[Alike, int], None]
+) -> None:
+    """No matter whether the graph's own place for a gradient is a part of a buffer, or another parameter's gradient."""
+    mine, theirs = Alike(zero), Alike(zero)
+    step = GraphedStep(mine.step, device=CpuDevice())
+    for index in range(16):
+        (batch,) = batches("cpu", 1, 6 + index % signatures)[0]
+        change(mine, index)
+        change(theirs, index)
+        assert torch.equal(step(batch), theirs.step(batch)), index
+        for one, other in [(mine.gradients(), theirs.gradients()), (mine.held, theirs.held)]:
+            assert len(one) == len(other) and all(map(torch.equal, one, other)), index
+    assert step.report().replays >= 8 and step.report().dropped_recordings == 0
+
+
 def backward_behind_the_next_call(training: Training, call: Callable[[], Any]) -> None:
     """What autograd saved of a gradient is written by the next call."""
     gradient = training.gradients()[0]

@@ -14,7 +14,9 @@ gradient is brought only where it looks as the graph's: what eager leaves looks 
 
 A program may hold the tensor that it put into a `.grad`, or one that shares its memory, as a flat buffer of all
 gradients does. What the call adds to it is to be seen there. So after a launch the sum is copied back to it, and it
-stays in the `.grad`; but where nothing else holds it, the graph's own takes its place.
+stays in the `.grad`; but where nothing else holds it, the graph's own takes its place. Where the graph's own is a part
+of a larger buffer, the program may hold that as well, such as one of two buffers that it uses in turn. So a launch with
+other gradients puts back what the part held, and these stay. Parameters may also have exchanged their gradients.
 
 Note [Words that are left over]. What launches a kernel may leave a part of its parameters as it finds the memory, with
 an address of before in it. So where only a word leads to the gradients, the call is captured once more with copies of
@@ -84,11 +86,13 @@ class Gradients:
         pairs = list(zip(before, after, strict=True))
         self._added_to = [old is not None and old is new for old, new in pairs]
         self._writes = [new is not None and (old is not new or written(new)) for old, new in pairs]
+        self._writes_before = [not indifferent and old is not None and written(old) for old in before]
         self.places = GradientPlaces([*self._before, *after])
         self._compare_these()
         self._in_place = False
         self._stood = self._brought = False
-        self._held: list[tuple[int, torch.Tensor]] = []
+        self._held: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        self._put_back: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def _compare_these(self) -> None:
         self._as_before = same_gradients(self.parameters, self._before) if self._before else None
@@ -143,7 +147,7 @@ class Gradients:
 
     def bring(self) -> None:
         """Before a launch: copy gradients that lie elsewhere to where the graph reads them."""
-        self._held = []
+        self._held, self._put_back = [], []
         self._brought = not (self._indifferent or self._in_place)
         if not self._brought:  # `fit` has just seen that
             self._in_place = False
@@ -151,18 +155,22 @@ class Gradients:
         now = gradients(self.parameters)
         alone = held_by_nobody_else(now, as_gradients=True)
         moved = [
-            (there, expected)
-            for there, expected in zip(now, self._before, strict=True)
+            (index, there, expected)
+            for index, (there, expected) in enumerate(zip(now, self._before, strict=True))
             if there is not None and expected is not None and there is not expected
         ]
+        sources, targets = [there for _, there, _ in moved], [expected for _, _, expected in moved]
+        exchanged = not _places(sources).isdisjoint(_places(targets))
+        if exchanged:
+            sources = [there.detach().clone() for there in sources]
         self._held = [
-            (index, there)
-            for index, (there, expected) in enumerate(zip(now, self._before, strict=True))
-            if there is not None and there is not expected and self._added_to[index] and not alone[index]
+            (index, there, expected)
+            for index, there, expected in moved
+            if self._writes_before[index] and (exchanged or not alone[index] or _is_a_part(expected))
         ]
-        sources, targets = [there for there, _ in moved], [expected for _, expected in moved]
-        if not _places(sources).isdisjoint(_places(targets)):  # parameters have exchanged gradients
-            sources = [there.clone() for there in sources]
+        lie = {there.data_ptr() for there in now if there is not None}
+        parts = [expected for expected in targets if _is_a_part(expected) and expected.data_ptr() not in lie]
+        self._put_back = [(part, part.detach().clone()) for part in parts]
         copy_all(targets, sources)
 
     def take_back(self) -> None:
@@ -181,10 +189,21 @@ class Gradients:
                 parameter.grad = gradient
         if self._held:
             held, self._held = self._held, []
-            sums = [gradient for index, _ in held if (gradient := self._after[index]) is not None]
-            copy_all([there for _, there in held], sums)
-            for index, there in held:
-                self.parameters[index].grad = there
+            targets, sums = [there for _, there, _ in held], [expected for _, _, expected in held]
+            if not _places(targets).isdisjoint(_places(sums)):
+                sums = [one.detach().clone() for one in sums]
+            copy_all(targets, sums)
+            for index, there, _ in held:
+                if self._added_to[index]:
+                    self.parameters[index].grad = there
+        if self._put_back:
+            put_back, self._put_back = self._put_back, []
+            copy_all([part for part, _ in put_back], [held for _, held in put_back])
+
+
+def _is_a_part(gradient: torch.Tensor) -> bool:
+    """Whether it lies in a larger buffer."""
+    return gradient.untyped_storage().nbytes() > size_bytes(gradient)
 
 
 def _distinct(found: Iterable[torch.Tensor | None]) -> set[int]:
