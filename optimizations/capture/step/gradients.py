@@ -168,9 +168,7 @@ class Gradients:
             for index, there, expected in moved
             if self._writes_before[index] and (exchanged or not alone[index] or _is_a_part(expected))
         ]
-        lie = {there.data_ptr() for there in now if there is not None}
-        parts = [expected for expected in targets if _is_a_part(expected) and expected.data_ptr() not in lie]
-        self._put_back = [(part, part.detach().clone()) for part in parts]
+        self._put_back = [(part, part.detach().clone()) for part in targets if _is_a_part(part)]
         copy_all(targets, sources)
 
     def take_back(self) -> None:
@@ -187,18 +185,18 @@ class Gradients:
             # Most are others then: to set them takes less than to ask first, as `put` does.
             for parameter, gradient in zip(self.parameters, self._after, strict=True):
                 parameter.grad = gradient
-        if self._held:
-            held, self._held = self._held, []
-            targets, sums = [there for _, there, _ in held], [expected for _, _, expected in held]
-            if not _places(targets).isdisjoint(_places(sums)):
-                sums = [one.detach().clone() for one in sums]
-            copy_all(targets, sums)
-            for index, there, _ in held:
-                if self._added_to[index]:
-                    self.parameters[index].grad = there
-        if self._put_back:
-            put_back, self._put_back = self._put_back, []
-            copy_all([part for part, _ in put_back], [held for _, held in put_back])
+        if not self._brought:
+            return
+        held, put_back = self._held, self._put_back
+        self._held, self._put_back = [], []
+        targets, sums = [there for _, there, _ in held], [expected for _, _, expected in held]
+        if put_back or not _places(targets).isdisjoint(_places(sums)):
+            sums = [one.detach().clone() for one in sums]
+        copy_all([part for part, _ in put_back], [before for _, before in put_back])
+        copy_all(targets, sums)
+        for index, there, _ in held:
+            if self._added_to[index]:
+                self.parameters[index].grad = there
 
 
 def _is_a_part(gradient: torch.Tensor) -> bool:
