@@ -163,10 +163,13 @@ class Gradients:
         exchanged = not _places(sources).isdisjoint(_places(targets))
         if exchanged:
             sources = [there.detach().clone() for there in sources]
+        left = {one.data_ptr() for one in self._after if one is not None}
         self._held = [
             (index, there, expected)
             for index, there, expected in moved
-            if self._writes_before[index] and (exchanged or not alone[index] or _is_a_part(expected))
+            if self._writes_before[index]
+            and (exchanged or not alone[index] or _is_a_part(expected))
+            and (self._added_to[index] or there.data_ptr() not in left)  # the step itself may exchange gradients
         ]
         self._put_back = [(part, part.detach().clone()) for part in targets if _is_a_part(part)]
         copy_all(targets, sources)
