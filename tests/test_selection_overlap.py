@@ -241,7 +241,7 @@ def test_a_first_window_that_is_spoiled_again_and_again_is_done_without() -> Non
         overlap.disturbed()
         spoiled += 1
         assert spoiled <= 100, "measuring would never begin"
-    assert spoiled > 1, "a single detour is no reason"
+    assert spoiled > 1, "one disturbed iteration must not be enough"
     for _ in range(20):
         overlap.waited(1e3)
         overlap.measured(5.0)

@@ -297,8 +297,8 @@ def _is_installed(file: pathlib.Path, folder: str) -> bool:
 def _installed_in(folder: str) -> frozenset[str]:
     """What packages that were installed into a folder have there, as `pip install --target` does: files and folders.
 
-    The program's own code may stand beside them. An `.egg-info` does not count: the package it describes is
-    the program's own, under development.
+    The program's own code may lie in the same folder. A package with an `.egg-info` is not counted: that is how a
+    program's own code looks while it is being developed.
     """
     described = map(importlib.metadata.PathDistribution, pathlib.Path(folder).glob("*.dist-info"))
     return frozenset(file.parts[0] for one in described for file in one.files or ())
