@@ -240,11 +240,3 @@ def test_an_unknown_program_is_refused_before_anything_is_measured(
         main(["micro", "host", "parameters-2", name, "--device", "cpu"])
     assert ended.value.code == EXIT_WRONG_USE
     assert name in capsys.readouterr().err
-
-
-def test_graphs_alone_are_timed_on_inputs_that_move() -> None:
-    numbers: list[int] = []
-    run = host._moving(numbers.append)
-    for _ in range(3):
-        run()
-    assert numbers == [0, 1, 2]

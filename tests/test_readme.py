@@ -14,6 +14,7 @@ from suite.modes import MODES
 from suite.report import cell_tables, compare, explain_tables, provenance, speedup_tables
 from suite.report.load import Run, load_explanations, load_runs
 from suite.report.readme import generated_part
+from suite.report.same_time import is_merged
 from suite.report.table import to_markdown
 from suite.store import RECORDED, REPOSITORY, list_runs, read_run
 
@@ -63,7 +64,7 @@ def test_the_table_of_the_readme_is_that_of_the_recorded_run_that_decides_most()
     """The newest of those that have verdicts on as many workloads, with later runs of nothing but what it lacks of
     GraCE's. Of those that were alone on their hosts: next to shards on other GPUs `compile`, which needs the host most,
     takes longer, and Encore looks better than it is."""
-    recorded = [path for path in list_runs(RECORDED) if "merge" not in read_run(path).environment.command_line]
+    recorded = [path for path in list_runs(RECORDED) if not is_merged(read_run(path).environment)]
     most = max(reversed(recorded), key=lambda path: decided(load_runs([path])))
     left = {workload.acronym for workload in find_set("grace")} - workloads_of(most)
     later = [path for path in recorded[recorded.index(most) + 1 :] if workloads_of(path) <= left]

@@ -7,6 +7,7 @@ of tokens, for example, they are out of range, and an assertion on the GPU fails
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,6 +79,12 @@ def least_graph() -> Callable[[], object]:
     with torch.cuda.graph(graph):
         torch.ones(1, device="cuda")
     return graph.replay
+
+
+def moving(iterate: Callable[[int], object]) -> Callable[[], object]:
+    """The iteration with the next inputs in each call: on inputs that stay, selection would measure once more."""
+    numbers = itertools.count()
+    return lambda: iterate(next(numbers))
 
 
 def waited_us(run: Callable[[], object], wait: Callable[[], None]) -> float:

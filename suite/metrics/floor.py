@@ -5,7 +5,6 @@ No host program that launches these graphs can be faster than launching them one
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from statistics import median
 
@@ -33,16 +32,13 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
     """
     import torch
 
-    from suite.measure.launches import graphs_of, waited_us
+    from suite.measure.launches import graphs_of, moving, waited_us
     from suite.measure.timing import bound_to
 
     if cell.device.type != "cuda" or not cell.mode.uses_cuda_graphs:
         return {}
 
-    numbers = itertools.count()
-
-    def iterate() -> None:
-        cell.iterate(next(numbers))
+    iterate = moving(cell.iterate)
 
     def wait() -> None:
         torch.cuda.synchronize(cell.device)

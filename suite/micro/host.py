@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 import statistics
 import time
 from collections import Counter
@@ -30,7 +29,7 @@ from models.registry import Size
 from optimizations import torch_internals
 from suite.errors import WrongUse
 from suite.iteration import callable_for, iteration, set_numerics
-from suite.measure.launches import graphs_of
+from suite.measure.launches import graphs_of, moving
 from suite.micro.host_cost import CALL, ENTRY, GRAPH, FullCalls, HostCost, Judged, LayerTime, least
 from suite.modes import Mode
 
@@ -218,7 +217,7 @@ def measure(case: Case) -> HostCost:
         without_guards, _ = _sample(step, case.calls // 2, case.now_ns, [synchronize])
     judged = _judged()
     calls = case.calls if case.mode.uses_cuda_graphs else 1
-    floor = graphs_of(_moving(step), synchronize, calls) if case.device == "cuda" else []
+    floor = graphs_of(moving(step), synchronize, calls) if case.device == "cuda" else []
     del step
     _forget()
     layers, inside, inside_behind_idle = _inner_times(case, program, synchronize)
@@ -268,12 +267,6 @@ class _Ways:
             self.steady_replays - before.steady_replays,
             self.full_calls - before.full_calls,
         )
-
-
-def _moving(step: Callable[[int], Any]) -> Callable[[], Any]:
-    """The iteration with the next inputs in each call: on inputs that stay, selection would begin to measure anew."""
-    numbers = itertools.count()
-    return lambda: step(next(numbers))
 
 
 def _with_options(case: Case) -> Mode:

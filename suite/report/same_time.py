@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from suite.report.load import Run, cell_label
-from suite.schema import Cell
+from suite.schema import Cell, Environment
 
 ROUNDING = timedelta(seconds=1)
 """Of the time at which a row begins. Workloads of one process of the suite follow one another, and overlap by less."""
@@ -48,15 +48,16 @@ def _parts(run: Run) -> list[tuple[str, Sequence[Cell]]]:
     """Cells that were measured by different processes of the suite, as far as is known, each with a name."""
     found: list[tuple[str, Sequence[Cell]]] = []
     for number, each in enumerate(run.parts or (run,)):
-        if _is_merged(each):
+        if is_merged(each.environment):
             found += [(f"{number} {cell_label(cell)}", [cell]) for cell in each.cells]
         else:
             found.append((str(number), each.cells))
     return found
 
 
-def _is_merged(run: Run) -> bool:
-    return bool(run.environment.settings.get("parts")) or run.environment.command_line[1:2] == ["merge"]
+def is_merged(environment: Environment) -> bool:
+    """Whether `encore merge` has made the run."""
+    return bool(environment.settings.get("parts")) or environment.command_line[1:2] == ["merge"]
 
 
 def _span(cell: Cell) -> tuple[datetime, datetime]:

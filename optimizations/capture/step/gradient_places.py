@@ -9,16 +9,13 @@ gradient does.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 
 import torch
 
-from optimizations import torch_internals
-from optimizations.capture.step.guard import Guard
-from optimizations.capture.step.tensor_marks import look, looks
+from optimizations.capture.step.known_tensors import KnownTensors
+from optimizations.capture.step.tensor_marks import look
 from optimizations.captured.displaced import size_bytes
-from optimizations.torch_internals.argument_guard import same_looks
 
 
 class _Place:
@@ -64,11 +61,8 @@ class GradientPlaces:
         self._compare_these()
 
     def _compare_these(self) -> None:
-        self.own = [one for one, _ in self._places]
-        self.addresses = [place.address for _, place in self._places]
-        self._indices = list(range(len(self.own)))
-        together = tuple(self.own)
-        self._looks = Guard(lambda: functools.partial(same_looks(together), together))
+        self._known = KnownTensors(one for one, _ in self._places)
+        self.own, self.addresses = self._known.tensors, self._known.addresses
 
     def renewed(self) -> dict[int, torch.Tensor] | None:
         """Tensors that stand, from now on, for those that are others now, by the identity of these.
@@ -77,12 +71,8 @@ class GradientPlaces:
         """
         if self._lost or not self.others_stand():
             return None
-        if torch_internals.data_ptrs_equal(self.own, self.addresses, self._indices):
-            if self._looks.holds():
-                return {}
-            if looks(self.own) == [place.look for _, place in self._places]:
-                self._looks.was_wrong()
-                return {}
+        if self._known.lie() and self._known.look():
+            return {}
         if self.lost():
             return None
         found = {id(one): place.tensor() for one, place in self._places if not place.is_of(one)}

@@ -16,10 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.step.guard import Guard
+from optimizations.capture.step.known_tensors import KnownTensors
 from optimizations.capture.step.set_aside import is_plain
-from optimizations.capture.step.tensor_marks import look, looks
-from optimizations.torch_internals.argument_guard import same_looks
+from optimizations.capture.step.tensor_marks import look
 
 MOST_NAMED = 3
 """States that an error names."""
@@ -43,51 +42,39 @@ class StatesMoved(RuntimeError):
             "otherwise. This call has used and written the memory from before, so weights and states may not be those "
             "of eager. Move states by load_state_dict, or put new tensors into `optimizer.state`; where `.data =` "
             "or `set_` or `t_()` has to do it, call reset() of the step before its next call. The next call looks at "
-            "everything anew."
+            "everything again."
         )
 
 
 class OptimizerStates:
-    """These tensors, by path, as they are when this is made. What has no memory of its own is left out."""
+    """The tensors of this mapping, by path, as they are now. Those without memory of their own are left out."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         found = {path: tensor for path, tensor in tensors.items() if is_plain(tensor)}
-        self._names, self._tensors = list(found), list(found.values())
-        self._memory = [tensor.untyped_storage() for tensor in self._tensors]
-        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        self._indices = list(range(len(self._tensors)))
-        self._then = looks(self._tensors)
-        self._looks = Guard(self._compare_looks)
+        self._names, self._known = list(found), KnownTensors(found.values())
+        self._memory = [tensor.untyped_storage() for tensor in found.values()]
 
     def __bool__(self) -> bool:
-        return bool(self._tensors)
-
-    def _compare_looks(self) -> Callable[[], bool]:
-        together = tuple(self._tensors)
-        return functools.partial(same_looks(together), together)
+        return bool(self._names)
 
     def compared_now(self) -> tuple[Callable[[], bool], Callable[[], bool]]:
         """Functions that tell whether all lie where they lay, and whether all look as they did, in a call of C++ each.
 
         They are for calls under the settings that are there now: autocast and inference mode are part of looks.
         """
-        lie = functools.partial(torch_internals.data_ptrs_equal, self._tensors, self._addresses, self._indices)
-        return lie, self._compare_looks()
+        known = self._known
+        lie = functools.partial(torch_internals.data_ptrs_equal, known.tensors, known.addresses, known.indices)
+        return lie, known.compared_looks()
 
     def stand(self) -> bool:
         """Whether all lie where they lay and look as they did."""
-        if not torch_internals.data_ptrs_equal(self._tensors, self._addresses, self._indices):
-            return False
-        if not self._looks.holds():
-            if looks(self._tensors) != self._then:
-                return False
-            self._looks.was_wrong()
-        return True
+        return self._known.lie() and self._known.look()
 
     def differing(self) -> list[str]:
         """The names of those that do not."""
+        known = self._known
         return [
             name
-            for name, tensor, address, then in zip(self._names, self._tensors, self._addresses, self._then, strict=True)
+            for name, tensor, address, then in zip(self._names, known.tensors, known.addresses, known.then, strict=True)
             if tensor.data_ptr() != address or look(tensor) != then
         ]

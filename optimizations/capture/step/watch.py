@@ -13,14 +13,13 @@ import functools
 import operator
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 import torch
 
-from optimizations import torch_internals
 from optimizations.capture.signature import exact
 from optimizations.capture.step.compared_entries import Entries
 from optimizations.capture.step.guard import Guard
@@ -36,6 +35,7 @@ from optimizations.capture.step.host_state import (
     key_name,
 )
 from optimizations.capture.step.host_tensors import HostTensors
+from optimizations.capture.step.known_tensors import KnownTensors
 from optimizations.capture.step.optimizer_states import OptimizerStates
 from optimizations.capture.step.program_code import data
 from optimizations.capture.step.tensor_marks import look, looks
@@ -49,10 +49,8 @@ from optimizations.capture.step.watched_entries import (
     is_watched,
     own_entries,
 )
-from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_looks, same_values
+from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_values
 from optimizations.torch_internals.dict_guard import HeldEntries, can_be_guarded, same_entries
-
-_data_ptrs_equal: Callable[[Sequence[Any], Sequence[int], Sequence[int]], bool] = torch_internals.data_ptrs_equal
 
 _PLAIN = (dict, OrderedDict, defaultdict, list)
 
@@ -172,16 +170,12 @@ class Watch:
         self._guard = Guard(lambda: same_entries(self.held_in_dicts()))
         self._held = held
         self._values = Guard(lambda: same_values(self.held()))
-        self.tensors = self._tensors = _with_addresses(state, reads, extra)
-        known = set(map(id, self._tensors))
-        self.states = OptimizerStates(
-            {path: one for path, one in _of_optimizers(state).items() if id(one) not in known and reads(one)}
-        )
-        self._indices = list(range(len(self._tensors)))
-        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        self._as_then = looks(self._tensors)
-        together = tuple(self._tensors)
-        self._looks = Guard(lambda: functools.partial(same_looks(together), together))
+        by_optimizers = _of_optimizers(state)
+        self._known = KnownTensors(_with_addresses(state, reads, extra, by_optimizers))
+        self.tensors = self._known.tensors
+        known = set(map(id, self.tensors))
+        named = {path: one for kept in by_optimizers for path, one in kept.items()}
+        self.states = OptimizerStates({path: one for path, one in named.items() if id(one) not in known and reads(one)})
         self._hooks = Hooks(state.parameters() if hooks_of_tensors else ())
         self._arrays = state.arrays()
         self._bytes = self._array_bytes()
@@ -207,10 +201,8 @@ class Watch:
                 if not self._asked.unchanged() or not _lack(self._without_asked):
                     return False
                 self._values.was_wrong()
-            if not self._looks.holds():
-                if looks(self._tensors) != self._as_then:
-                    return False
-                self._looks.was_wrong()
+            if not self._known.look():
+                return False
             for same in (self._hooks.unchanged, *self._in_python):
                 if not same():
                     return False
@@ -218,7 +210,7 @@ class Watch:
                 return False
             if not self.states.stand():
                 return False
-            return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
+            return self._known.lie()
         except UNREADABLE:
             return False
 
@@ -255,11 +247,12 @@ class Watch:
         if unread := [one for one in self._unread if one.holder is None]:
             in_python += (functools.partial(look_as_then, unread),)
         hooks = self._hooks
-        return Rest(hooks.registered, hooks.unchanged, in_python, self._tensors, self._addresses, self._indices)
+        known = self._known
+        return Rest(hooks.registered, hooks.unchanged, in_python, known.tensors, known.addresses, known.indices)
 
     def in_place(self) -> bool:
         """Whether tensors have the same memory."""
-        return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
+        return self._known.lie()
 
     def _contents_stand(self) -> bool:
         """Whether sets hold what they held, and no object has got an attribute that the step takes from its class."""
@@ -292,8 +285,10 @@ class Watch:
             )
             if (added := tuple(sorted(absent.intersection(keys))))
         ]
-        now = looks(self._tensors)
-        found += [(index, new) for index, (new, old) in enumerate(zip(now, self._as_then, strict=True)) if new != old]
+        now = looks(self.tensors)
+        found += [
+            (index, new) for index, (new, old) in enumerate(zip(now, self._known.then, strict=True)) if new != old
+        ]
         found += [
             ("unread", index, new)
             for index, one in enumerate(self._unread)
@@ -369,39 +364,35 @@ def _is_a_librarys(container: Container) -> bool:
     return of_module or container.always_read or (container.is_attributes and container.names is None)
 
 
-def _kept_by_optimizers(state: HostState) -> list[list[torch.Tensor]]:
-    """The tensors that each optimizer keeps."""
-    kept = (
-        [value for one in optimizer.state.values() if isinstance(one, dict) for value in one.values()]
-        for optimizer in state.optimizers.values()
-    )
-    return [[value for value in found if isinstance(value, torch.Tensor)] for found in kept]
-
-
-def _of_optimizers(state: HostState) -> dict[str, torch.Tensor]:
-    """All of these, by names that tell of which parameter each is."""
+def _of_optimizers(state: HostState) -> list[dict[str, torch.Tensor]]:
+    """The tensors that each optimizer keeps, by names that tell of which parameter each is."""
     paths = {
         id(parameter): f"{path}.{name}"
         for path, module in state.modules.items()
         for name, parameter in module.named_parameters(recurse=False)
     }
-    return {
-        f"{name}.state[{paths.get(id(parameter), f'parameter {index}')}][{key!r}]": value
+    return [
+        {
+            f"{name}.state[{paths.get(id(parameter), f'parameter {index}')}][{key!r}]": value
+            for index, (parameter, kept) in enumerate(optimizer.state.items())
+            if isinstance(kept, dict)
+            for key, value in kept.items()
+            if isinstance(value, torch.Tensor)
+        }
         for name, optimizer in state.optimizers.items()
-        for index, (parameter, kept) in enumerate(optimizer.state.items())
-        if isinstance(kept, dict)
-        for key, value in kept.items()
-        if isinstance(value, torch.Tensor)
-    }
+    ]
 
 
 def _with_addresses(
-    state: HostState, reads: Callable[[torch.Tensor], bool], extra: Sequence[torch.Tensor]
+    state: HostState,
+    reads: Callable[[torch.Tensor], bool],
+    extra: Sequence[torch.Tensor],
+    by_optimizers: Sequence[Mapping[str, torch.Tensor]],
 ) -> list[torch.Tensor]:
     """Tensors whose memory is compared: those of modules, those the graph reads, and a few of each optimizer's own."""
-    by_optimizers = _kept_by_optimizers(state)
-    ends = [tensor for found in by_optimizers for tensor in (*found[:2], *found[-2:])]
-    left_out = {id(tensor) for found in by_optimizers for tensor in found}
+    kept = [list(found.values()) for found in by_optimizers]
+    ends = [tensor for found in kept for tensor in (*found[:2], *found[-2:])]
+    left_out = {id(tensor) for found in kept for tensor in found}
     held = {
         id(value)
         for container in state.containers
