@@ -135,7 +135,7 @@ class GroupSession:
     def side_by_side(self, processes: Mapping[str, Sequence[Member]], wanted: Sequence[int]) -> Sequence[int]:
         """Those of the next processes that are prepared together: all that are wanted, or the first of them where the
         GPU may not have memory for twice what the first process of each mode needs, or the host for so many workers."""
-        living = [members[0] for members in processes.values() if not any(member.failure for member in members)]
+        living = [members[0] for members in processes.values() if not any(member.drops_out for member in members)]
         reserved = [member.prepared.reserved_bytes for member in living if member.prepared is not None]
         known = [own for own in reserved if own is not None]
         workers = len(wanted) * len(living)
@@ -148,8 +148,7 @@ class GroupSession:
     def measure(self, members: Sequence[Member]) -> None:
         """Blocks of all members, in an order that changes from block to block. A member that fails drops out.
 
-        At least as many as the settings say, then more until every ratio would be narrow enough or the time is over. If
-        one runs out of memory while others live, there is no going on: they are measured in smaller groups then.
+        At least as many as the settings say, then more until every ratio would be narrow enough or the time is over.
         """
         settings = self.bench.settings
         cores = sorted(os.sched_getaffinity(0)) if settings.device == "cuda" else []
@@ -162,7 +161,7 @@ class GroupSession:
             if index >= least_blocks(seconds, settings) and self._enough(members, index, seconds):
                 break
             asked = [by_name[name] for name in order if by_name[name].failure is None]
-            if not asked or (len(members) > 1 and any(member.out_of_memory for member in members)):
+            if not asked:
                 break
             for member in asked:
                 if index == 0:
@@ -174,6 +173,7 @@ class GroupSession:
                     self.bench.display.block_measured(member.mode.name, index + 1, max(settings.blocks, index + 2))
         for member in members:
             if member.failure is None:
+                member.timed = True
                 self.bench.display.block_measured(member.mode.name, len(member.blocks), len(member.blocks))
 
     def _enough(self, members: Sequence[Member], blocks: int, seconds: float) -> bool:
@@ -196,7 +196,7 @@ class GroupSession:
         samples = {
             name: [[block.host_us for block in member.blocks] for member in members]
             for name, members in processes.items()
-            if members and not any(member.failure for member in members)
+            if members and not any(member.drops_out for member in members)
         }
         pairs = {
             (baseline, name): (samples[baseline], own)
@@ -297,7 +297,7 @@ class GroupSession:
         }
         send({member.worker: commands for member, commands in asked.items()})
         self._converse(preparing)
-        if len(members) > 1 and any(member.out_of_memory for member in members):
+        if do_not_fit(members):
             toolchain.being_asked = False
             self._converse(asked, sent=asked)
             return  # they will be measured in smaller groups, and those that wait would start for nothing
@@ -507,6 +507,13 @@ class GroupSession:
             return None
         assert isinstance(answer.whole, Measured), "converse lets only the answer to the command through"
         return answer.whole
+
+
+def do_not_fit(members: Sequence[Member]) -> bool:
+    """Whether these, which are alive at the same time, are to be fewer. Where one is the only later process of its
+    mode, the others go on without it: what was measured of its group stands."""
+    several = not members[0].process or members[0].process != members[-1].process
+    return several and len(members) > 1 and any(member.out_of_memory for member in members)
 
 
 def _with_spec(commands: Sequence[Prepare], **fields: object) -> list[Prepare]:

@@ -24,6 +24,7 @@ from suite.schema import (
     LaterProcess,
     Metrics,
     RankPart,
+    Shortage,
     Status,
 )
 from suite.settings import RunSettings
@@ -34,6 +35,7 @@ class Member:
     """A process of a mode (or several, one for each rank), and what it has brought so far.
 
     `failure` set means its worker is not asked again. `by_rank` are the answers of all ranks, where there are several.
+    `timed`: all of its blocks are measured.
     """
 
     mode: Mode
@@ -44,6 +46,7 @@ class Member:
     correctness: Correctness | None = None
     prepared: Prepared | None = None
     blocks: list[Block] = field(default_factory=list)
+    timed: bool = False
     metrics: Metrics | None = None
     failure: Failed | None = None
     failed_rank: int = 0
@@ -52,6 +55,23 @@ class Member:
     @property
     def out_of_memory(self) -> bool:
         return self.failure is not None and self.failure.status is Status.OOM
+
+    @property
+    def drops_out(self) -> bool:
+        """Whether its mode is not started again. Lack of memory behind its blocks is one of its metrics alone."""
+        return self.failure is not None and not (self.timed and self.out_of_memory)
+
+    @property
+    def shortage(self) -> Shortage | None:
+        """What it lacked memory for, where it did; of what has samples that is no failure."""
+        if self.failure is None or not self.out_of_memory:
+            return None
+        return Shortage(
+            mode=self.mode.name,
+            process=self.process,
+            phase="metrics" if self.timed else "measure" if self.prepared else "prepare",
+            error=without_paths(self.failure.error),
+        )
 
     @property
     def has_graphs(self) -> bool:
@@ -75,11 +95,15 @@ def cell_of(
 ) -> Cell:
     """The row of a mode from its processes. `guests` are those of its group whose own rows have other blocks.
 
-    A mode one of whose processes failed has failed.
+    A mode one of whose processes failed has failed. Lack of memory is no failure of a mode that has blocks: they stand,
+    and the row says what is missing.
     """
     first = processes[0]
-    member = next((one for one in processes if one.failure), first)
-    failure, prepared = member.failure, first.prepared
+    has_blocks = any(one.blocks for one in processes)
+    member = next((one for one in processes if one.failure and not (has_blocks and one.out_of_memory)), first)
+    failure = None if has_blocks and member.out_of_memory else member.failure
+    prepared = first.prepared
+    begun = [one for one in processes if one.blocks or not (has_blocks and one.out_of_memory)]
     log_tail = without_paths(member.worker.ranks[member.failed_rank].log_tail()) if failure else None
     baselines = [guest for guest in guests if guest.mode.name in first.mode.baselines]
     return Cell(
@@ -114,9 +138,10 @@ def cell_of(
             name: [block for guest in baselines if guest.mode.name == name for block in guest.blocks]
             for name in dict.fromkeys(guest.mode.name for guest in baselines)
         },
-        processes=len(processes),
+        processes=len(begun),
         other_kernels=sorted(_retuned(processes).keys() | _retuned(baselines).keys()),
-        later=_later_processes(processes),
+        later=_later_processes(begun),
+        shortages=_shortages([*processes, *baselines]) if has_blocks else [],
         tp=workload.tp,
         ranks=_rank_parts(processes),
     )
@@ -156,6 +181,10 @@ def _retuned(processes: Sequence[Member]) -> dict[int, list[str]]:
             if retuned := difference(member.kernels, before).retuned:
                 found[member.process] = [*found.get(member.process, ()), *retuned]
     return found
+
+
+def _shortages(processes: Sequence[Member]) -> list[Shortage]:
+    return [found for member in processes if (found := member.shortage) is not None]
 
 
 def _later_processes(processes: Sequence[Member]) -> list[LaterProcess]:

@@ -85,7 +85,10 @@ def display_for(console: Console, estimates_s: Mapping[str, float]) -> Display:
 def outcome(cell: Cell) -> str:
     """One line on how a cell ended."""
     words = f"{cell.workload} {cell.mode}: {cell.status} in {format_duration(cell.wall_s)}"
-    return words if cell.status is Status.PASS else f"{words}: {(cell.error or 'no error given').splitlines()[0]}"
+    if cell.status is not Status.PASS:
+        words = f"{words}: {(cell.error or 'no error given').splitlines()[0]}"
+    short = (f"{'' if one.mode == cell.mode else f'{one.mode}, '}{one}" for one in cell.shortages)
+    return "; ".join((words, *short))
 
 
 class LineDisplay:

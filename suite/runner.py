@@ -1,12 +1,18 @@
 """A run from its first workload to its last: who is alive with whom, what is written when, what is left for later.
 
 Note [Groups]: the modes of a workload are measured in turn, block by block, all alive together; then all are started
-again, as often as the settings say, for processes of one program differ. If any of them runs out of memory, what the
-others measured together with it is worth nothing, and the workload starts again in halves that both have the common
-baselines. The modes of a half that does not fit are measured in pairs: each with its baseline. A pair that does not fit
-either is taken apart and its modes are measured one after another. A mode has one row, from the first
-group it was measured in; a later group's rows carry the blocks that its baselines had there. Rows are written when
-their workload is through, for until then a row is not final.
+again, as often as the settings say, for processes of one program differ. If any of them runs out of memory before
+anything is measured, the workload starts again in halves that both have the common baselines. The modes of a half that
+does not fit are measured in pairs: each with its baseline. A pair that does not fit either is taken apart and its modes
+are measured one after another. A mode has one row, from the first group it was measured in; a later group's rows carry
+the blocks that its baselines had there. Rows are written when their workload is through, for until then a row is not
+final.
+
+Note [Short of memory]: what was measured stands, whatever memory is short for later. A mode that runs out of it while
+it is timed drops out, and the others go on. Its row has the blocks it had until then; if it had none, it is measured
+once more in a smaller group. Behind the blocks only its metrics are missing. A later process that does not fit is one
+process fewer of its mode, and there are none after it; several that do not fit side by side are prepared one after
+another. The row says what is missing, and why (`suite.schema.Shortage`).
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from pathlib import Path
 from models.registry import Workload
 from suite.bench import Bench, Toolchain
 from suite.compile_cache import CompileCache
-from suite.group import GroupSession
+from suite.group import GroupSession, do_not_fit
 from suite.guard import temporary_folder
 from suite.member import Member
 from suite.modes import Mode
@@ -195,36 +201,32 @@ def measure_group(
 ) -> dict[str, Cell]:
     """Rows of modes measured in turn, all alive at once, in several processes each, which take turns too.
 
-    Of those that have rows, only the blocks count. Empty if one of several runs out of memory. A mode alone is a group
-    too, and then what fails has failed. What failed once is not started again.
+    Of those that have rows, only the blocks count. Empty if one of several runs out of memory before anything is
+    measured; without those that do while others are measured, and have no block: see Note [Short of memory]. A mode
+    alone is a group too, and then what fails has failed. What failed once is not started again.
     """
     processes: dict[str, list[Member]] = {mode.name: [] for mode in modes}
     count = session.bench.settings.processes or 1
     most = session.bench.settings.most_processes or count
-    done = 0
+    done, crowded = 0, False
     with session.later_processes():
         session.expect(modes, range(1, count))
         while done < most:
-            waiting = [mode for mode in modes if not any(member.failure for member in processes[mode.name])]
+            waiting = [mode for mode in modes if not any(member.drops_out for member in processes[mode.name])]
             if not waiting or (done >= count and session.enough_processes(processes)):
                 break
             wanted = range(done, _wanted(session, processes, done, most)) if done >= count else range(done, count)
-            together = session.side_by_side(processes, wanted) if done else (0,)
+            together = session.side_by_side(processes, wanted) if done and not crowded else wanted[:1]
             with session.alive(waiting, together) as alive:
-                measured: list[Member] = []
-                for process in together:
-                    members = _of_process(alive, process, processes)
-                    if not any(member.out_of_memory for member in members):
-                        session.measure(members)
-                    measured += members
-                if not any(member.out_of_memory for member in measured):
-                    first = [m for m in measured if not m.process and m.mode.name not in have_rows]
-                    session.collect(measured, whole=first)
-            if len(modes) > 1 and any(member.out_of_memory for member in alive):
+                fits = not do_not_fit(alive)
+                if fits:
+                    _measure_in_turn(session, alive, together, processes, have_rows)
+            if not done and len(modes) > 1 and _lacked_memory(alive):
                 if session.trials.give_up():
                     return measure_group(session, modes, grouping, have_rows)
                 return {}
-            done += len(together)
+            crowded = crowded or not fits
+            done += len(together) if fits else 0
     guests = [member for name, members in processes.items() if name in have_rows for member in members]
     for guest in guests:
         if guest.failure is not None:
@@ -235,13 +237,34 @@ def measure_group(
     return {
         name: session.cell(members, grouping, list(processes), guests)
         for name, members in processes.items()
-        if name not in have_rows
+        if name not in have_rows and not (len(modes) > 1 and _lacked_memory(members))
     }
+
+
+def _lacked_memory(members: Sequence[Member]) -> bool:
+    """Whether one of these ran out of memory, and none has measured anything."""
+    return any(member.out_of_memory for member in members) and not any(member.blocks for member in members)
+
+
+def _measure_in_turn(
+    session: GroupSession,
+    alive: Sequence[Member],
+    together: Sequence[int],
+    processes: Mapping[str, list[Member]],
+    have_rows: Collection[str],
+) -> None:
+    """Blocks of one process of each mode after the other, then their metrics. All are noted in `processes`."""
+    measured: list[Member] = []
+    for process in together:
+        members = _of_process(alive, process, processes)
+        session.measure(members)
+        measured += members
+    session.collect(measured, whole=[m for m in measured if not m.process and m.mode.name not in have_rows])
 
 
 def _of_process(alive: Sequence[Member], process: int, processes: Mapping[str, list[Member]]) -> list[Member]:
     """The members of this process of each mode, noted in `processes`; without modes that have failed before."""
-    members = [m for m in alive if m.process == process and not any(one.failure for one in processes[m.mode.name])]
+    members = [m for m in alive if m.process == process and not any(one.drops_out for one in processes[m.mode.name])]
     for member in members:
         processes[member.mode.name].append(member)
     return members

@@ -7,7 +7,7 @@ fields are refused, so that a file of another schema version cannot be read by m
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
 
@@ -289,6 +289,23 @@ class LaterProcess(Record):
     selection: list[ServedFunction]
 
 
+class Shortage(Record):
+    """Memory was not enough for a process of a mode that has samples in the row. They stand.
+
+    `phase` tells what is missing. "prepare": the process, and those after it. "measure": the blocks that its group went
+    on to measure without it, the kernels that it runs, and later processes. "metrics": what is measured once and was
+    not told before, and the kernels. Of a first process that is `Cell.metrics`, as far as they are None.
+    """
+
+    mode: str
+    process: int
+    phase: Literal["prepare", "measure", "metrics"]
+    error: str
+
+    def __str__(self) -> str:
+        return f"process {self.process + 1} lacked memory in phase {self.phase!r}: {self.error}"
+
+
 class Cell(Record):
     """One line of `cells.jsonl`: a workload in a mode, from the row's identity to its verdict-relevant numbers."""
 
@@ -327,6 +344,8 @@ class Cell(Record):
     """Processes that ran other kernels than the first, in this mode or in one of `baseline_blocks`."""
     later: list[LaterProcess] = []
     """The mode's own processes after the first."""
+    shortages: list[Shortage] = []
+    """Where memory was not enough behind samples, in this mode or in one of `baseline_blocks`."""
     tp: int | None = None
     """Over how many GPUs the workload is split (tensor parallelism); None: it is not such a row."""
     ranks: list[RankPart] = []

@@ -115,8 +115,8 @@ def test_a_mode_that_never_fits_is_out_of_memory_and_the_others_keep_their_pairs
     }
 
 
-@pytest.mark.parametrize("phase", ["measure", "metrics"])
-def test_running_out_of_memory_late_leads_to_pairs_too(bench: Bench, phase: str) -> None:
+@pytest.mark.parametrize("phase", ["compile", "settle"])
+def test_running_out_of_memory_before_anything_is_measured_leads_to_pairs_too(bench: Bench, phase: str) -> None:
     bench.run({"graph": f"fail:oom@{phase}"}, modes=FOUR[:3])
     cells = bench.cells()
     assert list(cells) == ["eager", "compile", "graph"]

@@ -10,7 +10,7 @@ from fixtures.synthetic_results import cell, failed_cell
 from rich.console import Console
 
 from suite.progress import Display, LineDisplay, LiveDisplay, TimeLeft, display_for, outcome
-from suite.schema import Status
+from suite.schema import Shortage, Status
 
 
 def go_through_a_workload(display: Display) -> None:
@@ -82,3 +82,14 @@ def test_time_left_counts_down_within_a_workload_and_never_below_the_rest() -> N
 def test_an_outcome_is_one_line() -> None:
     assert outcome(cell("EOS", "compile", wall_s=3.0)) == "EOS compile: pass in 3s"
     assert outcome(failed_cell("EOS", "graph", Status.OOM, error="a\nb")) == "EOS graph: oom in 10s: a"
+
+
+def test_an_outcome_says_what_memory_was_not_enough_for() -> None:
+    short = [
+        Shortage(mode="graph", process=0, phase="metrics", error="no memory"),
+        Shortage(mode="compile", process=1, phase="measure", error="none left"),
+    ]
+    assert outcome(cell("EOS", "graph", wall_s=3.0, shortages=short)) == (
+        "EOS graph: pass in 3s; process 1 lacked memory in phase 'metrics': no memory; "
+        "compile, process 2 lacked memory in phase 'measure': none left"
+    )

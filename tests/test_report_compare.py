@@ -10,7 +10,7 @@ from suite.errors import EncoreError
 from suite.report import compare
 from suite.report.compare import Kernels, TimeKind
 from suite.report.load import Run
-from suite.schema import Grouping, LaterProcess, Status
+from suite.schema import Grouping, LaterProcess, Shortage, Status
 
 
 def run_of(*cells):
@@ -217,6 +217,50 @@ def test_processes_of_a_mode_that_ran_other_kernels_make_its_ratios_no_gains():
     run = run_of(cell(mode="compile"), cell(mode="graph", other_kernels=[2], **steady([50] * 6)))
     item = only(compare.compare(run), "graph", "compile")
     assert (item.kernels, item.verdict) == (Kernels.RETUNED, None)
+
+
+def short_of_memory(mode, phase):
+    return [Shortage(mode=mode, process=1, phase=phase, error="CUDA out of memory")]
+
+
+def test_modes_measured_in_turn_are_compared_over_the_blocks_that_both_have():
+    """One ran out of memory in its third block, in all processes; what the others did behind it is in no ratio."""
+    ours, theirs = steady([50, 50], shortages=short_of_memory("graph", "measure")), steady([100, 100, 400, 400, 400])
+    item = only(compare.compare(run_of(cell(mode="compile", **theirs), cell(mode="graph", **ours))), "graph", "compile")
+    assert (item.ratio.value, item.ratio.processes, item.alternating) == (pytest.approx(2), 3, True)
+    apart = steady([100, 100, 400, 400, 400], grouping=Grouping.SEQUENTIAL)
+    ours["grouping"] = Grouping.SEQUENTIAL
+    item = only(compare.compare(run_of(cell(mode="compile", **apart), cell(mode="graph", **ours))), "graph", "compile")
+    assert item.ratio.value > 2.1, "blocks of one index have nothing in common there"
+
+
+@pytest.mark.parametrize("short", ["compile", "graph", "beside graph"])
+@pytest.mark.parametrize(
+    ("phase", "kernels", "verdict"),
+    [
+        ("prepare", Kernels.SAME, stats.Verdict.FAST),
+        ("measure", Kernels.UNSEEN, None),
+        ("metrics", Kernels.UNSEEN, None),
+    ],
+)
+def test_where_a_process_that_samples_are_of_could_not_be_profiled_its_ratios_have_no_verdict(
+    short: str, phase: str, kernels: Kernels, verdict: stats.Verdict | None
+) -> None:
+    known = metrics().model_copy(update={"kernels": {"triton_poi_fused 4x1x1 64x1x1": 1}})
+    changes: dict[str, dict[str, object]] = {"compile": {}, "graph": {}}
+    changes[short.split()[-1]]["shortages"] = short_of_memory("compile" if "beside" in short else short, phase)
+    cells = (
+        cell(mode=mode, metrics=known, **steady([us, us, us, us]), **changes[mode])
+        for mode, us in (("compile", 100), ("graph", 50))
+    )
+    item = only(compare.compare(run_of(*cells)), "graph", "compile")
+    assert (item.kernels, item.verdict, item.is_gain) == (kernels, verdict, verdict is not None)
+    assert item.ratio.value == pytest.approx(2), "the samples stand"
+
+
+def test_memory_that_a_mode_lacked_which_is_not_compared_says_nothing_of_the_kernels():
+    run = run_of(cell(mode="compile"), cell(mode="graph", shortages=short_of_memory("eager", "metrics")))
+    assert only(compare.compare(run), "graph", "compile").kernels is not Kernels.UNSEEN
 
 
 @pytest.mark.parametrize(

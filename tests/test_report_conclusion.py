@@ -8,7 +8,7 @@ from fixtures.synthetic_results import cell, environment, explanation, failed_ce
 from suite.report import compare, conclusion, same_program
 from suite.report.conclusion import Trust
 from suite.report.load import Run, Superseded
-from suite.schema import Block, Cell, GpuState, Status
+from suite.schema import Block, Cell, GpuState, Shortage, Status
 
 KERNELS = {"triton_poi_fused_0 grid 4 block 128": 1}
 
@@ -131,6 +131,13 @@ def test_a_gpu_that_slowed_down_is_said():
     first, *rest = pair("EOS", 100.0, 50.0)
     result = concluded(throttled(first), *rest)
     assert text_of("slowed down while it was measured: SwPowerCap in 1 cell", result).holds is False
+
+
+def test_memory_that_was_short_behind_samples_is_said():
+    short = [Shortage(mode="indirection", process=1, phase="prepare", error="no memory")]
+    result = concluded(*pair("EOS", 100.0, 50.0, shortages=short))
+    assert text_of("Memory was short in 1 cell behind samples, which stand", result).holds is False
+    assert text_of("Memory was short", concluded(*pair("EOS", 100.0, 50.0))) is None
 
 
 def test_analyses_count_models_that_stock_would_hold_whole():

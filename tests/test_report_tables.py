@@ -23,8 +23,9 @@ from suite.report import cell_tables, compare, explain_tables, provenance, same_
 from suite.report.later_processes import later_processes
 from suite.report.load import Run
 from suite.report.published import load_published
+from suite.report.shortages import shortages
 from suite.report.table import make_table, to_csv, to_markdown
-from suite.schema import Cell, CompileTimes, LaterProcess, Memory, NotCaptured, ServedFunction, Status
+from suite.schema import Cell, CompileTimes, LaterProcess, Memory, NotCaptured, ServedFunction, Shortage, Status
 
 PUBLISHED = load_published()
 
@@ -355,6 +356,18 @@ def test_what_stock_captures_is_said_with_what_cannot_be_told(captures, text):
     graph = explanation().graphs[0]
     graphs = [graph.model_copy(update={"stock_captures": answer}) for answer in captures]
     assert row(explain_tables.obstacles([explanation(graphs=graphs)], PUBLISHED))["stock_captures"] == text
+
+
+def test_what_memory_was_not_enough_for_is_told_with_its_reason():
+    short = [
+        Shortage(mode="graph", process=0, phase="metrics", error="no memory"),
+        Shortage(mode="compile", process=1, phase="measure", error="none left"),
+    ]
+    made = shortages(Run(environment(), (cell("EOS", "compile"), cell("EOS", "graph", shortages=short)), ()))
+    assert rows(made) == [
+        {"workload": "EOS", "mode": "graph", "of": "graph", "process": 1, "phase": "metrics", "error": "no memory"},
+        {"workload": "EOS", "mode": "graph", "of": "compile", "process": 2, "phase": "measure", "error": "none left"},
+    ]
 
 
 def test_what_later_processes_did_otherwise_is_told_one_row_for_each():

@@ -37,6 +37,7 @@ from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
 from suite.report.readme import check_readme, generated_names, update_readme
 from suite.report.results_page import exhibit_part
+from suite.report.shortages import shortages
 from suite.report.superseded import superseded_failures
 from suite.report.table import Table, make_table, to_csv, to_markdown
 from suite.schema import Cell, Record
@@ -194,6 +195,7 @@ def _run_parts(
             *cell_tables.all_tables(run, published),
             later_processes(run),
             superseded_failures(run),
+            shortages(run),
             same_program.same_program(run),
         )
     }
@@ -206,7 +208,7 @@ def _run_parts(
         ("memory", "Memory", ("memory",), ("memory",)),
         ("compile", "Compile time", ("compile_time",), ("compile_times",)),
         *((metric.name, metric.title, (), (metric.name,)) for metric in metrics()),
-        ("failed", "Cells without a result", (), ("failed", "superseded")),
+        ("failed", "Cells without a result", (), ("failed", "superseded", "shortages")),
         ("trust", "Correctness and conditions", (), ("same_program", "correctness", "later_processes", "conditions")),
     )
     return tuple(

@@ -49,6 +49,8 @@ class Kernels(StrEnum):
     """A kernel that both have is launched otherwise, or one side has another kernel of a library."""
     UNKNOWN = "tuned apart"
     """Each side tuned its kernels by itself, and nobody recorded which ones it ran."""
+    UNSEEN = "kernels not seen"
+    """A process that samples are of lacked the memory to look at its kernels."""
     OTHER = "void: other kernels"
     """The ratio follows that of the kernel times, or is over a process whose kernels nobody timed."""
 
@@ -235,6 +237,13 @@ def _ran_others(cell: Cell) -> bool:
     return any(not told.get(process) or not all(map(only_moves, told[process])) for process in cell.other_kernels)
 
 
+def _unseen(cell: Cell, reference: Cell) -> bool:
+    """Whether a process of either, with samples, lacked the memory to look at its kernels."""
+    modes = (cell.mode, reference.mode)
+    shortages = [*cell.shortages, *reference.shortages]
+    return any(one.mode in modes and one.phase != "prepare" for one in shortages)
+
+
 def compare_kernels(cell: Cell, reference: Cell, ratio: float) -> Kernels:
     """Whether both ran the same kernels, as far as their rows tell.
 
@@ -245,6 +254,8 @@ def compare_kernels(cell: Cell, reference: Cell, ratio: float) -> Kernels:
         return Kernels.EAGER
     if _ran_others(cell) or _ran_others(reference):
         return Kernels.RETUNED
+    if _unseen(cell, reference):
+        return Kernels.UNSEEN
     if cell.metrics and reference.metrics and cell.metrics.kernels and reference.metrics.kernels:
         found = difference(cell.metrics.kernels, reference.metrics.kernels)
         return Kernels.RETUNED if found.retuned else Kernels.GENERATED if found.generated else Kernels.SAME
@@ -268,16 +279,26 @@ def _missing(cell: Cell, baseline: str, reference: Cell | None) -> str | None:
 
 
 def _samples(cell: Cell, reference: Cell, metric: TimeKind) -> tuple[list[Process], list[Process], bool]:
-    """Samples of both sides by process and block, and whether they were measured in turn."""
+    """Samples of both sides by process and block, and whether they were measured in turn.
+
+    If so, of the blocks that both have: a mode that ran out of memory has fewer.
+    """
     if theirs := cell.baseline_blocks.get(reference.mode):
         alternating = True
     else:
         theirs = reference.blocks
         same_group = (cell.grouping, cell.group) == (reference.grouping, reference.group)
         alternating = same_group and cell.grouping is not Grouping.SEQUENTIAL
-    sides = [_by_process(blocks, metric) for blocks in (cell.blocks, theirs)]
+    blocks = _shared(cell.blocks, theirs) if alternating else (cell.blocks, theirs)
+    sides = [_by_process(side, metric) for side in blocks]
     both = sorted(sides[0].keys() & sides[1].keys())
     return [sides[0][process] for process in both], [sides[1][process] for process in both], alternating
+
+
+def _shared(*sides: Sequence[Block]) -> tuple[list[Block], ...]:
+    """The blocks that all sides have."""
+    both = set.intersection(*({(block.process, block.index) for block in side} for side in sides))
+    return tuple([block for block in side if (block.process, block.index) in both] for side in sides)
 
 
 def _by_process(blocks: Sequence[Block], metric: TimeKind) -> dict[int, Process]:

@@ -22,7 +22,8 @@ NAMES_BESIDE_GRAPHS = {UNPARTITIONED_MODE: "unpartitioned", GRAPH_MODE: "graph",
 
 KERNELS_NOTE = (
     f"{Kernels.RETUNED.value}: the modes do not run the same kernels; {Kernels.UNKNOWN.value}: each tuned its kernels "
-    "by itself, and which ones it ran was not recorded; such a ratio has no verdict and is in no mean. "
+    f"by itself, and which ones it ran was not recorded; {Kernels.UNSEEN.value}: there was no memory to look at them; "
+    "such a ratio has no verdict and is in no mean. "
     f"{Kernels.OTHER.value}: the ratio follows the kernel times, or its baseline ran in another process; it is "
     "withdrawn."
 )
