@@ -1,6 +1,7 @@
-"""One workload's cells while they live: started, prepared, compared, measured in turn, profiled, ended.
+"""One workload's cells while they live: started, prepared, compared, profiled, ended.
 
 Which modes are alive at the same time is the runner's business; a `GroupSession` does the steps for those it is given.
+Between them `suite.blocks` asks for blocks.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ from suite.protocol import (
     Compile,
     Failed,
     LoadProfiler,
-    Measure,
-    Measured,
     MeasureOnce,
     Prepare,
     Prepared,
@@ -38,9 +37,7 @@ from suite.protocol import (
     Try,
 )
 from suite.ranked_worker import RankedWorker, converse_ranked, end, send
-from suite.schedule import BLOCKS_PER_CORE, THROUGHPUT_EVERY, core_for, least_blocks, orders, sampling_for
 from suite.schema import Cell, CompileConditions, CompileTimes, Correctness, Grouping
-from suite.stats import enough_processes, narrow_enough, process_spread, speed_up
 from suite.trials import TRIED, TrialsApart
 
 WORKER_BYTES = 3 * 2**30
@@ -144,88 +141,6 @@ class GroupSession:
         gpu = len(wanted) * (2 * sum(known) + len(living) * CONTEXT_BYTES)
         fits = gpu <= self.bench.gpu_bytes and workers * WORKER_BYTES <= psutil.virtual_memory().total
         return wanted if fits else wanted[:1]
-
-    def measure(self, members: Sequence[Member]) -> None:
-        """Blocks of all members, in an order that changes from block to block. A member that fails drops out.
-
-        At least as many as the settings say, then more until every ratio would be narrow enough or the time is over.
-        """
-        settings = self.bench.settings
-        cores = sorted(os.sched_getaffinity(0)) if settings.device == "cuda" else []
-        by_name = {member.mode.name: member for member in members}
-        seed = f"{settings.seed} {self.workload.acronym} {members[0].process if members else 0}"
-        begin = time.monotonic()
-        turn = 0
-        for index, order in enumerate(orders(list(by_name), seed)):
-            seconds = time.monotonic() - begin
-            if index >= least_blocks(seconds, settings) and self._enough(members, index, seconds):
-                break
-            asked = [by_name[name] for name in order if by_name[name].failure is None]
-            if not asked:
-                break
-            for member in asked:
-                if index == 0:
-                    self.bench.display.phase(member.mode.name, "measure")
-                ask = self._measure_command(member, index, turn, cores)
-                turn += 1
-                if (answer := self._ask(member, ask)) is not None:
-                    member.blocks.append(answer.block)
-                    self.bench.display.block_measured(member.mode.name, index + 1, max(settings.blocks, index + 2))
-        for member in members:
-            if member.failure is None:
-                member.timed = True
-                self.bench.display.block_measured(member.mode.name, len(member.blocks), len(member.blocks))
-
-    def _enough(self, members: Sequence[Member], blocks: int, seconds: float) -> bool:
-        settings = self.bench.settings
-        if blocks >= settings.most_blocks or seconds >= settings.measure_s:
-            return True
-        if blocks % BLOCKS_PER_CORE:
-            return False
-        samples = {m.mode.name: [block.host_us for block in m.blocks] for m in members if m.failure is None}
-        return all(
-            narrow_enough(samples[baseline], samples[member.mode.name], settings.processes or 1)
-            for member in members
-            for baseline in member.mode.compared_with
-            if member.mode.name in samples and baseline in samples
-        )
-
-    def enough_processes(self, processes: Mapping[str, Sequence[Member]], more: int = 0) -> bool:
-        """Whether these processes of each mode decide how modes compare that launch CUDA graphs; with `more`, whether
-        so many others like them will do (`suite.stats`)."""
-        samples = {
-            name: [[block.host_us for block in member.blocks] for member in members]
-            for name, members in processes.items()
-            if members and not any(member.drops_out for member in members)
-        }
-        pairs = {
-            (baseline, name): (samples[baseline], own)
-            for name, own in samples.items()
-            for baseline in processes[name][0].mode.compared_with
-            if baseline in samples
-        }
-        spread = process_spread(list(pairs.values()), len(samples))
-        graphed = {name for name in samples if processes[name][0].has_graphs}
-        deciding = [pair for names, pair in pairs.items() if graphed.issuperset(names)]
-        return enough_processes([speed_up(theirs, ours, spread=spread) for theirs, ours in deciding], more)
-
-    def _measure_command(self, member: Member, index: int, turn: int, cores: Sequence[int]) -> list[Measure]:
-        """A command for each rank: they differ in the core."""
-        assert member.prepared is not None, "a member without a failure is prepared"
-        sampling = sampling_for(member.prepared.iteration_us, self.bench.settings)
-        ranks = len(member.worker.ranks)
-        return [
-            Measure(
-                process=member.process,
-                index=index,
-                turn=turn,
-                samples=sampling.samples,
-                throughput_iterations=0 if index % THROUGHPUT_EVERY else sampling.samples,
-                lead_in=sampling.lead_in,
-                core=core_for(index, cores, process=member.process, rank=rank, ranks=ranks),
-            )
-            for rank in range(ranks)
-        ]
 
     def collect(self, members: Sequence[Member], whole: Collection[Member]) -> None:
         """Metrics, one member after the other: what is timed, and a profiler, must not see its neighbours' load.
@@ -498,15 +413,6 @@ class GroupSession:
             headers_dir=str(self.bench.toolchain.headers) if self.bench.toolchain.headers else None,
             being_asked=self.bench.toolchain.being_asked,
         )
-
-    def _ask(self, member: Member, commands: Sequence[Measure]) -> Measured | None:
-        answer = converse_ranked({member.worker: commands}, self.bench.timeout_s)[member.worker]
-        member.by_rank.append(answer.by_rank)
-        if isinstance(answer.whole, Failed):
-            member.failure, member.failed_rank = answer.whole, answer.failed_rank
-            return None
-        assert isinstance(answer.whole, Measured), "converse lets only the answer to the command through"
-        return answer.whole
 
 
 def do_not_fit(members: Sequence[Member]) -> bool:

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from models.registry import Workload
 from suite.bench import Bench, Toolchain
+from suite.blocks import enough_processes, measure_blocks
 from suite.compile_cache import CompileCache
 from suite.group import GroupSession, do_not_fit
 from suite.guard import temporary_folder
@@ -213,9 +214,9 @@ def measure_group(
         session.expect(modes, range(1, count))
         while done < most:
             waiting = [mode for mode in modes if not any(member.drops_out for member in processes[mode.name])]
-            if not waiting or (done >= count and session.enough_processes(processes)):
+            if not waiting or (done >= count and enough_processes(processes)):
                 break
-            wanted = range(done, _wanted(session, processes, done, most)) if done >= count else range(done, count)
+            wanted = range(done, _wanted(processes, done, most)) if done >= count else range(done, count)
             together = session.side_by_side(processes, wanted) if done and not crowded else wanted[:1]
             with session.alive(waiting, together) as alive:
                 fits = not do_not_fit(alive)
@@ -257,7 +258,7 @@ def _measure_in_turn(
     measured: list[Member] = []
     for process in together:
         members = _of_process(alive, process, processes)
-        session.measure(members)
+        measure_blocks(session.bench, session.workload, members)
         measured += members
     session.collect(measured, whole=[m for m in measured if not m.process and m.mode.name not in have_rows])
 
@@ -270,10 +271,10 @@ def _of_process(alive: Sequence[Member], process: int, processes: Mapping[str, l
     return members
 
 
-def _wanted(session: GroupSession, processes: Mapping[str, Sequence[Member]], done: int, most: int) -> int:
+def _wanted(processes: Mapping[str, Sequence[Member]], done: int, most: int) -> int:
     """How many processes of each mode there will be in all, as far as the `done` ones tell."""
     further = range(1, most - done)
-    return done + next((more for more in further if session.enough_processes(processes, more)), most - done)
+    return done + next((more for more in further if enough_processes(processes, more)), most - done)
 
 
 def measure_in_halves(session: GroupSession, modes: Sequence[Mode]) -> dict[str, Cell]:
