@@ -15,7 +15,7 @@ so they have the same bits, and one of them is judged. What is measured uses the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from suite.eager_comparison import EagerComparison
 from suite.iteration import Iterate, iteration
 from suite.measure.across_ranks import largest_spread, norms
 from suite.measure.correctness import TOLERANCE, Agreement, compute_dtype, loss_scales
-from suite.measure.eager_random import eager_random_numbers
+from suite.measure.eager_random import attention_that_drops_alike, eager_random_numbers
 from suite.measure.memory import release
 from suite.measure.results import Results, State, run_checked, run_unchecked
 from suite.rank_group import RankGroup
@@ -137,10 +137,17 @@ class Judge:
             raise Inaccurate(self._record(verdict))
         return verdict
 
-    def _algorithms(self) -> AbstractContextManager[None]:
-        """Those of a trial: see Note [Deterministic trials]."""
-        deterministic = self.is_tried and self._program.instance.workload.tried_deterministic
-        return deterministic_algorithms() if deterministic else nullcontext()
+    @contextmanager
+    def _algorithms(self) -> Iterator[None]:
+        """Those of a trial: see Note [Deterministic trials], and Note [Attention that drops] in
+        `suite.measure.eager_random`."""
+        workload = self._program.instance.workload
+        with ExitStack() as stack:
+            if self.is_tried and workload.task == "training":
+                stack.enter_context(attention_that_drops_alike())
+            if self.is_tried and workload.tried_deterministic:
+                stack.enter_context(deterministic_algorithms())
+            yield
 
     def _check(self) -> Correctness:
         verdict, forgotten = self.trial_verdict, False

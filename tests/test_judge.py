@@ -40,13 +40,25 @@ def test_a_later_process_of_a_stochastic_mode_with_other_bits_runs_the_trial_too
     assert live.measure(Measure(index=0, turn=0, samples=2, throughput_iterations=0)).host_us, "compiled again after it"
 
 
+def attention_allowed() -> tuple[bool, ...]:
+    """Whether flash, memory-efficient, cuDNN's and composed attention may run."""
+    cuda = torch.backends.cuda
+    return (
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+    )
+
+
 class Asking(torch.nn.Module):
-    """Writes down whether it runs with deterministic algorithms, uncompiled and compiled."""
+    """Writes down whether its algorithms are deterministic, and which attention may run; uncompiled and compiled."""
 
     def __init__(self) -> None:
         super().__init__()
         self.mlp = Mlp(0.5)
         self.found: list[bool] = []
+        self.attention: list[tuple[bool, ...]] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         torch.compiler.disable(self.ask)()
@@ -54,6 +66,7 @@ class Asking(torch.nn.Module):
 
     def ask(self) -> None:
         self.found.append(torch.are_deterministic_algorithms_enabled())
+        self.attention.append(attention_allowed())
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -70,6 +83,19 @@ def test_eager_and_trial_may_use_deterministic_algorithms_and_what_is_measured_u
     assert live.settle().correctness.passed
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
+
+
+@pytest.mark.parametrize("task", ["training", "inference"])
+def test_where_attention_drops_eager_and_trial_run_the_kernel_that_drops_alike(cell, task):
+    module = Asking()
+    live = cell(lambda: module, "compile", task=task, stochastic=True)
+    before = attention_allowed()
+    live.build()
+    assert set(module.attention) == {(False, True, False, True) if task == "training" else before}
+    tried = len(module.attention)
+    assert tried >= 4, "eager, and what was compiled for trial, on two inputs each"
+    live.compile(CompileConditions.COLD_ALONE)
+    assert set(module.attention[tried:]) == {before} == {attention_allowed()}
 
 
 def test_a_trial_that_fails_leaves_the_algorithms_as_they_were(cell, monkeypatch):

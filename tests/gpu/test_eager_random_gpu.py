@@ -7,7 +7,7 @@ import torch
 from test_eager_random import PROGRAMS, both
 
 from optimizations import torch_internals
-from suite.measure.eager_random import eager_random_numbers
+from suite.measure.eager_random import attention_that_drops_alike, eager_random_numbers
 
 pytestmark = pytest.mark.gpu
 
@@ -19,3 +19,32 @@ def test_draws_are_in_eagers_order(name: str) -> None:
     with torch_internals.inductor_config.patch(force_disable_caches=True), eager_random_numbers():
         eager, compiled = both(program, w)
     torch.testing.assert_close(compiled, eager, rtol=1e-2, atol=1e-2)
+
+
+def attended(heads: torch.Tensor) -> torch.Tensor:
+    """As transformers 5 asks for it: a mask that hides nothing while it is traced, and none otherwise."""
+    mask = heads.new_ones(8, 1, 128, 128, dtype=torch.bool) if torch.compiler.is_compiling() else None
+    return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask, dropout_p=0.5)
+
+
+def gradients(heads: torch.Tensor) -> list[torch.Tensor]:
+    """Those of eager and of the compiled program, from the same seed."""
+    torch.compiler.reset()
+    found = []
+    for call in (attended, torch.compile(attended)):
+        torch.manual_seed(3)
+        leaf = heads.clone().requires_grad_()
+        call(leaf).square().sum().backward()
+        found.append(leaf.grad)
+    return found
+
+
+def test_attention_drops_the_same_elements_with_a_mask_and_without() -> None:
+    heads = torch.randn(8, 4, 128, 64, generator=torch.Generator().manual_seed(1)).half().cuda()
+    with torch_internals.inductor_config.patch(force_disable_caches=True), eager_random_numbers():
+        with attention_that_drops_alike():
+            eager, compiled = gradients(heads)
+        torch.testing.assert_close(compiled, eager, rtol=2e-2, atol=2e-2)
+        # That they drop others by themselves is what makes it a test.
+        eager, compiled = gradients(heads)
+    assert (compiled - eager).norm() > 0.1 * eager.norm()
