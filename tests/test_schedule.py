@@ -126,14 +126,15 @@ def test_a_shard_without_end_takes_no_memory() -> None:
 
 
 def seconds_by_recorded_rows() -> dict[str, float]:
-    """Of each workload in the newest recorded run on H200s in which all of its modes have a row."""
+    """Of each workload in the newest recorded run on H200s in which all of its modes were timed."""
     modes = {mode.name for mode in select_modes_for("cuda", None)}
     found: dict[str, float] = {}
     for path in store.list_runs(store.RECORDED):
         run = store.read_run(path)
         rows: dict[str, list[Cell]] = {}
         for row in run.cells:
-            if row.size == "full" and row.device == "cuda" and TP_MARK not in row.workload:
+            in_full = row.size == "full" and row.device == "cuda" and TP_MARK not in row.workload
+            if in_full and row.blocks:
                 rows.setdefault(row.workload, []).append(row)
         for workload, own in rows.items():
             if run.environment.gpu and "H200" in run.environment.gpu.name and modes <= {row.mode for row in own}:
