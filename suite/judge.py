@@ -10,6 +10,11 @@ Note [Deterministic trials]: EfficientDet chooses among nearly equal values (Not
 other bits in 469 of its tensors. Then no mode has the bits of another that was compared, and each would be compiled in
 float32 and in float64 to be judged, for minutes. Its trials, and eager's run before them, use deterministic algorithms:
 so they have the same bits, and one of them is judged. What is measured uses the algorithms it always does.
+
+Note [First calls]: a module may keep what it makes in its first call, as Mask R-CNN keeps its anchors. If that call is
+compiled, they are outputs of a CUDA graph; a later call writes over them, and stock's graphs end with an error. The
+first process of a mode runs a program that draws nothing as it is before it compiles, for reference. So its later
+processes, and ranks, whose reference is another module, begin with such a call as well: all measure the same program.
 """
 
 from __future__ import annotations
@@ -78,6 +83,14 @@ class Judge:
             self.trial_verdict = self._trial(eager) if self.is_tried else None
         finally:
             self._program.instance = own
+
+    def call_uncompiled(self) -> None:
+        """One iteration as the program is, whose results nobody wants: see Note [First calls]."""
+        own = self._program.instance
+        with self._program.calling():
+            iterate = iteration(own, own.module, marks_steps=self._program.marks_steps)
+            run_unchecked(own, iterate, self._program.checked[0], self._program.states[0], self._program.spec.seed)
+        release(own.device)
 
     def trial_correctness(self) -> Correctness:
         """The verdict on the trial, of a cell that has run one."""

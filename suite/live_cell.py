@@ -76,6 +76,9 @@ class LiveCell:
             share_toolchain(spec.vec_isa_ok, spec.headers_dir, being_asked=spec.being_asked)
             if spec.known_digests is None and not self._tried_elsewhere:
                 self._judge.run_reference()
+            has_reference_elsewhere = spec.known_digests is not None or isinstance(self._program.ranks, RankGroup)
+            if has_reference_elsewhere and not self._judge.is_tried:
+                self._judge.call_uncompiled()
             if self._compilation.mode.backend is not None:
                 # Behind the trial, which takes longer than whoever is being asked about C++ to find it out.
                 found = start_toolchain(

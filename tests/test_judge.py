@@ -140,6 +140,35 @@ def test_the_trial_of_a_later_process_finds_what_the_first_compiled_for_its_own(
     assert torch_internals.inductor_config.aot_inductor.metadata == mark, "what is compiled next is the mode's again"
 
 
+class Keeping(Mlp):
+    """Keeps what it makes in its first call, as Mask R-CNN keeps its anchors. Writes down whether that is compiled."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(dropout)
+        self.kept: torch.Tensor | None = None
+        self.made_compiled: list[bool] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.made_compiled.append(torch.compiler.is_compiling())
+            self.kept = x.new_ones(4)
+        return super().forward(x) * self.kept
+
+
+@pytest.mark.parametrize("task", ["inference", "training"])
+def test_a_later_process_begins_with_a_call_that_is_not_compiled_as_the_first_one_does(cell, task):
+    first = cell(Keeping, "compile", task=task)
+    digests = first.prepare().correctness.digests
+    module = Keeping()
+    live = cell(lambda: module, "compile", task=task, spec={"known_digests": digests, "later": True})
+    live.build()
+    assert module.made_compiled == [False]
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert module.calls == 0, "buffers are as they were built"
+    live.compile(CompileConditions.WARM)
+    assert live.settle().correctness is None, "it has the bits of the first"
+
+
 class HalfGradients(Mlp):
     """Its gradients pass through float16, as under autocast on a GPU."""
 
