@@ -46,7 +46,7 @@ def _shard(module: torch.nn.Module, mesh: DeviceMesh) -> None:
     parameters=44_454_513,
     notes="random weights, not those trained on COCO; it still finds its 100 objects. Detections are chosen among "
     "nearly equal ones, by rounding in the end, so that their sorted scores are compared with eager, and not boxes and "
-    "masks. It keeps the anchors of its first call. If that call is compiled with stock's CUDA graphs, a later one ends "
+    "masks. It keeps the anchors of its first call. If that is compiled with stock's CUDA graphs, a later call ends "
     "with an error; here the first call is not compiled, in any mode",
 )
 def build(variant: str, size: Size) -> torch.nn.Module:
