@@ -22,7 +22,7 @@ def report(
         typer.Argument(
             metavar="[RUN]...",
             help="Names or folders of runs made with one GPU model, driver and PyTorch; default: the newest. "
-            "Of a workload that several measured, all rows are those of the newest.",
+            "Of a workload that several measured, all rows are of one: the newest, or one in which it was alone.",
             show_default=False,
         ),
     ] = None,

@@ -10,7 +10,8 @@ from fixtures.synthetic_results import cell, environment, write_run
 
 from suite.cli_report import recorded_file
 from suite.report.build import build_report, paper_results
-from suite.report.load import Run, load_runs
+from suite.report.join import load_runs
+from suite.report.load import Run
 from suite.report.paper import EXHIBITS, Results
 from suite.report.published import load_published
 from suite.report.readme import generated_names, generated_part

@@ -12,7 +12,8 @@ from models.registry import find_set
 from suite.cli import app
 from suite.modes import MODES
 from suite.report import cell_tables, compare, explain_tables, provenance, speedup_tables
-from suite.report.load import Run, load_explanations, load_runs
+from suite.report.join import load_runs
+from suite.report.load import Run, load_explanations
 from suite.report.readme import generated_part
 from suite.report.same_time import is_merged
 from suite.report.table import to_markdown

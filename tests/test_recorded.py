@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from suite.micro.records import read_micro_run
-from suite.report.load import load_explanations, load_runs
+from suite.report.join import load_runs
+from suite.report.load import load_explanations
 from suite.report.paper.nanogpt import read_nanogpt
 from suite.schema import READABLE_VERSIONS, SCHEMA_VERSION, Status
 from suite.store import ENVIRONMENT, PACKED, RECORDED, read_run

@@ -23,7 +23,7 @@ from fixtures.synthetic_results import (
 from suite.errors import WrongUse
 from suite.report import build, cell_tables, speedup_tables
 from suite.report.build import FIGURE_NAMES, build_report
-from suite.report.load import load_runs
+from suite.report.join import load_runs
 from suite.report.published import load_published
 from suite.schema import Status
 

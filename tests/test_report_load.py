@@ -9,7 +9,8 @@ from fixtures.synthetic_results import GPU, cell, environment, explanation, fail
 
 from suite.errors import WrongUse
 from suite.report import provenance
-from suite.report.load import is_as_published, join_runs, load_explanations, load_run, load_runs, row_label
+from suite.report.join import join_runs, load_runs
+from suite.report.load import is_as_published, load_explanations, load_run, row_label
 from suite.schema import Status
 from suite.store import InvalidResults
 
@@ -143,6 +144,43 @@ def test_all_rows_of_a_workload_are_of_the_newest_run_that_has_any(tmp_path):
         assert [part.labels for part in run.parts] == [("EOS",), ("MMC", "ST")]
 
 
+def beside(folder, day, *cells):
+    """A run of two shards at the same time: of these cells, and of another workload."""
+    return made_at(folder, "beside", day, [*cells, cell("MMC", "compile")], settings={"parts": ["1/2", "2/2"]})
+
+
+def taken_of(runs, workload="ST"):
+    joined = load_runs(runs)
+    return next(part.environment.run_id for part in joined.parts if workload in part.labels)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "taken"),
+    [
+        ([cell("ST", "compile")], [cell("ST", "compile")], "alone"),
+        ([cell("ST", "compile"), cell("ST", "graph")], [cell("ST", "compile")], "alone"),
+        ([cell("ST", "compile")], [cell("ST", "compile"), cell("ST", "graph")], "beside"),
+        ([cell("ST", "compile")], [failed_cell("ST", "compile", Status.OOM)], "beside"),
+        ([failed_cell("ST", "compile", Status.OOM)], [failed_cell("ST", "compile", Status.OOM)], "alone"),
+        ([failed_cell("ST", "compile", Status.OOM)], [cell("ST", "compile")], "beside"),
+    ],
+    ids=["both", "more before", "a mode more since", "failed since", "failed in both", "failed before"],
+)
+def test_rows_measured_beside_others_take_the_place_of_those_that_were_alone_only_where_these_tell_less(
+    tmp_path, old, new, taken
+):
+    runs = [made_at(tmp_path, "alone", 1, old), beside(tmp_path, 2, *new)]
+    assert taken_of(runs) == taken_of(runs[::-1]) == taken
+    later = made_at(tmp_path, "later", 3, [cell("ST", "compile")])
+    assert taken_of([*runs, later]) == "later"
+    assert taken_of(runs, "MMC") == "beside"
+
+
+def test_of_runs_that_were_all_measured_beside_others_the_newest_has_the_rows(tmp_path):
+    runs = [beside(tmp_path / name, day, cell("ST", "compile")) for day, name in ((1, "a"), (2, "b"))]
+    assert [part.labels for part in load_runs(runs).parts] == [(), ("MMC", "ST")]
+
+
 def test_variants_of_a_workload_may_be_of_different_runs(tmp_path):
     old = made_at(tmp_path, "old", 1, [cell("ST", "compile"), cell("ST", "compile", variant="current")])
     new = made_at(tmp_path, "new", 2, [cell("ST", "compile")])
@@ -229,7 +267,7 @@ def test_runs_of_the_same_name_are_told_apart_and_one_without_a_row_is_named(tmp
     runs = [made_at(tmp_path, "run", day, [cell("EOS")]) for day in (1, 2)]
     assert provenance.of_run(load_runs(runs)).rows_by_run == (
         "Of run run of 2026-01-02T00:00:00 (commit 2222222222): EOS.",
-        "No row is of run run of 2026-01-01T00:00:00 (commit 1111111111): newer runs have the workloads.",
+        "No row is of run run of 2026-01-01T00:00:00 (commit 1111111111): other runs have the workloads.",
     )
     origin = provenance.of_run(load_runs(runs))
     for said in (origin.caption, origin.run_id, origin.commit or ""):

@@ -19,8 +19,9 @@ from suite.nanogpt.records import Generation, MeasuredConfiguration, NanoGptRun,
 from suite.report.build import build_exhibits
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.draw import draw
+from suite.report.join import load_runs
 from suite.report.line_chart import Line, LineChart, draw_any, draw_lines
-from suite.report.load import Run, load_runs
+from suite.report.load import Run
 from suite.report.paper import EXHIBITS, Results, find_exhibits
 from suite.report.paper.exhibit import NOT_MEASURED, Made
 from suite.report.paper.nanogpt import read_nanogpt

@@ -39,6 +39,27 @@ def test_inputs_that_begin_to_move_make_the_verdict_void(make: Any) -> None:
     assert selection(compiled).voided == ("inputs move from call to call now",)
 
 
+def test_inputs_that_always_moved_make_no_verdict_void_where_an_iteration_has_several_calls(
+    make: Any, cuda_on_cpu: CudaOnCpu
+) -> None:
+    """Pictures of two sizes in turn, each with a head of its own: the same function comes first, and an iteration is
+    over when both heads were called. At its beginning the first picture always lies in the same place."""
+    _, body = make(model=Model(cuda_on_cpu), digest="b" * 64, plain=50e-6)
+    heads = [make(model=Model(cuda_on_cpu), digest=digest * 64)[1] for digest in "cd"]
+    places = [(values(1), values(2)), (values(3), values(4))]
+    for step in range(1200):
+        x, y = places[step % 2]
+        torch.compiler.cudagraph_mark_step_begin()
+        middle = body.function([x, y, W])
+        inputs = [*middle, y, W]
+        del middle
+        (result,) = heads[step % 2].function(inputs)
+        assert torch.equal(result, 2 * (2 * x + y * W) + y * W), step
+        del result
+    report = selection(body)
+    assert (report.functions, report.state, report.voided) == (3, "decided", ())
+
+
 def test_another_stream_makes_the_verdict_void(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
     _, compiled = make()
     run(compiled, 400)

@@ -300,6 +300,7 @@ class Group(Voting):
         measurement = self._measurement
         assert measurement is not None
         WAY.used(self)
+        self._circumstances.note(inputs, leader.watched)  # each of its calls, as looks do
         if not measurement.begin_iteration(self.members.serials, self._leading.backwards):
             return False
         if measurement.hopeless:
@@ -320,7 +321,6 @@ class Group(Voting):
             return False
         if self._circumstances.another_stream(leader.device_index):
             measurement.void(ANOTHER_STREAM)
-        self._circumstances.note(inputs, leader.watched)
         if measurement.leaves_alone:
             self.members.serve(UNSELECTED)
             return measurement.leave_alone()

@@ -28,9 +28,10 @@ from suite.report import (
 from suite.report.chart import Chart
 from suite.report.conclusion import Conclusion
 from suite.report.draw import to_pdf, to_png, to_svg
+from suite.report.join import load_runs
 from suite.report.later_processes import later_processes
 from suite.report.line_chart import LineChart, draw_any
-from suite.report.load import Run, cell_label, load_explanations, load_runs
+from suite.report.load import Run, cell_label, load_explanations
 from suite.report.page import Log, Page, PageFigure, Section, render
 from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.provenance import Provenance
@@ -110,7 +111,7 @@ def build_report(
     """Write one report of runs, of explanations, or of both, into the folder `out`.
 
     Args:
-        runs: folders of runs; of a workload that several of them measured, the newest has its rows (`join_runs`).
+        runs: folders of runs; of a workload that several of them measured, one has its rows (`join_runs`).
         explanations: folder of `<name>.json` files that `encore explain --out` wrote.
         out: gets `report.html` and `tables/`; made if it is not there. What an earlier report wrote there and this one
             does not have is removed, other files stay.

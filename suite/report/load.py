@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -33,7 +31,7 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as the report shows it, or several joined by `join_runs`: cells by workload, then in the order of modes.
+    """A run as the report shows it, or several joined (`suite.report.join`): cells by workload, in the order of modes.
 
     `missing` are the (workload, mode) pairs the run set out to measure and has not; `superseded` failures that newer
     rows stand for. `remarks` say what is wrong with its files. `parts` are the runs that were joined, oldest first,
@@ -90,6 +88,11 @@ def cell_label(cell: Cell) -> str:
     return row_label(cell.workload, cell.variant, cell.size, "with optimizer" if cell.with_optimizer else None)
 
 
+def cell_order(cell: Cell) -> tuple[str, tuple[int, str]]:
+    """Sort key: by what the row is called, then in the order of modes."""
+    return cell_label(cell), mode_order(cell.mode)
+
+
 def is_as_published(cell: Cell) -> bool:
     """Whether published numbers may stand next to this cell: the published program in full size, nothing added."""
     return cell.variant == PUBLISHED_VARIANT and cell.size == FULL_SIZE and not cell.with_optimizer
@@ -114,92 +117,11 @@ def load_run(folder: Path) -> Run:
     incomplete = f"run {run_id} was joined without shard {', '.join(without)}, and what that has is missing"
     return Run(
         recorded.environment,
-        tuple(sorted(recorded.cells, key=_cell_order)),
+        tuple(sorted(recorded.cells, key=cell_order)),
         tuple(recorded.missing()),
         superseded=tuple(retried),
         remarks=(*([] if recorded.cut_line is None else [cut]), *([incomplete] if without else ())),
     )
-
-
-def load_runs(folders: Sequence[Path]) -> Run:
-    """The run of one folder, or those of several joined by `join_runs`.
-
-    Raises:
-        InvalidResults: see `load_run`.
-        WrongUse: see `join_runs`.
-    """
-    return join_runs([load_run(folder) for folder in folders])
-
-
-def join_runs(runs: Sequence[Run]) -> Run:
-    """Several runs as one report shows them; a single run as it is.
-
-    All rows of a workload are of one run, the newest that has any: ratios are of one run only. Missing are the cells
-    of workloads that no run has.
-
-    Raises:
-        WrongUse: a run is there twice, or the runs differ in GPU model, driver or PyTorch.
-    """
-    if len(runs) == 1:
-        return runs[0]
-    runs = sorted(runs, key=_age)
-    _check_together(runs)
-    newest = {label: index for index, run in enumerate(runs) for label in run.labels}
-    parts = tuple(
-        replace(run, cells=tuple(cell for cell in run.cells if newest[cell_label(cell)] == index))
-        for index, run in enumerate(runs)
-    )
-    superseded = [
-        *(each for run in runs for each in run.superseded),
-        *(
-            Superseded(cell, run.environment.run_id, runs[newest[cell_label(cell)]].environment.run_id)
-            for index, run in enumerate(runs)
-            for cell in run.failed
-            if newest[cell_label(cell)] != index
-        ),
-    ]
-    measured = {cell.workload for run in runs for cell in run.cells}
-    missing = dict.fromkeys(pair for run in runs for pair in run.missing if pair[0] not in measured)
-    cells = sorted((cell for part in parts for cell in part.cells), key=_cell_order)
-    remarks = tuple(remark for run in runs for remark in run.remarks)
-    return Run(runs[-1].environment, tuple(cells), tuple(missing), parts, tuple(superseded), remarks)
-
-
-def _check_together(runs: Sequence[Run]) -> None:
-    """Refuses runs whose rows may not stand in one table."""
-    # Two shards may have been started in the same second; only all that is recorded of a run tells it from another.
-    pairs = itertools.combinations(runs, 2)
-    if again := next((new for old, new in pairs if old.environment == new.environment), None):
-        raise WrongUse(f"run {_called(again)} is given twice; name each run once")
-    first, *others = runs
-    for other in others:
-        if differ := _differences(first, other):
-            raise WrongUse(
-                f"runs {_called(first)} and {_called(other)} differ in {', '.join(differ)}, and their rows do not "
-                "belong into one report; make one of each: `encore report RUN --out DIR`"
-            )
-
-
-def _differences(one: Run, other: Run) -> list[str]:
-    """What keeps the rows of two runs out of one table: its name, with both values."""
-    compared = (
-        ("GPU", one.device, other.device),
-        ("driver", one.environment.driver, other.environment.driver),
-        ("PyTorch", one.environment.torch, other.environment.torch),
-    )
-    return [f"{name} ({ours} and {theirs})" for name, ours, theirs in compared if ours != theirs]
-
-
-def _called(run: Run) -> str:
-    return f"{run.environment.run_id} of {run.environment.created_at[:19]}"
-
-
-def _age(run: Run) -> tuple[str, str]:
-    return run.environment.created_at, run.environment.run_id
-
-
-def _cell_order(cell: Cell) -> tuple[str, tuple[int, str]]:
-    return cell_label(cell), mode_order(cell.mode)
 
 
 def load_explanations(folder: Path) -> tuple[Explanation, ...]:

@@ -51,7 +51,7 @@ class Provenance:
         lines = [f"Of {run._run_and_commit}: {', '.join(labels)}." for run, labels in self.runs if labels]
         replaced = [run._run_and_commit for run, labels in self.runs if not labels]
         if replaced:
-            lines.append(f"No row is of {', '.join(replaced)}: newer runs have the workloads.")
+            lines.append(f"No row is of {', '.join(replaced)}: other runs have the workloads.")
         return tuple(lines)
 
     @property

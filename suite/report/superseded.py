@@ -11,7 +11,7 @@ def superseded_failures(run: Run) -> Table:
     return make_table(
         "superseded",
         "Failed before, measured again since",
-        "These rows are in no other table: the workload was measured again, later in the same run or in a newer one.",
+        "These rows are in no other table: the workload was measured again, later in the same run or in another one.",
         ["workload", "mode", "status", "error", "failed_in", "replaced_by"],
         (
             {
