@@ -103,6 +103,18 @@ def test_processes_that_agree_by_chance_do_not_decide_where_other_modes_show_how
     assert compare.against(run, placement, "graph").ratio == item.ratio
 
 
+def test_a_mode_with_one_process_tells_nothing_of_how_processes_differ():
+    """It ran out of memory before its second one, and the ratios of others are not known better for it."""
+
+    def in_turn(mode, *times):
+        blocks = [block(i, [t] * 3, i).model_copy(update={"process": p}) for p, t in enumerate(times) for i in range(5)]
+        return cell(mode=mode, blocks=blocks)
+
+    others = [in_turn("compile", 100, 103, 98), in_turn("graph", 99, 101, 101), in_turn("placement", 101, 98, 100)]
+    without = compare.spread_of(run_of(*others), "EOS", TimeKind.LATENCY)
+    assert compare.spread_of(run_of(in_turn("eager", 300), *others), "EOS", TimeKind.LATENCY) == without
+
+
 def test_device_time_has_a_verdict_of_its_own():
     run = run_of(
         cell(mode="compile", **steady([100] * 6)),
@@ -232,6 +244,14 @@ def test_modes_measured_in_turn_are_compared_over_the_blocks_that_both_have():
     ours["grouping"] = Grouping.SEQUENTIAL
     item = only(compare.compare(run_of(cell(mode="compile", **apart), cell(mode="graph", **ours))), "graph", "compile")
     assert item.ratio.value > 2.1, "blocks of one index have nothing in common there"
+
+
+def test_blocks_of_two_groups_with_the_same_modes_are_no_blocks_in_turn():
+    """A pair was measured once more for one of its modes, and the other one, which has a row, had no memory there."""
+    pair = {"grouping": Grouping.PAIRS, "group": ["compile", "graph"]}
+    again = cell(mode="graph", **steady([50] * 4, baseline_blocks={"compile": []}, **pair))
+    run = run_of(cell(mode="compile", **steady([100] * 4, **pair)), again)
+    assert not only(compare.compare(run), "graph", "compile").alternating
 
 
 @pytest.mark.parametrize("short", ["compile", "graph", "beside graph"])

@@ -139,10 +139,10 @@ def spread_of(run: Run, label: str, metric: TimeKind) -> stats.Spread:
     for cell in passed.values():
         for reference in (passed[mode] for mode in baselines(cell) if mode in passed):
             ours, theirs, alternating = _samples(cell, reference, metric)
-            if ours and alternating:
+            if len(ours) > 1 and alternating:
                 with _naming(cell, reference, metric):
                     by_process.append(stats.log_ratios(theirs, ours))
-                modes |= {cell.mode, reference.mode}  # others tell nothing: those measured one after another
+                modes |= {cell.mode, reference.mode}  # others tell nothing: one process, or measured one after another
     return stats.spread_of(by_process, len(modes))
 
 
@@ -288,7 +288,8 @@ def _samples(cell: Cell, reference: Cell, metric: TimeKind) -> tuple[list[Proces
     else:
         theirs = reference.blocks
         same_group = (cell.grouping, cell.group) == (reference.grouping, reference.group)
-        alternating = same_group and cell.grouping is not Grouping.SEQUENTIAL
+        again = reference.mode in cell.baseline_blocks  # it has none there, and its row is of another time
+        alternating = same_group and not again and cell.grouping is not Grouping.SEQUENTIAL
     blocks = _shared(cell.blocks, theirs) if alternating else (cell.blocks, theirs)
     sides = [_by_process(side, metric) for side in blocks]
     both = sorted(sides[0].keys() & sides[1].keys())
