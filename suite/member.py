@@ -69,7 +69,7 @@ class Member:
         return Shortage(
             mode=self.mode.name,
             process=self.process,
-            phase="metrics" if self.timed else "measure" if self.prepared else "prepare",
+            phase="metrics" if self.timed else "measure" if self.blocks else "prepare",
             error=without_paths(self.failure.error),
         )
 

@@ -202,9 +202,10 @@ def measure_group(
 ) -> dict[str, Cell]:
     """Rows of modes measured in turn, all alive at once, in several processes each, which take turns too.
 
-    Of those that have rows, only the blocks count. Empty if one of several runs out of memory before anything is
-    measured; without those that do while others are measured, and have no block: see Note [Short of memory]. A mode
-    alone is a group too, and then what fails has failed. What failed once is not started again.
+    Of those that have rows, only the blocks count, and they do not go on by themselves. Empty if one of several runs
+    out of memory before anything is measured; without those that do while others are measured, and have no block: see
+    Note [Short of memory]. A mode alone is a group too, and then what fails has failed. What failed once is not started
+    again.
     """
     processes: dict[str, list[Member]] = {mode.name: [] for mode in modes}
     count = session.bench.settings.processes or 1
@@ -214,7 +215,8 @@ def measure_group(
         session.expect(modes, range(1, count))
         while done < most:
             waiting = [mode for mode in modes if not any(member.drops_out for member in processes[mode.name])]
-            if not waiting or (done >= count and enough_processes(processes)):
+            nothing_left = all(mode.name in have_rows for mode in waiting)
+            if nothing_left or (done >= count and enough_processes(processes)):
                 break
             wanted = range(done, _wanted(processes, done, most)) if done >= count else range(done, count)
             together = session.side_by_side(processes, wanted) if done and not crowded else wanted[:1]

@@ -292,9 +292,10 @@ class LaterProcess(Record):
 class Shortage(Record):
     """Memory was not enough for a process of a mode that has samples in the row. They stand.
 
-    `phase` tells what is missing. "prepare": the process, and those after it. "measure": the blocks that its group went
-    on to measure without it, the kernels that it runs, and later processes. "metrics": what is measured once and was
-    not told before, and the kernels. Of a first process that is `Cell.metrics`, as far as they are None.
+    `phase` tells what is missing. "prepare": the process, which has no block, and those after it. "measure": the blocks
+    that its group went on to measure without it, the kernels that it runs, and later processes. "metrics": what is
+    measured once and was not told before, and the kernels. Of a first process that is `Cell.metrics`, as far as they
+    are None.
     """
 
     mode: str

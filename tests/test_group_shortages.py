@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fixtures.bench import FOUR, Bench, bench
-from fixtures.fake_runs import SETTINGS, fake_workers_alive, fake_workload
+from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_workload
 
 from models.registry import Sharding
 from suite.modes import MODES, select_modes
@@ -52,6 +52,13 @@ def test_memory_that_is_short_for_metrics_leaves_all_samples_of_all_processes(be
         assert found is not None and found.kernels, "those of others are measured"
     said = (bench.folder / "display").read_text()
     assert "FAKE graph: pass in" in said and "; process 1 lacked memory in phase 'metrics': told to fail" in said
+
+
+@pytest.mark.parametrize(("phase", "then"), [("once", "once graph"), ("metrics", "metrics graph")])
+def test_what_lacked_memory_has_given_it_back_before_another_goes_on(bench: Bench, phase: str, then: str) -> None:
+    bench.run({"compile": f"linger@{phase}"}, modes=FOUR[:3])
+    said = [" ".join(words) for words in events(bench.folder)]
+    assert said.index("gone compile") < said.index(then)
 
 
 def test_a_mode_alone_that_lacks_memory_for_its_metrics_has_passed(bench: Bench) -> None:
@@ -141,6 +148,21 @@ def test_a_later_process_that_runs_out_of_memory_while_it_is_timed_keeps_its_blo
     assert blocks_of(cells["graph"]) == {0: list(range(5)), 1: [0, 1]}
     assert short_in(cells["graph"]) == [("graph", 1, "measure")]
     assert {len(cells[name].blocks) for name in NAMES[:2]} == {15}
+
+
+def test_a_later_process_that_runs_out_of_memory_before_its_first_block_is_one_fewer_of_its_mode(bench: Bench) -> None:
+    bench.run({"graph": "later:fail:oom@measure"}, modes=FOUR[:3], settings=THREE_PROCESSES)
+    cell = bench.cells()["graph"]
+    assert (cell.status, cell.processes, blocks_of(cell), cell.later) == (Status.PASS, 1, {0: list(range(5))}, [])
+    assert short_in(cell) == [("graph", 1, "prepare")], "no sample is of kernels that nobody has seen"
+
+
+def test_a_baseline_that_has_a_row_is_not_measured_on_when_nothing_is_left_beside_it(bench: Bench) -> None:
+    bench.run({"graph": "fail:oom@measure"}, modes=FOUR[:3], settings=THREE_PROCESSES)
+    cells = bench.cells()
+    assert (cells["graph"].status, cells["graph"].grouping) == (Status.OOM, Grouping.SEQUENTIAL)
+    asked = [mode for mode, _, _ in bench.measured()]
+    assert (asked.count("eager"), asked.count("compile")) == (15, 15 + 5)
 
 
 def test_later_processes_that_do_not_fit_side_by_side_are_prepared_one_after_another(bench: Bench) -> None:
