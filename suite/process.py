@@ -145,8 +145,8 @@ def converse(
     Workers work at the same time. One that fails does not end the others; it should be ended by the caller. Its
     `companions`, which wait for it, have `COMPANION_GRACE_S` from then on. One that took too long is killed as soon as
     its companions have answered, too: others may wait for what it holds, or are timed next to what it launched. One
-    that ran out of memory ends by itself, and that is awaited: others need what it holds. Answers are in the order they
-    came.
+    that ran out of memory ends by itself. The end of both is awaited, for others need what they hold. Answers are in
+    the order they came.
     """
     others = max(1, len(requests) - 1)
     exchanges = {
@@ -177,7 +177,7 @@ def converse(
                     if together <= answers.keys():
                         _kill_overdue({worker: answers[worker] for worker in together})
     failed = [(worker, answer) for worker, answer in answers.items() if isinstance(answer, Failed)]
-    await_exit([worker for worker, answer in failed if answer.status is Status.OOM], EXIT_GRACE_S)
+    await_exit([worker for worker, answer in failed if answer.status in (Status.OOM, Status.TIMEOUT)], EXIT_GRACE_S)
     return answers
 
 

@@ -154,6 +154,14 @@ def test_a_worker_that_does_not_get_on_times_out(tmp_path: Path, action: str) ->
     assert "2 s" in answer.error
 
 
+def test_ranks_that_wait_for_one_without_memory_are_gone_before_another_worker_is_told_anything(tmp_path: Path) -> None:
+    with worker(tmp_path, "fail:oom") as short, worker(tmp_path, "hang") as waits:
+        both = (short, waits)
+        answers = converse({one: prepare() for one in both}, 20.0, companions=dict.fromkeys(both, both))
+        assert [one.exited() for one in both] == [True, True]
+    assert [answers[one].status for one in both] == [Status.OOM, Status.TIMEOUT]
+
+
 def test_the_log_of_a_worker_that_does_not_get_on_says_where_it_is(tmp_path: Path) -> None:
     with worker(tmp_path, "hang:traced") as one:
         assert failure(one, prepare(), timeout_s=2.0).status is Status.TIMEOUT
