@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from synthetic_captures import kernel
@@ -26,6 +27,7 @@ from optimizations import torch_internals
 from optimizations.capture import inputs
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.step import outputs
+from optimizations.capture.step.gradient_holders import OwnReferences
 from optimizations.captured.graph import CapturedGraph, Edge, MemoryRange
 from optimizations.indirection.plan import Plan
 
@@ -43,6 +45,7 @@ class CpuGraph:
         self.operators: list[tuple[Any, Any, Any, list[torch.Tensor | None]]] = []
         self.reads: set[int] = set()
         self.made: dict[int, torch.UntypedStorage] = {}
+        self.references: OwnReferences | None = None
         self.replays = 0
         self.freed = False
         self.valid = False
@@ -60,6 +63,14 @@ class CpuGraph:
                 for result, value in zip(results, values, strict=True):
                     if result is not None:
                         result.copy_(value)
+
+    def note_references(self) -> None:
+        """A graph of the GPU holds addresses only: what this one holds in their place is not the program's."""
+        tensors = [one for _, *rest in self.operators for one in _flat(rest) if isinstance(one, torch.Tensor)]
+        held = Counter(one.untyped_storage()._cdata for one in {id(one): one for one in tensors}.values())
+        held.update({one._cdata: 0 for one in self.made.values()})
+        made = {one._cdata for one in self.made.values()}
+        self.references = OwnReferences({key: numpy.array([held[key], key in made]) for key in held})
 
     def _uncounted(self) -> contextlib.AbstractContextManager[Any]:
         """A launch counts no versions: PyTorch sees nothing of it."""
@@ -91,6 +102,7 @@ class CpuGraph:
 
     def reset(self) -> None:
         self.freed = True
+        self.references = None
         self.operators.clear()
 
 
@@ -292,6 +304,7 @@ class CpuDevice:
             for earlier in self._captured[pool]:
                 earlier.later.append(graph)
             self._captured[pool].append(graph)
+            graph.note_references()
             self.pools[pool] += sum(storage.nbytes() for storage in graph.made.values())
         finally:
             self.broken += mode.broken

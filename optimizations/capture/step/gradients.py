@@ -14,9 +14,12 @@ gradient is brought only where it looks as the graph's: what eager leaves looks 
 
 A program may hold the tensor that it put into a `.grad`, or one that shares its memory, as a flat buffer of all
 gradients does. What the call adds to it is to be seen there. So after a launch the sum is copied back to it, and it
-stays in the `.grad`; but where nothing else holds it, the graph's own takes its place. Where the graph's own is a part
-of a larger buffer, the program may hold that as well, such as one of two buffers that it uses in turn. So a launch with
-other gradients puts back what the part held, and these stay. Parameters may also have exchanged their gradients.
+stays in the `.grad`; but where nothing else holds it, the graph's own takes its place. The program may hold the graph's
+own as well, such as one of two buffers that it uses in turn, or a part of a larger one. So a launch with other gradients
+puts back what it held, and these stay. Parameters may also have exchanged their gradients.
+
+Where eager leaves a new gradient, a launch writes the one that it left before. If the program holds that still, it is
+put back as well, and a copy of the new one is in the `.grad`. Note [Gradients that are held] in `gradient_holders`.
 
 Note [Words that are left over]. What launches a kernel may leave a part of its parameters as it finds the memory, with
 an address of before in it. So where only a word leads to the gradients, the call is captured once more with copies of
@@ -25,12 +28,15 @@ them in their place: code that reads them leads to the copies then. If nothing d
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
 from optimizations.capture.inputs import copy_all
+from optimizations.capture.step.gradient_holders import Counting, Family, Holders, Left, OwnReferences, plain
 from optimizations.capture.step.gradient_places import GradientPlaces
 from optimizations.capture.step.set_aside import held_by_nobody_else
 from optimizations.capture.step.tensor_marks import look
@@ -63,8 +69,8 @@ def memory(found: Iterable[torch.Tensor | None]) -> list[MemoryRange]:
 class Gradients:
     """See Note [Gradients before and after]. `indifferent`: the step does not depend on those before.
 
-    `written`: of each that is there before and after, whether the graph writes it. `places` are those of all that the
-    graph knows.
+    `written`: of each that is there before and after, whether the graph writes it. `made`: of each that is left in the
+    place of another, or of none, whether the call made its memory. `places` are those of all that the graph knows.
     """
 
     def __init__(
@@ -75,6 +81,20 @@ class Gradients:
         *,
         indifferent: bool,
         written: Callable[[torch.Tensor], bool] = lambda gradient: True,
+        made: Callable[[torch.Tensor], bool] = lambda gradient: False,
+    ) -> None:
+        counting = Counting(plain([*before, *after]))
+        self._take_in(parameters, before, after, indifferent, written, made)
+        self._own = OwnReferences(counting.added())
+
+    def _take_in(
+        self,
+        parameters: Sequence[torch.Tensor],
+        before: Sequence[torch.Tensor | None],
+        after: Sequence[torch.Tensor | None],
+        indifferent: bool,
+        written: Callable[[torch.Tensor], bool],
+        made: Callable[[torch.Tensor], bool],
     ) -> None:
         self.parameters = tuple(parameters)
         # Gradients that play no part are not kept alive.
@@ -89,14 +109,21 @@ class Gradients:
         self._writes_before = [not indifferent and old is not None and written(old) for old in before]
         self.places = GradientPlaces([*self._before, *after])
         self._compare_these()
+        found = plain(new for old, new in pairs if new is not None and old is not new and made(new))
+        self._left = Left(Holders(found), weakref.WeakMethod(self._stand))
+        self._found = Holders(plain(self._before))
         self._in_place = False
         self._stood = self._brought = False
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._held: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._put_back: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def _compare_these(self) -> None:
         self._as_before = same_gradients(self.parameters, self._before) if self._before else None
         self._as_after = same_gradients(self.parameters, self._after)
+
+    def _stand(self) -> bool:
+        return bool(self._as_after(self.parameters))
 
     def _renew(self) -> bool:
         """Those that are others now are others here, for their memory gets new tensors. False if one is lost."""
@@ -106,7 +133,28 @@ class Gradients:
         self._before = [others.get(id(one), one) for one in self._before]
         self._after = [others.get(id(one), one) for one in self._after]
         self._compare_these()
+        self._left = self._left.of_others(others)
+        self._found = self._found.of_others(others)
+        self._own = self._own.of_others(others)  # each is held where the other was
         return True
+
+    @property
+    def family(self) -> Family:
+        """All that is left by recordings which share a pool with this one's."""
+        return self._left.family
+
+    def join(self, other: Gradients) -> None:
+        """Be of its family: the recordings share a pool."""
+        self._left.join(other.family)
+
+    def unheld(self) -> Callable[[], bool]:
+        """Tells before a launch that nobody holds what launches left. For calls like the last one."""
+        stands = self._left if self._indifferent and self._stood else None
+        return functools.partial(self.family.unheld, stands)
+
+    def known(self) -> list[torch.Tensor]:
+        """All of which it can be told who holds them."""
+        return plain([*self._before, *self._after])
 
     def written(self) -> list[torch.Tensor]:
         """Those that a launch writes, whose versions are to be counted up."""
@@ -146,12 +194,30 @@ class Gradients:
         )
 
     def bring(self) -> None:
-        """Before a launch: copy gradients that lie elsewhere to where the graph reads them."""
-        self._held, self._put_back = [], []
-        self._brought = not (self._indifferent or self._in_place)
-        if not self._brought:  # `fit` has just seen that
-            self._in_place = False
-            return
+        """Before a launch: copy gradients that lie elsewhere to where the graph reads them.
+
+        And keep what lies where the launch writes and the program looks.
+        """
+        others = not (self._indifferent or self._in_place)  # `fit` has just seen that
+        self._held, self._put_back, self._in_place = [], [], False
+        in_use = self._found.held() if others else set()
+        self._kept = self._left_and_held()
+        self._brought = others or bool(self._kept)
+        if others:
+            self._bring_others(in_use)
+
+    def _left_and_held(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Gradients that launches left and the program holds, each with a copy."""
+        members = self.family.members()
+        standing = {id(_get(parameter)) for parameter in self.parameters} if members else ()
+        found = []
+        for left in members:
+            if held := left.holders.held(standing):
+                found += [one for one in left.holders.tensors if id(one) in held]
+        return [(one, one.detach().clone()) for one in found]
+
+    def _bring_others(self, in_use: Collection[int]) -> None:
+        """`in_use`: the identities of those of the graph's own that the program holds."""
         now = gradients(self.parameters)
         alone = held_by_nobody_else(now, as_gradients=True)
         moved = [
@@ -168,10 +234,10 @@ class Gradients:
             (index, there, expected)
             for index, there, expected in moved
             if self._writes_before[index]
-            and (exchanged or not alone[index] or _is_a_part(expected))
+            and (exchanged or not alone[index] or _is_a_part(expected) or id(expected) in in_use)
             and (self._added_to[index] or there.data_ptr() not in left)  # the step itself may exchange gradients
         ]
-        self._put_back = [(part, part.detach().clone()) for part in targets if _is_a_part(part)]
+        self._put_back = [(one, one.detach().clone()) for one in targets if _is_a_part(one) or id(one) in in_use]
         copy_all(targets, sources)
 
     def take_back(self) -> None:
@@ -190,16 +256,25 @@ class Gradients:
                 parameter.grad = gradient
         if not self._brought:
             return
-        held, put_back = self._held, self._put_back
-        self._held, self._put_back = [], []
+        held, put_back, kept = self._held, self._put_back, self._kept
+        self._held, self._put_back, self._kept = [], [], []
+        if kept:
+            self._leave_copies_of({id(one) for one, _ in kept})
         targets, sums = [there for _, there, _ in held], [expected for _, _, expected in held]
         if put_back or not _places(targets).isdisjoint(_places(sums)):
             sums = [one.detach().clone() for one in sums]
-        copy_all([part for part, _ in put_back], [before for _, before in put_back])
+        copy_all([one for one, _ in [*kept, *put_back]], [before for _, before in [*kept, *put_back]])
         copy_all(targets, sums)
         for index, there, _ in held:
             if self._added_to[index]:
                 self.parameters[index].grad = there
+
+    def _leave_copies_of(self, held: Collection[int]) -> None:
+        """In the place of those that the program holds from before."""
+        copies = {id(one): one.detach().clone() for one in self._after if one is not None and id(one) in held}
+        for parameter, gradient in zip(self.parameters, self._after, strict=True):
+            if id(gradient) in copies:
+                parameter.grad = copies[id(gradient)]
 
 
 def _is_a_part(gradient: torch.Tensor) -> bool:

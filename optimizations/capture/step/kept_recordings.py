@@ -81,6 +81,8 @@ class KeptRecordings:
     def add(self, device: Device, key: Hashable, recording: Recording) -> None:
         """Keep a recording, and look at it first."""
         self._device, self.follow = device, device.follow
+        if (other := next((one for one in self if one.pool == recording.pool), None)) is not None:
+            recording.gradients.join(other.gradients)
         self._by_key.setdefault(key, []).append(recording)
         self.comes_first(recording)
         self._last, self._replays_then = recording, {id(one): one.replays for one in self}

@@ -276,11 +276,15 @@ def capture(
     indifferent = _indifferent(device, graph, observer, call.before, after, may_mention=may_mention)
     if set_aside is not None:
         set_aside.require_gone(call.before, indifferent=indifferent)
+    gradients_of_call = {id(one) for one in [*call.before, *after] if one is not None}
     unread = _storages(old for old, new in zip(call.before, after, strict=True) if indifferent and old is not new)
     kept = [
         tensor
         for address, (reference, _) in observer.outside.items()
-        if address in progress.outside and address not in unread and (tensor := reference()) is not None
+        if address in progress.outside
+        and address not in unread
+        and (tensor := reference()) is not None
+        and id(tensor) not in gradients_of_call  # `Gradients` keeps them
     ]
     written = [index for index, tensor in enumerate(placeholders) if writes.include(tensor)]
     mutated = [tensor for tensor in call.state.tensors.values() if writes.include(tensor)]
@@ -322,7 +326,14 @@ def capture(
         pool=pool,
         inputs=inputs,
         written=written,
-        gradients=Gradients(call.parameters, call.before, after, indifferent=indifferent, written=writes.include),
+        gradients=Gradients(
+            call.parameters,
+            call.before,
+            after,
+            indifferent=indifferent,
+            written=writes.include,
+            made=lambda gradient: storage(gradient) not in known and storage(gradient) not in observer.outside,
+        ),
         watch=watch,
         outputs=outputs,
         mutated=[tensor for tensor in mutated if writes.counted(tensor) or tensor.is_inference()],

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.capture.step.gradient_holders import OwnReferences, taken_by
 from optimizations.capture.step.guard import PROBE_EVERY, SLOW
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.optimizer_states import StatesMoved
@@ -50,6 +51,7 @@ class SteadyReplay:
 
     def __init__(self) -> None:
         self.serve: _Serve | None = None
+        self._holds: OwnReferences | None = None
         self._made_at = 0
         self._next = 1
         self._wait = WORTH
@@ -63,10 +65,12 @@ class SteadyReplay:
         if self.serve is not None:
             self._wait = WORTH if recording.replays - self._made_at > self._wait else 2 * self._wait
             self._next = recording.replays if self._wait == WORTH else recording.replays + self._wait
-            self.serve = None
+            self.serve = self._holds = None
         if recording.replays >= self._next:
             self._made_at = recording.replays
-            self.serve = _made(recording, tensors, rates)
+            make = functools.partial(_made, recording, tensors, rates)
+            self.serve, self._holds = taken_by(make, recording.gradients.known())
+            recording.gradients.family.settle()
 
 
 class Pace:
@@ -155,6 +159,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     allocate = None if only is None else only.allocate
     before = rates.write if rates.standing else None
     leave = recording.gradients.leave if leaves else None
+    unheld = recording.gradients.unheld()
     count_up, counted = torch_internals.increment_version, recording.counted()
     keeps_states = bool(states)
     states_lie, states_look = states.compared_now()
@@ -186,6 +191,8 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
             except UNREADABLE:
                 return MISSED
         if not data_ptrs_equal(held, addresses_of_held, places_of_held):
+            return MISSED
+        if not unheld():
             return MISSED
         if recording.replays >= next_look:
             if pace.is_slow(recording.replays, functools.partial(same, (tuple(found), rest))):

@@ -1,0 +1,196 @@
+"""Whether the program still holds a gradient that a launch would overwrite, where eager leaves it as it is.
+
+Note [Gradients that are held]. A launch writes the memory that its recording knows, whatever is in a `.grad` now. The
+program may see that memory: it took `.grad` into a list, made a view of it, gave it to another parameter, or put a
+tensor of its own there once and others since. So it is asked who holds these tensors and their storages, in counts
+(`torch_internals.reference_counts`). Encore holds some references itself. What each part of it takes is counted once,
+when it is made (`OwnReferences`), for as long as it lives. Any count that this does not explain is somebody else's.
+
+A recording's way may also lead over gradients that another recording of the same pool left: that memory was free when
+it was captured. So one asks for all gradients of its pool (`Family`), in one look at memory for each recording.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from optimizations.capture.step.set_aside import is_plain
+from optimizations.torch_internals.reference_counts import COUNTS, ReferenceCounts, unheld
+
+_own: dict[int, Any] = {}
+"""What Encore holds, in counts: of a tensor by its identity, and of a storage by its address in C++. Two of each."""
+
+_asked_by: dict[int, weakref.ref[Family]] = {}
+"""Who compares the counts of these with what they should be."""
+
+
+class OwnReferences:
+    """References that something of Encore's holds, which lives at least as long as this. `added` is as in `_own`."""
+
+    def __init__(self, added: Mapping[int, Any]) -> None:
+        self._added = {key: some for key, some in added.items() if some.any()}
+        for key, some in self._added.items():
+            _own[key] = _own.get(key, 0) + some
+
+    def of_others(self, others: Mapping[int, torch.Tensor]) -> OwnReferences:
+        """As many to tensors that have taken the places of these. `others` are these by the identities of those."""
+        added = {id(others[key]) if key in others else key: some for key, some in self._added.items()}
+        self.release()
+        return OwnReferences(added)
+
+    def release(self) -> None:
+        """They are about to go."""
+        for key, some in self._added.items():
+            if (left := _own.pop(key, some) - some).any():
+                _own[key] = left
+            if (asked := _asked_by.get(key)) is not None and (family := asked()) is not None:
+                family.forget()
+        self._added = {}
+
+    __del__ = release
+
+
+class Counting:
+    """How many references to these tensors, and to their storages, are added."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._counts = ReferenceCounts(tensors)
+        self._given = tensors  # which holds them, then as now
+        self._before = self._counts.now()
+
+    def added(self) -> dict[int, Any]:
+        """Since this was made, as in `_own`."""
+        added = (self._counts.now() - self._before).reshape(-1, 2, 2)
+        return {
+            key: some
+            for keys, both in zip(_keys(self._counts.tensors), added, strict=True)
+            for key, some in zip(keys, both, strict=True)
+        }
+
+
+def _keys(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    return [(id(one), one.untyped_storage()._cdata) for one in tensors]
+
+
+def taken_by(make: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, OwnReferences]:
+    """What `make` gives, and what it holds of these tensors."""
+    counting = Counting(tensors)
+    made = make()
+    return made, OwnReferences(counting.added())
+
+
+def plain(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
+    """Those that can be asked for, each once."""
+    return list({id(one): one for one in tensors if is_plain(one)}.values())
+
+
+class Holders:
+    """The holders of these tensors. It holds each of them once, and its storage."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.tensors = list(tensors)
+        self._counts = ReferenceCounts(self.tensors)
+        self.now = self._counts.now
+        self.keys = _keys(self.tensors)
+        self._shared = Counter(storage for _, storage in self.keys)
+
+    def of_others(self, others: Mapping[int, torch.Tensor]) -> Holders:
+        """Of tensors that have taken the places of these, by the identities of these."""
+        return Holders([others.get(id(one), one) for one in self.tensors])
+
+    def expected(self, standing: Collection[int]) -> Any:
+        """The counts where nobody holds any but Encore, and a `.grad` those of these identities."""
+        alone, in_a_grad = unheld()
+        found = numpy.tile(alone, len(self.tensors)).reshape(-1, COUNTS)
+        for row, (tensor, storage) in zip(found, self.keys, strict=True):
+            row[:2] += _own.get(tensor, 0)
+            row[2:] += _own.get(storage, 0)
+            row[2] += self._shared[storage] - 1
+            if tensor in standing:
+                row += in_a_grad
+        return found.reshape(-1)
+
+    def held(self, standing: Collection[int] = ()) -> set[int]:
+        """The identities of those that somebody else holds."""
+        if not self.tensors:
+            return set()
+        differs = (self.now() != self.expected(standing)).reshape(-1, COUNTS).any(axis=1)
+        return {id(self.tensors[index]) for index in numpy.flatnonzero(differs)}
+
+
+class Left:
+    """The gradients that a recording made itself and leaves, and who holds them. `stand` is what `stands` asks."""
+
+    def __init__(self, holders: Holders, stand: weakref.WeakMethod[Callable[[], bool]]) -> None:
+        self.holders, self._stand = holders, stand
+        self.join(Family())
+
+    def of_others(self, others: Mapping[int, torch.Tensor]) -> Left:
+        """Of tensors that have taken the places of these."""
+        made = Left(self.holders.of_others(others), self._stand)
+        made.join(self.family)
+        return made
+
+    def stands(self) -> bool:
+        """Whether each is in the `.grad` where the recording leaves it."""
+        stand = self._stand()
+        return stand is not None and stand()
+
+    def join(self, family: Family) -> None:
+        """Be one of those whose recordings share a pool."""
+        self.family = family
+        family.add(self)
+
+
+class Family:
+    """What the recordings of one pool leave. The counts are known from one `settle` to the next change."""
+
+    def __init__(self) -> None:
+        self._members: list[weakref.ref[Left]] = []
+        self._known: tuple[tuple[weakref.ref[Left], Callable[[], Any], bytes, bytes], ...] | None = None
+
+    def add(self, left: Left) -> None:
+        self._members.append(weakref.ref(left, self.forget))
+        self._known = None
+        for keys in left.holders.keys:
+            _asked_by.update(dict.fromkeys(keys, weakref.ref(self)))
+
+    def forget(self, gone: object = None) -> None:
+        """Encore holds others than before, or one is gone."""
+        self._known = None
+
+    def members(self) -> list[Left]:
+        """Those that left something."""
+        self._members = [one for one in self._members if one() is not None]
+        return [left for one in self._members if (left := one()) is not None and left.holders.tensors]
+
+    def settle(self) -> None:
+        """Take in what Encore holds now."""
+        known = []
+        for left in self.members():
+            standing = set(map(id, left.holders.tensors))
+            both = [left.holders.expected(some).tobytes() for some in ((), standing)]
+            known.append((weakref.ref(left), left.holders.now, both[0], both[1]))
+        self._known = tuple(known)
+
+    def unheld(self, stands: Left | None) -> bool:
+        """Whether nobody else holds any, as far as that is known.
+
+        Those of a recording are all in their `.grad`, as those of one that `stands` are known to be, or none is.
+        """
+        if self._known is None:
+            return False
+        for reference, now, absent, standing in self._known:
+            if (found := now().tobytes()) == absent:
+                continue
+            if found != standing or (left := reference()) is None:
+                return False
+            if left is not stands and not left.stands():
+                return False
+        return True
