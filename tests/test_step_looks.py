@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from graphs_on_cpu import CpuDevice, CpuGraph
 from step_parts import batches, loss_of
 from torch import nn
 
@@ -276,6 +276,18 @@ def test_a_state_of_an_optimizer_that_was_moved_alone_is_an_error_behind_the_lau
         assert torch.equal(step(*batch), theirs.step(*batch))
         assert all(map(same, made.state(), theirs.state()))
     assert step.report().replays == CALLS - 3
+
+
+def test_a_state_whose_memory_was_given_back_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch is left out here: it would write there."""
+    with monkeypatch.context() as patched:
+        patched.setattr(CpuGraph, "replay", lambda graph: None)
+        made, step, given = trained("sgd")
+        assert made.optimizer is not None
+        first_tensor(made.optimizer.state[made.weight]).untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match=r"memory of .*2\.weight\]\['.*'\] was given back .* has written there"):
+            step(*given[6])
+    assert step.report().dropped_recordings == 1 and not step.report().recordings
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

@@ -71,7 +71,8 @@ class ReferenceCounts:
 @functools.cache
 def _memory() -> Any:
     """The words of this process from the second on: NumPy takes an array at address 0 for none."""
-    return numpy.frombuffer((ctypes.c_int64 * (_TOP // _WORD - 8)).from_address(_WORD), dtype=numpy.int64)
+    words: Any = (ctypes.c_int64 * (_TOP // _WORD - 8)).from_address(_WORD)
+    return numpy.frombuffer(words, dtype=numpy.int64)
 
 
 @functools.cache

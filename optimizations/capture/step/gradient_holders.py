@@ -37,6 +37,7 @@ class OwnReferences:
         self._added = {key: some for key, some in added.items() if some.any()}
         for key, some in self._added.items():
             _own[key] = _own.get(key, 0) + some
+            _tell(key)
 
     def of_others(self, others: Mapping[int, torch.Tensor]) -> OwnReferences:
         """As many to tensors that have taken the places of these. `others` are these by the identities of those."""
@@ -47,13 +48,20 @@ class OwnReferences:
     def release(self) -> None:
         """They are about to go."""
         for key, some in self._added.items():
+            _tell(key)
             if (left := _own.pop(key, some) - some).any():
                 _own[key] = left
-            if (asked := _asked_by.get(key)) is not None and (family := asked()) is not None:
-                family.forget()
+            else:
+                _asked_by.pop(key, None)
         self._added = {}
 
     __del__ = release
+
+
+def _tell(key: int) -> None:
+    """Encore holds others of this than before."""
+    if (asked := _asked_by.get(key)) is not None and (family := asked()) is not None:
+        family.forget()
 
 
 class Counting:
@@ -148,12 +156,16 @@ class Left:
         family.add(self)
 
 
+_Known = tuple[weakref.ref[Left], Callable[[], Any], bytes, bytes]
+"""What a recording left, the function that gives the counts, and these without and with each in its `.grad`."""
+
+
 class Family:
-    """What the recordings of one pool leave. The counts are known from one `settle` to the next change."""
+    """What the recordings of one pool leave."""
 
     def __init__(self) -> None:
         self._members: list[weakref.ref[Left]] = []
-        self._known: tuple[tuple[weakref.ref[Left], Callable[[], Any], bytes, bytes], ...] | None = None
+        self._known: Sequence[_Known] | None = None
 
     def add(self, left: Left) -> None:
         self._members.append(weakref.ref(left, self.forget))
@@ -162,7 +174,7 @@ class Family:
             _asked_by.update(dict.fromkeys(keys, weakref.ref(self)))
 
     def forget(self, gone: object = None) -> None:
-        """Encore holds others than before, or one is gone."""
+        """What the counts should be: Encore holds others than before, or something is gone."""
         self._known = None
 
     def members(self) -> list[Left]:
@@ -170,23 +182,22 @@ class Family:
         self._members = [one for one in self._members if one() is not None]
         return [left for one in self._members if (left := one()) is not None and left.holders.tensors]
 
-    def settle(self) -> None:
-        """Take in what Encore holds now."""
+    def _settled(self) -> Sequence[_Known]:
+        """What the counts should be, by what Encore holds now."""
         known = []
         for left in self.members():
             standing = set(map(id, left.holders.tensors))
             both = [left.holders.expected(some).tobytes() for some in ((), standing)]
             known.append((weakref.ref(left), left.holders.now, both[0], both[1]))
-        self._known = tuple(known)
+        self._known = known
+        return known
 
     def unheld(self, stands: Left | None) -> bool:
-        """Whether nobody else holds any, as far as that is known.
+        """Whether nobody else holds any.
 
         Those of a recording are all in their `.grad`, as those of one that `stands` are known to be, or none is.
         """
-        if self._known is None:
-            return False
-        for reference, now, absent, standing in self._known:
+        for reference, now, absent, standing in self._known or self._settled():
             if (found := now().tobytes()) == absent:
                 continue
             if found != standing or (left := reference()) is None:

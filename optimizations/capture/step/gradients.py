@@ -14,9 +14,11 @@ gradient is brought only where it looks as the graph's: what eager leaves looks 
 
 A program may hold the tensor that it put into a `.grad`, or one that shares its memory, as a flat buffer of all
 gradients does. What the call adds to it is to be seen there. So after a launch the sum is copied back to it, and it
-stays in the `.grad`; but where nothing else holds it, the graph's own takes its place. The program may hold the graph's
-own as well, such as one of two buffers that it uses in turn, or a part of a larger one. So a launch with other gradients
-puts back what it held, and these stay. Parameters may also have exchanged their gradients.
+stays in the `.grad`; but where nothing else holds it, the graph's own takes its place. The program may hold the
+graph's own as well, such as one of two buffers that it uses in turn, or a part of a larger one. So a launch with other
+gradients puts back what it held, and these stay. Parameters may also have exchanged their gradients. Where the step
+itself gives one's gradient to another, and the program holds such a tensor, the recording serves calls that find its
+own gradients in their places, and no others.
 
 Where eager leaves a new gradient, a launch writes the one that it left before. If the program holds that still, it is
 put back as well, and a copy of the new one is in the `.grad`. Note [Gradients that are held] in `gradient_holders`.
@@ -105,6 +107,8 @@ class Gradients:
         self._indifferent = indifferent
         pairs = list(zip(before, after, strict=True))
         self._added_to = [old is not None and old is new for old, new in pairs]
+        there = {id(old) for old in before if old is not None}
+        self._exchanges = any(id(new) in there and new is not old for old, new in pairs)  # gives one to another
         self._writes = [new is not None and (old is not new or written(new)) for old, new in pairs]
         self._writes_before = [not indifferent and old is not None and written(old) for old in before]
         self.places = GradientPlaces([*self._before, *after])
@@ -184,7 +188,10 @@ class Gradients:
         self._in_place = self._as_before is None or self._as_before(self.parameters)
         if self._in_place:
             return True
+        in_use = self._exchanges and self._found.held({id(_get(one)) for one in self.parameters})
         now = gradients(self.parameters)
+        if in_use or (self._exchanges and self._holds_others(now)):
+            return False  # it is to be seen in what the program holds which of them got what
         if pattern(now) != self._pattern or len(_distinct(now)) != len(_distinct(self._before)):
             return False  # gradients are there for others, or parameters share one
         return all(
@@ -192,6 +199,12 @@ class Gradients:
             for there, expected in zip(now, self._before, strict=True)
             if there is not None and expected is not None
         )
+
+    def _holds_others(self, now: Sequence[torch.Tensor | None]) -> bool:
+        """Whether the program holds one of these that is not the graph's own."""
+        own = {id(one) for one in self._before}
+        alone = held_by_nobody_else(now, as_gradients=True)
+        return any(one is not None and id(one) not in own and not alone[index] for index, one in enumerate(now))
 
     def bring(self) -> None:
         """Before a launch: copy gradients that lie elsewhere to where the graph reads them.
@@ -237,7 +250,12 @@ class Gradients:
             and (exchanged or not alone[index] or _is_a_part(expected) or id(expected) in in_use)
             and (self._added_to[index] or there.data_ptr() not in left)  # the step itself may exchange gradients
         ]
-        self._put_back = [(one, one.detach().clone()) for one in targets if _is_a_part(one) or id(one) in in_use]
+        self._put_back = [
+            (expected, expected.detach().clone())
+            for index, _, expected in moved
+            if (_is_a_part(expected) or id(expected) in in_use)
+            and (self._added_to[index] or expected.data_ptr() not in left)
+        ]
         copy_all(targets, sources)
 
     def take_back(self) -> None:
@@ -263,7 +281,7 @@ class Gradients:
         targets, sums = [there for _, there, _ in held], [expected for _, _, expected in held]
         if put_back or not _places(targets).isdisjoint(_places(sums)):
             sums = [one.detach().clone() for one in sums]
-        copy_all([one for one, _ in [*kept, *put_back]], [before for _, before in [*kept, *put_back]])
+        _copy_back([*kept, *put_back])
         copy_all(targets, sums)
         for index, there, _ in held:
             if self._added_to[index]:
@@ -275,6 +293,15 @@ class Gradients:
         for parameter, gradient in zip(self.parameters, self._after, strict=True):
             if id(gradient) in copies:
                 parameter.grad = copies[id(gradient)]
+
+
+def _copy_back(kept: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """What each held. Those that stand for conjugates, or negatives, are no members of a list of targets."""
+    lazy = [one for one in kept if one[0].is_conj() or one[0].is_neg()]
+    others = [one for one in kept if not (one[0].is_conj() or one[0].is_neg())]
+    for one, before in lazy:
+        copy_all([one], [before])
+    copy_all([one for one, _ in others], [before for _, before in others])
 
 
 def _is_a_part(gradient: torch.Tensor) -> bool:

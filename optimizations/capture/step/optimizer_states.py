@@ -5,7 +5,8 @@ would take most of the time that is before it. So a steady replay compares the f
 optimizer before the launch: who moves states elsewhere moves all of them, as a rule, and then the call is recorded
 again. All others it compares behind the launch, while the GPU works. Where one has moved, or looks otherwise, the call
 is an error: the launch has used and written the memory from before. That memory is kept, so that the launch writes
-nothing else. Calls that are looked at in the full way compare all before.
+nothing else. It is gone where the program gave it back itself (`resize_(0)` of the storage): then the error says that
+something else may have been written. Calls that are looked at in the full way compare all before.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ MOST_NAMED = 3
 
 
 class StatesMoved(RuntimeError):
-    """Behind a launch: states of optimizers were not as the graph knows them. `names` are theirs."""
+    """Behind a launch: states of optimizers were not as the graph knows them. `names` are theirs.
 
-    def __init__(self, names: Sequence[str]) -> None:
+    `given_back`: of those whose memory is not even kept.
+    """
+
+    def __init__(self, names: Sequence[str], given_back: Sequence[str] = ()) -> None:
         super().__init__(", ".join(names))
-        self.names = names
+        self.names, self.given_back = names, given_back
 
     def words(self, step: str) -> str:
         """What the program is told."""
@@ -40,9 +44,18 @@ class StatesMoved(RuntimeError):
             f"{step} found behind its launch that the program has moved or changed what an optimizer keeps: {named} "
             f"{'lies' if one else 'lie'} elsewhere than in the calls before, or {'looks' if one else 'look'} "
             "otherwise. This call has used and written the memory from before, so weights and states may not be those "
-            "of eager. Move states by load_state_dict, or put new tensors into `optimizer.state`; where `.data =` "
+            f"of eager. {self._lost()}"
+            "Move states by load_state_dict, or put new tensors into `optimizer.state`; where `.data =` "
             "or `set_` or `t_()` has to do it, call reset() of the step before its next call. The next call looks at "
             "everything again."
+        )
+
+    def _lost(self) -> str:
+        if not self.given_back:
+            return ""
+        return (
+            f"The memory of {', '.join(self.given_back[:MOST_NAMED])} was given back (`resize_`): this call has "
+            "written there, so whatever lies there now may be wrong. "
         )
 
 
@@ -53,6 +66,7 @@ class OptimizerStates:
         found = {path: tensor for path, tensor in tensors.items() if is_plain(tensor)}
         self._names, self._known = list(found), KnownTensors(found.values())
         self._memory = [tensor.untyped_storage() for tensor in found.values()]
+        self._starts = [storage.data_ptr() for storage in self._memory]
 
     def __bool__(self) -> bool:
         return bool(self._names)
@@ -69,6 +83,11 @@ class OptimizerStates:
     def stand(self) -> bool:
         """Whether all lie where they lay and look as they did."""
         return self._known.lie() and self._known.look()
+
+    def given_back(self) -> list[str]:
+        """The names of those whose memory from then is not kept any more."""
+        there = zip(self._names, self._memory, self._starts, strict=True)
+        return [name for name, storage, start in there if storage.data_ptr() != start]
 
     def differing(self) -> list[str]:
         """The names of those that do not."""

@@ -70,7 +70,6 @@ class SteadyReplay:
             self._made_at = recording.replays
             make = functools.partial(_made, recording, tensors, rates)
             self.serve, self._holds = taken_by(make, recording.gradients.known())
-            recording.gradients.family.settle()
 
 
 class Pace:
@@ -223,7 +222,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
             result = recording.bind_results(results) if bound else results
         # Behind the launch, while the GPU works: it would take too long before. Note [States behind the launch].
         if keeps_states and not (states_lie() and states_look()):
-            raise StatesMoved(states.differing())
+            raise StatesMoved(states.differing(), states.given_back())
         return result
 
     return serve

@@ -1,0 +1,218 @@
+"""What the program still holds of gradients is what it is in eager, whoever holds it and how."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_parts import batches
+from test_step_gradients_held import BEHIND, ZERO, Alike
+
+from optimizations.capture.step import gradient_holders
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.torch_internals import reference_counts
+from optimizations.torch_internals.reference_counts import ReferenceCounts
+
+
+class Buffers(Alike):
+    """One with two sets of tensors, each of one gradient's size. `seen` are views of what it holds as storages."""
+
+    def __init__(self, zero: str) -> None:
+        super().__init__(zero)
+        self.sets = [[torch.zeros_like(one) for one in self.model.parameters()] for _ in range(2)]
+        self.held = [tensor for some in self.sets for tensor in some]
+        self.storages: list[torch.UntypedStorage] = []
+
+    def assign(self, gradients: list[torch.Tensor]) -> None:
+        for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+
+    def seen(self) -> list[torch.Tensor]:
+        return [*self.gradients(), *self.held, *(torch.empty(0).set_(one) for one in self.storages)]
+
+
+def in_turn(training: Buffers, index: int) -> None:
+    training.assign(training.sets[index % 2])
+
+
+def another_later(training: Buffers, index: int) -> None:
+    training.assign(training.sets[index > 6])
+
+
+def views_of_another_later(training: Buffers, index: int) -> None:
+    training.assign([one.view_as(one) for one in training.sets[index > 6]])
+
+
+def new_ones_later(training: Buffers, index: int) -> None:
+    if index == 0:
+        training.assign(training.sets[0])
+    if index > 6:
+        training.assign([torch.zeros_like(one) for one in training.sets[0]])
+
+
+def a_view_is_held(training: Buffers, index: int) -> None:
+    if index == 6:
+        training.held = [one.detach() for one in training.gradients()]
+    if index > 6:
+        training.assign([torch.zeros_like(one) for one in training.sets[0]])
+
+
+def a_storage_is_held(training: Buffers, index: int) -> None:
+    if index == 6:
+        training.storages = [one.untyped_storage() for one in training.gradients()]
+    if index > 6:
+        training.assign([torch.zeros_like(one) for one in training.sets[0]])
+
+
+def a_list_of_all(training: Buffers, index: int) -> None:
+    training.held += training.gradients()
+
+
+def a_list_of_all_and_none_in_place(training: Buffers, index: int) -> None:
+    training.held += training.gradients()
+    training.model.zero_grad()
+
+
+def the_last_ones(training: Buffers, index: int) -> None:
+    training.held = training.gradients()
+
+
+def clones_take_their_place(training: Buffers, index: int) -> None:
+    if index > 6:
+        training.held = training.gradients()
+        for parameter in training.model.parameters():
+            parameter.grad = None if parameter.grad is None else parameter.grad.clone()
+
+
+def moved_and_held(training: Buffers, index: int) -> None:
+    if index % 4 == 3:
+        for gradient in training.gradients():
+            gradient.data = gradient.data * 0.5
+    training.held = [one.detach() for one in training.gradients()]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        in_turn,
+        another_later,
+        views_of_another_later,
+        new_ones_later,
+        a_view_is_held,
+        a_storage_is_held,
+        a_list_of_all,
+        a_list_of_all_and_none_in_place,
+        the_last_ones,
+        clones_take_their_place,
+        moved_and_held,
+    ],
+)
+@pytest.mark.parametrize("zero", [*ZERO, BEHIND])
+@pytest.mark.parametrize("signatures", [1, 2])
+def test_what_is_held_is_what_it_is_in_eager(
+    signatures: int, zero: str, change: Callable[[Buffers, int], None]
+) -> None:
+    """With two signatures the way of one recording leads over what the other left."""
+    mine, theirs = Buffers(zero), Buffers(zero)
+    step = GraphedStep(mine.step, device=CpuDevice())
+    for index in range(16):
+        (batch,) = batches("cpu", 16, 6 + index % signatures)[index]
+        change(mine, index)
+        change(theirs, index)
+        assert torch.equal(step(batch), theirs.step(batch)), index
+        found, expected = mine.seen(), theirs.seen()
+        assert len(found) == len(expected) and all(map(torch.equal, found, expected)), index
+    assert step.report().replays >= 7 and step.report().dropped_recordings == 0
+
+
+@pytest.mark.parametrize("zero", [*ZERO, BEHIND])
+def test_gradients_that_two_models_exchange_are_those_of_eager(zero: str) -> None:
+    def trainings() -> list[Buffers]:
+        return [Buffers(zero), Buffers(zero)]
+
+    mine, theirs = trainings(), trainings()
+    steps = [GraphedStep(one.step, device=CpuDevice()) for one in mine]
+    for index, (batch,) in enumerate(batches("cpu", 18)):
+        for some in (mine, theirs):
+            if index % 3 == 2:
+                both = list(zip(*(one.model.parameters() for one in some), strict=True))
+                for first, second in both:
+                    first.grad, second.grad = second.grad, first.grad
+        for which in (0, 1):
+            given = {**batch, "x": batch["x"] * (which + 1)}
+            assert torch.equal(steps[which](given), theirs[which].step(given)), index
+            for one, other in zip(mine, theirs, strict=True):
+                found, expected = one.seen(), other.seen()
+                assert len(found) == len(expected) and all(map(torch.equal, found, expected)), (index, which)
+    assert all(step.report().replays >= 10 for step in steps)
+
+
+def test_a_step_that_exchanges_gradients_itself_leaves_what_is_held() -> None:
+    def run(graphed: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        first, second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = second(first(x)).square().mean()
+            loss.backward()
+            first.weight.grad, second.weight.grad = second.weight.grad, first.weight.grad
+            return loss.detach()
+
+        call = GraphedStep(step, device=CpuDevice()) if graphed else step
+        held = [torch.zeros(8, 8), torch.zeros(8, 8)]
+        first.weight.grad, second.weight.grad = held
+        found = []
+        for index in range(12):
+            found += [call(torch.full((2, 8), index + 1.0)), *(one.clone() for one in held)]
+        return found
+
+    assert all(map(torch.equal, run(True), run(False)))
+
+
+@pytest.mark.parametrize("zero", ["set to None", "added to"])
+def test_calls_are_steady_while_nobody_holds_gradients_and_again_afterwards(zero: str) -> None:
+    training = Alike(zero)
+    step = GraphedStep(training.step, device=CpuDevice())
+    held: list[torch.Tensor] = []
+    steady = []
+    for index, batch in enumerate(batches("cpu", 240)):
+        if index in (8, 20):
+            held = training.gradients() if index == 8 else []
+        step(*batch)
+        (recording,) = step._recordings or [None]
+        steady.append(recording is not None and recording.steady.serve is not None)
+    assert all(steady[5:8]) and all(steady[-4:])
+    assert any(steady[8:20]) is (zero == "added to") and not held
+
+
+def test_what_encore_holds_is_forgotten_with_its_recordings() -> None:
+    known = dict(gradient_holders._own)
+    training = Alike("set to None")
+    step = GraphedStep(training.step, device=CpuDevice())
+    for batch in batches("cpu", 8):
+        step(*batch)
+    assert len(gradient_holders._own) > len(known)
+    step.reset()
+    del step
+    gc.collect()
+    assert set(gradient_holders._own) <= set(known)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_each_way_to_hold_a_tensor_counts_in_a_word_of_its_own(read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reference_counts._can_be_read()
+    monkeypatch.setattr(reference_counts, "_can_be_read", lambda: read)
+    tensors = [torch.zeros(3) for _ in range(4)]
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    counts = ReferenceCounts(tensors)
+    before = counts.now()
+    held = [tensors[0], tensors[1].detach(), tensors[2].untyped_storage()]
+    parameter.grad = tensors[3]
+    added = (counts.now() - before).reshape(-1, 4).tolist()
+    assert added == [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [1, 1, 0, 0]]
+    held.clear()
+    parameter.grad = None
+    assert (counts.now() == before).all()
