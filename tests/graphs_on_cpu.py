@@ -46,6 +46,8 @@ class CpuGraph:
         self.reads: set[int] = set()
         self.made: dict[int, torch.UntypedStorage] = {}
         self.references: OwnReferences | None = None
+        self.led_elsewhere: set[tuple[int, int]] = set()
+        """Arguments of its operators in whose place an address was set."""
         self.replays = 0
         self.freed = False
         self.valid = False
@@ -66,7 +68,14 @@ class CpuGraph:
 
     def note_references(self) -> None:
         """A graph of the GPU holds addresses only: what this one holds in their place is not the program's."""
-        tensors = [one for _, *rest in self.operators for one in _flat(rest) if isinstance(one, torch.Tensor)]
+        tensors = [
+            one
+            for index, (_, arguments, *rest) in enumerate(self.operators)
+            for place, some in enumerate([*arguments, rest])
+            if (index, place) not in self.led_elsewhere
+            for one in _flat(some)
+            if isinstance(one, torch.Tensor)
+        ]
         held = Counter(one.untyped_storage()._cdata for one in {id(one): one for one in tensors}.values())
         held.update({one._cdata: 0 for one in self.made.values()})
         made = {one._cdata for one in self.made.values()}
@@ -123,12 +132,16 @@ class CpuCopy:
         changed = [*arguments]
         changed[place] = _like_at(arguments[place], address)
         self._graph.operators[self._index] = operator, tuple(changed), keywords, results
+        if (self._index, place) not in self._graph.led_elsewhere:
+            self._graph.led_elsewhere.add((self._index, place))
+            self._graph.note_references()
 
     def read_from(self, address: int) -> None:
         self._set(1, address)
 
     def switch_off(self) -> None:
         self._graph.operators[self._index] = _nothing, (), {}, []
+        self._graph.note_references()
 
     def write_to(self, address: int) -> None:
         self._set(0, address)

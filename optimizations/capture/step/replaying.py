@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.step.gradient_holders import OwnReferences, taken_by
+from optimizations.capture.step.gradient_holders import taken_by
 from optimizations.capture.step.guard import PROBE_EVERY, SLOW
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.optimizer_states import StatesMoved
@@ -51,7 +51,6 @@ class SteadyReplay:
 
     def __init__(self) -> None:
         self.serve: _Serve | None = None
-        self._holds: OwnReferences | None = None
         self._made_at = 0
         self._next = 1
         self._wait = WORTH
@@ -65,11 +64,13 @@ class SteadyReplay:
         if self.serve is not None:
             self._wait = WORTH if recording.replays - self._made_at > self._wait else 2 * self._wait
             self._next = recording.replays if self._wait == WORTH else recording.replays + self._wait
-            self.serve = self._holds = None
+            self.serve = None
         if recording.replays >= self._next:
             self._made_at = recording.replays
             make = functools.partial(_made, recording, tensors, rates)
-            self.serve, self._holds = taken_by(make, recording.gradients.known())
+            self.serve, holds = taken_by(make, recording.gradients.known())
+            if self.serve is not None:
+                vars(self.serve)["holds"] = holds  # for as long as it lives
 
 
 class Pace:
