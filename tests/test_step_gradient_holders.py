@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from graphs_on_cpu import CpuDevice
 from step_parts import batches
 from test_step_gradients_held import BEHIND, ZERO, Alike
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations.capture.step import gradient_holders
 from optimizations.capture.step.graphed_step import GraphedStep
@@ -216,3 +218,162 @@ def test_each_way_to_hold_a_tensor_counts_in_a_word_of_its_own(read: bool, monke
     held.clear()
     parameter.grad = None
     assert (counts.now() == before).all()
+
+
+def _backward(model: torch.nn.Module, loss: torch.Tensor) -> None:
+    loss.backward()
+
+
+def _gradients_of_autograd(model: torch.nn.Module, loss: torch.Tensor) -> None:
+    """These are views: what they are views of shares their memory."""
+    parameters = list(model.parameters())
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        parameter.grad = gradient
+
+
+def _parts_of_one_buffer(model: torch.nn.Module, loss: torch.Tensor) -> None:
+    parameters = list(model.parameters())
+    flat = torch.cat([one.reshape(-1) for one in torch.autograd.grad(loss, parameters)])
+    parts = flat.split([one.numel() for one in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = part.view_as(parameter)
+
+
+def _one_for_two_parameters(model: torch.nn.Module, loss: torch.Tensor) -> None:
+    loss.backward()
+    first, second, *_ = model
+    second.weight.grad = first.weight.grad
+
+
+LEAVES = [_backward, _gradients_of_autograd, _parts_of_one_buffer, _one_for_two_parameters]
+
+
+class Ways(Alike):
+    """One that leaves gradients in this way, and gives and keeps the first of them where it is to."""
+
+    def __init__(self, leave: Callable[[torch.nn.Module, torch.Tensor], None], zero: str, kind: str) -> None:
+        super().__init__("added to")
+        self.held = []
+        self.last = torch.zeros(8, 8)
+
+        def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            ZERO[zero](self.model)
+            loss = self.model(batch["x"]).square().mean()
+            leave(self.model, loss)
+            first = next(iter(self.model.parameters())).grad
+            if kind == "binds one":
+                self.last = first
+            return (loss.detach(), first) if kind == "returns one" else (loss.detach(),)
+
+        self.step = step
+
+
+@pytest.mark.parametrize("kind", ["plain", "returns one", "binds one"])
+@pytest.mark.parametrize("leave", LEAVES)
+def test_steps_whose_gradients_nobody_holds_are_steady(
+    leave: Callable[[torch.nn.Module, torch.Tensor], None], kind: str
+) -> None:
+    training = Ways(leave, "set to None", kind)
+    step = GraphedStep(training.step, device=CpuDevice())
+    for batch in batches("cpu", 10):
+        step(*batch)
+    (recording,) = step._recordings
+    assert recording.steady.serve is not None and step.report().replays >= 5
+
+
+@pytest.mark.parametrize("hold", [list, lambda found: [found[0].view(-1)[1:3]], lambda found: found[-1:]])
+@pytest.mark.parametrize("zero", ZERO)
+@pytest.mark.parametrize("kind", ["plain", "returns one"])
+@pytest.mark.parametrize("leave", LEAVES)
+@pytest.mark.parametrize("signatures", [1, 2])
+def test_each_way_to_leave_gradients_leaves_what_is_held(
+    signatures: int,
+    leave: Callable[[torch.nn.Module, torch.Tensor], None],
+    kind: str,
+    zero: str,
+    hold: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+) -> None:
+    """And other gradients lie in one memory with those that are held where they do so in eager."""
+    mine, theirs = Ways(leave, zero, kind), Ways(leave, zero, kind)
+    step = GraphedStep(mine.step, device=CpuDevice())
+    for index in range(14):
+        (batch,) = batches("cpu", 14, 6 + index % signatures)[index]
+        for one in (mine, theirs):
+            if index in (5, 6, 10):
+                one.held += hold(one.gradients())
+            if index == 8:
+                one.held = [torch.empty(0).set_(some.untyped_storage()) for some in one.gradients()]
+        found, expected = step(batch), theirs.step(batch)
+        assert all(map(torch.equal, found, expected)), index
+        for some, others in [(mine.gradients(), theirs.gradients()), (mine.held, theirs.held)]:
+            assert len(some) == len(others) and all(map(torch.equal, some, others)), index
+
+
+def test_a_weak_reference_holds_nothing() -> None:
+    """As a profiler keeps."""
+    training = Alike("set to None")
+    step = GraphedStep(training.step, device=CpuDevice())
+    weak = []
+    for index, batch in enumerate(batches("cpu", 12)):
+        step(*batch)
+        if index == 6:
+            weak = [torch._C._WeakTensorRef(one) for one in training.gradients()]
+            weak += [StorageWeakRef(one.untyped_storage()) for one in training.gradients()]
+    (recording,) = step._recordings
+    assert recording.steady.serve is not None and len(weak) == 16
+
+
+def test_what_a_cycle_holds_while_a_step_is_recorded_is_not_missing_later() -> None:
+    """It is not collected while it is counted what Encore holds."""
+    tensors = [torch.zeros(3)]
+    cycle: list[object] = [tensors[0].detach()]
+    cycle.append(cycle)
+    del cycle
+    _, own = gradient_holders.taken_by(lambda: [[] for _ in range(100_000)], tensors)
+    gc.collect()
+    assert own._added == {}
+
+
+def test_calls_are_steady_again_at_once_behind_a_long_time_in_which_gradients_were_held() -> None:
+    training = Alike("set to None")
+    step = GraphedStep(training.step, device=CpuDevice())
+    held: list[torch.Tensor] = []
+    for index, batch in enumerate(batches("cpu", 404)):
+        if index == 100:
+            held = training.gradients()
+        if index == 400:
+            held.clear()
+        step(*batch)
+    (recording,) = step._recordings
+    assert recording.steady.serve is not None
+
+
+def test_counts_are_read_of_objects_that_are_held() -> None:
+    """No matter what becomes of what made the function, or of the tensor's part in C++."""
+    tensor = torch.zeros(3)
+    now = ReferenceCounts([tensor]).now
+    before, gone = now(), weakref.ref(tensor)
+    del tensor
+    gc.collect()
+    assert (before - now()).tolist() == [1, 0, 0, 0] and gone() is not None
+
+
+def test_counts_of_a_tensor_whose_part_in_another_language_was_exchanged_are_not_read() -> None:
+    """Its memory may have been freed: `swap_tensors` gives it to a tensor that goes."""
+    tensor = torch.zeros(3)
+    counts = ReferenceCounts([tensor])
+    assert counts.now().any()
+    torch.utils.swap_tensors(tensor, tensor.detach())
+    assert not counts.now().any()
+
+
+def test_counts_are_asked_for_where_their_words_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> bool:
+        raise ValueError("no such buffer")
+
+    monkeypatch.setattr(reference_counts, "_are_found", fail)
+    reference_counts._can_be_read.cache_clear()
+    try:
+        assert not reference_counts._can_be_read()
+    finally:
+        reference_counts._can_be_read.cache_clear()

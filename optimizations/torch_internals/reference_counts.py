@@ -2,8 +2,12 @@
 
 Python and PyTorch tell one count in each call, and a tensor has four: of its object in Python, of what C++ holds of it,
 and the same of its storage. Each is a word in memory at a known distance from an address that PyTorch tells. NumPy
-gathers such words in one call, 5 ns each. Whether the words are where they are looked for is tried out once, with a
-tensor of which all holders are known. Where they are not, as in another build of Python, they are asked for one by one.
+gathers such words in one call, 5 ns each. Weak references are not among them: who has one does not keep the tensor.
+
+What is read is memory of objects that the reader holds. Only the part in C++ may be exchanged for another, by
+`torch.utils.swap_tensors`: so each object is asked first, in the same way, whether it still has the part that is read.
+Whether the words are where they are looked for is tried out once, with a tensor of which all holders are known. Where
+they are not, as in another build of Python, they are asked for one by one.
 """
 
 from __future__ import annotations
@@ -20,8 +24,10 @@ import torch
 from optimizations import torch_internals
 
 _WORD = 8
-_TOP = 1 << 47
-"""Bytes of address space that a process has, unless it asks for more."""
+_COUNT = 4
+"""Bytes of a count. PyTorch keeps that of weak references behind it, and Python its flags, or another half."""
+_TOP = 1 << 57
+"""Bytes of address space that a process may have."""
 
 COUNTS = 4
 """Of each tensor: its object in Python, itself, its storage, and the storage's object in Python."""
@@ -31,67 +37,93 @@ class ReferenceCounts:
     """The counts of these tensors, which have storages. It holds a reference to each tensor and to each storage.
 
     Attributes:
-        now: gives the words, `COUNTS` for each tensor, in their order. A word is another one where a count is.
+        now: gives the counts, `COUNTS` for each tensor, in their order. They are 0 where the part of a tensor in C++
+            was exchanged for another. It holds what it reads.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self.tensors = tuple(tensors)
-        self._storages = tuple([tensor.untyped_storage() for tensor in self.tensors])
-        self.now = self._gathered() if _can_be_read() else self._asked_for()
+        storages = tuple([tensor.untyped_storage() for tensor in self.tensors])
+        self.now = (_gathered if _can_be_read() else _asked_for)(self.tensors, storages)
 
-    def _gathered(self) -> Callable[[], Any]:
-        addresses = [
-            address
-            for tensor, storage in zip(self.tensors, self._storages, strict=True)
-            for address in (id(tensor), tensor._cdata + _WORD, storage._cdata + _WORD, id(storage))
-        ]
-        if any(address % _WORD or not _WORD <= address < _TOP - 8 * _WORD for address in addresses):
-            return self._asked_for()
-        places = numpy.array([address // _WORD - 1 for address in addresses], dtype=numpy.intp)
-        return functools.partial(_memory().take, places)
 
-    def _asked_for(self) -> Callable[[], Any]:
-        both = list(zip(self.tensors, self._storages, strict=True))
-        cells = [storage._cdata for storage in self._storages]
+def _gathered(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedStorage, ...]) -> Callable[[], Any]:
+    words, counts = _takers()
+    objects = tensors, storages
+    places = [id(one) + _PART for some in objects for one in some]
+    parts = numpy.array([one._cdata for some in objects for one in some], dtype=numpy.int64).tobytes()
+    addresses = [
+        address
+        for tensor, storage in zip(*objects, strict=True)
+        for address in (id(tensor), tensor._cdata + _WORD, storage._cdata + _WORD, id(storage))
+    ]
+    of_parts = numpy.array([place // _WORD - 1 for place in places], dtype=numpy.intp)
+    of_counts = numpy.array([(address - _WORD) // _COUNT for address in addresses], dtype=numpy.intp)
 
-        def ask() -> Any:
-            found: list[int] = []
-            for index, address in enumerate(cells):
-                found += (
-                    sys.getrefcount(both[index][0]),
-                    torch_internals.tensor_use_count(both[index][0]),
-                    torch_internals.storage_use_count(address),
-                    sys.getrefcount(both[index][1]),
-                )
-            return numpy.array(found, dtype=numpy.int64)
+    def now() -> Any:
+        if objects and words(of_parts).tobytes() != parts:
+            return numpy.zeros(len(of_counts), dtype=numpy.int32)
+        return counts(of_counts)
 
-        return ask
+    return now
+
+
+def _asked_for(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedStorage, ...]) -> Callable[[], Any]:
+    cells = [storage._cdata for storage in storages]
+
+    def now() -> Any:
+        found: list[int] = []
+        for index, address in enumerate(cells):
+            found += (
+                sys.getrefcount(tensors[index]),
+                torch_internals.tensor_use_count(tensors[index]),
+                torch_internals.storage_use_count(address),
+                sys.getrefcount(storages[index]),
+            )
+        return numpy.array(found, dtype=numpy.int32)
+
+    return now
+
+
+_PART = object.__basicsize__
+"""Where an object of PyTorch has the address of its part in C++: behind what all objects of Python have."""
 
 
 @functools.cache
-def _memory() -> Any:
-    """The words of this process from the second on: NumPy takes an array at address 0 for none."""
-    words: Any = (ctypes.c_int64 * (_TOP // _WORD - 8)).from_address(_WORD)
-    return numpy.frombuffer(words, dtype=numpy.int64)
+def _takers() -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """What gathers words, and counts, of this process from the second word on: NumPy takes an array at 0 for none.
+
+    The arrays themselves are given to nobody: who prints one would read from its start.
+    """
+    words: Any = (ctypes.c_int64 * (_TOP // _WORD)).from_address(_WORD)
+    array = numpy.frombuffer(words, dtype=numpy.int64)
+    return array.take, array.view(numpy.int32).take
 
 
 @functools.cache
 def _can_be_read() -> bool:
-    """Whether the words are counts, and of what they should be."""
-    if sys.maxsize < _TOP or sys.implementation.name != "cpython":
+    """Whether the words are what they should be."""
+    try:
+        return sys.implementation.name == "cpython" and _are_found()
+    except Exception:  # whatever this build has otherwise: they can be asked for
         return False
+
+
+def _are_found() -> bool:
     with torch.inference_mode(False):
         tensor = torch.zeros(1, device="cpu")
         storage = tensor.untyped_storage()
-        places = [id(tensor), tensor._cdata + _WORD, storage._cdata + _WORD, id(storage)]
-        read = [ctypes.c_uint32.from_address(place) for place in places]  # a count may share its word with others
+        for one in (tensor, storage):
+            if ctypes.c_int64.from_address(id(one) + _PART).value != one._cdata:
+                return False
+        now = _gathered((tensor,), (storage,))
 
         def changed_by(hold: Callable[[], Any]) -> list[int]:
-            before = [one.value for one in read]
+            before = now()
             held = hold()
-            after = [one.value for one in read]
+            after = now()
             del held
-            return [new - old for old, new in zip(before, after, strict=True)]
+            return [int(count) for count in after - before]
 
         holder = torch.nn.Parameter(torch.zeros(1, device="cpu"))
         again = changed_by(lambda: tensor), changed_by(lambda: tensor.detach()), changed_by(lambda: storage)
@@ -100,15 +132,17 @@ def _can_be_read() -> bool:
 
 
 @functools.cache
-def unheld() -> tuple[Any, Any]:
-    """The words of a tensor that nothing holds, and what is added where it is a `.grad`.
+def unheld() -> tuple[Any, Any, Any]:
+    """The counts of a tensor that nothing holds, and what is added where it is a `.grad`, and where it is another, too.
 
     Its storage has been asked for. Each reference in Python to the tensor, or to that storage, adds 1.
     """
     with torch.inference_mode(False):
-        holder = torch.nn.Parameter(torch.zeros(1, device="cpu"))
+        holders = [torch.nn.Parameter(torch.zeros(1, device="cpu")) for _ in range(2)]
         counts = ReferenceCounts([torch.zeros(1, device="cpu")])
     alone = counts.now()
-    holder.grad = counts.tensors[0]
+    holders[0].grad = counts.tensors[0]
     in_a_grad = counts.now()
-    return alone - numpy.array([1, 0, 0, 1]), in_a_grad - alone
+    holders[1].grad = counts.tensors[0]
+    in_another = counts.now()
+    return alone - numpy.array([1, 0, 0, 1], dtype=numpy.int32), in_a_grad - alone, in_another - in_a_grad

@@ -14,20 +14,27 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy
 import torch
 
 from optimizations.capture.step.set_aside import is_plain
+from optimizations.captured.recapture import uncollected
 from optimizations.torch_internals.reference_counts import COUNTS, ReferenceCounts, unheld
+
+Made = TypeVar("Made")
 
 _own: dict[int, Any] = {}
 """What Encore holds, in counts: of a tensor by its identity, and of a storage by its address in C++. Two of each."""
 
 _asked_by: dict[int, weakref.ref[Family]] = {}
 """Who compares the counts of these with what they should be."""
+
+
+NOWHERE: Mapping[int, int] = MappingProxyType({})
 
 
 class OwnReferences:
@@ -64,33 +71,26 @@ def _tell(key: int) -> None:
         family.forget()
 
 
-class Counting:
-    """How many references to these tensors, and to their storages, are added."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._counts = ReferenceCounts(tensors)
-        self._given = tensors  # which holds them, then as now
-        self._before = self._counts.now()
-
-    def added(self) -> dict[int, Any]:
-        """Since this was made, as in `_own`."""
-        added = (self._counts.now() - self._before).reshape(-1, 2, 2)
-        return {
-            key: some
-            for keys, both in zip(_keys(self._counts.tensors), added, strict=True)
-            for key, some in zip(keys, both, strict=True)
-        }
-
-
 def _keys(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
     return [(id(one), one.untyped_storage()._cdata) for one in tensors]
 
 
-def taken_by(make: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, OwnReferences]:
-    """What `make` gives, and what it holds of these tensors."""
-    counting = Counting(tensors)
-    made = make()
-    return made, OwnReferences(counting.added())
+def taken_by(make: Callable[[], Made], tensors: Sequence[torch.Tensor]) -> tuple[Made, OwnReferences]:
+    """What `make` gives, and what it holds of these tensors.
+
+    No garbage is collected meanwhile: what the program held by it would be missing for ever.
+    """
+    with uncollected():
+        counts = ReferenceCounts(tensors)
+        before = counts.now()
+        made = make()
+        added = (counts.now() - before).reshape(-1, 2, 2)
+    found = {
+        key: some
+        for keys, both in zip(_keys(tensors), added, strict=True)
+        for key, some in zip(keys, both, strict=True)
+    }
+    return made, OwnReferences(found)
 
 
 def plain(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
@@ -112,19 +112,19 @@ class Holders:
         """Of tensors that have taken the places of these, by the identities of these."""
         return Holders([others.get(id(one), one) for one in self.tensors])
 
-    def expected(self, standing: Collection[int]) -> Any:
-        """The counts where nobody holds any but Encore, and a `.grad` those of these identities."""
-        alone, in_a_grad = unheld()
+    def expected(self, standing: Mapping[int, int]) -> Any:
+        """The counts where nobody holds any but Encore, and so many `.grad` those of these identities."""
+        alone, in_a_grad, in_another = unheld()
         found = numpy.tile(alone, len(self.tensors)).reshape(-1, COUNTS)
         for row, (tensor, storage) in zip(found, self.keys, strict=True):
             row[:2] += _own.get(tensor, 0)
             row[2:] += _own.get(storage, 0)
             row[2] += self._shared[storage] - 1
-            if tensor in standing:
-                row += in_a_grad
+            if times := standing.get(tensor, 0):
+                row += in_a_grad + (times - 1) * in_another
         return found.reshape(-1)
 
-    def held(self, standing: Collection[int] = ()) -> set[int]:
+    def held(self, standing: Mapping[int, int] = NOWHERE) -> set[int]:
         """The identities of those that somebody else holds."""
         if not self.tensors:
             return set()
@@ -133,15 +133,21 @@ class Holders:
 
 
 class Left:
-    """The gradients that a recording made itself and leaves, and who holds them. `stand` is what `stands` asks."""
+    """The gradients that a recording made itself and leaves, and who holds them. `stand` is what `stands` asks.
 
-    def __init__(self, holders: Holders, stand: weakref.WeakMethod[Callable[[], bool]]) -> None:
-        self.holders, self._stand = holders, stand
+    `standing`: in how many `.grad` each is then, by its identity.
+    """
+
+    def __init__(
+        self, holders: Holders, standing: Mapping[int, int], stand: weakref.WeakMethod[Callable[[], bool]]
+    ) -> None:
+        self.holders, self.standing, self._stand = holders, standing, stand
         self.join(Family())
 
     def of_others(self, others: Mapping[int, torch.Tensor]) -> Left:
         """Of tensors that have taken the places of these."""
-        made = Left(self.holders.of_others(others), self._stand)
+        standing = {id(others[key]) if key in others else key: times for key, times in self.standing.items()}
+        made = Left(self.holders.of_others(others), standing, self._stand)
         made.join(self.family)
         return made
 
@@ -186,8 +192,7 @@ class Family:
         """What the counts should be, by what Encore holds now."""
         known = []
         for left in self.members():
-            standing = set(map(id, left.holders.tensors))
-            both = [left.holders.expected(some).tobytes() for some in ((), standing)]
+            both = [left.holders.expected(some).tobytes() for some in (NOWHERE, left.standing)]
             known.append((weakref.ref(left), left.holders.now, both[0], both[1]))
         self._known = known
         return known

@@ -33,12 +33,13 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
 from optimizations.capture.inputs import copy_all
-from optimizations.capture.step.gradient_holders import Counting, Family, Holders, Left, OwnReferences, plain
+from optimizations.capture.step.gradient_holders import Family, Holders, Left, plain, taken_by
 from optimizations.capture.step.gradient_places import GradientPlaces
 from optimizations.capture.step.set_aside import held_by_nobody_else
 from optimizations.capture.step.tensor_marks import look
@@ -85,9 +86,9 @@ class Gradients:
         written: Callable[[torch.Tensor], bool] = lambda gradient: True,
         made: Callable[[torch.Tensor], bool] = lambda gradient: False,
     ) -> None:
-        counting = Counting(plain([*before, *after]))
-        self._take_in(parameters, before, after, indifferent, written, made)
-        self._own = OwnReferences(counting.added())
+        after = _without_bases(before, after)
+        take_in = functools.partial(self._take_in, parameters, before, after, indifferent, written, made)
+        _, self._own = taken_by(take_in, plain([*before, *after]))
 
     def _take_in(
         self,
@@ -114,7 +115,7 @@ class Gradients:
         self.places = GradientPlaces([*self._before, *after])
         self._compare_these()
         found = plain(new for old, new in pairs if new is not None and old is not new and made(new))
-        self._left = Left(Holders(found), weakref.WeakMethod(self._stand))
+        self._left = Left(Holders(found), _times(self._after), weakref.WeakMethod(self._stand))
         self._found = Holders(plain(self._before))
         self._in_place = False
         self._stood = self._brought = False
@@ -170,12 +171,12 @@ class Gradients:
 
         The gradients that are found belong to `parameters`. Empty where they play no part.
         """
+        if self._brought:
+            return None, True
         if self._indifferent:
             if self._stood and self.fit():
                 return self._after, False
             return (None, True) if self._without else ((), True)
-        if self._brought:
-            return None, True
         unmoved = all(map(operator.is_, self._before, self._after))
         return self._before, not unmoved
 
@@ -188,7 +189,7 @@ class Gradients:
         self._in_place = self._as_before is None or self._as_before(self.parameters)
         if self._in_place:
             return True
-        in_use = self._exchanges and self._found.held({id(_get(one)) for one in self.parameters})
+        in_use = self._exchanges and self._found.held(_times(gradients(self.parameters)))
         now = gradients(self.parameters)
         if in_use or (self._exchanges and self._holds_others(now)):
             return False  # it is to be seen in what the program holds which of them got what
@@ -217,20 +218,29 @@ class Gradients:
         self._kept = self._left_and_held()
         self._brought = others or bool(self._kept)
         if others:
-            self._bring_others(in_use)
+            self._bring_others(in_use, {id(one) for one, _ in self._kept})
 
     def _left_and_held(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Gradients that launches left and the program holds, each with a copy."""
-        members = self.family.members()
-        standing = {id(_get(parameter)) for parameter in self.parameters} if members else ()
+        """Gradients that launches left and the program holds, each with a copy, and those in the memory of such.
+
+        But for those that this one finds where eager does: what it writes there, eager writes.
+        """
+        if not (members := self.family.members()):
+            return []
+        now = [id(_get(parameter)) for parameter in self.parameters]  # no list of them, which would count
+        standing = Counter(now)
+        in_place = {id(old) for there, old in zip(now, self._before, strict=False) if there == id(old)}
         found = []
         for left in members:
-            if held := left.holders.held(standing):
-                found += [one for one in left.holders.tensors if id(one) in held]
+            held = left.holders.held(standing) - in_place
+            places = _places(one for one in left.holders.tensors if id(one) in held)
+            others = [one for one in left.holders.tensors if id(one) not in in_place]
+            found += [one for one in others if not places.isdisjoint(_places([one]))]
         return [(one, one.detach().clone()) for one in found]
 
-    def _bring_others(self, in_use: Collection[int]) -> None:
-        """`in_use`: the identities of those of the graph's own that the program holds."""
+    def _bring_others(self, in_use: Collection[int], kept: Collection[int]) -> None:
+        """`in_use`: the identities of those of the graph's own that the program holds; `kept` of those that launches
+        left."""
         now = gradients(self.parameters)
         alone = held_by_nobody_else(now, as_gradients=True)
         moved = [
@@ -248,7 +258,8 @@ class Gradients:
             for index, there, expected in moved
             if self._writes_before[index]
             and (exchanged or not alone[index] or _is_a_part(expected) or id(expected) in in_use)
-            and (self._added_to[index] or there.data_ptr() not in left)  # the step itself may exchange gradients
+            # The step itself may exchange gradients.
+            and (self._added_to[index] or there.data_ptr() not in left or id(there) in kept)
         ]
         self._put_back = [
             (expected, expected.detach().clone())
@@ -289,7 +300,8 @@ class Gradients:
 
     def _leave_copies_of(self, held: Collection[int]) -> None:
         """In the place of those that the program holds from before."""
-        copies = {id(one): one.detach().clone() for one in self._after if one is not None and id(one) in held}
+        memory: dict[int, torch.UntypedStorage] = {}
+        copies = {id(one): _copy_in(memory, one) for one in self._after if one is not None and id(one) in held}
         for parameter, gradient in zip(self.parameters, self._after, strict=True):
             if id(gradient) in copies:
                 parameter.grad = copies[id(gradient)]
@@ -304,9 +316,39 @@ def _copy_back(kept: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     copy_all([one for one, _ in others], [before for _, before in others])
 
 
+def _without_bases(
+    before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Those after the call, without what new ones hold beside themselves: a view, as `autograd.grad` gives, its base.
+
+    Such a view shares memory with its base in C++, where it counts as held.
+    """
+    there = {id(one) for one in before}
+    found = {id(one): one for one in after if one is not None and id(one) not in there}
+    others = {key: one.detach() for key, one in found.items() if one._is_view() and not one.requires_grad}
+    return [others.get(id(one), one) for one in after]
+
+
+def _copy_in(memory: dict[int, torch.UntypedStorage], gradient: torch.Tensor) -> torch.Tensor:
+    """A copy of it; parts of one buffer are parts of one again. `memory`: copies of buffers by the address of these."""
+    if not _is_a_part(gradient) or gradient.is_conj() or gradient.is_neg():
+        return gradient.detach().clone()
+    storage = gradient.untyped_storage()
+    copy = memory.get(storage.data_ptr())
+    if copy is None:
+        copy = memory[storage.data_ptr()] = storage.clone()
+    made = torch.empty(0, dtype=gradient.dtype, device=gradient.device)
+    return made.set_(copy, gradient.storage_offset(), gradient.shape, gradient.stride())
+
+
 def _is_a_part(gradient: torch.Tensor) -> bool:
     """Whether it lies in a larger buffer."""
     return gradient.untyped_storage().nbytes() > size_bytes(gradient)
+
+
+def _times(found: Iterable[torch.Tensor | None]) -> Counter[int]:
+    """How often each is among these, by its identity."""
+    return Counter(id(gradient) for gradient in found if gradient is not None)
 
 
 def _distinct(found: Iterable[torch.Tensor | None]) -> set[int]:

@@ -2,7 +2,8 @@
 
 A result lies in the memory of the graph and the next launch overwrites it, so it is copied out. The graph itself copies
 small ones, to new memory in each launch (`copy_nodes`); one fused copy takes the others. What is a parameter, or any
-tensor that was there before, is returned itself; what is an argument, or a view of one, is the caller's.
+tensor that was there before, is returned itself, or what is in its `.grad` for it; what is an argument, or a view of
+one, is the caller's.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def carried_out(
 class Outputs:
     """Made from what the recording returned, the placeholders it ran on, and storages that are not the graph's.
 
-    `carried`: by id of what was returned, nodes of the graph that copy it.
+    `carried`: by id of what was returned, nodes of the graph that copy it. `in_grad_of`: by id of a gradient that the
+    call left, the parameter in whose `.grad` another tensor may stand for it.
     """
 
     def __init__(
@@ -61,8 +63,9 @@ class Outputs:
         placeholders: Sequence[torch.Tensor],
         static: Iterable[int],
         carried: Mapping[int, CopyNode] | None = None,
+        in_grad_of: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
-        carried = carried or {}
+        carried, in_grad_of = carried or {}, in_grad_of or {}
         tensors: list[torch.Tensor] = []
         flatten(returned, tensors)
         self._nest = returned if not tensors else replaced(returned, iter([tensor.detach() for tensor in tensors]))
@@ -79,6 +82,8 @@ class Outputs:
             elif storage(tensor) in by_storage and storage(tensor):
                 index = by_storage[storage(tensor)]
                 self._plan.append(("view", (index, *view_of(tensor, placeholders[index]))))
+            elif storage(tensor) in static and id(tensor) in in_grad_of:
+                self._plan.append(("gradient", in_grad_of[id(tensor)]))
             elif storage(tensor) in static:
                 self._plan.append(("static", tensor))
             elif id(tensor) in carried:
@@ -183,8 +188,8 @@ def _given(
         return fresh[what]
     if kind == "input":
         return inputs[what]
-    if kind == "static":
-        given: torch.Tensor = what
+    if kind in ("static", "gradient"):
+        given: torch.Tensor = what if kind == "static" else what.grad
         return given
     index, *view = what
     return view_like(inputs[index], *view)

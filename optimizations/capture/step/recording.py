@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call, sparse_tensors
 from optimizations.capture.step.casts import RegionMark
 from optimizations.capture.step.following import HostPointers, plan_of, worth_reading
+from optimizations.capture.step.gradient_holders import OwnReferences, plain, taken_by
 from optimizations.capture.step.gradients import Gradients, gradients, memory
 from optimizations.capture.step.host_random import HostDraws
 from optimizations.capture.step.host_state import Change, ChangeKind, Rebound
@@ -62,7 +64,7 @@ class Recording:
     other tensors it writes, `read_memory` what it reads where it writes inputs too. `kept` holds what it reads, and
     `region` lasts as long as autocast keeps the casts among these. `bound` are attributes and variables that a call
     binds to what it made, and `others` the tensors that stand elsewhere. `arguments` is what calls look like that it
-    may serve. `pool` is where its memory lies.
+    may serve. `pool` is where its memory lies, and `held_by_outputs` what `outputs` holds of gradients.
     """
 
     graph: Any
@@ -72,6 +74,7 @@ class Recording:
     gradients: Gradients
     watch: Watch
     outputs: Outputs
+    held_by_outputs: OwnReferences
     mutated: list[torch.Tensor]
     written_memory: WrittenMemory
     read_memory: WrittenMemory
@@ -305,12 +308,15 @@ def capture(
 
     nodes = device.copies(graph, [*to_carry.values(), *carried]) if to_carry or carried else ()
     inputs.carry(dict(zip(to_carry, nodes, strict=False)), call.tensors)
-    outputs = Outputs(
+    make_outputs = functools.partial(
+        Outputs,
         (returned, [entry.new for entry in results]) if results else returned,
         placeholders,
         _storages(static) - unread,
         {id(tensor): node for (tensor, _), node in zip(carried, nodes[len(to_carry) :], strict=True)},
+        {id(new): parameter for parameter, new in zip(call.parameters, after, strict=True) if new is not None},
     )
+    outputs, held_by_outputs = taken_by(make_outputs, plain([*call.before, *after]))
     if carry:
         _follow(device, graph, pool, inputs, launches, set(written))
     outputs.prepare()  # what the driver does not take shows here, while the capture can be thrown away
@@ -336,6 +342,7 @@ def capture(
         ),
         watch=watch,
         outputs=outputs,
+        held_by_outputs=held_by_outputs,
         mutated=[tensor for tensor in mutated if writes.counted(tensor) or tensor.is_inference()],
         written_memory=WrittenMemory([*mutated, *_both(call.before, after)]),
         read_memory=read_memory,
@@ -493,9 +500,9 @@ def _is_such(now: Any, old: torch.Tensor | None) -> bool:
 
 
 def _without_memory(entry: Rebound) -> Rebound:
-    """What an entry held is let go of: all that counts is how it looked."""
-    old = entry.old
-    return entry if old is None else replace(entry, old=torch.empty(old.shape, dtype=old.dtype, device="meta"))
+    """What an entry held and was bound to is let go of: all that counts is how what it held looked."""
+    old = None if entry.old is None else torch.empty(entry.old.shape, dtype=entry.old.dtype, device="meta")
+    return replace(entry, old=old, new=torch.empty(0, device="meta"))
 
 
 def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress, changes: Sequence[Refusal]) -> None:
