@@ -23,7 +23,7 @@ from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.guard import PROBE_EVERY
 from optimizations.capture.step.replaying import MISSED, WORTH
 
-MOST_CALLS = 42
+MOST_CALLS = 46
 """Functions of Python and of C that a steady call may run, with those of the simulated copy nodes and of the count, and
 those that look a batch that lies elsewhere up in what the step writes."""
 
