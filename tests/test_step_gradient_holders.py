@@ -130,6 +130,16 @@ def test_what_is_held_is_what_it_is_in_eager(
     assert step.report().replays >= 7 and step.report().dropped_recordings == 0
 
 
+def test_the_report_says_in_how_many_calls_gradients_were_held() -> None:
+    training = Buffers(next(iter(ZERO)))
+    step = GraphedStep(training.step, device=CpuDevice())
+    for index, (batch,) in enumerate(batches("cpu", 14)):
+        training.held = [*training.held, *training.gradients()] if 8 <= index < 11 else []
+        step(batch)
+    (recorded,) = step.report().recordings
+    assert recorded.gradients_kept == 3 < recorded.replays
+
+
 @pytest.mark.parametrize("zero", [*ZERO, BEHIND])
 def test_gradients_that_two_models_exchange_are_those_of_eager(zero: str) -> None:
     def trainings() -> list[Buffers]:

@@ -45,6 +45,8 @@ class RecordedStep:
         watched: values that the step can reach in Python, and that each call compares before the launch.
         pool_bytes: memory that its graphs' pool grew by.
         replays: how often it was launched.
+        gradients_kept: how often of these the program held gradients that it would overwrite: they were copied and put
+            back, in a call that takes longer.
         record_s: time from the beginning of the recording to its first launch.
     """
 
@@ -57,6 +59,7 @@ class RecordedStep:
     watched: int
     pool_bytes: int
     replays: int
+    gradients_kept: int
     record_s: float
 
 

@@ -73,7 +73,8 @@ class Gradients:
     """See Note [Gradients before and after]. `indifferent`: the step does not depend on those before.
 
     `written`: of each that is there before and after, whether the graph writes it. `made`: of each that is left in the
-    place of another, or of none, whether the call made its memory. `places` are those of all that the graph knows.
+    place of another, or of none, whether the call made its memory. `places` are those of all that the graph knows, and
+    `times_kept` counts launches that would have overwritten some that the program held, and was to find as they were.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Gradients:
         self._found = Holders(plain(self._before))
         self._in_place = False
         self._stood = self._brought = False
+        self.times_kept = 0
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._held: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._put_back: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -287,6 +289,7 @@ class Gradients:
             return
         held, put_back, kept = self._held, self._put_back, self._kept
         self._held, self._put_back, self._kept = [], [], []
+        self.times_kept += bool(kept or put_back)
         if kept:
             self._leave_copies_of({id(one) for one, _ in kept})
         targets, sums = [there for _, there, _ in held], [expected for _, _, expected in held]

@@ -315,7 +315,10 @@ class GraphedStep(CallRecorder):
             calls=self._calls,
             eager_calls=self._eager,
             replays=self._recordings.replays,
-            recordings=tuple(replace(recording.report, replays=recording.replays) for recording in self._recordings),
+            recordings=tuple(
+                replace(one.report, replays=one.replays, gradients_kept=one.gradients.times_kept)
+                for one in self._recordings
+            ),
             dropped_recordings=self._recordings.dropped,
             patched_learning_rates=self._rates.patched,
             refusals=tuple(self._refusals),

@@ -361,6 +361,7 @@ def capture(
             watched=len(watch),
             pool_bytes=pool_bytes - pool_before,
             replays=0,
+            gradients_kept=0,
             record_s=0.0,
         ),
     )
