@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -287,8 +287,27 @@ def enough_processes(ratios: Sequence[Ratio], more: int = 0) -> bool:
     return not squares or math.sqrt(math.fsum(squares) / len(squares)) <= math.log1p(MARGIN) * 4 / 5
 
 
+def inverse(ratio: Ratio) -> Ratio:
+    """The same ratio with both sides exchanged: how many times faster than the mode its reference is."""
+
+    def one_over(value: float) -> float:
+        return 1 / value if value else math.inf
+
+    return replace(
+        ratio,
+        value=one_over(ratio.value),
+        low=one_over(ratio.high),
+        high=one_over(ratio.low),
+        same_low=one_over(ratio.same_high),
+        same_high=one_over(ratio.same_low),
+        log_replicates=-ratio.log_replicates,
+    )
+
+
 def geometric_mean(ratios: Sequence[Replicated]) -> GeometricMean:
     """Geometric mean over workloads. The workloads are taken as given; the interval is that of their measurement.
+
+    Of replicates, which are drawn independently, as many count as the ratio with the fewest has.
 
     Raises:
         ValueError: there is no ratio.
@@ -296,7 +315,8 @@ def geometric_mean(ratios: Sequence[Replicated]) -> GeometricMean:
     if not ratios:
         raise ValueError("a geometric mean needs at least one ratio")
     value = math.exp(math.fsum(math.log(ratio.value) for ratio in ratios) / len(ratios))
-    replicates = np.mean([ratio.log_replicates for ratio in ratios], axis=0)
+    count = min(len(ratio.log_replicates) for ratio in ratios)
+    replicates = np.mean([ratio.log_replicates[:count] for ratio in ratios], axis=0)
     low, high = np.exp(interval(replicates, CONFIDENCE))
     return GeometricMean(value, min(float(low), value), max(float(high), value), len(ratios))
 

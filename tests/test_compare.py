@@ -225,6 +225,38 @@ def test_what_a_process_has_of_its_own_is_not_counted_once_for_each_block(tmp_pa
     assert (found.verdict, found.outcome) == (stats.Verdict.SLOW, PairKind.REGRESSION)
 
 
+def test_the_order_of_two_modes_is_of_no_consequence(tmp_path: Path) -> None:
+    """A baseline that ran again beside the second half of the modes is paired there, whichever is named first."""
+    first, second = ["compile", "graph"], ["graph", "encore"]
+    slow, again, fast = processes([1.5, 1.52, 1.49]), processes([1.0, 1.02, 0.99]), processes([0.8, 0.82, 0.79])
+    rows = [
+        cell("EOS", "graph", blocks=slow, grouping="halves").model_copy(update={"group": first}),
+        cell("EOS", "encore", blocks=fast, grouping="halves").model_copy(
+            update={"group": second, "baseline_blocks": {"graph": again}}
+        ),
+    ]
+    run = write_run(tmp_path / "run", rows)
+    sides = [find_side(f"{run}:{mode}") for mode in ("graph", "encore")]
+    (forth,), (back,) = compare_sides(*sides).pairs, compare_sides(*reversed(sides)).pairs
+    assert forth.ratio is not None and forth.ratio.value == pytest.approx(1.25, rel=0.01)
+    assert back.ratio is not None and back.ratio.value == pytest.approx(1 / forth.ratio.value)
+    assert (back.ratio.low, back.ratio.high) == pytest.approx((1 / forth.ratio.high, 1 / forth.ratio.low))
+    assert (forth.verdict, back.verdict) == (stats.Verdict.FAST, stats.Verdict.SLOW)
+    assert forth.floor == back.floor
+
+
+def test_a_mean_is_over_workloads_of_one_process_and_of_several(tmp_path: Path) -> None:
+    rows = [
+        cell(workload, mode, blocks=processes([factor] * count))
+        for workload, count in (("EOS", 3), ("ALNET", 1))
+        for mode, factor in (("graph", 1.0), ("placement", 0.8))
+    ]
+    run = write_run(tmp_path / "run", rows)
+    made = compare_sides(find_side(f"{run}:graph"), find_side(f"{run}:placement"))
+    assert made.geomeans["graph to placement"].value == pytest.approx(1.25, rel=0.01)
+    assert made.geomeans["graph to placement"].count == 2
+
+
 def test_single_processes_of_two_modes_have_no_verdict(tmp_path: Path) -> None:
     modes = [cell("EOS", "graph", blocks=processes([1.0])), cell("EOS", "placement", blocks=processes([1.1]))]
     run = write_run(tmp_path / "run", modes)

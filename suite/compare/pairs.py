@@ -26,6 +26,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from suite import stats as stats_within_run
 from suite import stats_across_runs as stats
 from suite.compare.sides import Side
 from suite.compare.surroundings import STOCK_SOFTWARE, Difference, differences
@@ -283,9 +284,17 @@ def _ratio(ours: Cell | None, theirs: Cell | None, metric: TimeKind, one_run: Ru
 
 
 def _within(run: Run, ours: Cell, theirs: Cell, metric: TimeKind) -> Ratio | None:
-    """The ratio by several processes of modes that alternated: see Note [Modes of one run]."""
-    found = against(run, theirs, ours.mode, metric)
-    return found.ratio if found.alternating and found.ratio is not None and found.ratio.processes > 1 else None
+    """The ratio by several processes of modes that alternated: see Note [Modes of one run].
+
+    Where a mode ran again beside another one, only the row of the latter has those blocks, on either side.
+    """
+    forth = against(run, theirs, ours.mode, metric)
+    if forth.alternating:
+        ratio = forth.ratio
+    else:
+        back = against(run, ours, theirs.mode, metric)
+        ratio = stats_within_run.inverse(back.ratio) if back.alternating and back.ratio is not None else None
+    return ratio if ratio is not None and ratio.processes > 1 else None
 
 
 def _controls(
