@@ -83,9 +83,9 @@ class Options:
         for name in given or {}:
             if name not in known:
                 near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4)
-                hint = f"did you mean {', '.join(near)}? " if near else ""
+                hint = f"did you mean {', '.join(near)}? Known" if near else "known"
                 raise WrongOption(
-                    f"unknown option {name!r} of backend 'encore'; {hint}Known: {', '.join(known)}; "
+                    f"unknown option {name!r} of backend 'encore'; {hint}: {', '.join(known)}; "
                     "options of Inductor go into 'inductor'."
                 )
         options = cls(**(given or {}))

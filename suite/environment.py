@@ -23,11 +23,13 @@ from pydantic import JsonValue
 from suite.checkout import code_id, git_state, shown_code
 from suite.gpu import Gpu, NoGpu, find_gpu
 from suite.schema import SCHEMA_VERSION, CpuInfo, Environment
-from suite.store import REPOSITORY
+from suite.store import ENVIRONMENT, REPOSITORY
 
 MUST_AGREE = ("torch", "torch_cuda", "cudnn", "driver", "python")
 """Environment fields that must be equal for rows to stand in one run, next to the schema's version and the code. GPU,
 CPU and packages are looked into."""
+MOST_PACKAGES = 5
+"""Of packages that differ, so many are named: two machines may differ in more than a hundred."""
 
 
 def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, JsonValue]) -> Environment:
@@ -74,9 +76,16 @@ def differences(there: Environment, here: Environment) -> list[str]:
         pairs[f"gpu {name}"] = (getattr(there.gpu, name, None), getattr(here.gpu, name, None))
     for name in ("model", "logical_cores"):
         pairs[f"cpu {name}"] = (getattr(there.cpu, name), getattr(here.cpu, name))
-    for name in sorted(there.packages.keys() | here.packages.keys()):
-        pairs[f"package {name}"] = (there.packages.get(name), here.packages.get(name))
-    return [f"{name}: {old} there, {new} here" for name, (old, new) in pairs.items() if old != new]
+    names = sorted(there.packages.keys() | here.packages.keys())
+    versions = {f"package {name}": (there.packages.get(name), here.packages.get(name)) for name in names}
+    found, packages = (
+        [f"{name}: {old} there, {new} here" for name, (old, new) in each.items() if old != new]
+        for each in (pairs, versions)
+    )
+    found += packages[:MOST_PACKAGES]
+    if (more := len(packages) - MOST_PACKAGES) > 0:
+        found.append(f"and {more} more package{'s' if more > 1 else ''}, named in {ENVIRONMENT}")
+    return found
 
 
 def without_paths(text: str) -> str:

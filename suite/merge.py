@@ -44,6 +44,8 @@ def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> 
             where = describe(run.path)
             raise WrongUse(f"{where}: its last line was cut short; repair it by `encore run --resume {where}`")
     _check_one_environment(runs)
+    if (out / store.ENVIRONMENT).exists():
+        raise WrongUse(f"{describe(out)} is a run already; give --out another folder")
     cells = _joined(runs)
     retried = [cell for run in runs for cell in store.read_retried(run.path)]
     with RunWriter.create(out, _environment(runs, out.resolve().name, command_line)) as writer:

@@ -202,6 +202,7 @@ def select_modes(names: Iterable[str]) -> tuple[Mode, ...]:
     wanted = list(names)
     for name in wanted:
         if name not in MODES:
-            near = difflib.get_close_matches(name, MODES, n=3) or list(MODES)
-            raise WrongUse(f"unknown mode {name!r}; did you mean {', '.join(near)}? (`encore list --modes` shows all)")
+            near = difflib.get_close_matches(name, MODES, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(MODES)}"
+            raise WrongUse(f"unknown mode {name!r}; {hint} (`encore list --modes` shows all)")
     return tuple(mode for mode in MODES.values() if mode.name in wanted)

@@ -250,7 +250,7 @@ class AnalysisDisplay:
     def _line(self, target: Target) -> str:
         step = self._steps[target]
         so_far = format_duration(self._clock() - step.target_since)
-        return f"{target.label}: {step.name}, {so_far} so far (ended after {self._limit})"
+        return f"{target.label}: {step.name}, {so_far} of at most {self._limit}"
 
     def _render(self) -> RenderableType:
         return Group(*(Text(self._line(target)) for target in self._steps))

@@ -389,6 +389,9 @@ def test_shards_are_merged_into_the_whole(fake: Fake) -> None:
     assert sorted({c.workload for c in whole.cells}) == list(names)
     assert whole.missing() == []
     assert fake("run", "--resume", str(fake.folder / "whole")).returncode == 0
+    done = fake("merge", *(str(fake.folder / name) for name in ("1-2", "2-2")), "--out", str(whole.path))
+    assert done.returncode == 2
+    assert "is a run already; give --out another folder" in done.stderr, "`encore merge` has no --resume"
     again = fake("run", *whole.environment.settings["workloads"], *CPU, "--resume", "newest", "--out", str(whole.path))
     assert "nothing to run" in again.stderr, "of which parts it was joined is none of what is asked for"
 

@@ -225,6 +225,15 @@ def test_environments_differ_by_what_shapes_numbers_only() -> None:
     ]
 
 
+def test_of_many_packages_that_differ_five_are_named() -> None:
+    there = synthetic().model_copy(update={"packages": {f"package-{number}": "1" for number in range(8)}})
+    here = there.model_copy(update={"packages": dict.fromkeys(there.packages, "2")})
+    assert differences(there, here) == [
+        *(f"package package-{number}: 1 there, 2 here" for number in range(5)),
+        "and 3 more packages, named in environment.json",
+    ]
+
+
 @pytest.mark.parametrize(
     ("there", "here", "found"),
     [

@@ -154,13 +154,13 @@ def test_without_a_terminal_a_step_that_takes_long_has_a_line_and_later_another(
         now[0] += 4
         assert shown(display, out) == []
         now[0] += 2
-        assert shown(display, out) == ["XLNET-I (published): building the model, 6s so far (ended after 15m00s)"]
+        assert shown(display, out) == ["XLNET-I (published): building the model, 6s of at most 15m00s"]
         now[0] += 20
         assert shown(display, out) == []
         display.step(target, "tracing the call")
-        assert shown(display, out) == ["XLNET-I (published): tracing the call, 26s so far (ended after 15m00s)"]
+        assert shown(display, out) == ["XLNET-I (published): tracing the call, 26s of at most 15m00s"]
         now[0] += 31
-        assert shown(display, out) == ["XLNET-I (published): tracing the call, 57s so far (ended after 15m00s)"]
+        assert shown(display, out) == ["XLNET-I (published): tracing the call, 57s of at most 15m00s"]
 
 
 def test_a_terminal_shows_what_each_target_is_at() -> None:
@@ -169,4 +169,4 @@ def test_a_terminal_shows_what_each_target_is_at() -> None:
     with AnalysisDisplay(console, 900.0) as display:
         display.step(Target("any:make", None), "calling make()")
         console.print(display._render())
-    assert "any:make: calling make(), 0s so far" in out.getvalue()
+    assert "any:make: calling make(), 0s of at most 15m00s" in out.getvalue()

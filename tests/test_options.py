@@ -30,9 +30,11 @@ def test_unknown_option_names_it_the_nearest_and_all_known_ones() -> None:
         Options.parse({"hoist_limit": 3})
     message = str(caught.value)
     assert "'hoist_limit'" in message
-    assert "did you mean hoist_limit_bytes" in message
+    assert "did you mean hoist_limit_bytes" in message and "? Known: placement" in message
     for option in dataclasses.fields(Options):
         assert option.name in message
+    with pytest.raises(WrongOption, match="of backend 'encore'; known: placement"):
+        Options.parse({"zzz": 3})
 
 
 @pytest.mark.parametrize(
