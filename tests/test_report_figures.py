@@ -148,6 +148,14 @@ def test_coverage_and_copies_are_of_graph_modes_with_the_papers_marks():
     assert charts["copies"].bars["ST", "graph"] == Bar(8192.0, published=round(1.3 * 2**20))
 
 
+def test_figures_say_why_encore_may_have_no_kernels_in_graphs():
+    stock = charts_of(cell("ST", "compile"), cell("ST", "graph"))
+    ours = charts_of(cell("ST", "compile"), cell("ST", "graph"), cell("ST", "encore"))
+    for name in ("coverage", "copies"):
+        assert "selection kept what is fastest: no graph (0)" in ours[name].note
+        assert "selection" not in stock[name].note
+
+
 def test_memory_is_relative_and_compile_time_in_two_parts():
     charts = charts_of(
         cell("EOS", "compile", metrics=metrics(reserved_bytes=2**30)),

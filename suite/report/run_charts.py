@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from suite.modes import MODES, REFERENCE_MODE
+from suite.modes import DEFAULT_MODE, MODES, REFERENCE_MODE
 from suite.report import compare
 from suite.report.cell_tables import compile_conditions, host_median_us
 from suite.report.chart import Bar, Chart, Scale
@@ -130,9 +130,17 @@ def coverage(run: Run, published: Published) -> Chart:
             _graph_modes(run),
             {},
             published=published.sources["grace"].setting,
+            note=_of_selection(run).strip(),
         ),
         bar,
     )
+
+
+def _of_selection(run: Run) -> str:
+    """Why mode `encore` may have no kernels in graphs, or the copies of stock, where the other modes have not."""
+    if DEFAULT_MODE not in run.modes:
+        return ""
+    return f" In {DEFAULT_MODE} selection kept what is fastest: no graph (0), a graph with copies, or one without."
 
 
 def copies(run: Run, published: Published) -> Chart:
@@ -156,7 +164,8 @@ def copies(run: Run, published: Published) -> Chart:
             _graph_modes(run),
             {},
             published=published.sources["grace"].setting,
-            note="Published bytes next to stock modes are GraCE's before indirection, with its placement.",
+            note="Published bytes next to stock modes are GraCE's before indirection, with its placement."
+            + _of_selection(run),
         ),
         bar,
     )
