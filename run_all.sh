@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The main job: sets up .venv, measures the workloads of the set grace in every mode, renders tables, figures and report.html.
+# The main job: sets up .venv, measures the workloads of the set grace in every mode, renders tables, figures and
+# report.html.
 # Without an NVIDIA GPU it analyses the workloads instead, and renders the recorded runs.
 set -euo pipefail
 root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
@@ -9,8 +10,10 @@ usage() {
 Usage: ./run_all.sh [--with-torchbench PATH] [--quick] [options of `encore run`]
 
 With an NVIDIA GPU: measures the workloads of the set grace (--set all: every one there is) in all modes, then renders
-the report. Started again, it goes on with the newest run that fits, or says that it is complete. --quick is a smoke run of a few minutes.
-Without one: `encore explain --set grace`, and the report of the recorded runs. Options are of no use then.
+the report. Started again, it goes on with the newest run that fits, or says that it is complete. --quick is a smoke run
+of a few minutes.
+Without one: `encore explain --set grace`, minutes for each workload on few cores, and the report of the recorded runs.
+Options are of no use then.
 
 --with-torchbench PATH, before all others: a checkout of https://github.com/pytorch/benchmark, whose models are measured
 afterwards in their own run, with the same options; a --budget is that of both. What they need must be installed in

@@ -221,8 +221,14 @@ def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
             return candidate
     known = [path.parent.name for folder in folders for path in sorted(folder.glob(f"*/{ENVIRONMENT}"))]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(known[-5:]) or 'none yet'}"
-    raise WrongUse(f"unknown run {name!r}; {hint} (a run is a name in results/runs or results/recorded, or a folder)")
+    newest = f"known: {', '.join(known[-5:]) or 'none yet'}"
+    if len(known) > 5:
+        newest += f", and {len(known) - 5} more"
+    hint = f"did you mean {', '.join(near)}?" if near else newest
+    where = f"; the folder has no {ENVIRONMENT}" if Path(name).is_dir() else ""
+    raise WrongUse(
+        f"unknown run {name!r}{where}; {hint} (a run is a name in results/runs or results/recorded, or a folder)"
+    )
 
 
 def make_folder(path: Path, option: str) -> Path:

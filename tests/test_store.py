@@ -347,6 +347,12 @@ def test_runs_are_found_by_name_and_path_and_unknown_ones_get_the_nearest(tmp_pa
         find_run("20260103-h200", [runs])
     with pytest.raises(WrongUse, match="known: none yet"):
         find_run("anything", [tmp_path / "empty"])
+    with pytest.raises(WrongUse, match=r"the folder has no environment\.json; known: none yet"):
+        find_run(str(tmp_path), [tmp_path / "empty"])
+    for name in "bcdefg":
+        make_run(tmp_path / "many" / name)
+    with pytest.raises(WrongUse, match="known: c, d, e, f, g, and 1 more"):
+        find_run("anything", [tmp_path / "many"])
 
 
 def test_the_newest_run_goes_by_creation_and_skips_what_cannot_be_read(tmp_path: Path) -> None:

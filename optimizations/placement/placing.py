@@ -21,6 +21,10 @@ from optimizations.placement.sources import input_sources
 from optimizations.placement.twin import RewriteFailed
 from optimizations.report import Copy, CpuNode, Hoisted, Left, PlacementReport, Staged
 
+NOTHING_ON_A_GPU = (
+    "no tensor is on a GPU; without one, the suite's `encore explain module:callable` tells what placement would do"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -122,7 +126,7 @@ class _Attempts:
     def outcome(self) -> Placement:
         devices = self.graph.devices
         if not devices:
-            return untouched(self.graph_module, "no tensor is on a GPU", self._before())
+            return untouched(self.graph_module, NOTHING_ON_A_GPU, self._before())
         if len(devices) > 1 or not devices[0].startswith("cuda"):
             reason = f"placement moves values to one CUDA device; here: {', '.join(devices)}"
             return untouched(self.graph_module, reason, self._before())
@@ -260,5 +264,5 @@ def _missing_device(graph_module: torch.fx.GraphModule, layouts: Sequence[Any]) 
     devices = {tensor.device.type for tensor in tensors_in(noted)}
     came_from_dynamo = "dynamo_compile_id" in graph_module.meta
     if came_from_dynamo and "cuda" not in devices:
-        return "no tensor is on a GPU"
+        return NOTHING_ON_A_GPU
     return "nothing is on the CPU" if came_from_dynamo and "cpu" not in devices else None
