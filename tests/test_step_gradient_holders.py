@@ -130,6 +130,44 @@ def test_what_is_held_is_what_it_is_in_eager(
     assert step.report().replays >= 7 and step.report().dropped_recordings == 0
 
 
+@pytest.mark.parametrize("clears", [True, False])
+@pytest.mark.parametrize("given", [lambda gradient: gradient, lambda gradient: gradient.view(-1)[1:3]])
+@pytest.mark.parametrize("change", [in_turn, another_later, new_ones_later, a_view_is_held, clones_take_their_place])
+def test_what_a_step_returns_of_gradients_is_what_eager_returns(
+    change: Callable[[Buffers, int], None], given: Callable[[torch.Tensor], torch.Tensor], clears: bool
+) -> None:
+    """The gradient itself, which the step clears or leaves, or a part of it, where another one stands than before."""
+    sides = []
+    for _ in range(2):
+        training = Buffers("added to")
+        first = next(training.model.parameters())
+
+        def step(
+            batch: dict[str, torch.Tensor], training: Buffers = training, first: torch.Tensor = first
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            loss = training.step(batch)
+            assert first.grad is not None
+            returned = given(first.grad)
+            if clears:
+                training.model.zero_grad()
+            return loss, returned
+
+        sides.append((training, step))
+    (mine, own), (theirs, eager) = sides
+    step = GraphedStep(own, device=CpuDevice())
+    earlier: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for index, (batch,) in enumerate(batches("cpu", 16)):
+        for training in (mine, theirs):
+            if clears and not training.gradients():
+                training.assign([torch.ones_like(one) for one in training.model.parameters()])
+            change(training, index)
+        results, expected = step(batch), eager(batch)
+        assert all(map(torch.equal, results, expected)), index
+        earlier.append((results[1], expected[1]))
+        assert all(torch.equal(one, other) for one, other in earlier), index
+        assert all(map(torch.equal, mine.seen(), theirs.seen())), index
+
+
 def test_the_report_says_in_how_many_calls_gradients_were_held() -> None:
     training = Buffers(next(iter(ZERO)))
     step = GraphedStep(training.step, device=CpuDevice())

@@ -73,8 +73,10 @@ class Gradients:
     """See Note [Gradients before and after]. `indifferent`: the step does not depend on those before.
 
     `written`: of each that is there before and after, whether the graph writes it. `made`: of each that is left in the
-    place of another, or of none, whether the call made its memory. `places` are those of all that the graph knows, and
-    `times_kept` counts launches that would have overwritten some that the program held, and was to find as they were.
+    place of another, or of none, whether the call made its memory. `given_out`: what the step returns lies in the
+    memory of some, other than as what is in a `.grad` behind the call. `places` are those of all that the graph knows,
+    and `times_kept` counts launches that would have overwritten some that the program held, and was to find as they
+    were.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class Gradients:
         indifferent: bool,
         written: Callable[[torch.Tensor], bool] = lambda gradient: True,
         made: Callable[[torch.Tensor], bool] = lambda gradient: False,
+        given_out: bool = False,
     ) -> None:
+        self._given_out = given_out
         after = _without_bases(before, after)
         take_in = functools.partial(self._take_in, parameters, before, after, indifferent, written, made)
         _, self._own = taken_by(take_in, plain([*before, *after]))
@@ -189,6 +193,8 @@ class Gradients:
         if self._indifferent:
             return all(_get(one) is None for one in self._without)
         self._in_place = self._as_before is None or self._as_before(self.parameters)
+        if self._given_out and not (self._in_place and self.family.unheld(None)):
+            return False  # another tensor is to be returned, or one whose content is put back
         if self._in_place:
             return True
         in_use = self._exchanges and self._found.held(_times(gradients(self.parameters)))

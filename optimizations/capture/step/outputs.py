@@ -55,6 +55,9 @@ class Outputs:
 
     `carried`: by id of what was returned, nodes of the graph that copy it. `in_grad_of`: by id of a gradient that the
     call left, the parameter in whose `.grad` another tensor may stand for it.
+
+    Attributes:
+        static: storages of results that are tensors from before the call, or views of such, and nothing stands for.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Outputs:
         self._copied: list[torch.Tensor] = []
         self._nodes: list[tuple[CopyNode, torch.Tensor]] = []
         self._plan: list[tuple[str, Any]] = []
+        self.static: set[int] = set()
         copied: dict[int, int] = {}
         for tensor in tensors:
             if id(tensor) in by_id:
@@ -86,6 +90,7 @@ class Outputs:
                 self._plan.append(("gradient", in_grad_of[id(tensor)]))
             elif storage(tensor) in static:
                 self._plan.append(("static", tensor))
+                self.static.add(storage(tensor))
             elif id(tensor) in carried:
                 if id(tensor) not in copied:
                     copied[id(tensor)] = len(self._nodes)

@@ -339,6 +339,7 @@ def capture(
             indifferent=indifferent,
             written=writes.include,
             made=lambda gradient: storage(gradient) not in known and storage(gradient) not in observer.outside,
+            given_out=not outputs.static.isdisjoint(_storages([*call.before, *after])),
         ),
         watch=watch,
         outputs=outputs,
