@@ -396,6 +396,30 @@ def test_calls_are_steady_again_at_once_behind_a_long_time_in_which_gradients_we
     assert recording.steady.serve is not None
 
 
+@pytest.mark.parametrize("zero", [*ZERO, BEHIND])
+def test_gradients_that_are_held_now_and_then_cost_two_calls_each_time(
+    zero: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Alike(zero)
+    step = GraphedStep(training.step, device=CpuDevice())
+    others = 0
+    full = step._call
+
+    def counted(args: object, kwargs: object) -> object:
+        nonlocal others
+        others += 1
+        return full(args, kwargs)
+
+    monkeypatch.setattr(step, "_call", counted)
+    for index, batch in enumerate(batches("cpu", 200)):
+        held = training.gradients() if index % 20 == 19 else []
+        step(*batch)
+        del held
+    (recorded,) = step.report().recordings
+    assert recorded.gradients_kept == (10 if zero == "set to None" else 0)
+    assert others <= 5 + 2 * recorded.gradients_kept, "those before it is steady, each that holds some, and the next"
+
+
 def test_counts_are_read_of_objects_that_are_held() -> None:
     """No matter what becomes of what made the function, or of the tensor's part in C++."""
     tensor = torch.zeros(3)

@@ -76,7 +76,8 @@ class Gradients:
     place of another, or of none, whether the call made its memory. `given_out`: what the step returns lies in the
     memory of some, other than as what is in a `.grad` behind the call. `places` are those of all that the graph knows,
     and `times_kept` counts launches that would have overwritten some that the program held, and was to find as they
-    were.
+    were. `for_now`: the last launch was one of these, or the one before, which left copies in their places. So that
+    gradients were found elsewhere tells nothing of later calls.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Gradients:
         self._in_place = False
         self._stood = self._brought = False
         self.times_kept = 0
+        self.for_now = self._kept_now = False
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._held: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._put_back: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -286,6 +288,8 @@ class Gradients:
 
     def leave(self) -> None:
         """After a launch: every parameter has the gradient that the recording left."""
+        kept_before, self._kept_now = self._kept_now, bool(self._kept or self._put_back)
+        self.for_now = kept_before or self._kept_now
         self._stood = self._as_after(self.parameters)
         if not self._stood:
             # Most are others then: to set them takes less than to ask first, as `put` does.
@@ -295,7 +299,7 @@ class Gradients:
             return
         held, put_back, kept = self._held, self._put_back, self._kept
         self._held, self._put_back, self._kept = [], [], []
-        self.times_kept += bool(kept or put_back)
+        self.times_kept += self._kept_now
         if kept:
             self._leave_copies_of({id(one) for one, _ in kept})
         targets, sums = [there for _, there, _ in held], [expected for _, _, expected in held]

@@ -59,8 +59,11 @@ class SteadyReplay:
         """To be told that the recording has served a call with these tensors in the full way.
 
         What is there now is what is steady from then on. Making a steady replay looks at everything, so one that soon
-        missed is made again after so many calls, twice as many each time.
+        missed is made again after so many calls, twice as many each time. Where gradients were held from before it
+        stays: they are let go of, as a rule, and it serves the calls after that.
         """
+        if self.serve is not None and recording.gradients.for_now:
+            return
         if self.serve is not None:
             self._wait = WORTH if recording.replays - self._made_at > self._wait else 2 * self._wait
             self._next = recording.replays if self._wait == WORTH else recording.replays + self._wait
