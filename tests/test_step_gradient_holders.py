@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,16 @@ from optimizations.capture.step import gradient_holders
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.torch_internals import reference_counts
 from optimizations.torch_internals.reference_counts import ReferenceCounts
+
+
+class Counted(GraphedStep):
+    """`full` counts its calls that are no steady replays."""
+
+    full = 0
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
+        self.full += 1
+        return super()._call(args, kwargs)
 
 
 class Buffers(Alike):
@@ -225,15 +236,15 @@ def test_a_step_that_exchanges_gradients_itself_leaves_what_is_held() -> None:
 @pytest.mark.parametrize("zero", ["set to None", "added to"])
 def test_calls_are_steady_while_nobody_holds_gradients_and_again_afterwards(zero: str) -> None:
     training = Alike(zero)
-    step = GraphedStep(training.step, device=CpuDevice())
+    step = Counted(training.step, device=CpuDevice())
     held: list[torch.Tensor] = []
     steady = []
     for index, batch in enumerate(batches("cpu", 240)):
         if index in (8, 20):
             held = training.gradients() if index == 8 else []
+        before = step.full
         step(*batch)
-        (recording,) = step._recordings or [None]
-        steady.append(recording is not None and recording.steady.serve is not None)
+        steady.append(step.full == before)
     assert all(steady[5:8]) and all(steady[-4:])
     assert any(steady[8:20]) is (zero == "added to") and not held
 
@@ -397,27 +408,51 @@ def test_calls_are_steady_again_at_once_behind_a_long_time_in_which_gradients_we
 
 
 @pytest.mark.parametrize("zero", [*ZERO, BEHIND])
-def test_gradients_that_are_held_now_and_then_cost_two_calls_each_time(
-    zero: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_that_are_held_now_and_then_cost_two_calls_each_time(zero: str) -> None:
     training = Alike(zero)
-    step = GraphedStep(training.step, device=CpuDevice())
-    others = 0
-    full = step._call
-
-    def counted(args: object, kwargs: object) -> object:
-        nonlocal others
-        others += 1
-        return full(args, kwargs)
-
-    monkeypatch.setattr(step, "_call", counted)
+    step = Counted(training.step, device=CpuDevice())
     for index, batch in enumerate(batches("cpu", 200)):
         held = training.gradients() if index % 20 == 19 else []
         step(*batch)
         del held
     (recorded,) = step.report().recordings
     assert recorded.gradients_kept == (10 if zero == "set to None" else 0)
-    assert others <= 5 + 2 * recorded.gradients_kept, "those before it is steady, each that holds some, and the next"
+    assert step.full <= 5 + 2 * recorded.gradients_kept, "those before it is steady, each that holds some, and the next"
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_gradient_whose_data_was_moved_does_not_hide_who_holds_its_memory(
+    read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage lost one holder, and has got another."""
+    monkeypatch.setattr(reference_counts, "_can_be_read", lambda: read)
+    for way in (torch.Tensor.detach, lambda one: torch.from_dlpack(one.detach()), torch.Tensor.untyped_storage):
+        tensor = torch.zeros(3)
+        now = ReferenceCounts([tensor]).now
+        assert now().all()
+        held = way(tensor)
+        tensor.data = torch.ones(3)
+        assert not now().any(), way
+        del held
+
+
+@pytest.mark.parametrize("zero", ["set to None", BEHIND])
+@pytest.mark.parametrize("signatures", [1, 2])
+def test_what_is_held_of_gradients_whose_data_was_moved_stays_as_it_is(zero: str, signatures: int) -> None:
+    mine, theirs = Buffers(zero), Buffers(zero)
+    step = GraphedStep(mine.step, device=CpuDevice())
+    for index in range(20):
+        (batch,) = batches("cpu", 20, 6 + index % signatures)[index]
+        for training in (mine, theirs):
+            if index in (9, 10, 15):
+                for one in training.gradients():
+                    training.held.append(one.detach())
+                    one.data = one.data * 0.5
+            if index == 10:
+                training.model.zero_grad()
+        assert torch.equal(step(batch), theirs.step(batch)), index
+        found, expected = mine.seen(), theirs.seen()
+        assert len(found) == len(expected) and all(map(torch.equal, found, expected)), index
 
 
 def test_counts_are_read_of_objects_that_are_held() -> None:

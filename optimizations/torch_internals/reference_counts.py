@@ -6,8 +6,9 @@ gathers such words in one call, 5 ns each. Weak references are not among them: w
 
 What is read is memory of objects that the reader holds. Only the part in C++ may be exchanged for another, by
 `torch.utils.swap_tensors`: so each object is asked first, in the same way, whether it still has the part that is read.
-Whether the words are where they are looked for is tried out once, with a tensor of which all holders are known. Where
-they are not, as in another build of Python, they are asked for one by one.
+Then whether that still has its storage, which `.data =` exchanges: the tensor would be missing among the holders of the
+one from before, and hide another. Whether the words are where they are looked for is tried out once, with a tensor of
+which all holders are known. Where they are not, as in another build of Python, they are asked for one by one.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ class ReferenceCounts:
     """The counts of these tensors, which have storages. It holds a reference to each tensor and to each storage.
 
     Attributes:
-        now: gives the counts, `COUNTS` for each tensor, in their order. They are 0 where the part of a tensor in C++
-            was exchanged for another. It holds what it reads.
+        storages: those that the tensors had then.
+        now: gives the counts, `COUNTS` for each tensor, in their order. They are all 0 where a tensor's part in C++, or
+            its storage, was exchanged for another. It holds what it reads.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self.tensors = tuple(tensors)
-        storages = tuple([tensor.untyped_storage() for tensor in self.tensors])
-        self.now = (_gathered if _can_be_read() else _asked_for)(self.tensors, storages)
+        self.storages = tuple([tensor.untyped_storage() for tensor in self.tensors])
+        self.now = (_gathered if _can_be_read() else _asked_for)(self.tensors, self.storages)
 
 
 def _gathered(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedStorage, ...]) -> Callable[[], Any]:
@@ -58,10 +60,12 @@ def _gathered(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedSt
         for address in (id(tensor), tensor._cdata + _WORD, storage._cdata + _WORD, id(storage))
     ]
     of_parts = numpy.array([place // _WORD - 1 for place in places], dtype=numpy.intp)
+    of_storages = numpy.array([(one._cdata + _STORAGE) // _WORD - 1 for one in tensors], dtype=numpy.intp)
+    cells = numpy.array([one._cdata for one in storages], dtype=numpy.int64).tobytes()
     of_counts = numpy.array([(address - _WORD) // _COUNT for address in addresses], dtype=numpy.intp)
 
     def now() -> Any:
-        if objects and words(of_parts).tobytes() != parts:
+        if objects and (words(of_parts).tobytes() != parts or words(of_storages).tobytes() != cells):
             return numpy.zeros(len(of_counts), dtype=numpy.int32)
         return counts(of_counts)
 
@@ -72,6 +76,8 @@ def _asked_for(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedS
     cells = [storage._cdata for storage in storages]
 
     def now() -> Any:
+        if any(one.untyped_storage()._cdata != cell for one, cell in zip(tensors, cells, strict=True)):
+            return numpy.zeros(COUNTS * len(cells), dtype=numpy.int32)
         found: list[int] = []
         for index, address in enumerate(cells):
             found += (
@@ -84,6 +90,9 @@ def _asked_for(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedS
 
     return now
 
+
+_STORAGE = 2 * _WORD
+"""Where a tensor's part in C++ has the address of its storage: behind a table of functions and two counts."""
 
 _PART = object.__basicsize__
 """Where an object of PyTorch has the address of its part in C++: behind what all objects of Python have."""
@@ -116,6 +125,8 @@ def _are_found() -> bool:
         for one in (tensor, storage):
             if ctypes.c_int64.from_address(id(one) + _PART).value != one._cdata:
                 return False
+        if ctypes.c_int64.from_address(tensor._cdata + _STORAGE).value != storage._cdata:
+            return False
         now = _gathered((tensor,), (storage,))
 
         def changed_by(hold: Callable[[], Any]) -> list[int]:
@@ -128,6 +139,9 @@ def _are_found() -> bool:
         holder = torch.nn.Parameter(torch.zeros(1, device="cpu"))
         again = changed_by(lambda: tensor), changed_by(lambda: tensor.detach()), changed_by(lambda: storage)
         in_a_grad = changed_by(lambda: setattr(holder, "grad", tensor))
+        tensor.data = torch.zeros(1, device="cpu")
+        if now().any():
+            return False
     return again == ([1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]) and in_a_grad[1] == 1
 
 

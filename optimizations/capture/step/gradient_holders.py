@@ -106,11 +106,18 @@ class Holders:
         self._counts = ReferenceCounts(self.tensors)
         self.now = self._counts.now
         self.keys = _keys(self.tensors)
+        self._lie = [(one.dtype, one.storage_offset(), one.shape, one.stride()) for one in self.tensors]
         self._shared = Counter(storage for _, storage in self.keys)
 
     def of_others(self, others: Mapping[int, torch.Tensor]) -> Holders:
         """Of tensors that have taken the places of these, by the identities of these."""
         return Holders([others.get(id(one), one) for one in self.tensors])
+
+    def memory(self, index: int) -> torch.Tensor:
+        """A tensor of its own where one of these lay, also if that has moved since."""
+        dtype, *lies = self._lie[index]
+        storage = self._counts.storages[index]
+        return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *lies)
 
     def expected(self, standing: Mapping[int, int]) -> Any:
         """The counts where nobody holds any but Encore, and so many `.grad` those of these identities."""

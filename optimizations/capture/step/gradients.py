@@ -127,7 +127,7 @@ class Gradients:
         self._stood = self._brought = False
         self.times_kept = 0
         self.for_now = self._kept_now = False
-        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._kept: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._held: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._put_back: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -228,10 +228,11 @@ class Gradients:
         self._kept = self._left_and_held()
         self._brought = others or bool(self._kept)
         if others:
-            self._bring_others(in_use, {id(one) for one, _ in self._kept})
+            self._bring_others(in_use, {key for key, _, _ in self._kept})
 
-    def _left_and_held(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Gradients that launches left and the program holds, each with a copy, and those in the memory of such.
+    def _left_and_held(self) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+        """The memory of gradients that launches left and the program holds, each behind the identity of the gradient
+        and with a copy; and of those in the memory of such.
 
         But for those that this one finds where eager does: what it writes there, eager writes.
         """
@@ -243,10 +244,12 @@ class Gradients:
         found = []
         for left in members:
             held = left.holders.held(standing) - in_place
-            places = _places(one for one in left.holders.tensors if id(one) in held)
-            others = [one for one in left.holders.tensors if id(one) not in in_place]
-            found += [one for one in others if not places.isdisjoint(_places([one]))]
-        return [(one, one.detach().clone()) for one in found]
+            keys = left.holders.keys
+            cells = {storage for tensor, storage in keys if tensor in held}
+            places = [index for index, (one, cell) in enumerate(keys) if one not in in_place and cell in cells]
+            found += [(left.holders, index) for index in places]
+        memory = [(holders.keys[index][0], holders.memory(index)) for holders, index in found]
+        return [(key, there, there.clone()) for key, there in memory]
 
     def _bring_others(self, in_use: Collection[int], kept: Collection[int]) -> None:
         """`in_use`: the identities of those of the graph's own that the program holds; `kept` of those that launches
@@ -301,11 +304,11 @@ class Gradients:
         self._held, self._put_back, self._kept = [], [], []
         self.times_kept += self._kept_now
         if kept:
-            self._leave_copies_of({id(one) for one, _ in kept})
+            self._leave_copies_of({key for key, _, _ in kept})
         targets, sums = [there for _, there, _ in held], [expected for _, _, expected in held]
         if put_back or not _places(targets).isdisjoint(_places(sums)):
             sums = [one.detach().clone() for one in sums]
-        _copy_back([*kept, *put_back])
+        _copy_back([*[(there, before) for _, there, before in kept], *put_back])
         copy_all(targets, sums)
         for index, there, _ in held:
             if self._added_to[index]:
