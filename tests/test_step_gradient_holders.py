@@ -141,6 +141,38 @@ def test_what_is_held_is_what_it_is_in_eager(
     assert step.report().replays >= 7 and step.report().dropped_recordings == 0
 
 
+@pytest.mark.parametrize("new", [[0], [2], [2, 3], [0, 2], [1, 3]])
+@pytest.mark.parametrize("zero", [*ZERO, BEHIND])
+def test_a_step_that_gives_one_parameter_the_gradient_of_another_does_so_where_others_stand(
+    zero: str, new: list[int]
+) -> None:
+    sides = []
+    for _ in range(2):
+        training = Buffers(zero)
+        training.sets, training.held = [], []
+        torch.manual_seed(3)
+        training.model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+
+        def step(batch: dict[str, torch.Tensor], training: Buffers = training) -> torch.Tensor:
+            loss = training.step(batch)
+            first, _, third, _ = training.model.parameters()
+            first.grad = third.grad
+            return loss
+
+        sides.append((training, step))
+    (mine, own), (theirs, eager) = sides
+    step = GraphedStep(own, device=CpuDevice())
+    for index, (batch,) in enumerate(batches("cpu", 20)):
+        for training in (mine, theirs):
+            if index in (8, 9, 14):
+                for place, parameter in enumerate(training.model.parameters()):
+                    if place in new:
+                        parameter.grad = torch.ones_like(parameter)
+        assert torch.equal(step(batch), eager(batch)), index
+        found, expected = mine.seen(), theirs.seen()
+        assert len(found) == len(expected) and all(map(torch.equal, found, expected)), index
+
+
 @pytest.mark.parametrize("clears", [True, False])
 @pytest.mark.parametrize("given", [lambda gradient: gradient, lambda gradient: gradient.view(-1)[1:3]])
 @pytest.mark.parametrize("change", [in_turn, another_later, new_ones_later, a_view_is_held, clones_take_their_place])

@@ -199,10 +199,9 @@ class Gradients:
             return False  # another tensor is to be returned, or one whose content is put back
         if self._in_place:
             return True
-        in_use = self._exchanges and self._found.held(_times(gradients(self.parameters)))
+        if self._exchanges:
+            return False  # which of them gets what is to be seen in what stands there
         now = gradients(self.parameters)
-        if in_use or (self._exchanges and self._holds_others(now)):
-            return False  # it is to be seen in what the program holds which of them got what
         if pattern(now) != self._pattern or len(_distinct(now)) != len(_distinct(self._before)):
             return False  # gradients are there for others, or parameters share one
         return all(
@@ -210,12 +209,6 @@ class Gradients:
             for there, expected in zip(now, self._before, strict=True)
             if there is not None and expected is not None
         )
-
-    def _holds_others(self, now: Sequence[torch.Tensor | None]) -> bool:
-        """Whether the program holds one of these that is not the graph's own."""
-        own = {id(one) for one in self._before}
-        alone = held_by_nobody_else(now, as_gradients=True)
-        return any(one is not None and id(one) not in own and not alone[index] for index, one in enumerate(now))
 
     def bring(self) -> None:
         """Before a launch: copy gradients that lie elsewhere to where the graph reads them.
