@@ -138,13 +138,30 @@ def test_what_is_held_is_what_it_is_in_eager(
         assert torch.equal(step(batch), theirs.step(batch)), index
         found, expected = mine.seen(), theirs.seen()
         assert len(found) == len(expected) and all(map(torch.equal, found, expected)), index
+        del found, expected  # they hold gradients
     assert step.report().replays >= 7 and step.report().dropped_recordings == 0
 
 
-@pytest.mark.parametrize("new", [[0], [2], [2, 3], [0, 2], [1, 3]])
+CLONES: list[int] = []
+"""Each parameter has a copy of its gradient."""
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        {8: [0], 9: [0], 14: [0]},
+        {8: [2], 9: [2], 14: [2]},
+        {8: [2], 9: [2, 3], 14: [2, 3]},
+        {8: [2, 3], 9: [2], 14: [2]},
+        {8: [0, 2], 9: [0, 2], 14: [1, 3]},
+        {8: [1], 9: [2, 3], 10: [0], 12: [2], 13: [2, 3]},
+        {5: [2], 7: [3], 8: CLONES, 13: [2], 14: [3, 2]},
+        {8: CLONES, 12: [2], 13: [2], 14: CLONES, 16: [0, 2]},
+    ],
+)
 @pytest.mark.parametrize("zero", [*ZERO, BEHIND])
 def test_a_step_that_gives_one_parameter_the_gradient_of_another_does_so_where_others_stand(
-    zero: str, new: list[int]
+    zero: str, new: dict[int, list[int]]
 ) -> None:
     sides = []
     for _ in range(2):
@@ -164,13 +181,15 @@ def test_a_step_that_gives_one_parameter_the_gradient_of_another_does_so_where_o
     step = GraphedStep(own, device=CpuDevice())
     for index, (batch,) in enumerate(batches("cpu", 20)):
         for training in (mine, theirs):
-            if index in (8, 9, 14):
-                for place, parameter in enumerate(training.model.parameters()):
-                    if place in new:
-                        parameter.grad = torch.ones_like(parameter)
+            for place, parameter in enumerate(training.model.parameters()):
+                if new.get(index) is CLONES:
+                    parameter.grad = None if parameter.grad is None else parameter.grad.clone()
+                elif place in new.get(index, []):
+                    parameter.grad = torch.ones_like(parameter)
         assert torch.equal(step(batch), eager(batch)), index
         found, expected = mine.seen(), theirs.seen()
         assert len(found) == len(expected) and all(map(torch.equal, found, expected)), index
+        del found, expected  # they hold gradients
 
 
 @pytest.mark.parametrize("clears", [True, False])
@@ -240,6 +259,7 @@ def test_gradients_that_two_models_exchange_are_those_of_eager(zero: str) -> Non
             for one, other in zip(mine, theirs, strict=True):
                 found, expected = one.seen(), other.seen()
                 assert len(found) == len(expected) and all(map(torch.equal, found, expected)), (index, which)
+                del found, expected
     assert all(step.report().replays >= 10 for step in steps)
 
 
@@ -485,6 +505,7 @@ def test_what_is_held_of_gradients_whose_data_was_moved_stays_as_it_is(zero: str
         assert torch.equal(step(batch), theirs.step(batch)), index
         found, expected = mine.seen(), theirs.seen()
         assert len(found) == len(expected) and all(map(torch.equal, found, expected)), index
+        del found, expected  # they hold gradients
 
 
 def test_counts_are_read_of_objects_that_are_held() -> None:
