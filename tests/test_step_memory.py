@@ -5,6 +5,7 @@ A launch of the simulated device writes garbage over what later captures of its 
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -69,8 +70,9 @@ def test_recordings_for_models_that_are_gone_are_freed() -> None:
         left.append([weakref.ref(one) for one in (model, *model.parameters())])
         assert step.report().replays >= (fold + 1) * 6
         del model, other
+        gc.collect()  # or it depends on when Python collects whether the next fold finds the model gone
         assert sum(not graph.freed for graph in device.graphs) <= 2
-    assert not any(reference() for references in left[:-1] for reference in references)
+    assert all(reference() is None for references in left[:-1] for reference in references)
     assert step.report().refusals == ()
 
 
