@@ -98,7 +98,10 @@ def parameters_exchange_their_gradients(device: str) -> Program:
 
     layers = first, second
     return Program(
-        step, batches(device), lambda: [one for layer in layers for one in (layer.weight, layer.weight.grad)]
+        step,
+        batches(device),
+        lambda: [one for layer in layers for one in (layer.weight, layer.weight.grad)],
+        recordings=2,
     )
 
 

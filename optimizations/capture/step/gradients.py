@@ -17,8 +17,8 @@ gradients does. What the call adds to it is to be seen there. So after a launch 
 stays in the `.grad`; but where nothing else holds it, the graph's own takes its place. The program may hold the
 graph's own as well, such as one of two buffers that it uses in turn, or a part of a larger one. So a launch with other
 gradients puts back what it held, and these stay. Parameters may also have exchanged their gradients. Where the step
-itself gives one's gradient to another, and the program holds such a tensor, the recording serves calls that find its
-own gradients in their places, and no others.
+itself gives one's gradient to another, which of them gets what shows in the tensors that stand there. So the recording
+serves calls that find its own gradients in their places, and no others.
 
 Where eager leaves a new gradient, a launch writes the one that it left before. If the program holds that still, it is
 put back as well, and a copy of the new one is in the `.grad`. Note [Gradients that are held] in `gradient_holders`.
