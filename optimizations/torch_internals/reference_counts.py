@@ -65,6 +65,7 @@ def _gathered(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedSt
     of_counts = numpy.array([(address - _WORD) // _COUNT for address in addresses], dtype=numpy.intp)
 
     def now() -> Any:
+        # `objects` is never empty: it is named so that this function holds what it reads.
         if objects and (words(of_parts).tobytes() != parts or words(of_storages).tobytes() != cells):
             return numpy.zeros(len(of_counts), dtype=numpy.int32)
         return counts(of_counts)

@@ -286,7 +286,7 @@ def _ratio(ours: Cell | None, theirs: Cell | None, metric: TimeKind, one_run: Ru
 def _within(run: Run, ours: Cell, theirs: Cell, metric: TimeKind) -> Ratio | None:
     """The ratio by several processes of modes that alternated: see Note [Modes of one run].
 
-    Where a mode ran again beside another one, only the row of the latter has those blocks, on either side.
+    Where a mode ran again as the baseline of another, only the other's row has those blocks. So both rows are asked.
     """
     forth = against(run, theirs, ours.mode, metric)
     if forth.alternating:

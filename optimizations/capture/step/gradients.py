@@ -328,9 +328,9 @@ def _copy_back(kept: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
 def _without_bases(
     before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """Those after the call, without what new ones hold beside themselves: a view, as `autograd.grad` gives, its base.
+    """Those after the call. A new one that is a view, as `autograd.grad` gives, is detached: it would hold its base.
 
-    Such a view shares memory with its base in C++, where it counts as held.
+    Both share memory, which would count as held.
     """
     there = {id(one) for one in before}
     found = {id(one): one for one in after if one is not None and id(one) not in there}

@@ -62,9 +62,9 @@ class SteadyReplay:
         missed is made again after so many calls, twice as many each time. Where gradients were held from before it
         stays: they are let go of, as a rule, and it serves the calls after that.
         """
-        if self.serve is not None and recording.gradients.for_now:
-            return
         if self.serve is not None:
+            if recording.gradients.for_now:
+                return
             self._wait = WORTH if recording.replays - self._made_at > self._wait else 2 * self._wait
             self._next = recording.replays if self._wait == WORTH else recording.replays + self._wait
             self.serve = None
