@@ -86,12 +86,12 @@ def test_eager_and_trial_may_use_deterministic_algorithms_and_what_is_measured_u
 
 
 @pytest.mark.parametrize("task", ["training", "inference"])
-def test_where_attention_drops_eager_and_trial_run_the_kernel_that_drops_alike(cell, task):
+def test_where_attention_drops_eager_and_trial_compute_it_from_single_operators(cell, task):
     module = Asking()
     live = cell(lambda: module, "compile", task=task, stochastic=True)
     before = attention_allowed()
     live.build()
-    assert set(module.attention) == {(False, True, False, True) if task == "training" else before}
+    assert set(module.attention) == {(False, False, False, True) if task == "training" else before}
     tried = len(module.attention)
     assert tried >= 4, "eager, and what was compiled for trial, on two inputs each"
     live.compile(CompileConditions.COLD_ALONE)
