@@ -263,9 +263,8 @@ def test_recordings_for_many_sets_of_parameters_that_cannot_be_patched_take_turn
     assert full_ways == []
 
 
-def patched_in_turns(cuda: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> tuple[Compiled, list[torch.Tensor]]:
+def patched_in_turns(cuda: CudaOnCpu) -> tuple[Compiled, list[torch.Tensor]]:
     """A function for whose parameter twelve weights take turns, and one recording is patched."""
-    monkeypatch.setattr(Swaps, "worth_recording", lambda *_: False)
     compiled, weights = Compiled(Model(cuda)), [values(step) for step in range(12)]
     for _ in range(4):
         for w in weights:
@@ -273,10 +272,8 @@ def patched_in_turns(cuda: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> tuple[
     return compiled, weights
 
 
-def test_parameters_that_are_patched_are_patched_in_steady_calls(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled, weights = patched_in_turns(cuda_on_cpu, monkeypatch)
+def test_parameters_that_are_patched_are_patched_in_steady_calls(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    compiled, weights = patched_in_turns(cuda_on_cpu)
     assert compiled.reports[0].fixed_inputs_followed == 1
     full_ways.clear()
     for w in weights:
@@ -289,7 +286,7 @@ def test_what_a_recording_serves_as_it_is_is_not_looked_at_for_patching_another(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a look goes over each parameter in Python; see `lean.steadily`."""
-    compiled, weights = patched_in_turns(cuda_on_cpu, monkeypatch)
+    compiled, weights = patched_in_turns(cuda_on_cpu)
     patched = [node for node in nodes() if node.swaps is not None]
     assert len(nodes()) == 2 and len(patched) == 1
     (recorded,) = [node for node in nodes() if node.swaps is None]
@@ -311,12 +308,7 @@ def test_what_a_recording_serves_as_it_is_is_not_looked_at_for_patching_another(
 def test_parameters_that_come_back_get_a_recording_when_patching_has_cost_one(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled, weights = Compiled(Model(cuda_on_cpu)), [values(step) for step in range(12)]
-    with monkeypatch.context() as patch:
-        patch.setattr(Swaps, "worth_recording", lambda *_: False)
-        for _ in range(4):
-            for w in weights:
-                check(compiled, w, calls=2)
+    compiled, weights = patched_in_turns(cuda_on_cpu)
     assert len(compiled.reports) == 2
     (patched,) = [node for node in nodes() if node.swaps is not None]
     assert patched.swaps is not None

@@ -16,7 +16,6 @@ from trees_on_cpu import COUNT, Compiled, Model, check, nodes, values
 from optimizations.capture.trees import lean
 from optimizations.capture.trees.containers import managers
 from optimizations.replay import addresses
-from optimizations.replay.swaps import Swaps
 
 __all__ = ["cuda_on_cpu", "full_ways"]
 
@@ -47,9 +46,8 @@ def unaligned() -> torch.Tensor:
     return values(9, offset=1)
 
 
-def patched(cuda: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> tuple[Compiled, list[torch.Tensor]]:
+def patched(cuda: CudaOnCpu) -> tuple[Compiled, list[torch.Tensor]]:
     """A function whose recording is patched for ever new weights."""
-    monkeypatch.setattr(Swaps, "worth_recording", lambda *_: False)
     compiled, weights = Compiled(MadeForStrides(cuda)), [values(step) for step in range(12)]
     for _ in range(4):
         for w in weights:
@@ -60,10 +58,10 @@ def patched(cuda: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> tuple[Compiled,
 
 @pytest.mark.parametrize("weight", [strided, unaligned])
 def test_what_a_graph_cannot_read_in_place_is_not_patched_into_it(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch, weight: Callable[[], torch.Tensor]
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], weight: Callable[[], torch.Tensor]
 ) -> None:
     """Kernels rely on the strides and the alignment that they were recorded with."""
-    compiled, weights = patched(cuda_on_cpu, monkeypatch)
+    compiled, weights = patched(cuda_on_cpu)
     full_ways.clear()
     call(compiled, weights[5])
     assert full_ways == []
@@ -78,7 +76,7 @@ def test_what_a_graph_cannot_read_in_place_is_not_patched_into_it(
 def test_what_was_written_for_a_launch_is_not_written_again_where_nothing_moves(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled, weights = patched(cuda_on_cpu, monkeypatch)
+    compiled, weights = patched(cuda_on_cpu)
     (node,) = [one for one in nodes() if one.swaps is not None]
     tracker = node.tracker
     assert tracker is not None
@@ -105,7 +103,7 @@ def test_addresses_of_weights_are_compared_once_in_a_call(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There may be a thousand of them."""
-    compiled, weights = patched(cuda_on_cpu, monkeypatch)
+    compiled, weights = patched(cuda_on_cpu)
     call(compiled, weights[5])
     compared: list[list[int]] = []
     equal = addresses._data_ptrs_equal

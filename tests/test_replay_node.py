@@ -28,7 +28,6 @@ from optimizations.indirection.pointers import ReasonCode
 from optimizations.recording import budget, examination, fixed_inputs, session
 from optimizations.recording.generated import GeneratedCode
 from optimizations.recording.trial import Candidate
-from optimizations.replay.swaps import Swaps
 from suite.measure import copies
 
 __all__ = ["cuda_on_cpu"]
@@ -295,10 +294,7 @@ def test_inside_a_capture_of_the_program_nothing_is_captured_or_tried(cuda_on_cp
     assert compiled.reports[0].copied_bytes == 0
 
 
-def test_parameters_that_move_are_recorded_twice_and_then_patched(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Swaps, "worth_recording", lambda *_: False)
+def test_parameters_that_move_are_recorded_twice_and_then_patched(cuda_on_cpu: CudaOnCpu) -> None:
     model = Model(cuda_on_cpu)
     compiled = Compiled(model)
     weights = [values(7 + swap) for swap in range(12)]
@@ -373,11 +369,8 @@ def serve(compiled: Compiled, step: int, y: torch.Tensor, w: torch.Tensor) -> No
     assert torch.equal(out, 2 * x + y * w), step
 
 
-def test_parameters_that_were_moved_as_they_are_prove_nothing(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parameters_that_were_moved_as_they_are_prove_nothing(cuda_on_cpu: CudaOnCpu) -> None:
     """Where they lay there is still what they hold, until training goes on: a graph that reads it looks right."""
-    monkeypatch.setattr(Swaps, "worth_recording", lambda *_: False)
     compiled = Compiled(HasTwoUses(cuda_on_cpu), static_inputs=(1, 2))
     parameters = [values(3) for _ in range(6)]
     w = values(7)
@@ -390,11 +383,8 @@ def test_parameters_that_were_moved_as_they_are_prove_nothing(
     assert any("the same data" in str(report.fixed_inputs_refused) for report in compiled.reports)
 
 
-def test_parameters_of_products_are_followed_although_they_were_moved_as_they_are(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parameters_of_products_are_followed_although_they_were_moved_as_they_are(cuda_on_cpu: CudaOnCpu) -> None:
     """What a library is given as parameters of its kernels is in no table. So it is with models that are offloaded."""
-    monkeypatch.setattr(Swaps, "worth_recording", lambda *_: False)
     compiled = Compiled(Model(cuda_on_cpu, code=GeneratedCode(None, products=frozenset({1, 2}))), static_inputs=(1, 2))
     w = [values(7) for _ in range(6)]
     for step in range(40):
@@ -403,9 +393,8 @@ def test_parameters_of_products_are_followed_although_they_were_moved_as_they_ar
 
 
 def test_parameters_are_followed_once_they_hold_something_else_than_what_lies_where_they_were(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+    cuda_on_cpu: CudaOnCpu,
 ) -> None:
-    monkeypatch.setattr(Swaps, "worth_recording", lambda *_: False)
     compiled = Compiled(Model(cuda_on_cpu), static_inputs=(1, 2))
     parameters = [values(3) for _ in range(6)]
     w = values(7)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu, patching_costs
 from simulated_work import aligned
 from trees_on_cpu import COUNT, Compiled, Model, nodes, values
 
@@ -193,6 +193,27 @@ def test_many_places_of_an_iteration_are_not_taken_for_recordings_in_vain(cuda_o
             del out
     assert all(function.without_graph is None for function in compiled.functions)
     assert sum(report.replays for report in compiled.reports) == before + len(caches)
+
+
+def test_a_buffer_for_which_patching_was_dear_once_is_recorded_when_it_comes_back(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes one call without a replay. The recording serves this buffer alone, the others are patched."""
+    _, compiled = writing(cuda_on_cpu)
+    buffers = [values(10 * number) for number in range(12)]
+    check(compiled, buffers, calls=48)
+    recorded, replays = len(compiled.reports), sum(report.replays for report in compiled.reports)
+    with monkeypatch.context() as patch:
+        patching_costs(patch, 1.0)
+        check(compiled, buffers, calls=1, first=5)
+    assert sum(report.replays for report in compiled.reports) == replays + 1
+    check(compiled, buffers, calls=12)
+    assert len(compiled.reports) == recorded + 1
+    assert sum(report.replays for report in compiled.reports) == replays + 12, "one of thirteen calls recorded"
+    check(compiled, buffers, calls=24)
+    assert len(compiled.reports) == recorded + 1
+    assert sum(report.replays for report in compiled.reports) == replays + 36
+    assert [report.replays for report in compiled.reports if report.fixed_inputs_followed == 0][-1] == 2
 
 
 def _write_into(x: torch.Tensor) -> torch.Tensor:
