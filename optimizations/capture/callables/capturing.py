@@ -25,6 +25,7 @@ from optimizations.capture.callables.warm_up import (
     gradients_of,
     in_order,
     inputs_like,
+    keeps_of_first,
     naming,
     overlapping,
     refuse_changes,
@@ -54,6 +55,19 @@ class Member:
     sample: Sample
     state: HostState
     run: Run
+
+
+def check_kept(member: Member, before: HostState) -> None:
+    """Refuse a callable whose first run made of its sample what its later calls read. `before`: what it reached then.
+
+    Raises:
+        StepRefused: there is such.
+    """
+    known = {storage(tensor) for tensor in before.tensors.values()} | member.run.bound
+    for path, tensor in member.state.tensors.items():
+        if storage(tensor) in member.run.from_arguments - known:
+            with naming(f"callable {member.number}"):
+                raise StepRefused(keeps_of_first(path))
 
 
 class Captures:

@@ -29,7 +29,7 @@ from optimizations.capture.callables.arguments import (
     samples_of,
     taken_apart,
 )
-from optimizations.capture.callables.capturing import Captures, Member
+from optimizations.capture.callables.capturing import Captures, Member, check_kept
 from optimizations.capture.callables.graphed import Slot
 from optimizations.capture.callables.installed import Installed, as_it_is
 from optimizations.capture.callables.order import Event, Follower, WrongOrder, default_order, events, expanded
@@ -100,6 +100,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             members, update = self._warm_up(samples, after_step, warm_up)
             for member in members:  # with the attributes that first runs make
                 member.state = reached_by(member.number, self._callables[member.number - 1], member.sample)
+                check_kept(member, self._states[member.number - 1])
             before = [member.state.snapshot() for member in members]
             self._capture(members, update)
         except BaseException:

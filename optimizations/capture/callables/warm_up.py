@@ -33,6 +33,7 @@ from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.progress import MOST_SET_UPS, OBSERVED, PATIENCE
 from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.tensor_marks import TensorMarks
+from optimizations.capture.step.written_memory import Writes
 from optimizations.captured.displaced import memory_of
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import next_number, recorded_of, without_hooks
@@ -48,7 +49,9 @@ class Run:
     `structure` is of what it returned. `refusals`: what a graph of it would do otherwise. `as_captured`: what it was
     told if it asked whether it is captured. `draws`: whether random numbers were drawn, from `generators` too.
     `of_results`: of what it returned, or kept, as `Observer.of_results` tells it. `host_draws`: what it drew on the
-    host, where that is said to decide nothing (`draws_unused`).
+    host, where that is said to decide nothing (`draws_unused`). `wrote`: paths of tensors from before that it wrote;
+    `bound`: storages that attributes were bound to. Of the first run, `from_arguments`: storages that held what it
+    computed from its arguments.
     """
 
     parameters: list[torch.Tensor] = field(default_factory=list)
@@ -63,6 +66,9 @@ class Run:
     generators: Sequence[torch.Generator] = ()
     draws: bool = False
     of_results: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    wrote: frozenset[str] = frozenset()
+    from_arguments: frozenset[int] = frozenset()
+    bound: frozenset[int] = frozenset()
     host_draws: HostDraws = field(default_factory=HostDraws)
     draws_unused: bool = False
 
@@ -89,11 +95,14 @@ def run_once(
         containers, snapshot = Given(*given), state.snapshot()
         since = next_number()
         torch.clear_autocast_cache()
+        if first is None:
+            observer.followed = set(map(storage, marks)) - {0}
     begin = len(observer.operations)
     with torch.set_grad_enabled(training):
         returned = call(function, given)
     middle = len(observer.operations)
     run = Run(parameters=list(parameters), forward=observer.operations[begin:middle])
+    run.from_arguments = frozenset(observer.followed or ())
     run.refusals += containers.changes(*given)
     run.refusals += changed_inputs(marks, looks)
     results: list[torch.Tensor] = []
@@ -101,6 +110,7 @@ def run_once(
     with observer.unseen():
         kept = kept_results(state, snapshot, observer)
         run.of_results = observer.of_results([*results, *(entry.new for entry in kept)])
+        run.bound = frozenset(storage(entry.new) for entry in kept)
         results += [entry.new for entry in bound_results(kept)]
     observer.forget_origins()  # the backward is captured on its own
     run.refusals += strange_results(run.structure, results)
@@ -303,12 +313,14 @@ def warmed_up(
     refused, as_captured = 0, False
     first: Run | None = None
     last: Run | None = None
+    outset, read_arguments = state.snapshot(), False
     parameters = state.parameters()
     for count in itertools.count(1):
         snapshot = state.snapshot()
         names = _names(parameters) if draws_unused else {}
         observer = Observer(device.holds, names, forbid=False, keeps_workspace=device.keeps_workspace)
-        observer.before_write, observer.sparse = before_write.note, sparse_tensors(state)
+        writes = Writes(state.tensors.values(), compiled=False)
+        observer.before_write, observer.sparse = _both(before_write.note, writes.note), sparse_tensors(state)
         observer.default_generator = device.default_generator()
         if draws_unused:
             observer.compare_values(host_generators(device, state))
@@ -330,7 +342,9 @@ def warmed_up(
             reseeded = reseeding.refusals()
             for generator, content in zip(observer.generators, observer.first_states, strict=True):
                 generator.set_state(known.get(identity(generator), (generator, content))[1])
-        first = first or ran
+        ran.wrote = frozenset(path for path, tensor in state.tensors.items() if writes.include(tensor))
+        if first is None:
+            first, read_arguments = ran, observer.read_followed
         if observer.set_up:
             last = None
             if count >= least + MOST_SET_UPS:
@@ -354,10 +368,15 @@ def warmed_up(
             refused = 0
             difference = None if last is None else _difference(last, ran)
             if last is not None and difference is None and count >= least:
+                if once := sorted(first.wrote - ran.wrote):
+                    raise StepRefused(writes_once(once[0]))
+                if read_arguments and (left := {change.name for change in state.changes(outset, kept)}):
+                    raise StepRefused(keeps_of_first(" and ".join(sorted(left))))
                 return replace(
                     ran,
                     saved=first.saved,
                     saved_results=first.saved_results,
+                    from_arguments=first.from_arguments,
                     as_captured=as_captured,
                     draws=draws,
                 )
@@ -376,6 +395,31 @@ def warmed_up(
             if refused >= OBSERVED and count >= least:
                 raise StepRefused(refusal)
     raise AssertionError("unreachable")
+
+
+def _both(one: Callable[[Any], None], other: Callable[[Any], None]) -> Callable[[Any], None]:
+    def call_both(value: Any) -> None:
+        one(value)
+        other(value)
+
+    return call_both
+
+
+def writes_once(path: str) -> Refusal:
+    """The refusal of a callable whose first call writes a tensor that later ones leave as it is."""
+    return Refusal(
+        f"writes {path.removeprefix('.')} in its first call only, and what warm-up writes is put back",
+        "call it once, with the first batch, before graph_callables",
+    )
+
+
+def keeps_of_first(path: str) -> Refusal:
+    """The refusal of a callable whose first call keeps what it computes from its arguments, for later ones."""
+    return Refusal(
+        f"keeps {path.removeprefix('.')}, which only its first call computes from its arguments: in warm-up, of a "
+        "sample",
+        "call it once, with the first batch, before graph_callables",
+    )
 
 
 def _names(parameters: Sequence[torch.Tensor]) -> dict[int, str]:
