@@ -69,3 +69,63 @@ def test_what_is_written_into_one_shows_in_the_others(keep: Any, requires_grad: 
     found = outcome(module, module, requires_grad=requires_grad)
     assert same(found, outcome(reference, reference, requires_grad=requires_grad))
     assert group.calls_without_graph == 0
+
+
+class Asks(nn.Module):
+    """Does something else where nothing of the kind was kept before."""
+
+    def __init__(self, *, asks: bool, there: bool = True) -> None:
+        super().__init__()
+        self.weight, self.asks = nn.Parameter(torch.ones(3)), asks
+        if there:
+            self.kept: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = getattr(self, "kept", None)
+        result = x * self.weight
+        if self.asks and before is not None and before.shape == x.shape:
+            result = result * 2
+        self.kept = result.detach() + 1
+        return result
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_attributes_are_left_by_warm_up_as_they_were(there: bool) -> None:
+    module = Asks(asks=False, there=there)
+    call = graph_callables(module, batches(1), device=CpuDevice())
+    assert getattr(module, "kept", None) is None and hasattr(module, "kept") == there
+    for x in batches(3):
+        module(x).sum().backward()
+        assert module.kept is not None and torch.equal(module.kept, x + 1)
+    assert call.calls_without_graph == 0
+
+
+def test_variables_are_left_by_warm_up_as_they_were() -> None:
+    kept = torch.zeros(3)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        kept = x.detach().sum(0)
+        return x * 2
+
+    before = kept
+    (graphed,) = graph_callables(function, batches(1), device=CpuDevice())
+    assert kept is before
+    (x,) = batches(1)
+    graphed(x)
+    assert torch.equal(kept, x.sum(0))
+
+
+@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs. Asks.kept holds another kind of value")
+def test_what_a_callable_asks_of_what_it_binds_counts() -> None:
+    module, reference = Asks(asks=True), Asks(asks=True)
+    call = graph_callables(module, batches(1), device=CpuDevice())
+    without = []
+    for index, x in enumerate(batches(6)):
+        for one in (module, reference):
+            one.kept = None if index == 3 else torch.zeros(1) if index == 4 else one.kept
+        result = module(x)
+        assert torch.equal(result, reference(x))
+        result.sum().backward()
+        without.append(call.calls_without_graph)
+    assert without == [1, 1, 1, 2, 3, 3]

@@ -29,6 +29,7 @@ from optimizations.capture.callables.arguments import (
     samples_of,
     taken_apart,
 )
+from optimizations.capture.callables.binding import Binding, Outset
 from optimizations.capture.callables.capturing import Captures, Member, check_kept
 from optimizations.capture.callables.graphed import Slot
 from optimizations.capture.callables.installed import Installed, as_it_is
@@ -110,6 +111,16 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             raise
         for member, content in zip(members, before, strict=True):
             member.state.restore(content)
+        as_first = {member.number for member in members if member.run.as_first}
+        before_warm_up = [Outset(state, content) for state, content in zip(self._states, outset, strict=True)]
+        for slot in self._slots.values():
+            slot.binding = Binding(
+                [entry for entry, _ in [*slot.bound, *slot.bound_results]],
+                before_warm_up[slot.number - 1],
+                as_first=slot.number in as_first,
+            )
+        for slot in self._slots.values():
+            slot.binding.put_back()
         try:
             self._graphed = [one.take_place() for one in self._installed]
             self._watches = [self._watch(member) for member in members]
@@ -237,6 +248,13 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                     "same tensors, or call close() and graph_callables again",
                 )
         slot = self._slots[number, micro_batch]
+        if fits and not slot.binding.fits():
+            fits = False
+            self._warn(
+                number,
+                f"{slot.binding.name} holds another kind of value than when they were captured, which its code may ask "
+                "for: None or a tensor, its shape and dtype; leave there what the last call put there",
+            )
         fits = fits and not slot.shares(tensors)
         if fits and not slot.makes_room():
             fits = False

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.capture.callables.binding import Binding
 from optimizations.capture.callables.results import HandedOut, version_of
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import replaced
@@ -50,7 +51,7 @@ class Slot:
     the backward reads. `in_place`: whether what the graphs read lies where it lay. `passed`: which results are inputs,
     or views of them, that no graph has to make. `repeated`: which are the same as an earlier one. `without_gradient`:
     inputs that get none. `mates`: those of the same pool that were captured later. `left`: what the last forward left
-    for its backward, as long as that may come.
+    for its backward, as long as that may come. `binding`: what the attributes and variables held that it binds.
     """
 
     number: int
@@ -83,6 +84,7 @@ class Slot:
     passed: Mapping[int, tuple[int, Any]] = field(default_factory=dict)
     freed: bool = False
     left: Callable[[], AsLeft | None] = lambda: None
+    binding: Binding = field(default_factory=Binding)
     forwards: int = 0
     backwards: int = 0
 

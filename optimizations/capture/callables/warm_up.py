@@ -51,7 +51,7 @@ class Run:
     `of_results`: of what it returned, or kept, as `Observer.of_results` tells it. `host_draws`: what it drew on the
     host, where that is said to decide nothing (`draws_unused`). `wrote`: paths of tensors from before that it wrote;
     `bound`: storages that attributes were bound to. Of the first run, `from_arguments`: storages that held what it
-    computed from its arguments.
+    computed from its arguments. `as_first`: whether it did what the first run did.
     """
 
     parameters: list[torch.Tensor] = field(default_factory=list)
@@ -69,6 +69,7 @@ class Run:
     wrote: frozenset[str] = frozenset()
     from_arguments: frozenset[int] = frozenset()
     bound: frozenset[int] = frozenset()
+    as_first: bool = False
     host_draws: HostDraws = field(default_factory=HostDraws)
     draws_unused: bool = False
 
@@ -377,6 +378,7 @@ def warmed_up(
                     saved=first.saved,
                     saved_results=first.saved_results,
                     from_arguments=first.from_arguments,
+                    as_first=_difference(first, ran) is None,
                     as_captured=as_captured,
                     draws=draws,
                 )
