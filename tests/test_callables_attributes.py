@@ -12,6 +12,7 @@ from test_callables_differentiation import batches, same
 from torch import nn
 
 from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.step.observer import StepRefused
 
 
 class Keeps(nn.Module):
@@ -129,3 +130,11 @@ def test_what_a_callable_asks_of_what_it_binds_counts() -> None:
         result.sum().backward()
         without.append(call.calls_without_graph)
     assert without == [1, 1, 1, 2, 3, 3]
+
+
+def test_an_attribute_whose_old_tensor_compiled_code_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code passes no dispatcher: the captured graph itself is asked."""
+    device = CpuDevice()
+    monkeypatch.setattr(device, "mentions", lambda graph, memory: bool(memory))
+    with pytest.raises(StepRefused, match="kept is bound to another tensor"):
+        graph_callables(Asks(asks=False), batches(1), device=device)

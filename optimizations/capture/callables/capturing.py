@@ -39,6 +39,7 @@ from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.observing import Given, changed_itself
 from optimizations.capture.step.outputs import view_of
+from optimizations.capture.step.recording import check_unread
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared
 from optimizations.captured.displaced import overlaps
@@ -196,6 +197,7 @@ class Captures:
                 *draws_of(drawn, run),
             ]:
                 raise StepRefused(refusal)
+            check_unread(self._device, graph, bound, state.code)
             outputs: list[torch.Tensor] = []
             if flatten(nest, outputs) != run.structure:
                 raise StepRefused(OTHER_RESULT)

@@ -112,7 +112,7 @@ class Recording:
         """Whether what results are bound to holds something of the kind it held, and nothing that stands elsewhere."""
         for entry in self.bound:
             now = entry.current()
-            if not _is_such(now, entry.old) or ((other := self.others.get(id(now))) is not None and other() is now):
+            if not is_such(now, entry.old) or ((other := self.others.get(id(now))) is not None and other() is now):
                 return False
         return True
 
@@ -264,7 +264,7 @@ def capture(
         raise StepRefused(refusal)
     if not progress.running <= places_of(results):
         raise StepDiffers(BINDS_OTHERS)
-    _check_unread(device, graph, [entry for entry in results if entry.place not in progress.running], call.state.code)
+    check_unread(device, graph, [entry for entry in results if entry.place not in progress.running], call.state.code)
     pool_bytes = device.pool_bytes(pool)
     needed = pool_bytes + pool_bytes_elsewhere
     if memory_budget_bytes is not None and needed > memory_budget_bytes:
@@ -478,7 +478,7 @@ BINDS_OTHERS = Refusal(
 )
 
 
-def _check_unread(device: Device, graph: Any, results: Sequence[Rebound], code: Sequence[types.CodeType]) -> None:
+def check_unread(device: Device, graph: Any, results: Sequence[Rebound], code: Sequence[types.CodeType]) -> None:
     """What attributes held before the call was not read by compiled code either.
 
     Raises:
@@ -494,7 +494,7 @@ def _check_unread(device: Device, graph: Any, results: Sequence[Rebound], code: 
             raise StepRefused(host_change(changed, code))
 
 
-def _is_such(now: Any, old: torch.Tensor | None) -> bool:
+def is_such(now: Any, old: torch.Tensor | None) -> bool:
     """Whether an entry holds something of the kind it held before the recording: its code may ask."""
     if old is None:
         return now is None
