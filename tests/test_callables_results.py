@@ -541,3 +541,41 @@ def test_a_result_without_memory_is_a_new_tensor_in_each_call() -> None:
         assert call[0](torch.randn(4, 2)).shape == (0, 2)
     assert [one.tolist() for one in kept] == [[step] * 3 for step in range(3)]
     assert call.calls_without_graph == 0
+
+
+class Skips(nn.Module):
+    """Gives its argument back, next to a result or alone."""
+
+    def __init__(self, *, alone: bool) -> None:
+        super().__init__()
+        self.linear, self.alone = nn.Linear(3, 3), alone
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x if self.alone else (x, self.linear(x), x.detach())
+
+
+@pytest.mark.parametrize("outputs", ["static", "copied"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_argument_that_is_returned_is_the_callers_own_with_gradients_too(alone: bool, outputs: Any) -> None:
+    torch.manual_seed(0)
+    module = Skips(alone=alone)
+    reference = copy.deepcopy(module)
+    sample = torch.randn(2, 3, requires_grad=True)
+    call = graph_callables(module, [sample], outputs=outputs, device=CpuDevice())
+    for leaf in torch.randn(3, 2, 3):
+        found = []
+        for one in (module, reference):
+            start = leaf.clone().requires_grad_()
+            x = start * 2
+            returned = one(x)
+            same_one = returned if alone else returned[0]
+            assert same_one is x
+            loss = (x * 3).sum() if alone else (returned[1] * x.detach()).sum() + x.square().sum()
+            if alone:
+                same_one.mul_(2)
+                loss = loss + (x * same_one).sum()
+            loss.backward()
+            assert start.grad is not None
+            found.append([x.detach(), start.grad, *(weight.grad for weight in one.parameters() if not alone)])
+        assert all(map(torch.equal, *found))
+    assert call.calls_without_graph == 0

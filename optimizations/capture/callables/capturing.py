@@ -25,6 +25,7 @@ from optimizations.capture.callables.warm_up import (
     gradients_of,
     in_order,
     inputs_like,
+    is_one_of,
     keeps_of_first,
     naming,
     overlapping,
@@ -223,9 +224,8 @@ class Captures:
         read_of_results = {*run.saved_results, *range(returned, len(outputs) - len(shared))}
         if kept:
             read_of_results |= overlapping(outputs)
-        differentiable = any(output.requires_grad for output in outputs) and any(
-            tensor.requires_grad for tensor in [*placeholders, *run.parameters]
-        )
+        takes_part = [output.requires_grad and not is_one_of(output, placeholders) for output in outputs]
+        differentiable = any(takes_part) and any(tensor.requires_grad for tensor in [*placeholders, *run.parameters])
         read_back = [tensor for tensor in state.tensors.values() if _is_plain(tensor) and storage(tensor) in run.saved]
         reached = {storage(tensor) for tensor in state.tensors.values()} - {0}
         theirs = [index for index, output in enumerate(outputs) if storage(output) in reached]
@@ -238,7 +238,7 @@ class Captures:
             parameters=list(run.parameters) if differentiable else [],
             nest=replaced(nest, iter(static)),
             results=HandedOut(static, sorted(read_of_results) if not self._copied else (), theirs),
-            differentiable=[output.requires_grad and differentiable for output in outputs],
+            differentiable=[takes and differentiable for takes in takes_part],
             begins=self._begins,
             ended=self._ended,
             copied=self._copied,
@@ -252,11 +252,11 @@ class Captures:
             written_memory=WrittenMemory(mutated),
             read_memory=read_memory,
         )
-        self._open[key] = outputs
+        self._open[key] = [output for output, takes in zip(outputs, takes_part, strict=True) if takes]
 
     def _backward(self, key: tuple[int, int], handle: Any) -> None:
         slot, member = self.slots[key], self._members[key[0] - 1]
-        given = [output for output in self._open.pop(key) if output.requires_grad]
+        given = self._open.pop(key)
         slot.tangents = [torch.zeros_like(output) for output in given]
         surface = [*slot.inputs.recording_inputs, *slot.parameters]
         wanted = [tensor for tensor in surface if tensor.requires_grad]
@@ -328,17 +328,15 @@ def _shared(
 
 
 def _passed(outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor]) -> dict[int, tuple[int, Any]]:
-    """By index, the results that take no part in differentiation and are inputs (None) or views of inputs."""
+    """By index, the results that are inputs (None), or views of inputs that take no part in differentiation."""
     by_id = {id(one): index for index, one in enumerate(placeholders)}
     by_storage = {storage(one): index for index, one in enumerate(placeholders) if storage(one)}
     found: dict[int, tuple[int, Any]] = {}
     for index, output in enumerate(outputs):
         of = by_id.get(id(output), by_storage.get(storage(output)))
-        if of is None or output.requires_grad:
-            continue
         if id(output) in by_id:
-            found[index] = of, None
-        elif not (output.is_conj() or output.is_neg()):
+            found[index] = by_id[id(output)], None
+        elif of is not None and not output.requires_grad and not (output.is_conj() or output.is_neg()):
             found[index] = of, view_of(output, placeholders[of])
     return found
 

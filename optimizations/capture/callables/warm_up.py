@@ -115,7 +115,7 @@ def run_once(
         results += [entry.new for entry in bound_results(kept)]
     observer.forget_origins()  # the backward is captured on its own
     run.refusals += strange_results(run.structure, results)
-    outputs = [tensor for tensor in results if tensor.requires_grad]
+    outputs = [tensor for tensor in results if tensor.requires_grad and not is_one_of(tensor, marks)]
     if not (training and outputs):
         return run
     with observer.unseen():
@@ -142,6 +142,11 @@ def run_once(
     if any(gradient is not None and gradient.layout is not torch.strided for gradient in found):
         run.refusals.append(SPARSE)
     return run
+
+
+def is_one_of(tensor: torch.Tensor, arguments: Sequence[torch.Tensor]) -> bool:
+    """Whether it is an argument, which the caller gets back as it is: no graph makes it or its gradient."""
+    return any(tensor is one for one in arguments)
 
 
 def bound_results(bound: Sequence[Rebound]) -> list[Rebound]:
