@@ -146,3 +146,32 @@ def test_parameters_of_one_name_in_two_functions_have_a_gradient_each() -> None:
         replays = made.report().replays if graphed else 0
     assert all(map(torch.equal, found[True], found[False]))
     assert replays >= 8
+
+
+def test_gradients_that_a_step_does_not_touch_stay_what_another_step_made_them() -> None:
+    """The one it was recorded with is held by somebody: that is put back, and is not the parameter's any more."""
+    found = []
+    for graphs in (False, True):
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
+        mine = torch.optim.SGD(layers[0].parameters(), lr=0.1)
+
+        def step(x: torch.Tensor, layers: Any = layers, mine: Any = mine) -> torch.Tensor:
+            loss: torch.Tensor = layers[0](x).square().mean() + 0 * layers[1].weight.detach().sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            mine.step()
+            mine.zero_grad()
+            return loss.detach()
+
+        call: Any = GraphedStep(step, device=CpuDevice()) if graphs else step
+        held = layers[1].weight.grad = torch.ones(2, 2)
+        for index in range(8):
+            if index >= 5:
+                layers[1].weight.grad = torch.full((2, 2), float(index))
+            there = layers[1].weight.grad
+            call(torch.randn(2, 2))
+            assert layers[1].weight.grad is there
+            found.append([there.clone(), held.clone(), layers[0].weight.detach().clone()])
+        assert not graphs or call.report().replays >= 3
+    for one, other in zip(found[:8], found[8:], strict=True):
+        assert all(map(torch.equal, one, other))

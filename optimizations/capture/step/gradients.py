@@ -130,6 +130,7 @@ class Gradients:
         self._kept: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._held: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._put_back: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._untouched: list[tuple[int, torch.Tensor]] = []
 
     def _compare_these(self) -> None:
         self._as_before = same_gradients(self.parameters, self._before) if self._before else None
@@ -216,7 +217,7 @@ class Gradients:
         And keep what lies where the launch writes and the program looks.
         """
         others = not (self._indifferent or self._in_place)  # `fit` has just seen that
-        self._held, self._put_back, self._in_place = [], [], False
+        self._held, self._put_back, self._untouched, self._in_place = [], [], [], False
         in_use = self._found.held() if others else set()
         self._kept = self._left_and_held()
         self._brought = others or bool(self._kept)
@@ -273,6 +274,14 @@ class Gradients:
             if (_is_a_part(expected) or id(expected) in in_use)
             and (self._added_to[index] or expected.data_ptr() not in left)
         ]
+        # The launch leaves these as they are, and eager leaves the tensor, too.
+        self._untouched = [
+            (index, there)
+            for index, there, expected in moved
+            if self._added_to[index]
+            and not self._writes_before[index]
+            and (not alone[index] or _is_a_part(expected) or id(expected) in in_use)
+        ]
         copy_all(targets, sources)
 
     def take_back(self) -> None:
@@ -293,8 +302,8 @@ class Gradients:
                 parameter.grad = gradient
         if not self._brought:
             return
-        held, put_back, kept = self._held, self._put_back, self._kept
-        self._held, self._put_back, self._kept = [], [], []
+        held, put_back, kept, untouched = self._held, self._put_back, self._kept, self._untouched
+        self._held, self._put_back, self._kept, self._untouched = [], [], [], []
         self.times_kept += self._kept_now
         if kept:
             self._leave_copies_of({key for key, _, _ in kept})
@@ -306,6 +315,8 @@ class Gradients:
         for index, there, _ in held:
             if self._added_to[index]:
                 self.parameters[index].grad = there
+        for index, there in untouched:
+            self.parameters[index].grad = there
 
     def _leave_copies_of(self, held: Collection[int]) -> None:
         """In the place of those that the program holds from before."""
