@@ -86,6 +86,7 @@ class Workload:
         host_draws_unused: its iteration draws random numbers on the host that decide nothing, so that one graph may
             stand for it.
         optimizer: "sgd" or "adam" (training only), as in the papers.
+        gradients_in_inference: gradients are enabled in its inference, because its forward differentiates.
         float32_on_cpu: on a CPU the program is float32 instead, because operators of its dtype are missing there.
         builds_on_device: the builder makes the module where it will run, instead of its being moved there afterwards:
             it takes the device as a third argument, and no default device is set around it.
@@ -112,6 +113,7 @@ class Workload:
     tried_deterministic: bool = False
     host_draws_unused: bool = False
     optimizer: Literal["sgd", "adam"] | None = None
+    gradients_in_inference: bool = False
     float32_on_cpu: bool = False
     builds_on_device: bool = False
     sharding: Sharding | None = None
@@ -119,6 +121,11 @@ class Workload:
     kept: Callable[[Any], Any] | None = None
     sets: tuple[str, ...] = ()
     notes: str = ""
+
+    @property
+    def enables_gradients(self) -> bool:
+        """Whether autograd follows its calls."""
+        return self.task == "training" or self.gradients_in_inference
 
 
 class UnknownWorkload(LookupError):

@@ -65,6 +65,9 @@ TRAINED_WITH_SGD = frozenset({
 })  # fmt: skip
 """Models that the published runner trains with SGD; the sparse gradients of dlrm are nothing for Adam."""
 
+GRADIENTS_IN_INFERENCE = frozenset({"maml"})
+"""Models for whose inference the published runner enables gradients: their forward differentiates."""
+
 SETTING_PREFIXES = ("PYTORCH_", "TORCH", "TRITON_", "CUDA_", "CUBLAS_", "NCCL_", "OMP_", "MKL_")
 """Of variables of the environment by which PyTorch, its libraries and its compilers are set."""
 
@@ -137,6 +140,7 @@ def workload(name: str) -> Workload:
         loss=published_loss,
         stochastic=training,
         optimizer=optimizer(model_name, training=training),
+        gradients_in_inference=not training and model_name in GRADIENTS_IN_INFERENCE,
         builds_on_device=True,
         notes="" if batches[test] else "TorchBench gives no default batch; 1 stands for what its example inputs hold",
     )

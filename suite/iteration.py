@@ -57,19 +57,20 @@ def iteration(
 ) -> Iterate:
     """The function that runs `instance` once through `call` (its module, or the module compiled).
 
-    Inference: forward under `no_grad`. Training: gradients set to None, forward and loss, backward, and a step of
-    `optimizer` if there is one. Autocast surrounds forward and loss where the dtype policy is amp. `marks_steps`: each
-    begins with a mark, as PyTorch asks of programs whose CUDA graphs it makes.
+    Inference: forward under `no_grad`, unless the workload wants gradients enabled. Training: gradients set to None,
+    forward and loss, backward, and a step of `optimizer` if there is one. Autocast surrounds forward and loss where the
+    dtype policy is amp. `marks_steps`: each begins with a mark, as PyTorch asks of programs whose CUDA graphs it makes.
     """
     parameters = list(instance.module.parameters())
     autocast, loss_of = instance.autocast, instance.loss
+    gradients = torch.enable_grad if instance.workload.enables_gradients else torch.no_grad
     if marks_steps:
         torch.compiler.cudagraph_mark_step_begin()  # imports Inductor, which is not to be in the first iteration's time
 
     def infer(inputs: Inputs) -> IterationOutput:
         if marks_steps:
             torch.compiler.cudagraph_mark_step_begin()
-        with torch.no_grad(), autocast():
+        with gradients(), autocast():
             return IterationOutput(call(*inputs.args, **inputs.kwargs), None)
 
     def train(inputs: Inputs) -> IterationOutput:

@@ -119,14 +119,14 @@ def memory_need(workload: Workload, *, variant: str | None = None, size: Size = 
         inputs = held.take(tensor for _, tensor in named_tensors([*made.args, dict(made.kwargs)]))
         output: Any = None
         try:
-            with _followed(held), torch.set_grad_enabled(training), _autocast(workload):
+            with _followed(held), torch.set_grad_enabled(workload.enables_gradients), _autocast(workload):
                 output = instance.module(*made.args, **made.kwargs)
             whole = True
         except (UnknownValue, _Enough):
             whole = False
         trained = [parameter for parameter in instance.module.parameters() if parameter.requires_grad]
         gradients = sum(_bytes(parameter) for parameter in trained) if training else 0
-        tangents = {id(tensor): tensor for _, tensor in named_tensors(output) if tensor.requires_grad}
+        tangents = {id(tensor): tensor for _, tensor in named_tensors(output) if training and tensor.requires_grad}
         return MemoryNeed(
             weights=weights,
             inputs=inputs,

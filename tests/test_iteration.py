@@ -23,6 +23,26 @@ def test_inference_makes_no_autograd_graph():
     torch.testing.assert_close(outcome.output, instance.module(*instance.inputs(0).args))
 
 
+class Differentiating(torch.nn.Linear):
+    """Its forward takes a step down its own gradient, as meta-learning does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (gradient,) = torch.autograd.grad(super().forward(x).square().sum(), self.weight)
+        return torch.nn.functional.linear(x, self.weight - 0.1 * gradient, self.bias)
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_inference_that_differentiates_has_gradients_enabled(mode):
+    module = Differentiating(8, 3)
+    instance = instance_of(lambda: module, gradients_in_inference=True)
+    call = module if mode == "eager" else torch.compile(module, backend="aot_eager")
+    with torch.no_grad():
+        outcome = iteration(instance, call, marks_steps=False)(instance.inputs(0))
+    torch.testing.assert_close(outcome.output, module(*instance.inputs(0).args))
+    assert outcome.loss is None and module.weight.grad is None
+    torch.compiler.reset()
+
+
 def test_training_leaves_the_gradients_of_this_iteration_alone():
     instance = instance_of(linear, task="training", loss=lambda output: output.sum())
     run = iteration(instance, instance.module, marks_steps=False)

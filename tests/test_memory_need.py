@@ -57,6 +57,20 @@ def test_training_needs_gradients_too_and_tangents_come_for_outputs_that_are_dif
     assert need.tangents == 4 * 4
 
 
+def test_inference_that_differentiates_is_followed_with_gradients_enabled() -> None:
+    enabled = []
+
+    class Noting(Widening):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            enabled.append(torch.is_grad_enabled())
+            return super().forward(x)
+
+    workload = workload_of(Noting, normal_inputs(4, 256))
+    assert memory_need(replace(workload, gradients_in_inference=True)).tangents == 0, "nothing comes into a backward"
+    memory_need(workload)
+    assert enabled == [True, False]
+
+
 def test_under_autocast_outputs_are_float16_and_cast_weights_count() -> None:
     need = memory_need(replace(WORKLOAD, task="training", optimizer="sgd", dtype_policy="amp"))
     assert need.tangents == 4 * 2

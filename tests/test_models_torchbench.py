@@ -20,7 +20,9 @@ from suite.errors import WrongUse
 from suite.explain.build import build_workload, replaced_on_move
 from suite.explain.known_values import KnownValuesMode
 from suite.explain.pretended_gpu import named_gpu
+from suite.explain.run import explain_many
 from suite.explain.targets import Target, find_targets
+from suite.iteration import iteration
 
 
 @pytest.fixture
@@ -76,6 +78,24 @@ def test_of_an_output_of_hugging_face_the_loss_is_that_of_its_logits() -> None:
 
     assert torchbench.published_loss(MaskedLMOutput(loss=torch.tensor(9.0))) == 2
     assert torchbench.published_loss({"loss": torch.tensor(9.0), "logits": MaskedLMOutput.logits}) == 5.5
+
+
+def test_a_model_whose_forward_differentiates_has_gradients_in_inference() -> None:
+    row, listed = find("torchbench:maml"), {row.acronym: row for row in find_set("torchbench")}
+    assert row.gradients_in_inference and listed["torchbench:maml"].gradients_in_inference
+    assert not find("torchbench:ranking_net").gradients_in_inference
+    assert not listed["torchbench:ranking_net"].gradients_in_inference
+    instance = instantiate(row, device="cpu", seed=0)
+    results = [iteration(instance, instance.module, marks_steps=False)(instance.inputs(index)) for index in (0, 1)]
+    assert all(result.output.shape == (5, 3) for result in results)
+    assert not torch.equal(results[0].output, results[1].output)
+
+
+def test_explain_follows_a_model_whose_forward_differentiates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    (found,) = [each.explanation for each in explain_many([Target("torchbench:maml", "published")])]
+    assert found.error is None and found.graphs
+    assert any("the call differentiates" in limit for limit in found.limits)
 
 
 def test_a_canary_model_is_found_in_any_case_and_not_in_the_set() -> None:

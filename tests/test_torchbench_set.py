@@ -107,6 +107,7 @@ def test_a_listed_model_is_built_as_the_named_one(tmp_path: Path, monkeypatch: p
             "batch",
             "dtype_policy",
             "optimizer",
+            "gradients_in_inference",
             "stochastic",
             "variants",
             "loss",

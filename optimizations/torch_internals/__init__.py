@@ -480,6 +480,9 @@ NAMES: dict[str, Private] = {
     "ensure_cuda_device_guard_set": Private(
         "torch", "_C._ensureCUDADeviceGuardSet", _CHECKED, "index fake CUDA tensors without a driver"
     ),
+    "engine_run_backward": Private(
+        "torch.autograd", "_engine_run_backward", _CHECKED, "follow a call that differentiates without a GPU"
+    ),
     "exchange_device": Private("torch.cuda", "_exchange_device", _CHECKED, "enter a device context without a driver"),
     "flash_attention": Private(
         "torch", "ops.aten._scaled_dot_product_flash_attention", _CHECKED, "name the kernel attention would take"

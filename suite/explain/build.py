@@ -36,6 +36,8 @@ class Program:
     training: bool = False
     surroundings: Callable[[], contextlib.AbstractContextManager[Any]] = field(default=contextlib.nullcontext)
     """What the call runs in: autocast, for a workload that wants it."""
+    differentiates: bool = False
+    """Whether the call differentiates by itself, so that it needs gradients enabled."""
 
 
 def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Program:
@@ -56,7 +58,15 @@ def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Pr
     if isinstance(module, CompiledInParts):
         with mode:
             module, args, kwargs = module.compiled_part(inputs)
-    return Program(mode, module, args, kwargs, workload.task == "training", surroundings=instance.autocast)
+    return Program(
+        mode,
+        module,
+        args,
+        kwargs,
+        workload.task == "training",
+        surroundings=instance.autocast,
+        differentiates=workload.gradients_in_inference,
+    )
 
 
 def build_program(make: Callable[[], tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]]) -> Program:

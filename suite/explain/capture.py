@@ -37,6 +37,10 @@ _TRAINING_LIMIT = (
     "training: the forward graph is seen, lowered without autograd; the backward graph, what forward keeps for it, and "
     "the optimizer are not"
 )
+_GRADIENTS_LIMIT = (
+    "the call differentiates: graphs are seen, lowered without autograd; backward graphs, and what is kept for them, "
+    "are not"
+)
 _BREAK_LIMIT = "what runs between FX graphs, and in functions that Dynamo leaves to Python, is not counted"
 _ONE_CALL_LIMIT = "one call is traced: what is compiled again for other shapes or values is not seen"
 
@@ -68,7 +72,8 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
     with (
         pretended_gpu() as shortcuts,
         _functions_left_to_python(found.breaks),
-        torch.no_grad(),
+        torch_internals.replaced("engine_run_backward", _gradients_of_inputs),
+        torch.set_grad_enabled(program.differentiates),
         program.mode,
         program.surroundings(),
     ):
@@ -87,6 +92,8 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
     found.limits.extend(shortcuts.taken)
     if found.breaks:
         found.limits.append(_BREAK_LIMIT)
+    if program.differentiates:
+        found.limits.append(_GRADIENTS_LIMIT)
     if program.training:
         found.limits.append(_TRAINING_LIMIT)
     found.limits.append(_ONE_CALL_LIMIT)
@@ -108,7 +115,26 @@ def _functions_left_to_python(breaks: list[GraphBreak]) -> Iterator[None]:
         yield
 
 
+def _gradients_of_inputs(
+    outputs: Sequence[torch.Tensor],
+    output_gradients: Any,
+    retain_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[torch.Tensor] = (),
+    *_: Any,
+    **settings: Any,
+) -> tuple[torch.Tensor, ...]:
+    """What `torch.autograd.grad` gives in place of what autograd's engine computes, which asks the driver for devices:
+    fake tensors like the inputs, which is all that is known of gradients."""
+    if not any(output.requires_grad for output in outputs):
+        raise RuntimeError("what is differentiated does not require gradients")
+    if settings.get("accumulate_grad") or not inputs:
+        raise UnknownValue("gradients are left in tensors during the call")
+    return tuple(torch.empty_like(each, requires_grad=create_graph) for each in inputs)
+
+
 def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any]:
+    @torch.no_grad()
     def collect(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         lowered: dict[str, LoweredGraph] = {}
         failures: dict[str, str] = {}
