@@ -68,6 +68,10 @@ TRAINED_WITH_SGD = frozenset({
 GRADIENTS_IN_INFERENCE = frozenset({"maml"})
 """Models for whose inference the published runner enables gradients: their forward differentiates."""
 
+EXAMPLE_SHAPES: Mapping[str, tuple[int, ...]] = {"yolov3": (3, 384, 512)}
+"""Shape without the batch of the uniform example input that the published runner makes for a model in place of the
+model's own: yolov3 gives a data loader in training."""
+
 SETTING_PREFIXES = ("PYTORCH_", "TORCH", "TRITON_", "CUDA_", "CUBLAS_", "NCCL_", "OMP_", "MKL_")
 """Of variables of the environment by which PyTorch, its libraries and its compilers are set."""
 
@@ -160,9 +164,13 @@ class _Program:
         """The module, built for `device`; the tiny size is a batch of one, where the model takes one.
 
         Raises:
-            TorchBenchRefuses: the model has no such test, not on this device, or no module to hand out.
+            TorchBenchRefuses: the model has no such test, not on this device, or no module to hand out, or its example
+                inputs hold no tensor.
         """
+        import torch
         from torch import nn
+
+        from models.nests import tensors_of
 
         with _global_state_kept():
             try:
@@ -175,6 +183,11 @@ class _Program:
                 raise self._refusal("hands out no module", error) from error
         if not isinstance(module, nn.Module):
             raise self._refusal(f"hands out a {type(module).__name__} and no nn.Module")
+        if self._name in EXAMPLE_SHAPES:
+            shape = (getattr(model, "batch_size", None) or self._batch or 1, *EXAMPLE_SHAPES[self._name])
+            example = (torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device),)
+        if next(tensors_of(example), None) is None:
+            raise self._refusal(f"gives a {type(example).__name__} as example inputs, in which there is no tensor")
         self._examples[size, device.type] = example
         return module
 

@@ -98,6 +98,17 @@ def test_explain_follows_a_model_whose_forward_differentiates(tmp_path: Path, mo
     assert any("the call differentiates" in limit for limit in found.limits)
 
 
+@pytest.mark.parametrize(("name", "size", "batch"), [("", "full", 2), ("-train", "full", 3), ("-train", "tiny", 1)])
+def test_yolov3_has_the_inputs_that_the_published_runner_gives_it(name: str, size: Any, batch: int) -> None:
+    instance = instantiate(find(f"torchbench:yolov3{name}"), size=size, device="cpu", seed=0)
+    (first,), (other,) = instance.inputs(0).args, instance.inputs(1).args
+    assert first.shape == (batch, 3, 384, 512)
+    assert 0 <= first.min() < 0.1 < 0.9 < first.max() <= 1
+    assert not torch.equal(first, other)
+    with instance.autocast():
+        assert instance.module(first).shape == (batch, 1, 12, 16)
+
+
 def test_a_canary_model_is_found_in_any_case_and_not_in_the_set() -> None:
     row = find("torchbench:rare_net")
     assert row.acronym == "torchbench:Rare_Net"
@@ -209,6 +220,8 @@ def test_a_model_for_inference_only_has_no_training_row() -> None:
     [
         ("no_training_inside-train", r"no_training_inside has no test 'train' on cpu: .*Training is not implemented"),
         ("without_get_module", r"without_get_module hands out no module: AttributeError"),
+        ("loads_data", r"loads_data gives a DataLoader as example inputs, in which there is no tensor"),
+        ("given_nothing", r"given_nothing gives a tuple as example inputs, in which there is no tensor"),
         ("a_pipeline", r"a_pipeline hands out a object and no nn\.Module"),
     ],
 )
