@@ -24,7 +24,7 @@ from torch import nn
 
 from models import losses
 from models.nests import map_tensors, tensors_of
-from models.registry import DtypePolicy, Inputs, Size, Workload
+from models.registry import AUTOCAST_POLICIES, DtypePolicy, Inputs, Size, Workload
 
 LEARNING_RATE = 0.01
 
@@ -33,6 +33,7 @@ _POLICY_DTYPE: dict[DtypePolicy, torch.dtype | None] = {
     "fp16": torch.float16,
     "fp32": torch.float32,
     "amp": None,
+    "amp-bf16": None,
 }
 """What floating weights and inputs are converted to; None leaves them as built."""
 
@@ -84,14 +85,15 @@ class Instance:
 
     @property
     def autocast(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Around forward and loss: autocast to float16 (on a CPU bfloat16) under the amp policy, else nothing.
+        """Around forward and loss: autocast under an amp policy, else nothing.
 
         Like `loss` a function that knows nothing of the instance. A captured loop that took both beforehand does not
         look in each call whether the instance, and all workloads that its code could reach, are as they were.
         """
-        if self.workload.dtype_policy != "amp":
+        if self.workload.dtype_policy not in AUTOCAST_POLICIES:
             return contextlib.nullcontext
-        dtype = torch.bfloat16 if self.device.type == "cpu" else torch.float16
+        in_float16 = self.workload.dtype_policy == "amp" and self.device.type != "cpu"
+        dtype = torch.float16 if in_float16 else torch.bfloat16
         return functools.partial(torch.autocast, self.device.type, dtype=dtype)
 
     @property

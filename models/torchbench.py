@@ -65,6 +65,9 @@ TRAINED_WITH_SGD = frozenset({
 })  # fmt: skip
 """Models that the published runner trains with SGD; the sparse gradients of dlrm are nothing for Adam."""
 
+TRAINED_IN_BFLOAT16 = frozenset({"modded_nanogpt"})
+"""Models that the published runner trains under autocast to bfloat16, and not to float16."""
+
 GRADIENTS_IN_INFERENCE = frozenset({"maml"})
 """Models for whose inference the published runner enables gradients: their forward differentiates."""
 
@@ -86,7 +89,9 @@ class TorchBenchRefuses(RuntimeError):
 
 def dtype_policy(name: str, *, training: bool) -> DtypePolicy:
     """What the published runner converts this model to."""
-    return "amp" if training else INFERENCE_DTYPE_EXCEPTIONS.get(name, "bf16")
+    if training:
+        return "amp-bf16" if name in TRAINED_IN_BFLOAT16 else "amp"
+    return INFERENCE_DTYPE_EXCEPTIONS.get(name, "bf16")
 
 
 def optimizer(name: str, *, training: bool) -> Literal["sgd", "adam"] | None:

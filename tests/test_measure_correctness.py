@@ -53,7 +53,7 @@ def test_a_wrong_output_fails(wrong, worst):
         assert verdict.worst == worst
 
 
-POLICIES = ("bf16", "fp16", "fp32", "amp", "float64")
+POLICIES = ("bf16", "fp16", "fp32", "amp", "amp-bf16", "float64")
 """Every dtype policy, and a program whose tensors are all float64, which autocast leaves alone."""
 
 
@@ -285,10 +285,15 @@ def test_the_compute_dtype_is_the_shortest_type_in_use():
     def float64_inputs(variant, size, generator):
         return Inputs(args=(torch.rand(3, generator=generator, dtype=torch.float64),))
 
-    expected = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "amp": "bfloat16"}
+    expected = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "amp": "bfloat16", "amp-bf16": "bfloat16"}
     for policy, name in expected.items():
         instance = instance_of(mlp, dtype_policy=policy)
         assert compute_dtype(instance, instance.inputs(0)) == name
+    on_gpu = {
+        policy: replace(instance_of(mlp, dtype_policy=policy), device=torch.device("cuda")) for policy in expected
+    }
+    found = {policy: compute_dtype(instance, Inputs()) for policy, instance in on_gpu.items()}
+    assert found == expected | {"fp32": "tf32", "amp": "float16"}
     assert compute_dtype(instance_of(mlp, dtype_policy="fp16", float32_on_cpu=True), Inputs()) == "float32"
     in_float64 = instance_of(torch.nn.Identity, float64_inputs, dtype_policy="amp")
     assert compute_dtype(in_float64, in_float64.inputs(0)) == "float64"

@@ -74,6 +74,7 @@ def test_inference_that_differentiates_is_followed_with_gradients_enabled() -> N
 def test_under_autocast_outputs_are_float16_and_cast_weights_count() -> None:
     need = memory_need(replace(WORKLOAD, task="training", optimizer="sgd", dtype_policy="amp"))
     assert need.tangents == 4 * 2
+    assert memory_need(replace(WORKLOAD, task="training", dtype_policy="amp-bf16")).tangents == 4 * 2
     assert memory_need(replace(WORKLOAD, dtype_policy="amp")).peak > WEIGHTS * 1.5
     assert not torch.is_autocast_enabled("cuda")
 

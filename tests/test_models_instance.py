@@ -58,7 +58,13 @@ def values(made: Inputs) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("policy", "dtype"),
-    [("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32), ("amp", torch.float32)],
+    [
+        ("bf16", torch.bfloat16),
+        ("fp16", torch.float16),
+        ("fp32", torch.float32),
+        ("amp", torch.float32),
+        ("amp-bf16", torch.float32),
+    ],
 )
 def test_a_policy_decides_floating_weights_and_inputs_and_leaves_integers(
     policy: DtypePolicy, dtype: torch.dtype
@@ -68,6 +74,18 @@ def test_a_policy_decides_floating_weights_and_inputs_and_leaves_integers(
     floating = [*instance.module.parameters(), instance.module.scale, x]
     assert {tensor.dtype for tensor in floating} == {dtype}
     assert ids.dtype == instance.module.count.dtype == torch.int64
+
+
+def test_autocast_is_to_float16_on_a_gpu_unless_the_policy_says_bfloat16() -> None:
+    found = {}
+    for policy in ("amp", "amp-bf16"):
+        instance = instantiate(replace(INFERENCE, dtype_policy=policy), device="cpu", seed=0)
+        with instance.autocast():
+            assert instance.module(*instance.inputs(0).args, instance.inputs(0).args[1]).dtype == torch.float32
+            assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+        on_gpu: Any = replace(instance, device=torch.device("cuda")).autocast
+        found[policy] = on_gpu.keywords["dtype"]
+    assert found == {"amp": torch.float16, "amp-bf16": torch.bfloat16}
 
 
 def test_a_program_that_lacks_operators_on_a_cpu_is_float32_there_and_only_there() -> None:

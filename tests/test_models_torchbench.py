@@ -61,9 +61,62 @@ def test_the_suffix_makes_it_a_training_row() -> None:
     assert described == ("ranking_net", "training", 6, "amp", "adam", True)
 
 
+PUBLISHED_LISTS: dict[str, set[str]] = {
+    # benchmarks/dynamo/torchbench.yaml of pytorch/pytorch at 0517d552488967f906f102da731f236e27ddfd45.
+    "dtype: force_amp_for_fp16_bf16_models": {
+        "DALLE2_pytorch", "Super_SloMo", "detectron2_fcos_r_50_fpn", "doctr_det_predictor", "doctr_reco_predictor",
+        "pyhpc_turbulent_kinetic_energy", "tts_angular",
+    },
+    "dtype: force_fp16_for_bf16_models": {"vision_maskrcnn"},
+    "dtype: amp_dtype_bfloat16": {"modded_nanogpt"},
+    # benchmarks/dynamo/torchbench.py, `load_model` and `pick_grad`.
+    "sam_fast only runs with amp": {"sam_fast"},
+    "gradients in inference": {"maml"},
+    # benchmarks/dynamo/common.py, `BENCHMARK_USE_SGD`, the part of TorchBench.
+    "SGD": {
+        "BERT_pytorch", "LearningToPaint", "alexnet", "dcgan", "demucs", "densenet121", "dlrm", "fastNLP_Bert",
+        "mobilenet_v2", "phlippe_densenet", "phlippe_resnet", "pytorch_stargan", "resnet18", "shufflenet_v2_x1_0",
+        "speech_transformer", "squeezenet1_1", "stable_diffusion_text_encoder", "vgg16",
+    },
+    # The same list in earlier releases: models of Hugging Face and timm, which `skip: all` of the yaml leaves out by now.
+    "SGD before": {
+        "hf_T5", "timm_efficientdet", "timm_nfnet", "timm_regnet", "timm_vision_transformer", "timm_vovnet",
+    },
+}  # fmt: skip
+"""The lists of the published runner that decide what is run. The others of its yaml do not apply: they are about its
+own tolerances and accuracy runs (`tolerance`, `accuracy`, `non_deterministic`, `require_larger_multiplier_...`; the
+comment of `batch_size` says so, too), about what it leaves out (`skip`, `slow`, `only_training`, `canary_models`) or
+about other backends (`trt_not_yet_working`, and `disable_cudagraph`, whose model is measured here all the same)."""
+
+
 def test_the_exceptions_of_the_published_runner_are_taken_over() -> None:
+    published = PUBLISHED_LISTS
+    models = sorted({*set().union(*published.values()), "resnet50", "yolov3"})
+    inference = {name: torchbench.dtype_policy(name, training=False) for name in models}
+    training = {name: torchbench.dtype_policy(name, training=True) for name in models}
+    in_amp = published["dtype: force_amp_for_fp16_bf16_models"] | published["sam_fast only runs with amp"]
+    assert {name for name, policy in inference.items() if policy == "amp"} == in_amp
+    in_float16 = {name for name, policy in inference.items() if policy == "fp16"}
+    assert in_float16 == published["dtype: force_fp16_for_bf16_models"]
+    assert {inference[name] for name in models if name not in in_amp | in_float16} == {"bf16"}
+    in_bfloat16 = {name for name, policy in training.items() if policy == "amp-bf16"}
+    assert in_bfloat16 == published["dtype: amp_dtype_bfloat16"]
+    assert {training[name] for name in models if name not in in_bfloat16} == {"amp"}
+    with_sgd = published["SGD"] | published["SGD before"]
+    assert {name for name in models if torchbench.optimizer(name, training=True) == "sgd"} == with_sgd
+    assert torchbench.optimizer("resnet50", training=True) == "adam"
+    assert {torchbench.optimizer(name, training=False) for name in models} == {None}
+    assert published["gradients in inference"] == torchbench.GRADIENTS_IN_INFERENCE
+    assert with_sgd == torchbench.TRAINED_WITH_SGD
+    assert torchbench.INFERENCE_DTYPE_EXCEPTIONS.keys() == in_amp | in_float16
+    assert published["dtype: amp_dtype_bfloat16"] == torchbench.TRAINED_IN_BFLOAT16
+
+
+def test_the_exceptions_are_of_the_rows_that_are_found() -> None:
     assert find("torchbench:dlrm-train").optimizer == "sgd"
-    assert torchbench.dtype_policy("Super_SloMo", training=False) == "amp"
+    row = find("torchbench:modded_nanogpt-train")
+    (listed,) = [listed for listed in find_set("torchbench") if listed.acronym == row.acronym]
+    assert row.dtype_policy == listed.dtype_policy == "amp-bf16"
 
 
 def test_a_model_that_gives_a_distribution_trains_on_its_mean() -> None:

@@ -63,7 +63,7 @@ from typing import Any
 import torch
 
 from models.instance import Instance, tensors_of
-from models.registry import Inputs
+from models.registry import AUTOCAST_POLICIES, Inputs
 from optimizations import torch_internals
 from suite.iteration import full_precision, iteration
 from suite.measure.compare import errors, misshapen
@@ -207,6 +207,8 @@ def compute_dtype(instance: Instance, inputs: Inputs) -> str:
             return "tf32" if on_gpu else "float32"
         case "amp":
             return "float16" if on_gpu else "bfloat16"
+        case "amp-bf16":
+            return "bfloat16"
 
 
 def judge(
@@ -345,7 +347,7 @@ def draws_float32_noise(instance: Instance) -> bool:
 
     In inference there is no dropout, and under amp a program's own tensors are float32 as they are in that run.
     """
-    return instance.workload.task == "inference" and instance.workload.dtype_policy == "amp"
+    return instance.workload.task == "inference" and instance.workload.dtype_policy in AUTOCAST_POLICIES
 
 
 def error_without_dropout(
