@@ -75,6 +75,9 @@ EXAMPLE_SHAPES: Mapping[str, tuple[int, ...]] = {"yolov3": (3, 384, 512)}
 """Shape without the batch of the uniform example input that the published runner makes for a model in place of the
 model's own: yolov3 gives a data loader in training."""
 
+KEEP_THEIR_BATCH = frozenset({"demucs", "pyhpc_turbulent_kinetic_energy", "pytorch_struct", "vision_maskrcnn"})
+"""Models whose batch the published runner never changes: some refuse another one only when they are called."""
+
 SETTING_PREFIXES = ("PYTORCH_", "TORCH", "TRITON_", "CUDA_", "CUBLAS_", "NCCL_", "OMP_", "MKL_")
 """Of variables of the environment by which PyTorch, its libraries and its compilers are set."""
 
@@ -199,7 +202,8 @@ class _Program:
     def _model(self, size: Size, device: str) -> Any:
         # The batch is always given: left to itself, TorchBench picks another one on some GPUs.
         own = self._batch if getattr(self._model_class, "ALLOW_CUSTOMIZE_BSIZE", True) else None
-        wanted = TINY_BATCH if size == "tiny" and own is not None else own
+        may_be_tiny = own is not None and self._name not in KEEP_THEIR_BATCH
+        wanted = TINY_BATCH if size == "tiny" and may_be_tiny else own
         for batch in dict.fromkeys((wanted, own)):
             try:
                 return self._model_class(test=self._test, device=device, batch_size=batch)

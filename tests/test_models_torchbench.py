@@ -69,6 +69,7 @@ PUBLISHED_LISTS: dict[str, set[str]] = {
     },
     "dtype: force_fp16_for_bf16_models": {"vision_maskrcnn"},
     "dtype: amp_dtype_bfloat16": {"modded_nanogpt"},
+    "dont_change_batch_size": {"demucs", "pyhpc_turbulent_kinetic_energy", "pytorch_struct", "vision_maskrcnn"},
     # benchmarks/dynamo/torchbench.py, `load_model` and `pick_grad`.
     "sam_fast only runs with amp": {"sam_fast"},
     "gradients in inference": {"maml"},
@@ -78,7 +79,7 @@ PUBLISHED_LISTS: dict[str, set[str]] = {
         "mobilenet_v2", "phlippe_densenet", "phlippe_resnet", "pytorch_stargan", "resnet18", "shufflenet_v2_x1_0",
         "speech_transformer", "squeezenet1_1", "stable_diffusion_text_encoder", "vgg16",
     },
-    # The same list in earlier releases: models of Hugging Face and timm, which `skip: all` of the yaml leaves out by now.
+    # The same list in earlier releases: models of Hugging Face and timm, which `skip: all` of the yaml leaves out.
     "SGD before": {
         "hf_T5", "timm_efficientdet", "timm_nfnet", "timm_regnet", "timm_vision_transformer", "timm_vovnet",
     },
@@ -106,6 +107,7 @@ def test_the_exceptions_of_the_published_runner_are_taken_over() -> None:
     assert {name for name in models if torchbench.optimizer(name, training=True) == "sgd"} == with_sgd
     assert torchbench.optimizer("resnet50", training=True) == "adam"
     assert {torchbench.optimizer(name, training=False) for name in models} == {None}
+    assert published["dont_change_batch_size"] == torchbench.KEEP_THEIR_BATCH
     assert published["gradients in inference"] == torchbench.GRADIENTS_IN_INFERENCE
     assert with_sgd == torchbench.TRAINED_WITH_SGD
     assert torchbench.INFERENCE_DTYPE_EXCEPTIONS.keys() == in_amp | in_float16
@@ -248,11 +250,15 @@ def test_a_model_whose_class_gives_no_batch_says_so_and_has_its_own() -> None:
         ("picky_batch", "tiny", 8),
         ("asserted_batch", "tiny", 6),
         ("extended", "tiny", 5),
+        ("demucs", "tiny", 8),
+        ("demucs-train", "tiny", 64),
     ],
 )
 def test_the_tiny_size_is_a_batch_of_one_where_the_model_takes_one(name: str, size: Any, batch: int) -> None:
     instance = instantiate(find(f"torchbench:{name}"), size=size, device="cpu", seed=0)
-    assert instance.inputs(0).args[0].shape[0] == batch
+    made = instance.inputs(0)
+    assert made.args[0].shape[0] == batch
+    assert instance.module(made.args[0].to(next(instance.module.parameters()).dtype)) is not None
 
 
 def test_what_the_model_leaves_on_the_cpu_stays_there_and_loaders_draw_there() -> None:
