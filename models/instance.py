@@ -74,7 +74,7 @@ class Instance:
         if dtype is None:
             return made
         args, kwargs = map_tensors(
-            (made.args, made.kwargs), lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
+            (made.args, dict(made.kwargs)), lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
         )
         return Inputs(args=args, kwargs=kwargs)
 

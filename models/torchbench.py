@@ -30,7 +30,7 @@ import pkgutil
 import random
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableSequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -172,13 +172,11 @@ class _Program:
         """The module, built for `device`; the tiny size is a batch of one, where the model takes one.
 
         Raises:
-            TorchBenchRefuses: the model has no such test, not on this device, or no module to hand out, or its example
-                inputs hold no tensor.
+            TorchBenchRefuses: the model has no such test, not on this device, or no module to hand out, or gives
+                example inputs of which no others can be made.
         """
         import torch
         from torch import nn
-
-        from models.nests import tensors_of
 
         with _global_state_kept():
             try:
@@ -194,8 +192,8 @@ class _Program:
         if self._name in EXAMPLE_SHAPES:
             shape = (getattr(model, "batch_size", None) or self._batch or 1, *EXAMPLE_SHAPES[self._name])
             example = (torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device),)
-        if next(tensors_of(example), None) is None:
-            raise self._refusal(f"gives a {type(example).__name__} as example inputs, in which there is no tensor")
+        if unfit := _unfit(example):
+            raise self._refusal(f"gives example inputs that cannot be varied: {unfit}")
         self._examples[size, device.type] = example
         return module
 
@@ -220,9 +218,11 @@ class _Program:
         return TorchBenchRefuses(f"TorchBench's model {self._name} {what}{reason}")
 
     def inputs(self, variant: str, size: Size, generator: torch.Generator) -> Inputs:
-        """TorchBench's example inputs; floating tensors hold the same values rolled by an offset of `generator`'s.
+        """TorchBench's example inputs; floating and complex tensors hold the same values rolled by an offset of
+        `generator`'s.
 
-        Integers are repeated as they are: indices, lengths and labels need not make sense in another order.
+        Integers are repeated as they are: indices, lengths and labels need not make sense in another order. So are
+        objects that are no containers, tensors in their attributes included: the published runner leaves them, too.
         """
         import torch
 
@@ -232,14 +232,38 @@ class _Program:
 
         def another(tensor: torch.Tensor) -> torch.Tensor:
             tensor = tensor.detach()
-            if not tensor.is_floating_point() or tensor.numel() < 2:
+            if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.numel() < 2:
                 return tensor.clone()
             return torch.empty_like(tensor).copy_(tensor.roll(offsets.randrange(tensor.numel())))
 
         example = map_tensors(self._examples[size, torch.get_default_device().type], another)
         if isinstance(example, Mapping):
-            return Inputs(kwargs=example)
-        return Inputs(args=tuple(example) if isinstance(example, (list, tuple)) else (example,))
+            return Inputs(kwargs=dict(example))
+        return Inputs(args=tuple(example) if isinstance(example, (MutableSequence, tuple)) else (example,))
+
+
+def _unfit(example: Any) -> str | None:
+    """Why no other inputs can be made like these; None if they can."""
+    import torch
+
+    from models.nests import CannotRebuild, leaves_of, map_tensors
+
+    leaves = list(leaves_of(example))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    for leaf in leaves:
+        if isinstance(leaf, Iterator):
+            return f"a {type(leaf).__name__} can be read only once"
+    for tensor in tensors:
+        if tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided:
+            kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else str(tensor.layout)
+            return f"a {kind} {type(tensor).__name__} does not lie in memory as one array of numbers"
+    if not tensors:
+        return f"there is no tensor in a {type(example).__name__}"
+    try:
+        map_tensors(example, lambda tensor: tensor)
+    except CannotRebuild as error:
+        return str(error)
+    return None
 
 
 @contextlib.contextmanager

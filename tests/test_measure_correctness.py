@@ -270,6 +270,25 @@ def test_higher_precision_runs_all_of_the_module_in_it(policy, expected):
     assert next(instance.module.parameters()).dtype == (torch.bfloat16 if policy == "bf16" else torch.float32)
 
 
+def test_higher_precision_reaches_inputs_in_containers_of_any_class():
+    class Sized(list):
+        pass
+
+    class Reading(torch.nn.Linear):
+        def forward(self, given: Sized) -> torch.Tensor:
+            return super().forward(given[0] + given[1])
+
+    def inputs(variant, size, generator):
+        one = torch.randn(4, 8, generator=generator)
+        return Inputs(args=(Sized([one, one]),))
+
+    instance = instance_of(lambda: Reading(8, 3), inputs, dtype_policy="bf16")
+    made = instance.inputs(0)
+    assert made.args[0][0] is made.args[0][1]
+    precise = higher_precision(instance, made, State(instance.module, made), SEED, "bfloat16")
+    assert precise is not None and precise.tensors["output"].dtype == torch.float32
+
+
 def test_a_program_that_fixes_a_dtype_has_no_higher_precision(capfd):
     class Fixed(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

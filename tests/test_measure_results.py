@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import torch
 from tiny_workloads import instance_of, normal_inputs
 from transformers import DynamicCache
@@ -31,6 +34,40 @@ def test_numbers_count_as_tensors_and_cycles_end():
 
     found = dict(named_tensors((Node(), [True, None, "text"])))
     assert {name: tensor.item() for name, tensor in found.items()} == {"[0].value": 7, "[1][0]": True}
+
+
+class Sized(list[Any]):
+    pass
+
+
+class Named(dict[str, Any]):
+    pass
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    tensor: torch.Tensor
+
+
+def test_tensors_in_containers_of_classes_of_ones_own_are_found_by_name():
+    one = torch.ones(2)
+    packed = torch.nn.utils.rnn.pack_sequence([one])
+    containers = {"list": Sized([one]), "dict": Named(x=one), "slots": Slotted(one), "packed": packed}
+    found = {name for name, tensor in named_tensors(containers) if tensor.is_floating_point()}
+    assert found == {"['list'][0]", "['dict']['x']", "['slots'].tensor", "['packed'].data"}
+
+
+def test_what_an_iteration_writes_to_an_input_in_such_a_container_is_restored():
+    class Writing(torch.nn.Module):
+        def forward(self, given: Sized) -> torch.Tensor:
+            return given[0].mul_(2)
+
+    inputs = Inputs(args=(Sized([torch.ones(2)]),))
+    instance = instance_of(Writing)
+    run, state = iteration(instance, instance.module, marks_steps=False), State(instance.module, inputs)
+    results = run_checked(instance, run, inputs, state, seed=0)
+    assert results.tensors["input [0][0]"].tolist() == [2, 2]
+    assert inputs.args[0][0].tolist() == [1, 1]
 
 
 def digest(**tensors: torch.Tensor) -> str:

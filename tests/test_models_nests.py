@@ -1,10 +1,18 @@
 from __future__ import annotations
 
-from collections import namedtuple
+import copy
+import dataclasses
+import types
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
+from collections.abc import Mapping
+from typing import Any
 
+import numpy
+import pytest
 import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from models.nests import map_tensors, tensors_of
+from models.nests import CannotRebuild, leaves_of, map_tensors, tensors_of
 
 A, B = torch.ones(2), torch.zeros(3)
 
@@ -33,3 +41,176 @@ def test_containers_and_other_values_stay() -> None:
     assert isinstance(mapped[0], pair)
     assert mapped[0].right == 5
     assert mapped[1] == [None, "text"]
+
+
+class OfSize(list):
+    """A list whose constructor wants something else than members."""
+
+    def __init__(self, members: Any, size: int) -> None:
+        super().__init__(members)
+        self.size = size
+
+
+class Labelled(tuple):
+    """A tuple whose constructor wants something else than members."""
+
+    def __new__(cls, label: str, *members: Any) -> Labelled:
+        made = super().__new__(cls, members)
+        made.label = label
+        return made
+
+    label: str
+
+
+class OfKeywords(dict):
+    def __init__(self, *, needed: int, **members: Any) -> None:
+        super().__init__(**members)
+        self.needed = needed
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Record:
+    left: Any
+    right: Any = None
+    later: Any = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.beside = self.left
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    left: Any
+    right: Any = None
+
+
+class OfAttrs:
+    """What attrs makes of a class with slots, as far as its instances can be told by it."""
+
+    __slots__ = ("left", "right")
+    __attrs_attrs__ = (types.SimpleNamespace(name="left"), types.SimpleNamespace(name="right"))
+
+    def __init__(self, left: Any) -> None:
+        self.left, self.right = left, 5
+
+
+CONTAINERS = {
+    "a list": [A, 5],
+    "a list with a constructor": OfSize([A, 5], size=2),
+    "UserList": UserList([A, 5]),
+    "deque": deque([A, 5], maxlen=2),
+    "a tuple": (A, 5),
+    "a tuple with a constructor": Labelled("name", A, 5),
+    "a named tuple": Pair(A, 5),
+    "what an operator returns": torch.return_types.max((A, B)),
+    "a dict": {"x": A, "y": 5},
+    "OrderedDict": OrderedDict(x=A, y=5),
+    "defaultdict": defaultdict(list, x=A, y=5),
+    "UserDict": UserDict(x=A, y=5),
+    "a dict with a constructor": OfKeywords(needed=2, x=A, y=5),
+    "a mapping that cannot be written to": types.MappingProxyType({"x": A, "y": 5}),
+    "a dataclass": Record(A, 5),
+    "a frozen dataclass with slots": Frozen(A, 5),
+    "a class of attrs": OfAttrs(A),
+    "nested": [Frozen(Pair(deque([A]), 5))],
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_a_container_keeps_its_class_and_what_else_is_in_it(name: str) -> None:
+    nest = CONTAINERS[name]
+    tensors, others = list(tensors_of(nest)), [leaf for leaf in leaves_of(nest) if not isinstance(leaf, torch.Tensor)]
+    assert tensors and all(tensor is A or tensor is B for tensor in tensors)
+    mapped = map_tensors(nest, torch.neg)
+    assert type(mapped) is type(nest)
+    assert [leaf for leaf in leaves_of(mapped) if not isinstance(leaf, torch.Tensor)] == others
+    for tensor, before in zip(tensors_of(mapped), tensors, strict=True):
+        assert torch.equal(tensor, -before)
+    assert all(one is other for one, other in zip(tensors_of(nest), tensors, strict=True)), "the old one is as it was"
+
+
+def test_what_belongs_to_a_container_itself_is_kept() -> None:
+    assert map_tensors(CONTAINERS["a list with a constructor"], torch.neg).size == 2
+    assert map_tensors(CONTAINERS["a tuple with a constructor"], torch.neg).label == "name"
+    assert map_tensors(CONTAINERS["a dict with a constructor"], torch.neg).needed == 2
+    assert map_tensors(CONTAINERS["deque"], torch.neg).maxlen == 2
+    assert map_tensors(CONTAINERS["defaultdict"], torch.neg)["new"] == []
+    record = map_tensors(CONTAINERS["a dataclass"], torch.neg)
+    assert record.beside is record.left and not hasattr(record, "later")
+
+
+def test_packed_sequences_keep_their_lengths() -> None:
+    packed = pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+    mapped = map_tensors(packed, lambda tensor: tensor if tensor.dtype == torch.int64 else -tensor)
+    assert type(mapped) is PackedSequence
+    assert torch.equal(mapped.data, -packed.data) and mapped.batch_sizes is packed.batch_sizes
+    assert mapped.sorted_indices is None
+
+
+def test_what_holds_no_tensor_is_the_same_object() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.tensor = A
+
+    once = iter([A])
+    for leaf in (None, "text", b"bytes", 3, numpy.ones(2), once, Holder(), {A}, Record, torch.nn.Linear(2, 2)):
+        assert map_tensors(leaf, torch.neg) is leaf
+        assert list(tensors_of([leaf])) == []
+    assert next(once) is A, "what can be read once only is not read"
+    for container in (Record("x"), OfSize([1], size=2), OrderedDict(x=1), torch.Size([2, 3]), bytearray(b"x")):
+        assert map_tensors(container, torch.neg) is container
+
+
+def test_lists_and_dicts_are_made_again_and_tuples_may_be_empty() -> None:
+    nest: Any = ((), [], {}, [A])
+    mapped = map_tensors(nest, torch.neg)
+    assert mapped[:3] == nest[:3]
+    assert mapped[1] is not nest[1] and mapped[2] is not nest[2]
+
+
+def test_a_container_that_holds_itself_or_stands_twice_stays_so() -> None:
+    shared, record = OfSize([A], size=1), Record(A)
+    record.right = record
+    mapped = map_tensors([shared, shared, record], torch.neg)
+    assert mapped[0] is mapped[1] and mapped[0] is not shared
+    assert mapped[2].right is mapped[2] and mapped[2].left is mapped[0][0]
+    assert [id(tensor) for tensor in tensors_of(record)] == [id(A), id(A)]
+
+
+class Copyless(list):
+    def __copy__(self) -> Copyless:
+        raise RuntimeError("no copies")
+
+
+class ItsOwnCopy(list):
+    def __copy__(self) -> ItsOwnCopy:
+        return self
+
+
+class Rounding(dict):
+    def __setitem__(self, key: str, value: torch.Tensor) -> None:
+        super().__setitem__(key, value.round())
+
+
+class ReadOnly(Mapping):
+    """A mapping whose constructor takes no members."""
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return {"x": A}[key]
+
+    def __iter__(self) -> Any:
+        return iter(["x"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("nest", [Copyless([A]), ItsOwnCopy([A]), Rounding(x=A), ReadOnly()])
+def test_a_container_that_takes_no_other_tensors_is_refused_by_its_class(nest: Any) -> None:
+    before = copy.copy(list(tensors_of(nest)))
+    with pytest.raises(CannotRebuild, match=rf"a {type(nest).__name__} cannot be given other tensors \("):
+        map_tensors([nest], torch.neg)
+    assert all(one is other for one, other in zip(tensors_of(nest), before, strict=True))

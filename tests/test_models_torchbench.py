@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from fixtures.fake_torchbench import install
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from models import torchbench
-from models.instance import instantiate
+from models.instance import Instance, instantiate
+from models.nests import tensors_of
 from models.registry import UnknownWorkload, find, find_set
 from models.torchbench import TorchBenchRefuses, TorchBenchUnavailable
 from suite.errors import WrongUse
@@ -233,6 +237,105 @@ def test_a_tuple_a_list_and_a_single_tensor_are_positional_arguments() -> None:
     assert made.args[1] == 2
 
 
+def given(example: Any) -> Instance:
+    """A model whose example inputs are these."""
+    row = find("torchbench:given_any")
+    sys.modules["torchbenchmark.models.given_any"].Model.example = example
+    return instantiate(row, device="cpu", seed=0)
+
+
+class Sized(list[Any]):
+    def __init__(self, members: Any, size: int) -> None:
+        super().__init__(members)
+        self.size = size
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    dense: torch.Tensor
+    lengths: torch.Tensor
+
+
+FLOATS, COUNTS = torch.arange(12.0).view(4, 3), torch.arange(5)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        Batch(FLOATS, COUNTS),
+        Sized([FLOATS, COUNTS], size=2),
+        pack_sequence([torch.arange(12.0).view(4, 3), torch.ones(1, 3)]),
+        {"x": FLOATS, "y": [Batch(FLOATS, COUNTS)]},
+        (FLOATS.to_mkldnn().to_dense(), COUNTS),
+    ],
+    ids=lambda example: type(example).__name__,
+)
+def test_tensors_in_containers_of_any_class_are_converted_and_varied(example: Any) -> None:
+    instance = given((example,))
+    (first,), (other,) = instance.inputs(0).args, instance.inputs(1).args
+    assert type(first) is type(example)
+    for before, one, two in zip(*map(tensors_of, (example, first, other)), strict=True):
+        assert one is not two and one is not before
+        if before.is_floating_point():
+            assert one.dtype == torch.bfloat16 and not torch.equal(one, two)
+            assert torch.equal(one.float().flatten().sort().values, before.flatten().sort().values)
+        else:
+            assert torch.equal(one, before) and torch.equal(two, before)
+    if isinstance(example, PackedSequence):
+        assert first.batch_sizes.device.type == "cpu"
+
+
+def test_complex_numbers_are_varied_and_what_has_no_order_is_repeated() -> None:
+    waves = torch.polar(torch.arange(1.0, 7), torch.arange(6.0))
+    repeated = (torch.tensor([True, False]), torch.tensor(2.5), torch.empty(0, 3), torch.tensor([7.0]))
+    instance = given((waves, *repeated, torch.ones(3).expand(2, 3)))
+    first, other = instance.inputs(0).args, instance.inputs(1).args
+    assert first[0].dtype == torch.complex64 and not torch.equal(first[0], other[0])
+    for before, one, two in zip(repeated, first[1:], other[1:], strict=False):
+        assert one.shape == before.shape and one is not two
+        assert torch.equal(one.float(), before.float()) and torch.equal(one, two)
+
+
+def test_what_is_no_container_is_handed_on_as_it_is() -> None:
+    class Boxes:
+        def __init__(self) -> None:
+            self.corners = torch.ones(2, 4)
+
+    leaves = (None, "text", 3, numpy.ones(2, numpy.float32), Boxes())
+    made = given((FLOATS, *leaves)).inputs(0).args
+    assert all(one is leaf for one, leaf in zip(made[1:], leaves, strict=True))
+    assert made[5].corners.dtype == torch.float32
+
+
+class Copyless(list[Any]):
+    def __copy__(self) -> Copyless:
+        raise RuntimeError("no copies")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: (FLOATS, FLOATS.to_sparse()), r"a torch\.sparse_coo Tensor does not lie in memory as one array"),
+        (lambda: (FLOATS.to_sparse_csr(),), r"a torch\.sparse_csr Tensor does not"),
+        (lambda: {"x": Batch(FLOATS.to_mkldnn(), COUNTS)}, r"a torch\._mkldnn Tensor does not"),
+        (lambda: (torch.nested.nested_tensor([FLOATS, FLOATS]),), r"a nested Tensor does not"),
+        (lambda: (torch.nested.nested_tensor([FLOATS], layout=torch.jagged),), r"a nested NestedTensor does not"),
+        (lambda: (torch.quantize_per_tensor(FLOATS, 1.0, 0, torch.quint8),), r"a quantized Tensor does not"),
+        (lambda: (FLOATS, (each for each in [FLOATS])), r"a generator can be read only once"),
+        (lambda: {"x": FLOATS, "y": zip([1], [2], strict=True)}, r"a zip can be read only once"),
+        (lambda: (Copyless([FLOATS]),), r"a Copyless cannot be given other tensors \(RuntimeError: no copies\)"),
+        (lambda: (numpy.ones(3),), r"there is no tensor in a tuple"),
+        (lambda: None, r"there is no tensor in a NoneType"),
+    ],
+)
+def test_example_inputs_of_which_no_others_can_be_made_are_refused_by_their_type(
+    make: Callable[[], Any], words: str
+) -> None:
+    with pytest.raises(TorchBenchRefuses, match=rf"given_any gives example inputs that cannot be varied: {words}"):
+        given(make())
+
+
 def test_a_model_whose_class_gives_no_batch_says_so_and_has_its_own() -> None:
     row = find("torchbench:extended")
     assert row.batch == 1
@@ -279,8 +382,8 @@ def test_a_model_for_inference_only_has_no_training_row() -> None:
     [
         ("no_training_inside-train", r"no_training_inside has no test 'train' on cpu: .*Training is not implemented"),
         ("without_get_module", r"without_get_module hands out no module: AttributeError"),
-        ("loads_data", r"loads_data gives a DataLoader as example inputs, in which there is no tensor"),
-        ("given_nothing", r"given_nothing gives a tuple as example inputs, in which there is no tensor"),
+        ("loads_data", r"loads_data gives example inputs that cannot be varied: there is no tensor in a DataLoader"),
+        ("given_nothing", r"given_nothing gives example .*: there is no tensor in a tuple"),
         ("a_pipeline", r"a_pipeline hands out a object and no nn\.Module"),
     ],
 )

@@ -20,6 +20,17 @@ from suite.matrix import select_workloads
 
 POISON = 'raise SystemExit("listing imports nothing")\n'
 
+SPARSE = """
+import torch
+from ...util.model import BenchmarkModel
+
+class Model(BenchmarkModel):
+    DEFAULT_EVAL_BSIZE = 3
+
+    def get_module(self):
+        return torch.nn.Linear(3, 3), (torch.eye(3).to_sparse(),)
+"""
+
 CLASSES = {
     "Both": "class Model:\n    DEFAULT_EVAL_BSIZE = 3\n    DEFAULT_TRAIN_BSIZE: int = 5\n",
     "eval_only": "class Other:\n    DEFAULT_TRAIN_BSIZE = 9\nclass Model:\n    DEFAULT_EVAL_BSIZE = 2\n",
@@ -132,6 +143,8 @@ def test_a_run_records_what_cannot_run_with_its_reason_and_measures_the_rest(tmp
     (models / "needs_more").mkdir()
     source = "import package_that_nobody_has\nclass Model:\n    DEFAULT_EVAL_BSIZE = 1\n"
     (models / "needs_more" / "__init__.py").write_text(source)
+    (models / "sparse_inputs").mkdir()
+    (models / "sparse_inputs" / "__init__.py").write_text(SPARSE)
     out = tmp_path / "run"
     command = [sys.executable, "-P", "-m", "suite", "run", "--set", "torchbench", "--modes", "eager", "--out", str(out)]
     options = ["--device", "cpu", "--size", "tiny", "--samples", "5", "--warm-up", "1"]
@@ -143,6 +156,9 @@ def test_a_run_records_what_cannot_run_with_its_reason_and_measures_the_rest(tmp
     failed = cells.pop("torchbench:needs_more")
     assert failed.status == "model_fail_to_load"
     assert "package_that_nobody_has" in (failed.error or "")
+    refused = cells.pop("torchbench:sparse_inputs")
+    assert refused.status == "model_fail_to_load"
+    assert "sparse_inputs gives example inputs that cannot be varied: a torch.sparse_coo" in (refused.error or "")
     assert {name: cell.status for name, cell in cells.items()} == {
         "torchbench:ranking_net": "pass",
         "torchbench:ranking_net-train": "pass",

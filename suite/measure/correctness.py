@@ -62,9 +62,9 @@ from typing import Any
 
 import torch
 
-from models.instance import Instance, tensors_of
+from models.instance import Instance
+from models.nests import map_tensors, tensors_of
 from models.registry import AUTOCAST_POLICIES, Inputs
-from optimizations import torch_internals
 from suite.iteration import full_precision, iteration
 from suite.measure.compare import errors, misshapen
 from suite.measure.mixed_inputs import result_of_other_inputs
@@ -426,7 +426,7 @@ def widened(instance: Instance, inputs: Inputs, wider: torch.dtype) -> tuple[Ins
         narrow = tensor.is_floating_point() and tensor.element_size() < wider.itemsize
         return tensor.to(wider) if narrow else tensor.clone()
 
-    args, kwargs = torch_internals.pytree.tree_map_only(torch.Tensor, widen, (inputs.args, dict(inputs.kwargs)))
+    args, kwargs = map_tensors((inputs.args, dict(inputs.kwargs)), widen)
     precise = replace(
         instance,
         module=copy.deepcopy(instance.module).to(wider),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from models.instance import Instance
+from models.nests import attributes_of
 from models.registry import Inputs
 from optimizations import torch_internals
 from suite.iteration import Iterate, seed_all
@@ -166,8 +167,9 @@ def _bits(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 def named_tensors(value: Any, *, numbers: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors and numbers in `value` with the path to each, as "['logits']" or "[0].layers[2].keys".
 
-    Containers are what PyTorch's pytree knows (also the output classes of transformers); other objects, such as key
-    and value caches, are looked into by their attributes. A number comes as a 0-dim tensor, if `numbers` are wanted.
+    Containers are what PyTorch's pytree knows (also the output classes of transformers), and lists, tuples and dicts of
+    classes of one's own; other objects, such as key and value caches, are looked into by their attributes. A number
+    comes as a 0-dim tensor, if `numbers` are wanted.
     """
     yield from _walk(value, "", set(), numbers)
 
@@ -181,10 +183,20 @@ def _walk(value: Any, path: str, seen: set[int], numbers: bool) -> Iterator[tupl
         elif isinstance(leaf, (bool, int, float, complex)):
             if numbers:
                 yield name, torch.tensor(leaf)
-        elif hasattr(leaf, "__dict__") and not isinstance(leaf, type) and id(leaf) not in seen:
+        elif not isinstance(leaf, type) and id(leaf) not in seen:
             seen.add(id(leaf))
-            for attribute, member in vars(leaf).items():
-                yield from _walk(member, f"{name}.{attribute}", seen, numbers)
+            for step, member in _inside(leaf):
+                yield from _walk(member, name + step, seen, numbers)
+
+
+def _inside(value: Any) -> Iterator[tuple[str, Any]]:
+    """What is in an object that pytree does not look into, such as a list of a class of its own, and the way to it."""
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", member) for key, member in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"[{index}]", member) for index, member in enumerate(value))
+    attributes = attributes_of(value) or getattr(value, "__dict__", {})
+    yield from ((f".{name}", member) for name, member in attributes.items())
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
