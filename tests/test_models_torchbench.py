@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -397,22 +398,44 @@ GLOBAL: dict[str, Callable[[], Any]] = {
     "default device": torch.get_default_device,
     "default dtype": torch.get_default_dtype,
     "gradients": torch.is_grad_enabled,
+    "threads": torch.get_num_threads,
     "matmul precision": torch.get_float32_matmul_precision,
+    "convolution precision": lambda: torch.backends.cudnn.allow_tf32,
     "deterministic": torch.are_deterministic_algorithms_enabled,
+    "deterministic warnings": torch.is_deterministic_algorithms_warn_only_enabled,
+    "cudnn enabled": lambda: torch.backends.cudnn.enabled,
     "cudnn benchmark": lambda: torch.backends.cudnn.benchmark,
     "cudnn deterministic": lambda: torch.backends.cudnn.deterministic,
     "flash attention": torch.backends.cuda.flash_sdp_enabled,
+    "memory-efficient attention": torch.backends.cuda.mem_efficient_sdp_enabled,
+    "attention of single operators": torch.backends.cuda.math_sdp_enabled,
+    "attention of cuDNN": torch.backends.cuda.cudnn_sdp_enabled,
     "anomaly": torch.is_anomaly_enabled,
     "working directory": Path.cwd,
+    "settings": lambda: os.environ.get("PYTORCH_OF_INCONSIDERATE"),
 }
 
 
-def test_what_a_model_sets_for_the_whole_process_is_put_back(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_model_sets_for_the_whole_process_is_put_back(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     before = {name: get() for name, get in GLOBAL.items()}
+    was_set: set[str] = set()
+    kept = torchbench._global_state_kept
+
+    @contextlib.contextmanager
+    def noting() -> Iterator[None]:
+        with kept():
+            yield
+            was_set.update(name for name, get in GLOBAL.items() if get() != before[name])
+
+    monkeypatch.setattr(torchbench, "_global_state_kept", noting)
     row = find("torchbench:inconsiderate")
     assert Path.cwd() == before["working directory"]
     instantiate(row, device="cpu", seed=0)
-    assert {name: get() for name, get in GLOBAL.items()} == before
+    for name, get in GLOBAL.items():
+        assert get() == before[name], name
+    assert was_set == GLOBAL.keys(), "what the model does not set is not tested here"
     torch.manual_seed(1)
     one = torch.rand(3)
     torch.manual_seed(2)
