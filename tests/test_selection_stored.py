@@ -15,6 +15,8 @@ import optimizations
 from optimizations.recording.budget import spent_at_once
 from optimizations.recording.examination import Examination
 from optimizations.recording.session import Stage
+from optimizations.selection.served import LOOK_EVERY
+from optimizations.selection.validity import ANOTHER_STREAM, RESTS_NOW, WINDOW
 
 __all__ = ["cuda_on_cpu", "make"]
 
@@ -60,6 +62,7 @@ def test_what_was_not_captured_again_for_a_stored_copy_is_when_that_is_void(
     run(again, 900, moving=change == "stream")
     report = selection(again)
     assert report.source == "measured"
+    assert report.voided == (RESTS_NOW if change == "rests" else ANOTHER_STREAM,)
     assert [one.candidate for one in report.candidates] == ["none", "copy", "indirection"]
     assert (report.state, report.kept, report.outcome) == ("decided", "indirection", "faster")
     assert again.reports[0].off is None
@@ -247,6 +250,33 @@ def test_a_stored_verdict_on_several_is_void_where_inputs_of_the_first_rest_now(
     one, other = selection(first), selection(second)
     assert prices.timed > timed
     assert (one.group, one.state, one.source) == (other.group, "decided", "measured")
+    assert one.voided == other.voided == (RESTS_NOW,)
+
+
+def test_with_stored_verdicts_only_it_is_told_why_one_was_given_up(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    _, compiled = make(plain=50e-6)
+    run(compiled, 400)
+    _, again = make(mode="stored")
+    run(again, 200)  # the first look is where a stream is learned
+    cuda_on_cpu.stream += 1
+    run(again, 2 * LOOK_EVERY + 2 * WINDOW)
+    report = selection(again)
+    assert (report.state, report.reason) == ("off", f"the stored verdict does not hold: {ANOTHER_STREAM}")
+    assert report.voided == (ANOTHER_STREAM,)
+
+
+def test_stored_verdicts_that_are_given_up_count_for_the_bound(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    _, compiled = make()
+    run(compiled, 400)
+    prices, again = make()
+    timed = []
+    for stream in range(1, 7):
+        cuda_on_cpu.stream = stream
+        run(again, 2 * LOOK_EVERY + 400)
+        timed.append(prices.timed)
+    assert selection(again).state == "decided"
+    assert selection(again).voided == (ANOTHER_STREAM,) * 3
+    assert timed[0] < timed[1] < timed[2] < timed[3] == timed[4] == timed[5]
 
 
 def test_of_functions_that_are_alike_none_is_known_to_lead(make: Any, cuda_on_cpu: CudaOnCpu) -> None:

@@ -51,7 +51,7 @@ class SelectionReport:
         calls, measuring_s, excess_s: measured calls of the group, their time, and how much longer the program took
             than with the fastest candidate unmeasured. `waiting_s` of that is because the device was waited for, as
             estimated from a few iterations without.
-        voided: why earlier verdicts were given up.
+        voided: why earlier verdicts were given up, measured or stored.
         not_stored: why the verdict is not stored; None where it is, or there is none.
         budget_s: what `excess_s` may be for all groups of its compilation together; None where that is not known.
         kernels: of its graph; None where none was recorded, or it was not read.

@@ -5,8 +5,8 @@ any order (the device has not reached the end of a call yet), or never (a call t
 that lacks one does not count.
 
 Note [Void]. A verdict holds for the circumstances under which it was reached. `void` forgets it and all times, and
-measuring begins again; after `MOST_VOIDS` of them the next verdict stands whatever happens, or a program whose
-circumstances change all the time would be measured for ever.
+measuring begins again; after `MOST_VOIDS` of them, stored verdicts included, the next one stands whatever happens, or a
+program whose circumstances change all the time would be measured for ever.
 
 Note [First calls]. A candidate's first calls load kernels and allocate. So the rounds at the beginning give no
 candidate up, even where they use the whole budget up. The last candidate is the exception: it has served the program's

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from optimizations.selection.budget import Budget
-from optimizations.selection.selector import Selector, Spent
+from optimizations.selection.selector import MOST_VOIDS, Selector, Spent
 from optimizations.selection.settings import Settings
 
 MOST_RESTARTS = 8
@@ -78,6 +78,20 @@ class Series:
         """By all of them."""
         return self._earlier if self.selector is None else self.selector.spent
 
+    @property
+    def voided(self) -> tuple[str, ...]:
+        """Why verdicts were given up, measured or stored."""
+        return self._voided if self.selector is None else tuple(self.selector.voided)
+
+    def void(self, reason: str) -> bool:
+        """A verdict is given up, measured or stored, and with it all times; False where that is not done any more."""
+        if self.selector is not None:
+            return self.selector.void(reason)
+        if len(self._voided) >= MOST_VOIDS:
+            return False
+        self._voided += (reason,)
+        return True
+
     def forget_times(self) -> None:
         """What was measured does not count any more; what it cost does."""
         if self.selector is not None:
@@ -95,7 +109,8 @@ class Series:
         self._earlier = self._earlier.plus(other._earlier)
         self._budget.take_over(other._budget)
         self._recording_s += other._recording_s
-        self._voided += other._voided
+        # A verdict that was stored for both was given up by both.
+        self._voided += tuple(reason for reason in other._voided if reason not in self._voided)
         self._calls_without_verdict += other._calls_without_verdict
         self.restarts = max(self.restarts, other.restarts)
 

@@ -161,15 +161,16 @@ class Served:
         """The verdict that was stored for functions together, of which some may be here, does not hold. As
         `give_way`."""
         if self.state == "decided" and self.stored is not None and self.stored.is_with(stored):
+            self._series.void(reason)
             self.stored, self._stored_void = None, True
             self._stop_measuring(reason)
 
     def _void(self, reason: str) -> bool:
         """Give the verdict up; False where it stands."""
-        if self.stored is None and self.selector is not None:
-            if not self.selector.void(reason):
-                return False
-        elif self.members.settings[0].mode == "stored":
+        was_measured = self.stored is None and self.selector is not None
+        if not self._series.void(reason):
+            return False
+        if not was_measured and self.members.settings[0].mode == "stored":
             self._off(f"the stored verdict does not hold: {reason}")
             return True
         self._stored_void = self._stored_void or self.stored is not None
@@ -260,6 +261,7 @@ class Served:
             self._objective,
             self.selector,
             self._series.spent,
+            self._series.voided,
             self.decision,
             self.stored,
             self.not_stored,
