@@ -179,7 +179,7 @@ def _lines(key: str, verdict: StoredVerdict) -> list[str]:
         time = verdict.median_s.get(candidate)
         text = "not measured" if time is None else f"{time * 1e6:,.1f} us"
         lines.append(f"  {candidate:<12} {text}{_ratio(verdict, candidate)}")
-    moved = "moved" if verdict.moving else "did not move"
+    moved = "moved" if what.moving else "did not move"
     lines += [
         f"  measured on {verdict.calls} calls in {verdict.measuring_s:.2f} s, {verdict.excess_s:.2f} s of them more "
         "than the fastest way would have taken",

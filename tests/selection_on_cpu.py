@@ -159,7 +159,7 @@ def ranks(count: int) -> Iterator[None]:
 def pair(make: Any, cuda: CudaOnCpu, **keywords: Any) -> tuple[Prices, Compiled, Compiled]:
     """Two functions, and the second reads what the first returns."""
     prices, first = make(model=Model(cuda), digest="d" * 64, **keywords)
-    _, second = make(model=Model(cuda), digest="e" * 64)
+    _, second = make(model=Model(cuda), digest="e" * 64, **keywords)
     return prices, first, second
 
 

@@ -9,8 +9,8 @@ from optimizations.selection.verdict import Circumstances, Compared, StoredVerdi
 GRAPH, OTHER = "a" * 64, "b" * 64
 
 
-def where(graph: str = GRAPH, **changes: str) -> Circumstances:
-    known = {
+def where(graph: str = GRAPH, **changes: Any) -> Circumstances:
+    known: dict[str, Any] = {
         "graph": graph,
         "options": "indirection=auto",
         "objective": "latency",
@@ -19,6 +19,7 @@ def where(graph: str = GRAPH, **changes: str) -> Circumstances:
         "host": "a processor",
         "torch": "2.11.0",
         "encore": "0.1.0+1234",
+        "moving": True,
     }
     return Circumstances.model_validate({**known, **changes})
 
@@ -36,7 +37,6 @@ def verdict(circumstances: Circumstances | None = None, **changes: Any) -> Store
             Compared(candidate="indirection", ratio=1.0, low=None, high=1.01, rounds=12),
         ),
         "median_s": {"none": 150e-6, "copy": 100e-6, "indirection": 100.5e-6},
-        "moving": True,
         "leads": True,
         "calls": 156,
         "measuring_s": 0.02,

@@ -237,6 +237,26 @@ def test_what_ranks_agreed_on_by_stored_verdicts_is_looked_at(make: Any, rank: R
         assert (report.state, report.source) != ("decided", "stored"), "inputs moved when it was stored"
 
 
+@pytest.mark.parametrize("mode", ["measure", "stored"])
+def test_a_rank_whose_inputs_rest_now_votes_by_the_verdict_for_that(make: Any, rank: Rank, mode: str) -> None:
+    rank.count = 1
+    for moving, plain in ((False, 5e-6), (True, 50e-6)):
+        prices, compiled = make(plain=plain)
+        run(compiled, 900, moving=moving)
+    rank.count = 2
+    timed = prices.timed
+    _, again = make(mode=mode)
+    run(again, 30)
+    rank.vote(["a" * 64], none=60.0, copy=16.0)
+    run(again, 80)
+    assert (selection(again).state, selection(again).kept) == ("decided", "copy")
+    run(again, 2 * LOOK_EVERY + 4 * WINDOW, moving=False)
+    assert again.functions[0].member.group.stored.kept == "none", "what this rank voted by"
+    rank.vote(["a" * 64], none=15.0, copy=16.0)
+    run(again, 80, moving=False)
+    assert (selection(again).state, prices.timed) == ("decided", timed)
+
+
 def test_without_a_stored_verdict_the_option_stored_selects_nothing_on_any_rank(make: Any, rank: Rank) -> None:
     _, compiled = make(mode="stored", digest="c" * 64)
     run(compiled, 60)

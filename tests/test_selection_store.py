@@ -63,7 +63,8 @@ def spoilt(content: bytes) -> list[tuple[str, bytes, str]]:
         ("of another program", b'{"name": "x"}', "not a verdict of Encore's"),
         ("a list", b"[1, 2]", "not a verdict of Encore's"),
         ("deep", b"[" * 100_000, "not JSON"),
-        ("of a later version", sealed({**whole, "version": 4}), "version 4"),
+        ("of a later version", sealed({**whole, "version": 5}), "version 5"),
+        ("of the version before", sealed({**whole, "version": 3, "moving": True}), "version 3"),
         ("with a time below zero", sealed({**whole, "median_s": {"copy": -1.0}}), "median_s"),
         ("with a time that is none", sealed({**whole, "median_s": {"copy": math.nan}}), "median_s"),
         ("with times of a stranger", sealed({**whole, "median_s": {"fast": 1.0}}), "times are of"),
@@ -86,7 +87,7 @@ def spoilt(content: bytes) -> list[tuple[str, bytes, str]]:
     ]
 
 
-@pytest.mark.parametrize("index", range(22))
+@pytest.mark.parametrize("index", range(23))
 def test_damaged_and_foreign_files_are_ignored_with_a_reason(
     verdicts: VerdictStore, caplog: pytest.LogCaptureFixture, index: int
 ) -> None:

@@ -16,7 +16,7 @@ from optimizations.recording.budget import spent_at_once
 from optimizations.recording.examination import Examination
 from optimizations.recording.session import Stage
 from optimizations.selection.served import LOOK_EVERY
-from optimizations.selection.validity import ANOTHER_STREAM, RESTS_NOW, WINDOW
+from optimizations.selection.validity import ANOTHER_STREAM, MOVES_NOW, RESTS_NOW, WINDOW
 
 __all__ = ["cuda_on_cpu", "make"]
 
@@ -300,3 +300,93 @@ def test_of_functions_that_are_alike_none_is_known_to_lead(make: Any, cuda_on_cp
         del result
     for one in (selection(first), selection(second)):
         assert (one.state, one.kept, one.source, one.voided) == ("decided", "none", "stored", ())
+
+
+# One verdict where inputs move, and one where they do not
+
+
+LOOKED = 2 * LOOK_EVERY + 4 * WINDOW
+"""Calls of a function after which it was looked whether its inputs move."""
+
+
+def test_programs_whose_inputs_move_and_rest_do_not_undo_each_others_verdicts(make: Any) -> None:
+    """One serves batches as they come, and one from a buffer of its own. Both run again and again."""
+    timed = []
+    for process in range(6):
+        prices, compiled = make(plain=5e-6 if process % 2 else 50e-6)
+        run(compiled, 900, moving=process % 2 == 0)
+        timed.append(prices.timed)
+        report = selection(compiled)
+        assert (report.state, report.kept) == ("decided", "none" if process % 2 else "copy")
+        if process > 1:
+            assert report.source == "stored"
+            assert report.voided in ((), (RESTS_NOW,), (MOVES_NOW,))
+    assert 0 < timed[0] < timed[1] == timed[2] == timed[5]
+
+
+@pytest.mark.parametrize("first", ["moving", "resting"])
+@pytest.mark.parametrize("mode", ["measure", "stored"])
+def test_a_verdict_for_inputs_that_move_is_there_when_they_do(make: Any, mode: str, first: str) -> None:
+    """With stored verdicts only, selection stays on."""
+    prices, compiled = make(plain=50e-6)
+    run(compiled, 400, moving=first == "moving")
+    prices.plain = 5e-6
+    run(compiled, 900, moving=first != "moving")
+    assert (selection(compiled).kept, selection(compiled).not_stored) == ("none", None)
+    timed = prices.timed
+    _, again = make(mode=mode)
+    for moving in (True, False, True):
+        run(again, LOOKED, moving=moving)
+        report = selection(again)
+        assert (report.state, report.source) == ("decided", "stored")
+        assert report.kept == ("copy" if moving == (first == "moving") else "none")
+    assert prices.timed == timed
+    assert selection(again).voided == (RESTS_NOW, MOVES_NOW)
+
+
+def test_inputs_that_move_and_rest_in_turn_do_not_change_verdicts_for_ever(make: Any) -> None:
+    """Each change records graphs again, or frees them."""
+    prices, compiled = make(plain=50e-6)
+    run(compiled, 400)
+    prices.plain = 5e-6
+    run(compiled, 900, moving=False)
+    _, again = make()
+    kept = []
+    for turn in range(8):
+        run(again, LOOKED + 1024, moving=turn % 2 == 0)
+        kept.append(selection(again).kept)
+    assert kept == ["copy", "none", "copy", "none", "none", "none", "none", "none"]
+    assert selection(again).voided == (RESTS_NOW, MOVES_NOW, RESTS_NOW)
+
+
+@pytest.mark.parametrize(("plain", "other_plain"), [(5e-6, 50e-6), (50e-6, 5e-6), (50e-6, 50e-6), (5e-6, 5e-6)])
+@pytest.mark.parametrize("mode", ["measure", "stored"])
+def test_functions_that_were_judged_together_change_to_the_other_verdict_together(
+    make: Any, cuda_on_cpu: CudaOnCpu, plain: float, other_plain: float, mode: str
+) -> None:
+    """Without graphs they are groups of their own, and only the first one's inputs tell."""
+    for moving, price in ((True, plain), (False, other_plain)):
+        prices, first, second = pair(make, cuda_on_cpu, plain=price)
+        run_apart(first, second, 1200, moving=moving)
+    timed = prices.timed
+    prices, first, second = pair(make, cuda_on_cpu, mode=mode)
+    for moving, price in ((True, plain), (False, other_plain), (True, plain)):
+        run_apart(first, second, LOOKED, moving=moving)
+        for one in (selection(first), selection(second)):
+            assert (one.state, one.source) == ("decided", "stored"), one
+            assert one.kept == ("none" if price == 5e-6 else "copy")
+    assert prices.timed == timed
+
+
+def test_a_verdict_of_another_program_on_one_of_several_leads_to_that_on_all(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    """The first function alone, whose inputs move, and both together with inputs that rest: each has its verdict."""
+    prices, alone = make(model=Model(cuda_on_cpu), digest="d" * 64, plain=50e-6, copied_byte=1e-7)
+    run(alone, 600)
+    assert selection(alone).kept == "indirection"
+    timed = []
+    for _ in range(3):
+        prices, first, second = pair(make, cuda_on_cpu, plain=50e-6, copied_byte=0.0)
+        run_apart(first, second, 1200, moving=False)
+        assert (selection(second).state, selection(second).kept) == ("decided", "copy")
+        timed.append(prices.timed)
+    assert timed[0] == timed[2]

@@ -88,6 +88,10 @@ class Group(Voting):
                 self._follow(other)
                 self.members.rest(LOOK_EVERY)
                 return
+            # Either may have found a verdict of another program's. One on all of them may be there, too.
+            found = self.stored or other.stored
+            self._asks_store = self._asks_store or other._asks_store or found is not None
+            self._may_be_stored = tuple(one for one in self._may_be_stored if one in other._may_be_stored)
             self.stored = None
             self._series.take_over(other._series)
             if off is not None:
@@ -190,6 +194,8 @@ class Group(Voting):
             self._look(member, inputs)
             return None
         if self.state == "off":
+            return None
+        if self._asked_store():
             return None
         if self._is_another_thread(member):
             self._off(SEVERAL_THREADS)
@@ -410,7 +416,7 @@ class Group(Voting):
         if found is not None and len(found.group) > 1:
             for other in _GROUPS.alive():
                 if other is not self:
-                    other.void_with(found, reason)
+                    other.void_with(found, reason, self._may_be_stored)
         return True
 
 

@@ -53,7 +53,7 @@ def _code_digest(path: str, mtime_ns: int, size: int, read: Callable[[str], str]
 
 
 def circumstances(graph: str, options: str, objective: Any, device_index: int) -> Circumstances:
-    """What a verdict about this graph holds for, on this machine."""
+    """What a verdict about this graph holds for, on this machine, if inputs do not move."""
     return Circumstances(
         graph=graph,
         options=options,
@@ -63,6 +63,7 @@ def circumstances(graph: str, options: str, objective: Any, device_index: int) -
         host=_processor(),
         torch=torch.__version__,
         encore=_encore(),
+        moving=False,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from optimizations.selection.selector import Selector
@@ -16,25 +16,42 @@ NO_SOURCE = "the source of a function cannot be read"
 """Why a verdict is not stored: it would have no name."""
 
 
-def stored_for(member: Member, candidates: Sequence[str]) -> StoredVerdict | None:
-    """The verdict that holds for a function here and now, if it keeps one of these candidates."""
+EITHER = (True, False)
+"""Whether inputs move is not known before they were seen. Which verdict is tried first must be the same for all
+functions that were judged together."""
+
+
+def stored_for(member: Member, candidates: Sequence[str], moving: Sequence[bool] = EITHER) -> StoredVerdict | None:
+    """The verdict that holds for a function here and now, if it keeps one of these candidates: for the first of these
+    values of `Circumstances.moving` that has one."""
     if member.circumstances is None:
         return None
-    found = member.settings.store.get(member.circumstances)
-    return found if found is not None and found.kept in candidates else None
+    for value in moving:
+        found = member.settings.store.get(member.circumstances.with_inputs(moving=value))
+        if found is not None and found.kept in candidates:
+            return found
+    return None
 
 
-def stored_together(members: Sequence[Member], candidates: Sequence[str]) -> tuple[Member, StoredVerdict] | None:
-    """The verdict on exactly these functions together, as it is stored for the one that an iteration begins with; for
-    the first where that is not known."""
+def stored_together(
+    members: Iterable[Member], candidates: Sequence[str], moving: Sequence[bool], *, exactly: bool = False
+) -> tuple[Member, StoredVerdict] | None:
+    """The one verdict that is stored for each of these functions, as it is for the one that an iteration begins with;
+    for the first where that is not known. It may be on more functions than these; not so with `exactly`."""
+    members = list(members)
     graphs = sorted({one.circumstances.graph for one in members if one.circumstances is not None})
-    known = []
-    for member in members:
-        found = stored_for(member, candidates)
-        if found is None or list(found.group) != graphs or found.kept not in found.median_s:
-            return None
-        known.append((member, found))
-    return next((one for one in known if one[1].leads), known[0]) if known else None
+    for value in moving:
+        known: list[tuple[Member, StoredVerdict]] = []
+        for member in members:
+            found = stored_for(member, candidates, (value,))
+            if found is None or (known and not found.is_with(known[0][1])):
+                break
+            if exactly and (list(found.group) != graphs or found.kept not in found.median_s):
+                break
+            known.append((member, found))
+        if known and len(known) == len(members):
+            return next((one for one in known if one[1].leads), known[0])
+    return None
 
 
 def store(members: Sequence[Member], selector: Selector, *, leader: int | None, moving: bool) -> str | None:
@@ -51,14 +68,13 @@ def store(members: Sequence[Member], selector: Selector, *, leader: int | None, 
     graphs = tuple(sorted({one.graph for one in known}))
     verdicts = [
         StoredVerdict(
-            circumstances=one,
+            circumstances=one.with_inputs(moving=moving),
             group=graphs,
             candidates=selector.candidates,
             kept=decision.kept,
             outcome=decision.outcome,
             compared=compared(decision),
             median_s=selector.medians,
-            moving=moving,
             leads=member.serial == leader and known.count(one) == 1,
             calls=spent.calls,
             measuring_s=spent.seconds,

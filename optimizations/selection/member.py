@@ -94,7 +94,7 @@ class Member:
         pause: calls that are served without a look.
         plainly: whether calls are served without a graph.
         turn: held by whoever calls the function's graphs, or changes how they are served. Note [Locks] in `group`.
-        circumstances: what a verdict on it holds for; None where its source cannot be read.
+        circumstances: what a verdict on it holds for, if inputs do not move; None where its source cannot be read.
     """
 
     def __init__(

@@ -17,14 +17,14 @@ from optimizations.selection import ranks
 from optimizations.selection.budget import total_s
 from optimizations.selection.decide import Decision
 from optimizations.selection.description import describe
-from optimizations.selection.keeping import stored_for
+from optimizations.selection.keeping import EITHER, stored_for, stored_together
 from optimizations.selection.leading import Leading
 from optimizations.selection.measurement import Measurement
 from optimizations.selection.members import CANDIDATES, FOR_EVER, UNSELECTED, Members, candidate
 from optimizations.selection.memory import Borrowed
 from optimizations.selection.selector import Selector
 from optimizations.selection.series import Series
-from optimizations.selection.validity import Circumstances
+from optimizations.selection.validity import MOVES_NOW, RESTS_NOW, Circumstances
 from optimizations.selection.verdict import StoredVerdict
 from optimizations.selection.way import WAY
 
@@ -67,7 +67,8 @@ class Served:
         self._series = Series()
         self._memory = Borrowed()
         self._together = ranks.Together()
-        self._stored_void = False
+        self._may_be_stored: tuple[bool, ...] = EITHER  # what may hold, by whether inputs move
+        self._asks_store = False
         self._pauses = self._resting = 0
         self._rested: Counter[int] = Counter()
         self._followed: weakref.WeakKeyDictionary[Followed, int] | None = None
@@ -144,38 +145,58 @@ class Served:
 
     def _look_in_store(self, member: Member) -> None:
         found = stored_for(member, CANDIDATES) if ranks.count() == 1 else None
-        if found is None:
-            return
-        self.stored = found
+        if found is not None:
+            self._take_stored(member, found)
+
+    def _take_stored(self, member: Member, found: StoredVerdict) -> None:
+        """A verdict that was stored for this member, and for the others."""
+        self.stored, self.not_stored = found, None
         if found.leads:  # of others it is not known whether their inputs moved
-            self._circumstances.moving = found.moving
+            self._circumstances.moving = found.circumstances.moving
             self._leader = member.serial
         self._take(Decision(found.kept, found.outcome, (), frozenset()))
+
+    @property
+    def _moving(self) -> list[bool]:
+        """Values of `Circumstances.moving` for which the store is asked. What was seen last comes first."""
+        return sorted(self._may_be_stored, key=lambda one: one is not self._circumstances.moving)
+
+    def _asked_store(self) -> bool:
+        """Whether the store, if it is to be asked before this group is measured, has a verdict, which serves now."""
+        asks, self._asks_store = self._asks_store, False
+        found = stored_together(self.members, CANDIDATES, self._moving) if asks and ranks.count() == 1 else None
+        if found is not None:
+            self._take_stored(*found)
+        return found is not None
 
     def _follow(self, other: Served) -> None:
         """Look where the other group looked, if an iteration begins there. Both are served by one stored verdict."""
         if other.stored is not None and other.stored.leads:
             self.stored, self._leader, self._circumstances = other.stored, other._leader, other._circumstances
 
-    def void_with(self, stored: StoredVerdict, reason: str) -> None:
+    def void_with(self, stored: StoredVerdict, reason: str, may_be_stored: tuple[bool, ...]) -> None:
         """The verdict that was stored for functions together, of which some may be here, does not hold. As
         `give_way`."""
         if self.state == "decided" and self.stored is not None and self.stored.is_with(stored):
             self._series.void(reason)
-            self.stored, self._stored_void = None, True
+            self.stored = None
+            self._may_be_stored, self._asks_store = may_be_stored, True
             self._stop_measuring(reason)
 
     def _void(self, reason: str) -> bool:
-        """Give the verdict up; False where it stands."""
+        """Give the verdict up; False where it stands. Where inputs move or rest now, one for that may be stored."""
         was_measured = self.stored is None and self.selector is not None
         if not self._series.void(reason):
             return False
-        if not was_measured and self.members.settings[0].mode == "stored":
-            self._off(f"the stored verdict does not hold: {reason}")
-            return True
-        self._stored_void = self._stored_void or self.stored is not None
         self.stored = None
-        self._wait(reason)
+        self._may_be_stored = {MOVES_NOW: (True,), RESTS_NOW: (False,)}.get(reason, ())
+        other = stored_together(self.members, CANDIDATES, self._moving)
+        if other is not None and ranks.count() == 1:
+            self._take_stored(*other)
+        elif other is None and not was_measured and self.members.settings[0].mode == "stored":
+            self._off(f"the stored verdict does not hold: {reason}")
+        else:
+            self._wait(reason)
         return True
 
     def _lose_turn(self) -> None:

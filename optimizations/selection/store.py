@@ -1,7 +1,8 @@
 """Verdicts on disk: a folder with one file per graph and circumstances, named by their digest.
 
 Files are written atomically, so processes may share the folder: a reader finds a whole verdict or none. Two processes
-that measure the same graph both write; the later one stays, and either is right. A file that is damaged, of another
+that measure the same graph both write; the later one stays, and either is right. Where inputs move in one and rest in
+the other, each has a file of its own. A file that is damaged, of another
 version, or of other circumstances than its name says is left alone and counts for nothing; why is logged, and listed
 by `encore decisions`.
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from optimizations.selection.decide import Decision, EndedBy
 
 FORMAT: Literal["encore verdict"] = "encore verdict"
-VERSION: Literal[3] = 3
+VERSION: Literal[4] = 4
 
 CHECKSUM = "checksum"
 """The name of the checksum's field in the file. The verdict's own fields stand next to it."""
@@ -33,7 +33,8 @@ class _Record(BaseModel):
 class Circumstances(_Record):
     """What a verdict holds for. `graph` is a digest of the generated code, `options` of what else decides how it runs.
 
-    `objective` is what was measured: host time to completion, or time back to back.
+    `objective` is what was measured: host time to completion, or time back to back. `moving` is whether addresses of
+    inputs moved from call to call, of the graph that an iteration begins with.
     """
 
     graph: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -44,6 +45,11 @@ class Circumstances(_Record):
     host: str
     torch: str
     encore: str
+    moving: bool
+
+    def with_inputs(self, *, moving: bool) -> Circumstances:
+        """The same, where inputs move or where they do not."""
+        return self.model_copy(update={"moving": moving})
 
 
 class Compared(_Record):
@@ -66,8 +72,7 @@ class StoredVerdict(_Record):
         circumstances: what it holds for; the file's name is their digest.
         group: digests of all graphs that were judged together, sorted; this one's is among them.
         candidates: simplest first; `kept` is one of them.
-        moving: whether addresses of inputs moved from call to call, of the graph that an iteration begins with.
-        leads: whether that is this one.
+        leads: whether this is the graph that an iteration begins with.
         calls, measuring_s, excess_s: what measuring took; see `selector.Spent`.
         rounds, ended_by: what it was decided on, and why measuring ended then; see `report.selection.SelectionReport`.
         median_s: median time of an iteration by candidate, in seconds.
@@ -75,7 +80,7 @@ class StoredVerdict(_Record):
     """
 
     format: Literal["encore verdict"] = FORMAT
-    version: Literal[3] = VERSION
+    version: Literal[4] = VERSION
     circumstances: Circumstances
     group: tuple[str, ...]
     candidates: tuple[str, ...]
@@ -83,7 +88,6 @@ class StoredVerdict(_Record):
     outcome: Literal["faster", "same", "unresolved"]
     compared: tuple[Compared, ...]
     median_s: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
-    moving: bool
     leads: bool
     calls: int = Field(ge=0)
     measuring_s: float = Field(ge=0, allow_inf_nan=False)

@@ -27,12 +27,12 @@ class Voting(Served):
     def _vote_as_stored(self, members: Sequence[Member]) -> None:
         """Vote for what this rank found when it was alone, if there is such a verdict. With the option "stored" a rank
         without one selects nothing."""
-        known = None if self._stored_void else stored_together(members, CANDIDATES)
+        known = stored_together(members, CANDIDATES, self._moving, exactly=True)
         if known is not None:
             member, self.stored = known
             found = self.stored
             self._leader = member.serial  # it looks at the ranks, too
-            self._circumstances.moving = found.moving if found.leads else None
+            self._circumstances.moving = found.circumstances.moving if found.leads else None
             decision = Decision(found.kept, found.outcome, (), frozenset())
             self._vote(decision, found.candidates, found.compared, found.median_s[found.kept])
         elif members[0].settings.mode == "stored":
