@@ -15,7 +15,9 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -358,6 +360,91 @@ def test_the_lock_of_an_editor_in_the_package_is_no_code(tmp_path: Path, monkeyp
     known = encore()
     (module.parent / ".#identity.py").symlink_to("somebody@somewhere.1234")
     assert encore() == known
+
+
+class Machine:
+    """What a verdict is found to hold for, on a machine that a test makes up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.properties: dict[str, Any] = {
+            "name": "NVIDIA H100", "major": 9, "minor": 0, "multi_processor_count": 132, "total_memory": 80 << 30,
+        }  # fmt: skip
+        self.files = {
+            "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159  Tue\n",
+            "/proc/cpuinfo": "processor\t: 0\nmodel name\t: a processor\n",
+        }
+        self.torch = "2.11.0"
+        self.release = "0.1.0"
+        self.code = folder / "optimizations" / "selection" / "identity.py"
+        self.code.parent.mkdir(parents=True)
+        self.code.write_text("code = 1\n")
+
+    def key(self, device_index: int = 0) -> str:
+        for one in (identity._gpu, identity.driver_version, identity._processor, identity._encore):
+            one.cache_clear()
+        read_text = Path.read_text
+
+        def read(path: Path, *arguments: Any, **keywords: Any) -> str:
+            return self.files[str(path)] if path.is_relative_to("/proc") else read_text(path, *arguments, **keywords)
+
+        def properties_of(index: int) -> Any:
+            return SimpleNamespace(**{**self.properties, "name": f"{self.properties['name']} {index or ''}"})
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(identity.torch.cuda, "get_device_properties", properties_of)
+            patch.setattr(Path, "read_text", read)
+            patch.setattr(identity.torch, "__version__", self.torch)
+            patch.setattr(identity, "version", lambda name: f"{self.release} of {name}")
+            patch.setattr(identity, "__file__", str(self.code))
+            return key_of(identity.circumstances(GRAPH, "indirection=auto", "latency", device_index))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    yield Machine(tmp_path)
+    for one in (identity._gpu, identity.driver_version, identity._processor, identity._encore):
+        one.cache_clear()
+
+
+def test_on_the_same_machine_a_verdict_has_the_same_name(machine: Machine, tmp_path: Path) -> None:
+    assert machine.key() == machine.key()
+    machine.files["/proc/cpuinfo"] += "cpu MHz\t: 2000\n\nprocessor\t: 1\nmodel name\t: a processor\n"
+    assert machine.key() == Machine(tmp_path / "another").key() != machine.key(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "to"),
+    [
+        ("name", "NVIDIA H200"),
+        ("major", 10),
+        ("minor", 1),
+        ("multi_processor_count", 114),
+        ("total_memory", 40 << 30),
+        ("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  590.1  Tue\n"),
+        ("/proc/cpuinfo", "model name\t: another processor\n"),
+        ("torch", "2.12.0"),
+        ("release", "0.2.0"),
+        ("code", "code = 2\n"),
+        ("a file more", "code = 1\n"),
+        ("a file's name", "renamed.py"),
+    ],
+)
+def test_each_of_what_decides_how_fast_a_graph_is_is_in_the_name(machine: Machine, change: str, to: Any) -> None:
+    """A verdict of another machine, or of the code before, must not be found."""
+    before = machine.key()
+    if change in machine.properties:
+        machine.properties[change] = to
+    elif change in machine.files:
+        machine.files[change] = to
+    elif change == "code":
+        machine.code.write_text(to)
+    elif change == "a file more":
+        (machine.code.parents[1] / "more.py").write_text(to)
+    elif change == "a file's name":
+        machine.code.rename(machine.code.with_name(to))
+    else:
+        setattr(machine, change, to)
+    assert machine.key() != before
 
 
 def test_the_driver_is_read_from_its_kernel_module(tmp_path: Path) -> None:
