@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import logging
 import math
@@ -107,6 +108,29 @@ def test_damaged_and_foreign_files_are_ignored_with_a_reason(
     assert path.read_bytes() == content, "somebody else's file is left alone"
     verdicts.put([verdict()])
     assert verdicts.get(where()) == verdict(), "and a new verdict takes its place"
+
+
+def test_of_a_large_file_no_more_is_read_than_shows_that_it_is_none(
+    verdicts: VerdictStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be larger than memory."""
+    verdicts.put([verdict()])
+    (path,) = verdicts.directory.iterdir()
+    content, read = path.read_bytes(), []
+
+    class Noted(io.BufferedReader):
+        def read(self, size: int | None = -1, /) -> bytes:
+            read.append(len(found := super().read(size)))
+            return found
+
+    monkeypatch.setattr(store.os, "fdopen", lambda descriptor, mode: Noted(io.FileIO(descriptor, mode)))
+    path.write_bytes(content.ljust(store.MOST_BYTES))
+    assert verdicts.get(where()) == verdict()
+    os.truncate(path, 4 * store.MOST_BYTES)
+    read.clear()
+    (found,) = verdicts.list()
+    assert found.ignored == f"it is larger than {store.MOST_BYTES} bytes"
+    assert read == [store.MOST_BYTES + 1]
 
 
 @pytest.mark.parametrize("field", ["version", "kept"])
@@ -456,7 +480,31 @@ def test_the_driver_is_read_from_its_kernel_module(tmp_path: Path) -> None:
     file_of_old = tmp_path / "old"
     file_of_old.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
     assert identity.driver_version(file_of_old) == "535.104.05"
-    assert identity.driver_version(tmp_path / "none") == "unknown"
+
+
+def test_without_a_file_of_the_kernel_module_nvml_is_asked_for_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def refuse() -> None:
+        raise RuntimeError("there is no driver")
+
+    nvml = SimpleNamespace(
+        init_v2=lambda: begun.append(1), shutdown=begun.pop, system_get_driver_version=lambda: "591.44"
+    )
+    for index, (bindings, version) in enumerate([
+        (SimpleNamespace(nvml=nvml), "591.44"),
+        (SimpleNamespace(nvml=SimpleNamespace(init_v2=refuse)), "unknown"),
+        (SimpleNamespace(), "unknown"),
+        (None, "unknown"),
+    ]):  # fmt: skip
+        monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+        assert identity.driver_version(tmp_path / f"none {index}") == version
+        unclear = tmp_path / f"unclear {index}"
+        unclear.write_text("NVRM version: none\n")
+        assert identity.driver_version(unclear) == version
+    assert begun == [], "it was shut down"
 
 
 def test_a_program_that_changes_its_folder_finds_its_verdicts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

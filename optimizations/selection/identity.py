@@ -78,12 +78,26 @@ def _gpu(device_index: int) -> str:
 
 @functools.cache
 def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """The version of the NVIDIA driver; "unknown" where its kernel module does not tell."""
+    """The version of the NVIDIA driver, from its kernel module, else from NVML; "unknown" where neither tells."""
     try:
         found = _DRIVER.search(path.read_text(errors="replace"))
     except OSError:
         found = None
-    return found[1] if found else "unknown"
+    return found[1] if found else _driver_by_nvml() or "unknown"
+
+
+def _driver_by_nvml() -> str | None:
+    """Where the module has no such file, as under Windows. It comes with PyTorch, but not with each release of it."""
+    try:
+        from cuda.bindings import nvml
+
+        nvml.init_v2()
+        try:
+            return str(nvml.system_get_driver_version())
+        finally:
+            nvml.shutdown()
+    except Exception:  # no binding, no library, no driver, or one that says nothing
+        return None
 
 
 @functools.cache
