@@ -43,12 +43,13 @@ _ENDED = {
 
 
 @app.callback(invoke_without_command=True)
-def decisions(context: typer.Context, as_json: JsonOption = False) -> None:
+def decisions(context: typer.Context, folder: Folder = None, as_json: JsonOption = False) -> None:
     """List, explain or clear what selection found out about graphs, as it is stored on this machine."""
     if context.invoked_subcommand is None:
-        list_decisions(as_json=as_json)
-    elif as_json:
-        raise WrongUse(f"--json goes behind the command: encore decisions {context.invoked_subcommand} --json")
+        list_decisions(folder, as_json=as_json)
+    elif as_json or folder is not None:
+        option, whole = ("--json", "--json") if folder is None else ("--folder", f"--folder {folder}")
+        raise WrongUse(f"{option} goes behind the command: encore decisions {context.invoked_subcommand} {whole}")
 
 
 @app.command("list", epilog="Example: encore decisions list --json")

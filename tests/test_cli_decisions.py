@@ -62,6 +62,17 @@ def test_decisions_are_json_for_programs(folder: Path) -> None:
     assert json.loads(decisions("explain", key[:10], "--json").stdout)["key"] == key
 
 
+def test_the_folder_can_be_named_without_a_command(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "no verdicts in" in decisions("--folder", str(tmp_path / "empty")).stdout
+    assert decisions("--folder", str(folder)).stdout == decisions("list", "--folder", str(folder)).stdout
+    assert decisions("--folder", str(folder), "--json").stdout == decisions("list", "--json").stdout
+    misplaced = decisions("--folder", str(folder), "clear", "--all").exception
+    assert isinstance(misplaced, WrongUse)
+    assert f"encore decisions clear --folder {folder}" in str(misplaced)
+    assert len(list(folder.iterdir())) == 3, "nothing was removed"
+
+
 def test_a_decision_is_explained(folder: Path) -> None:
     result = decisions("explain", key_of(where())[:10])
     assert result.exit_code == 0
