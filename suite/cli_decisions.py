@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from suite.console import console
 from suite.errors import WrongUse
 
 if TYPE_CHECKING:
+    from optimizations.selection.identity import Here
     from optimizations.selection.store import Found, VerdictStore
     from optimizations.selection.verdict import StoredVerdict
 
@@ -57,16 +59,20 @@ def list_decisions(folder: Folder = None, as_json: JsonOption = False) -> None:
     """List verdicts, the oldest first, and files that are ignored."""
     store = _store(folder)
     found = store.list()
+    place = _here(found)
     if as_json:
-        print(json.dumps([_as_json(one) for one in found], indent=2))
+        print(json.dumps([_as_json(one, place) for one in found], indent=2))
         return
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("verdict", "kept", "outcome", "others take", "direction", "calls", "objective", "GPU", box=None)
+    table = Table(
+        "verdict", "kept", "outcome", "others take", "direction", "calls", "objective", "GPU", "holds here", box=None
+    )
     for one in found:
-        if one.verdict is not None:
-            table.add_row(*(Text(_printable(cell)) for cell in _row(one.key, one.verdict)))
+        if one.verdict is not None and place is not None:
+            row = *_row(one.key, one.verdict), _holds(one.verdict, place)
+            table.add_row(*(Text(_printable(cell)) for cell in row))
     if table.row_count:
         console().print(table)
     for one in found:
@@ -84,27 +90,32 @@ def explain(
 ) -> None:
     """Tell what one verdict says, and what it holds for."""
     found = _one(_store(folder), verdict)
+    place = _here([found])
     if as_json:
-        print(json.dumps(_as_json(found), indent=2))
-    elif found.verdict is None:
+        print(json.dumps(_as_json(found, place), indent=2))
+    elif found.verdict is None or place is None:
         print(_printable(str(found.path)), _printable(f"is ignored: {found.ignored}"), sep="\n")
     else:
-        print("\n".join(map(_printable, _lines(found.key, found.verdict))))
+        lines = _lines(found.key, found.verdict)
+        print("\n".join(map(_printable, (*lines, f"  holds here: {_holds(found.verdict, place)}"))))
 
 
-@app.command(epilog="Example: encore decisions clear --all")
+@app.command(epilog="Example: encore decisions clear --stale")
 def clear(
     verdicts: Annotated[
         list[str] | None, typer.Argument(metavar="VERDICT", help="How names begin.", show_default=False)
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them, ignored files too.")] = False,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Those of other versions than there are here, and ignored files.")
+    ] = False,
     folder: Folder = None,
 ) -> None:
     """Remove verdicts; graphs are measured again by the next process."""
-    if everything == bool(verdicts):
-        raise WrongUse("name verdicts as `encore decisions list` shows them, or give --all")
+    if everything + stale + bool(verdicts) != 1:
+        raise WrongUse("name verdicts as `encore decisions list` shows them, or give --all or --stale")
     store = _store(folder)
-    keys = None if everything else [_one(store, name).key for name in verdicts or ()]
+    keys = None if everything else _stale(store) if stale else [_one(store, name).key for name in verdicts or ()]
     removed = store.clear(keys)
     print(f"{removed} removed")
 
@@ -143,9 +154,48 @@ def _one(store: VerdictStore, beginning: str) -> Found:
     return matching[0]
 
 
-def _as_json(found: Found) -> dict[str, Any]:
-    verdict = found.verdict.model_dump(mode="json") if found.verdict is not None else None
-    return {"key": found.key, "ignored": found.ignored, "verdict": verdict}
+def _here(found: Sequence[Found]) -> Here | None:
+    """What this machine is, if there is a verdict to compare it with: PyTorch takes seconds to import."""
+    if all(one.verdict is None for one in found):
+        return None
+    from optimizations.selection.identity import here
+
+    return here()
+
+
+def _holds(verdict: StoredVerdict, place: Here) -> str:
+    """Whether programs on this machine go by it."""
+    differ = place.differences(verdict.circumstances)
+    if differ:
+        return f"no: {', '.join(differ)}"
+    return "yes" if place.gpus else "not known without a GPU"
+
+
+def _stale(store: VerdictStore) -> list[str]:
+    found = store.list()
+    place = _here(found)
+    return [
+        one.key
+        for one in found
+        if one.verdict is None or (place is not None and place.of_other_versions(one.verdict.circumstances))
+    ]
+
+
+def _as_json(found: Found, place: Here | None) -> dict[str, Any]:
+    """`holds_here` is null where that is not known, as without a GPU."""
+    verdict = holds_here = None
+    differ: tuple[str, ...] = ()
+    if found.verdict is not None and place is not None:
+        verdict = found.verdict.model_dump(mode="json")
+        differ = place.differences(found.verdict.circumstances)
+        holds_here = False if differ else True if place.gpus else None
+    return {
+        "key": found.key,
+        "ignored": found.ignored,
+        "holds_here": holds_here,
+        "differs_here": differ,
+        "verdict": verdict,
+    }
 
 
 def _row(key: str, verdict: StoredVerdict) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from stored_verdicts import GRAPH, OTHER, verdict, where
 from typer.testing import CliRunner
 
-from optimizations.selection import store
+from optimizations.selection import identity, store
+from optimizations.selection.identity import Here
 from optimizations.selection.store import SUFFIX, VerdictStore, key_of
 from suite.cli import app
 from suite.errors import WrongUse
@@ -38,7 +40,7 @@ def test_decisions_are_listed(folder: Path, arguments: tuple[str, ...]) -> None:
     result = decisions(*arguments)
     assert result.exit_code == 0
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert lines[0] == "verdict kept outcome others take direction calls objective GPU"
+    assert lines[0] == "verdict kept outcome others take direction calls objective GPU holds here"
     assert sum("copy faster none 1.500x, indirection 1.000x inference 156" in line for line in lines) == 1
     assert f"{'c' * 64}{SUFFIX} is ignored: it is not a verdict of Encore's" in lines
 
@@ -87,6 +89,66 @@ def test_a_decision_is_explained(folder: Path) -> None:
     assert "is ignored: it is not a verdict" in decisions("explain", "cccc").stdout
 
 
+HERE = Here(("NVIDIA A100, 40 GB", where().gpu), where().driver, where().host, where().torch, where().encore)
+
+
+@pytest.mark.parametrize(
+    ("here", "holds", "known", "differ"),
+    [
+        (HERE, "yes", True, []),
+        (replace(HERE, gpus=HERE.gpus[:1]), "no: GPU", False, ["GPU"]),
+        (replace(HERE, driver="590.1", encore="0.2.0+1"), "no: driver, Encore", False, ["driver", "Encore"]),
+        (replace(HERE, host="another", torch="2.10.0"), "no: processor, torch", False, ["processor", "torch"]),
+        (replace(HERE, gpus=(), driver="unknown"), "not known without a GPU", None, []),
+        (replace(HERE, gpus=(), driver="unknown", torch="2.10.0"), "no: torch", False, ["torch"]),
+    ],
+)
+def test_it_is_told_whether_a_verdict_holds_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, here: Here, holds: str, known: bool | None, differ: list[str]
+) -> None:
+    monkeypatch.setattr(identity, "here", lambda: here)
+    key = key_of(where())
+    (line,) = (line.strip() for line in decisions("list").stdout.splitlines() if key[:12] in line)
+    assert line.endswith(f" {holds}")
+    assert f"  holds here: {holds}\n" in decisions("explain", key).stdout
+    found = json.loads(decisions("explain", key, "--json").stdout)
+    assert (found["holds_here"], found["differs_here"]) == (known, differ)
+    assert found in json.loads(decisions("list", "--json").stdout)
+
+
+def test_what_a_verdict_is_compared_with_is_what_it_is_stored_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gpus in (2, 0):
+        monkeypatch.setattr(identity.torch.cuda, "is_available", lambda gpus=gpus: gpus > 0)
+        monkeypatch.setattr(identity.torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(identity, "_gpu", lambda index: f"GPU {index}")
+        assert identity.here().gpus == ("GPU 0", "GPU 1")[:gpus]
+        assert identity.here().differences(identity.circumstances(GRAPH, "", "latency", 1)) == ()
+
+
+@pytest.mark.parametrize(
+    ("here", "left"),
+    [
+        (HERE, {"2.11.0", "another GPU"}),
+        (replace(HERE, torch="2.12.0"), {"2.12.0"}),
+        (replace(HERE, encore="0.2.0+1"), set()),
+        (replace(HERE, driver="590.1"), {"another GPU"}),
+        (replace(HERE, gpus=(), driver="unknown"), {"2.11.0", "another GPU"}),
+        (replace(HERE, host="another", driver="590.1"), {"2.11.0", "another GPU"}),
+    ],
+)
+def test_what_no_program_of_these_versions_reads_is_cleared(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, here: Here, left: set[str]
+) -> None:
+    """A verdict of another machine stays: folders are shared."""
+    monkeypatch.setattr(identity, "here", lambda: here)
+    VerdictStore(folder).put([verdict(where(gpu="another GPU"))])
+    result = decisions("clear", "--stale")
+    found = [one.verdict for one in VerdictStore(folder).list()]
+    names = {one.circumstances.gpu if "another" in one.circumstances.gpu else one.circumstances.torch for one in found}
+    assert (names, result.stdout) == (left, f"{4 - len(left)} removed\n")
+    assert decisions("clear", "--stale").stdout == "0 removed\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -94,6 +156,8 @@ def test_a_decision_is_explained(folder: Path) -> None:
         (("explain", ""), "no verdict begins with ''"),
         (("clear",), "or give --all"),
         (("clear", "aa", "--all"), "or give --all"),
+        (("clear", "aa", "--stale"), "or --stale"),
+        (("clear", "--all", "--stale"), "or --stale"),
         (("clear", "zz"), "no verdict begins with 'zz'"),
         (("list", "--folder", "/nowhere"), "is not a folder"),
     ],

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,41 @@ def circumstances(graph: str, options: str, objective: Any, device_index: int) -
         encore=_encore(),
         moving=False,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What there is on this machine of what verdicts hold for. `gpus` is empty, and `driver` says nothing, where no GPU
+    can be used."""
+
+    gpus: tuple[str, ...]
+    driver: str
+    host: str
+    torch: str
+    encore: str
+
+    def differences(self, found: Circumstances) -> tuple[str, ...]:
+        """What is not as a verdict has it, for people. Whether a GPU or a driver is cannot be said without a GPU."""
+        same = {
+            "GPU": not self.gpus or found.gpu in self.gpus,
+            "driver": not self.gpus or found.driver == self.driver,
+            "processor": found.host == self.host,
+            "torch": found.torch == self.torch,
+            "Encore": found.encore == self.encore,
+        }
+        return tuple(name for name, is_same in same.items() if not is_same)
+
+    def of_other_versions(self, found: Circumstances) -> bool:
+        """Whether a verdict is of other versions than there are here. Of the driver's that is said where GPU and
+        processor are the same: a folder may be shared by machines that have others."""
+        differ = self.differences(found)
+        return "torch" in differ or "Encore" in differ or differ == ("driver",)
+
+
+def here() -> Here:
+    """See `Here`."""
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return Here(tuple(map(_gpu, gpus)), driver_version(), _processor(), torch.__version__, _encore())
 
 
 @functools.cache
