@@ -191,7 +191,7 @@ class FakeFunction:
         return None
 
     def standing(self) -> Standing:
-        return Standing(None, None, in_place=False, recordings=1, threads=1)
+        return Standing(None, None, in_place=False, recordings=1, threads=frozenset())
 
     def so_far(self) -> tuple[int, int]:
         return self.served.count("none"), 1
@@ -358,7 +358,7 @@ class Unfinished(FakeFunction):
 
     def standing(self) -> Standing:
         self.looks += 1
-        return Standing("more calls", None, in_place=False, recordings=1, threads=1)
+        return Standing("more calls", None, in_place=False, recordings=1, threads=frozenset())
 
 
 def grouped(functions: Sequence[FakeFunction], folder: Path) -> list[Member]:

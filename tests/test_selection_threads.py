@@ -6,7 +6,8 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from trees_on_cpu import Model, values
 import optimizations
 from optimizations.capture.trees.function import RecordableFunction
 from optimizations.indirection.plan import Choice
+from optimizations.selection.caller import MOST_RETURNS
 from optimizations.selection.measurement import Measurement
 from optimizations.selection.members import Members
 from optimizations.selection.validity import WINDOW
@@ -98,16 +100,110 @@ def test_how_calls_are_served_does_not_change_in_the_middle_of_another_threads_c
     assert all(changes)
 
 
-def test_a_second_thread_ends_what_is_being_measured(make: Any) -> None:
+@pytest.fixture
+def worker() -> Iterator[Callable[..., None]]:
+    """Runs calls of a function in a thread that is the same each time."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda compiled, calls, **keywords: pool.submit(run, compiled, calls, **keywords).result()
+
+
+@pytest.mark.parametrize("calls", [1, 3, 12, 60, 90])
+@pytest.mark.parametrize(("plain", "kept"), [(5e-6, "none"), (50e-6, "copy")])
+def test_what_is_warmed_up_in_one_thread_and_served_from_another_has_a_verdict(
+    make: Any, worker: Callable[..., None], calls: int, plain: float, kept: str
+) -> None:
+    prices, compiled = make(plain=plain)
+    run(compiled, calls)
+    assert selection(compiled).state != "decided"
+    worker(compiled, 700)
+    report = selection(compiled)
+    assert (report.state, report.kept, report.source, report.not_stored) == ("decided", kept, "measured", None)
+    timed = prices.timed
+    run(compiled, 20)
+    worker(compiled, 400)
+    assert (selection(compiled).voided, prices.timed) == ((), timed), "a verdict holds in any thread"
+
+
+@pytest.mark.parametrize("calls", [1, WINDOW - 1])
+@pytest.mark.parametrize("before", [2, 12, 60])
+def test_a_few_calls_of_another_thread_are_not_measured_and_end_nothing(
+    make: Any, worker: Callable[..., None], before: int, calls: int
+) -> None:
+    """Be they looked at or not: while it waits, most are not."""
     prices, compiled = make(plain=5e-6)
-    run(compiled, 60)
-    assert selection(compiled).state == "measuring"
-    in_a_thread(lambda: run(compiled, 1)).join(PATIENCE_S)
+    run(compiled, before)
+    timed = prices.timed
+    worker(compiled, calls)
+    assert prices.timed == timed
+    run(compiled, 400)
+    assert (selection(compiled).state, selection(compiled).kept) == ("decided", "none")
+    assert compiled.functions[0].member.group._series.restarts == 0
+
+
+@pytest.mark.parametrize("before", [3, 60])
+def test_threads_that_call_in_turn_end_what_is_being_measured(
+    make: Any, worker: Callable[..., None], before: int
+) -> None:
+    prices, compiled = make(plain=5e-6)
+    run(compiled, before)
+    for _ in range(2 * MOST_RETURNS):
+        worker(compiled, 2)
+        run(compiled, 2)
     assert (selection(compiled).state, selection(compiled).reason) == ("off", "several threads call it")
     timed = prices.timed
     run(compiled, 50)
     assert prices.timed == timed
     assert optimizations.settled()
+
+
+def test_threads_of_which_none_calls_for_long_end_it_too(make: Any) -> None:
+    """A server with a thread for each request."""
+    _, compiled = make()
+    run(compiled, 60)
+    with ThreadPoolExecutor(4) as pool:
+        meeting = threading.Barrier(4)
+        assert len({*pool.map(lambda _: (meeting.wait(PATIENCE_S), threading.get_ident())[1], range(4))}) == 4
+        for _ in range(MOST_RETURNS + 1):
+            order, calls = iter(range(4)), threading.Condition()
+            turn = [0]
+
+            def one(place: int, turn: list[int] = turn, calls: threading.Condition = calls) -> None:
+                meeting.wait(PATIENCE_S)  # each thread has one
+                with calls:
+                    assert calls.wait_for(lambda: turn[0] == place, PATIENCE_S)
+                    run(compiled, 1)
+                    turn[0] += 1
+                    calls.notify_all()
+
+            list(pool.map(one, order))
+    assert (selection(compiled).state, selection(compiled).reason) == ("off", "several threads call it")
+
+
+def test_threads_that_take_over_again_and_again_are_not_measured_for_ever(
+    make: Any, worker: Callable[..., None]
+) -> None:
+    prices, compiled = make()
+    for _ in range(12):
+        run(compiled, 40)
+        worker(compiled, 40)
+    report = selection(compiled)
+    assert (report.state, report.reason) == ("off", "measuring began 9 times: the program went on to another thread")
+    timed = prices.timed
+    run(compiled, 100)
+    assert prices.timed == timed
+
+
+def test_a_thread_that_calls_another_function_with_graphs_in_the_same_pool_is_one_of_several(
+    make: Any, cuda_on_cpu: CudaOnCpu, worker: Callable[..., None]
+) -> None:
+    """Both take turns, and what one records depends on what the other has called."""
+    _, compiled = make(model=Model(cuda_on_cpu), digest="d" * 64)
+    _, other = make(model=Model(cuda_on_cpu), digest="e" * 64)
+    run(compiled, 3)
+    run(other, 3)
+    worker(other, 1)
+    run(compiled, 100)
+    assert (selection(compiled).state, selection(compiled).reason) == ("off", "several threads call it")
 
 
 def test_calls_without_a_look_are_never_fewer_than_none(make: Any) -> None:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from optimizations.selection import ranks, timing
+from optimizations.selection.caller import ANOTHER_THREAD
 from optimizations.selection.keeping import store
 from optimizations.selection.leading import Leading
 from optimizations.selection.measurement import Measurement
@@ -80,6 +81,7 @@ class Group(Voting):
             off = self.reason if self.state == "off" else other.reason if other.state == "off" else None
             WAY.leave(other)
             self._memory.take_over(other._memory)
+            self._caller.take_over(other._caller)
             for member in other.members:
                 member.group = self
             self.members.take_from(other.members)
@@ -197,9 +199,9 @@ class Group(Voting):
             return None
         if self._asked_store():
             return None
-        if self._is_another_thread(member):
-            self._off(SEVERAL_THREADS)
-        elif self.state == "waiting":
+        if self._is_elsewhere(member):
+            return None
+        if self.state == "waiting":
             if self._rests(member):
                 return None
             self._try_to_begin()
@@ -222,13 +224,31 @@ class Group(Voting):
             measurement.called(member.serial)
         return measurement if begun else None
 
-    def _is_another_thread(self, member: Member) -> bool:
-        """Whether this is not the thread of all calls before. A backward has a thread of its own."""
-        if member.direction == "backward":
+    def _is_elsewhere(self, member: Member) -> bool:
+        """Whether this call says nothing, for it is not on the thread of those before. See `caller`."""
+        caller = self._caller
+        if member.direction == "backward":  # it has a thread of its own, and follows its forward
+            return caller.is_elsewhere
+        found = caller.note()
+        if caller.take_turns:
+            self._off(SEVERAL_THREADS)
+        elif found == "elsewhere":
+            self._lose_turn()
+            self._look_at_once()  # at each call: whether it is for good
+        elif found == "moved" and self.state == "measuring":
+            self._begin_again(ANOTHER_THREAD)
+        else:
             return False
-        this = threading.get_ident()
-        self._thread = self._thread or this
-        return self._thread != this
+        return True
+
+    def _note_missed(self, standings: Sequence[Standing]) -> None:
+        """Threads that called while nobody looked called this group, if no other has graphs in its pool."""
+        threads = frozenset().union(*(one.threads for one in standings))
+        if not threads <= self._caller.seen:
+            turns = [one.turn for one in self.members]
+            others = (member for group in _GROUPS.alive() if group is not self for member in group.members)
+            if not any(other.turn is turn for other in others for turn in turns):
+                self._caller.missed(threads)
 
     # Waiting
 
@@ -246,7 +266,8 @@ class Group(Voting):
         if ranks.count() == 1 and members[0].settings.mode == "stored":
             self._off(NOT_STORED)
             return
-        refused = refusal(standings)
+        self._note_missed(standings)
+        refused = refusal(standings, self._caller.seen)
         if refused is not None:
             self._off(refused)
             return
@@ -348,7 +369,8 @@ class Group(Voting):
 
     def _is_refused(self, standings: Sequence[Standing]) -> bool:
         """Whether what is measured cannot go on as it began; the state says why."""
-        for_all, for_this = refusal_of_all(standings), refusal(standings)
+        self._note_missed(standings)
+        for_all, for_this = refusal_of_all(standings), refusal(standings, self._caller.seen)
         if for_all is not None:
             self._off(for_all, tell=False)
         elif for_this is not None:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -42,7 +42,7 @@ class Standing:
     refused: str | None
     in_place: bool
     recordings: int
-    threads: int
+    threads: Set[int]
     collectives: bool = False
 
 

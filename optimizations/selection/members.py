@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, KeysView
+from collections.abc import Collection, Iterator, KeysView, Set
 from typing import TYPE_CHECKING, Any
 
 from optimizations.selection import ranks
@@ -145,10 +145,13 @@ class Members:
             member.pause = calls
 
 
-def refusal(standings: Collection[Standing]) -> str | None:
-    """Why functions that stand so are not selected for, by this rank at least; None where they may be."""
+def refusal(standings: Collection[Standing], seen: Set[int]) -> str | None:
+    """Why functions that stand so are not selected for, by this rank at least; None where they may be.
+
+    `seen` are the threads that the group has seen, of which it knows that they do not call in turn (`caller`).
+    """
     found = next((one.refused for one in standings if one.refused is not None), None)
-    if found is None and any(one.threads > 1 for one in standings):
+    if found is None and any(one.threads - seen for one in standings):
         return SEVERAL_THREADS
     return found
 

@@ -15,6 +15,7 @@ from optimizations.report.recordings import Direction
 from optimizations.report.selection import SelectionReport, State
 from optimizations.selection import ranks
 from optimizations.selection.budget import total_s
+from optimizations.selection.caller import Caller
 from optimizations.selection.decide import Decision
 from optimizations.selection.description import describe
 from optimizations.selection.keeping import EITHER, stored_for, stored_together
@@ -75,7 +76,7 @@ class Served:
         self._look_every = LOOK_EVERY
         self._retiring = False
         self._gave_way = self._is_profiled = False
-        self._thread: int | None = None
+        self._caller = Caller()
         self._look_in_store(member)
 
     def _pause(self) -> None:

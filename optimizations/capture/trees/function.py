@@ -250,7 +250,7 @@ class RecordableFunction:
             refused=None if self.without_graph == SELECTED else self.without_graph,
             in_place=any(node.in_place for node in nodes),
             recordings=len(self._recordings),
-            threads=len(self.callers),
+            threads=frozenset(self.callers),
             collectives=bool(nodes) and bool(self.code().collectives),
         )
 
