@@ -101,6 +101,40 @@ def test_attributes_are_left_by_warm_up_as_they_were(there: bool) -> None:
     assert call.calls_without_graph == 0
 
 
+class Masked(nn.Module):
+    """Binds a mask whose rows lie in the same memory, as BERT's attention does. `windows`: its elements do in part."""
+
+    def __init__(self, *, windows: bool) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.linear, self.windows = nn.Linear(4, 4), windows
+        self.mask: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = (x[0] > 0).float()
+        self.mask = hidden.repeat(2).unfold(0, 4, 1)[:4] if self.windows else hidden.expand(4, 4)
+        return self.linear(x) @ self.mask
+
+
+@pytest.mark.parametrize("windows", [False, True])
+@pytest.mark.parametrize("called_before", [False, True])
+def test_tensors_whose_elements_share_memory_are_bound(windows: bool, called_before: bool) -> None:
+    eager, module = Masked(windows=windows), Masked(windows=windows)
+    first, *others = (x.detach() for x in (torch.randn(5, 4), *(torch.randn(5, 4) for _ in range(4))))
+    if called_before:
+        module(first), eager(first)
+    before = None if module.mask is None else module.mask.clone()
+    (graphed,) = graph_callables(module, [(torch.randn(5, 4),)], device=CpuDevice())
+    assert module.mask is None if before is None else torch.equal(module.mask, before)
+    for x in others:
+        wanted, found = eager(x), graphed(x)
+        wanted.sum().backward()
+        found.sum().backward()
+        assert torch.equal(found, wanted)
+        assert torch.equal(module.mask, eager.mask)
+        assert torch.equal(module.linear.weight.grad, eager.linear.weight.grad)
+
+
 def test_variables_are_left_by_warm_up_as_they_were() -> None:
     kept = torch.zeros(3)
 

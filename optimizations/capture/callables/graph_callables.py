@@ -46,6 +46,7 @@ from optimizations.capture.step.options import HOST_DRAWS, require_one_of
 from optimizations.capture.step.reach import reach
 from optimizations.capture.step.surroundings import saved_tensors_are_watched, watched_by_others
 from optimizations.capture.step.watch import Watch
+from optimizations.captured.displaced import overlaps
 from optimizations.report.steps import CallableReport
 from optimizations.weak_registry import WeakRegistry
 
@@ -349,7 +350,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         tensors = {id(one): one for state in [*self._states, updated] for one in state.tensors.values()}.values()
         # What a tensor holds that holds others is among these itself.
         plain = [tensor for tensor in tensors if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__]
-        kept = [(tensor, tensor.detach().clone()) for tensor in plain if not tensor.requires_grad]
+        state_tensors = [tensor for tensor in plain if not tensor.requires_grad]
+        kept = [(tensor, tensor.detach().clone()) for tensor in state_tensors if not overlaps(tensor)]
+        # Nothing copies into elements that share memory, as those of an expanded tensor do.
+        shared = [tensor.untyped_storage() for tensor in state_tensors if overlaps(tensor)]
+        memory = [(storage, storage.clone()) for storage in shared]
         writes = FirstWrites([tensor for tensor in plain if tensor.requires_grad])
         collecting = [parameter for state in [*self._states, updated] for parameter in state.parameters()]
         grads = [(parameter, parameter.grad) for parameter in collecting]
@@ -387,6 +392,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         finally:
             with torch.no_grad():
                 copy_all([tensor for tensor, _ in kept], [old for _, old in kept])
+            for storage, old in memory:
+                storage.copy_(old)
             writes.restore()
             for parameter, gradient in grads:
                 parameter.grad = gradient
