@@ -181,6 +181,26 @@ def test_of_runs_that_were_all_measured_beside_others_the_newest_has_the_rows(tm
     assert [part.labels for part in load_runs(runs).parts] == [(), ("MMC", "ST")]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "taken"),
+    [
+        (["compile", "graph"], ["compile", "step"], "old"),
+        (["compile", "graph"], ["compile", "graph", "callables"], "new"),
+        (["compile", "graph", "step"], ["compile", "step"], "new"),
+        (["compile", "graph"], ["compile"], "new"),
+    ],
+    ids=["fewer others", "all others", "captured before", "none captured"],
+)
+def test_rows_next_to_captured_iterations_take_the_place_of_older_ones_only_where_no_mode_is_lost(
+    tmp_path, old, new, taken
+):
+    runs = [
+        made_at(tmp_path, name, day, [cell("ST", mode) for mode in modes])
+        for day, (name, modes) in enumerate([("old", old), ("new", new)], start=1)
+    ]
+    assert taken_of(runs) == taken_of(runs[::-1]) == taken
+
+
 def test_variants_of_a_workload_may_be_of_different_runs(tmp_path):
     old = made_at(tmp_path, "old", 1, [cell("ST", "compile"), cell("ST", "compile", variant="current")])
     new = made_at(tmp_path, "new", 2, [cell("ST", "compile")])

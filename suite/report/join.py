@@ -4,6 +4,10 @@ Note [Alone]: workloads that are measured while others are, on other GPUs of the
 `compile` most of all, and speed-ups over it look larger than they are. So a newer run in which a workload was measured
 like that does not take the place of an older one in which it was alone, unless a mode was not measured then, or passed
 in one of them only.
+
+Note [Captured iterations]: modes that capture a whole iteration or its module (`step`, `callables`) run where they are
+named, and then next to a few others, as a rule. Such a run does not take the place of an older one that has modes which
+it lacks: most tables are of those. It has a report of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from suite.errors import WrongUse
+from suite.modes import MODES
 from suite.report.load import Run, Superseded, cell_label, cell_order, load_run
 from suite.report.same_time import at_the_same_time
 from suite.schema import Status
@@ -33,7 +38,7 @@ def join_runs(runs: Sequence[Run]) -> Run:
     """Several runs as one report shows them; a single run as it is.
 
     All rows of a workload are of one run, for ratios are of one run only: the newest that has any, or an older one as
-    Note [Alone] says. Missing are the cells of workloads that no run has.
+    Note [Alone] and Note [Captured iterations] say. Missing are the cells of workloads that no run has.
 
     Raises:
         WrongUse: a run is there twice, or the runs differ in GPU model, driver or PyTorch.
@@ -73,12 +78,21 @@ def _taken(runs: Sequence[Run]) -> dict[str, int]:
 
     def best(label: str, *indices: int) -> int:
         *older, newest = indices
+        if any(_captures_and_lacks(runs[newest], runs[index], label) for index in older):
+            return best(label, *older)
         alone = (index for index in reversed(older) if label not in beside[index])
         if label in beside[newest]:
             return next((index for index in alone if _tells_as_much(runs[index], runs[newest], label)), newest)
         return newest
 
     return {label: best(label, *indices) for label, indices in have.items()}
+
+
+def _captures_and_lacks(new: Run, old: Run, label: str) -> bool:
+    """Whether the newer run captured iterations of it, which the older did not, and lacks modes of the older one."""
+    ours, theirs = ({cell.mode for cell in run.cells if cell_label(cell) == label} for run in (new, old))
+    captured = {mode for mode in ours - theirs if MODES[mode].captures != "graphs"}
+    return bool(captured and theirs - ours)
 
 
 def _tells_as_much(old: Run, new: Run, label: str) -> bool:
