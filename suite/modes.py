@@ -15,6 +15,13 @@ from suite.errors import WrongUse
 
 Captures = Literal["graphs", "step", "callables"]
 
+CAPTURED: dict[Captures, str] = {
+    "graphs": "each torch.compile graph",
+    "callables": "forward and backward",
+    "step": "whole iteration",
+}
+"""What becomes a CUDA graph, in words: the least first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mode:
@@ -57,6 +64,11 @@ class Mode:
     def captures_more(self) -> bool:
         """Whether more is captured than what the backend compiles. Such modes are measured where they are named."""
         return self.captures != "graphs"
+
+    @property
+    def captured(self) -> str:
+        """What becomes a CUDA graph, in words."""
+        return CAPTURED[self.captures] if self.needs_gpu else "no graph"
 
     @property
     def times_calls(self) -> bool:
@@ -173,6 +185,9 @@ MODES: dict[str, Mode] = {
 
 REFERENCE_MODE = "compile"
 """Every speed-up figure divides by this mode's time."""
+
+EAGER_MODE = "eager"
+"""The program as its users run it without a compiler."""
 
 GRAPH_MODE = "graph"
 """Outputs of other graph modes are compared with this mode's, bit for bit."""

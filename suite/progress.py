@@ -86,7 +86,7 @@ def outcome(cell: Cell) -> str:
     """One line on how a cell ended."""
     words = f"{cell.workload} {cell.mode}: {cell.status} in {format_duration(cell.wall_s)}"
     if cell.status is not Status.PASS:
-        words = f"{words}: {(cell.error or 'no error given').splitlines()[0]}"
+        words = f"{words}: {cell.first_error_line}"
     short = (f"{'' if one.mode == cell.mode else f'{one.mode}, '}{one}" for one in cell.shortages)
     return "; ".join((words, *short))
 

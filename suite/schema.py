@@ -367,6 +367,11 @@ class Cell(Record):
         """What makes a cell unique within a run: (workload, variant, size, mode)."""
         return (self.workload, self.variant, self.size, self.mode)
 
+    @property
+    def first_error_line(self) -> str:
+        """Why the cell did not pass, in one line."""
+        return (self.error or "").strip().partition("\n")[0] or "no error given"
+
 
 class GpuInfo(Record):
     name: str

@@ -11,7 +11,7 @@ import typer.main
 from models.registry import find_set
 from suite.cli import app
 from suite.modes import MODES
-from suite.report import cell_tables, compare, explain_tables, provenance, speedup_tables
+from suite.report import cell_tables, compare, explain_tables, provenance, speedup_tables, strategies
 from suite.report.join import load_runs
 from suite.report.load import Run, load_explanations
 from suite.report.readme import generated_part
@@ -50,8 +50,9 @@ def test_the_table_of_times_is_that_of_the_recorded_runs_and_without_one_nothing
     tables = (
         speedup_tables.overview(run, comparisons, compare.mean_speedups(comparisons)),
         speedup_tables.over_graphs(run, comparisons),
+        strategies.strategies(run, comparisons),
     )
-    expected = "\n".join(to_markdown(table, provenance.of_run(run)) for table in tables)
+    expected = "\n".join(to_markdown(table, provenance.of_run(run)) for table in tables if table is not None)
     assert part.strip() == expected.strip(), RENEW
 
 

@@ -24,6 +24,7 @@ from suite.report import (
     run_charts,
     same_program,
     speedup_tables,
+    strategies,
 )
 from suite.report.chart import Chart
 from suite.report.conclusion import Conclusion
@@ -55,6 +56,7 @@ README_PARTS = {
     VERDICTS: VERDICTS,
     "overview": "recorded",
     "over_graphs": "recorded",
+    strategies.NAME: "recorded",
     "explain_overview": "explained",
 }
 """Tables that go into a README, and the generated part each belongs to."""
@@ -198,10 +200,17 @@ def _run_parts(
             superseded_failures(run),
             shortages(run),
             same_program.same_program(run),
+            strategies.strategies(run, comparisons),
         )
+        if table is not None
     }
     outline = (
-        ("speedup", "Speed-up", ("speedup",), (HEADLINE, "overview", "over_graphs", "geomeans", "speedups")),
+        (
+            "speedup",
+            "Speed-up",
+            ("speedup",),
+            (HEADLINE, "overview", "over_graphs", strategies.NAME, "geomeans", "speedups"),
+        ),
         ("times", "Where the time goes", ("time_split",), ("times",)),
         ("coverage", "Coverage", ("coverage",), ("coverage", "not_captured")),
         ("copies", "Copies", ("copies",), ("copies",)),
@@ -218,7 +227,7 @@ def _run_parts(
             title,
             origin,
             tuple(charts[name] for name in chart_names if name in charts),
-            tuple(tables[name] for name in table_names),
+            tuple(tables[name] for name in table_names if name in tables),
         )
         for anchor, title, chart_names, table_names in outline
     )

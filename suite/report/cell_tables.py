@@ -313,6 +313,13 @@ def host_median_us(cell: Cell) -> float | None:
     return statistics.median(samples) if samples else None
 
 
+def replay_peak_bytes(cell: Cell | None) -> int | None:
+    """Peak bytes that the allocator reserved in steady replay, of a cell that passed."""
+    if cell is None or cell.status is not Status.PASS or cell.metrics is None or cell.metrics.memory is None:
+        return None
+    return cell.metrics.memory.replay_peak_reserved_bytes
+
+
 def _cell_table(
     run: Run,
     name: str,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from suite.modes import DEFAULT_MODE, MODES, REFERENCE_MODE
 from suite.report import compare
-from suite.report.cell_tables import compile_conditions, host_median_us
+from suite.report.cell_tables import compile_conditions, host_median_us, replay_peak_bytes
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.compare import Comparison, Kernels, MeanSpeedup, TimeKind
 from suite.report.load import Run, cell_label, is_as_published, mode_order
@@ -176,7 +176,7 @@ def memory(run: Run) -> Chart:
 
     def bar(cell: Cell) -> Bar:
         reference = run.find(cell_label(cell), REFERENCE_MODE)
-        whole, own = _replay_peak_bytes(reference), _replay_peak_bytes(cell)
+        whole, own = replay_peak_bytes(reference), replay_peak_bytes(cell)
         return Bar(own / whole) if own is not None and whole else Bar()
 
     return _per_cell(
@@ -242,9 +242,3 @@ def _graph_modes(run: Run) -> tuple[str, ...]:
 def _interval(low: float, high: float) -> tuple[float, float] | None:
     """An interval to draw; none where it is open (a single block)."""
     return (low, high) if math.isfinite(high) else None
-
-
-def _replay_peak_bytes(cell: Cell | None) -> int | None:
-    if cell is None or cell.status is not Status.PASS or cell.metrics is None or cell.metrics.memory is None:
-        return None
-    return cell.metrics.memory.replay_peak_reserved_bytes

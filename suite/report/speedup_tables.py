@@ -55,7 +55,7 @@ def overview(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSp
             passed = reference.status is Status.PASS
             row[time_column] = host_median_us(reference) if passed else Detailed(reference.status.value)
         for mode in modes:
-            row[mode] = _ratio_text(run, comparisons, label, mode, REFERENCE_MODE)
+            row[mode] = ratio_text(run, comparisons, label, mode, REFERENCE_MODE)
         rows.append(row)
     summary = [
         {
@@ -100,7 +100,7 @@ def over_graphs(run: Run, comparisons: Sequence[Comparison]) -> Table:
             if mode != UNPARTITIONED_MODE and copies is not None and copies.placeholder_bytes is not None:
                 row[f"{name}_copied_bytes"] = copies.placeholder_bytes + (copies.pointer_bytes or 0)
         for mode in OVER_GRAPHS:
-            row[mode] = _ratio_text(run, comparisons, label, mode, GRAPH_MODE)
+            row[mode] = ratio_text(run, comparisons, label, mode, GRAPH_MODE)
         rows.append(row)
     return make_table(
         "over_graphs",
@@ -123,7 +123,7 @@ def headline(run: Run, comparisons: Sequence[Comparison]) -> Table:
             continue
         row: Row = {"workload": label, f"{REFERENCE_MODE}_us": host_median_us(reference)}
         for baseline in (REFERENCE_MODE, GRAPH_MODE):
-            row[f"over_{baseline}"] = _ratio_text(run, comparisons, label, DEFAULT_MODE, baseline)
+            row[f"over_{baseline}"] = ratio_text(run, comparisons, label, DEFAULT_MODE, baseline)
         for mode in (GRAPH_MODE, DEFAULT_MODE):
             row[f"{mode}_over_floor"] = _over_floor(run, label, mode)
         rows.append(row)
@@ -187,7 +187,7 @@ def mean_speedups(means: Sequence[MeanSpeedup], run: Run) -> Table:
     )
 
 
-def _ratio_text(run: Run, comparisons: Sequence[Comparison], label: str, mode: str, baseline: str) -> Detailed:
+def ratio_text(run: Run, comparisons: Sequence[Comparison], label: str, mode: str, baseline: str) -> Detailed:
     """A mode's speed-up over a baseline by latency, with interval and verdict, or why there is none."""
     cell = run.find(label, mode)
     item = None if cell is None else compare.find(comparisons, cell, baseline, TimeKind.LATENCY)
