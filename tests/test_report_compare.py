@@ -343,6 +343,15 @@ def test_rows_of_several_ranks_are_in_no_mean_of_workloads():
     assert {mean.mean.count for mean in means} == {2}
 
 
+def test_rows_with_the_optimizer_are_in_means_of_their_own_kind_only():
+    cells = workloads_run().cells
+    measured = [one.model_copy(update={"with_optimizer": True}) for one in cells]
+    both = compare.mean_speedups(compare.compare(run_of(*cells, *measured)))
+    assert both == compare.mean_speedups(compare.compare(run_of(*cells)))
+    alone = compare.mean_speedups(compare.compare(run_of(*measured)))
+    assert {mean.mean.count for mean in alone} == {3}
+
+
 def test_where_modes_lack_workloads_means_are_also_given_over_the_common_ones():
     means = compare.mean_speedups(compare.compare(workloads_run(lacking="C")))
     shown = {(one.mode, one.common): one.mean for one in means if one.metric is TimeKind.LATENCY}

@@ -178,17 +178,25 @@ def find(comparisons: Sequence[Comparison], cell: Cell, baseline: str, metric: T
     )
 
 
+def of_one_kind(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Those that a mean may go over, a workload once: neither rows in tensor parallel, nor with the optimizer.
+
+    Where all are with the optimizer, they are of one kind as well.
+    """
+    with_optimizer = all(item.cell.with_optimizer for item in comparisons)
+    return [item for item in comparisons if item.is_of_one_gpu and item.cell.with_optimizer is with_optimizer]
+
+
 def mean_speedups(comparisons: Sequence[Comparison]) -> tuple[MeanSpeedup, ...]:
     """Geometric means over workloads per mode, baseline and metric, in the order of the comparisons.
 
-    Each is given over all workloads that both modes have; ratios of other kernels and tensor parallel rows are left
-    out. Where the modes of one baseline and metric
-    differ in their workloads, each also has a mean over those that all of these modes have, as only such means can be
-    set side by side; a mode without a single result is left out of this.
+    Each is given over all workloads of `of_one_kind` that both modes have; ratios of other kernels are left out. Where
+    the modes of one baseline and metric differ in their workloads, each also has a mean over those that all of these
+    modes have, as only such means can be set side by side; a mode without a single result is left out of this.
     """
     ratios: dict[tuple[str, TimeKind], dict[str, dict[str, stats.Ratio]]] = {}
-    for item in comparisons:
-        if item.ratio is not None and item.is_gain and item.is_of_one_gpu:
+    for item in of_one_kind(comparisons):
+        if item.ratio is not None and item.is_gain:
             modes = ratios.setdefault((item.baseline, item.metric), {})
             modes.setdefault(item.cell.mode, {})[cell_label(item.cell)] = item.ratio
     means = []

@@ -16,7 +16,7 @@ from suite.explain.records import Explanation
 from suite.modes import GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
 from suite.report import provenance, same_program
 from suite.report.chart import Bar, Chart, Scale
-from suite.report.compare import Comparison, Kernels, MeanSpeedup, TimeKind
+from suite.report.compare import Comparison, Kernels, MeanSpeedup, TimeKind, of_one_kind
 from suite.report.explain_tables import lowerings_of
 from suite.report.load import Run, cell_label
 from suite.schema import Cell, Environment, Status
@@ -112,7 +112,7 @@ def _sentence(run: Run, mode: str | None, baseline: str, items: Sequence[Compari
         return f"Nothing can be compared: the run has {len(run.cells)} cells in {len(run.modes)} modes."
     stock = "stock CUDA graphs" if baseline == GRAPH_MODE else f"mode {baseline}"
     ours = f"Encore ({mode})" if MODES[mode].is_encores else f"Mode {mode}"
-    items = [item for item in items if item.is_of_one_gpu]
+    items = of_one_kind(items)
     if not items:
         return f"No mean tells whether {ours} is faster than {stock}: all rows are of workloads split over GPUs."
     gains = [item for item in items if item.is_gain]
