@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interrupts import interrupted_at
 from simulated_timings import FAIR, FOUL, Weather, decided
 
 from optimizations.selection.decide import Rules, block_median, compare, hopeless, judge
@@ -641,3 +642,33 @@ def test_a_void_verdict_is_measured_again_and_what_was_spent_stays() -> None:
     assert not selector.void("once more")
     assert selector.decision.kept == "b"
     assert selector.voided == [f"reason {number}" for number in range(MOST_VOIDS)]
+
+
+def _measure(selector: Selector, chance: random.Random, rounds: int) -> None:
+    """Until so many count, or it is decided."""
+    while selector.rounds < rounds and (turn := selector.next_turn()) is not None:
+        selector.record(turn, (100e-6 if turn.candidate == "a" else 50e-6) * chance.gauss(1, 0.02))
+
+
+@pytest.mark.parametrize("moment", ["in a round", "at the verdict", "when it is given up"])
+def test_an_interrupt_anywhere_in_a_selector_leaves_it_such_that_it_goes_on(moment: str) -> None:
+    first = Rules().looks(2)[0]
+    for line in itertools.count():
+        selector, chance = Selector(["a", "b"], seed=2), random.Random(line)
+        _measure(selector, chance, {"in a round": 3, "at the verdict": first - 1}.get(moment, first))
+        with interrupted_at(line, "selection/selector.py") as where:
+            try:
+                if moment == "when it is given up":
+                    assert selector.decision is not None
+                    selector.void("a reason")
+                else:
+                    _measure(selector, chance, selector.rounds + 1)
+            except KeyboardInterrupt:
+                assert where
+        _measure(selector, chance, 10**6)
+        decision = selector.decision
+        assert decision is not None, where
+        assert (decision.kept, selector.ended_by) == ("b", "certainty"), where
+        if not where:
+            break
+    assert line > 20

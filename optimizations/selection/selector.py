@@ -11,6 +11,10 @@ program whose circumstances change all the time would be measured for ever.
 Note [First calls]. A candidate's first calls load kernels and allocate. So the rounds at the beginning give no
 candidate up, even where they use the whole budget up. The last candidate is the exception: it has served the program's
 calls so far, and what is faster in its own first calls is faster.
+
+Note [Interrupts]. A KeyboardInterrupt may come between any two lines, and the program may go on. What is of a round
+stands before the round, so that there is no round without it, and the next one takes the place of what has none. A
+verdict is there when all of it is, and is gone when all of it is.
 """
 
 from __future__ import annotations
@@ -104,7 +108,6 @@ class Selector:
         self._begin(calls_before)
 
     def _begin(self, calls_before: int = 0) -> None:
-        self.decision = self.ended_by = None
         self._calls_before = calls_before
         self._left = self.candidates
         self._given_up: frozenset[str] = frozenset()
@@ -118,6 +121,7 @@ class Selector:
         self._open: dict[int, dict[str, list[tuple[int, float] | None]]] = {}
         self._calls = 0
         self._seconds: dict[str, array[float]] = {name: array("d") for name in self.candidates}
+        self.decision = self.ended_by = None
         if len(self.candidates) == 1:
             self._judge()
         self._end_at_cap()
@@ -252,8 +256,8 @@ class Selector:
         if index < self.rules.lead_in_rounds:
             self._lead_in.append(found)
         else:
+            self._counted[len(self._rounds) :] = [self._counted_calls(blocks)]  # Note [Interrupts]
             self._rounds.append(found)
-            self._counted.append(self._counted_calls(blocks))
             if len(self._rounds) in self._looks:
                 self._judge()
         self._end_at_cap()
@@ -274,24 +278,24 @@ class Selector:
 
     def _without_period(self) -> tuple[Sequence[Round], Sequence[Means]]:
         """Counted rounds, as medians and as means, as they would be if the program's calls had no period."""
+        counted = self._counted[: len(self._rounds)]
         period = period_of(
             [
                 Timed(call, name, seconds)
-                for blocks in self._counted
+                for blocks in counted
                 for name, block in blocks.items()
                 for call, seconds in block
             ]
         )
         times = self.medians
         means = [
-            {name: clipped_mean(block, times[name], period) for name, block in blocks.items()}
-            for blocks in self._counted
+            {name: clipped_mean(block, times[name], period) for name, block in blocks.items()} for blocks in counted
         ]
         if period is NO_PERIOD:
             return self._rounds, means
         return [
             {name: median(seconds / period.ratio(call) for call, seconds in block) for name, block in blocks.items()}
-            for blocks in self._counted
+            for blocks in counted
         ], means
 
     def _judge(self, *, at_the_end: bool = False) -> None:
@@ -306,9 +310,9 @@ class Selector:
             looked_at=self._looked_at,
         )
         self._left, self._looked_at = judged.left, len(rounds)
-        self.decision = judged.decision
-        if self.decision is not None:
+        if judged.decision is not None:
             self.ended_by = self.ended_by or "certainty"
+            self.decision = judged.decision
             # Hundreds of graphs would keep the times of thousands of calls each.
             self._counted.clear()
             self._open.clear()
