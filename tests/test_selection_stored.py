@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from interrupts import interrupted_at
 from selection_on_cpu import W, make, pair, run, selection
 from trees_on_cpu import Compiled, Model, nodes, values
 
@@ -390,3 +392,30 @@ def test_a_verdict_of_another_program_on_one_of_several_leads_to_that_on_all(mak
         assert (selection(second).state, selection(second).kept) == ("decided", "copy")
         timed.append(prices.timed)
     assert timed[0] == timed[2]
+
+
+@pytest.mark.parametrize("mode", ["measure", "stored"])
+def test_functions_that_were_judged_together_are_served_alike_after_an_interrupt_while_their_verdict_is_given_up(
+    make: Any, cuda_on_cpu: CudaOnCpu, mode: str
+) -> None:
+    for moving, price in ((True, 5e-6), (False, 50e-6)):
+        prices, first, second = pair(make, cuda_on_cpu, plain=price)
+        run_apart(first, second, 1200, moving=moving)
+    timed, found = prices.timed, set()
+    for line in itertools.count():
+        prices, first, second = pair(make, cuda_on_cpu, mode=mode)
+        run_apart(first, second, 3)
+        with interrupted_at(line, "optimizations/selection/") as where:
+            try:
+                first.functions[0].member.group._void(RESTS_NOW)
+            except KeyboardInterrupt:
+                assert where
+        run_apart(first, second, 4, moving=False)
+        one, other = selection(first), selection(second)
+        assert (one.state, one.kept, one.source) == (other.state, other.kept, other.source), where
+        assert (one.state, one.source) == ("decided", "stored"), where
+        found.add(one.kept)
+        if not where:
+            break
+    assert found == {"none", "copy"}
+    assert (one.kept, prices.timed) == ("copy", timed)

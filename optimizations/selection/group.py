@@ -432,13 +432,19 @@ class Group(Voting):
 
     def _void(self, reason: str) -> bool:
         found = self.stored
-        if not super()._void(reason):
-            return False
         # Functions without graphs were never joined, and a verdict on several together holds for none of them alone.
+        alike: list[Group] = []
         if found is not None and len(found.group) > 1:
-            for other in _GROUPS.alive():
-                if other is not self:
-                    other.void_with(found, reason, self._may_be_stored)
+            alike += (one for one in _GROUPS.alive() if one is not self and one.is_served_by(found))
+        try:
+            if not super()._void(reason):
+                return False
+            for other in alike:
+                other.void_with(reason)
+        except BaseException:  # an interrupt, say, behind which the program goes on: all are to be served alike
+            for one in (self, *alike):
+                one.ask_again(reason)
+            raise
         return True
 
 

@@ -41,6 +41,9 @@ LONGEST_LOOK_EVERY = 1024
 LONGEST_PAUSE = 64
 """Calls between two looks of a group that waits."""
 
+_MAY_BE_STORED = {MOVES_NOW: (True,), RESTS_NOW: (False,)}
+"""Values of `Circumstances.moving` that verdicts may have, after one was given up for this reason; else none."""
+
 
 class Served:
     """Attributes:
@@ -175,14 +178,20 @@ class Served:
         if other.stored is not None and other.stored.leads:
             self.stored, self._leader, self._circumstances = other.stored, other._leader, other._circumstances
 
-    def void_with(self, stored: StoredVerdict, reason: str, may_be_stored: tuple[bool, ...]) -> None:
-        """The verdict that was stored for functions together, of which some may be here, does not hold. As
-        `give_way`."""
-        if self.state == "decided" and self.stored is not None and self.stored.is_with(stored):
-            self._series.void(reason)
-            self.stored = None
-            self._may_be_stored, self._asks_store = may_be_stored, True
-            self._stop_measuring(reason)
+    def is_served_by(self, stored: StoredVerdict) -> bool:
+        """Whether this verdict, which was stored for functions together, serves here."""
+        return self.state == "decided" and self.stored is not None and self.stored.is_with(stored)
+
+    def void_with(self, reason: str) -> None:
+        """The stored verdict does not hold for functions that are not here. As `give_way`."""
+        self._series.void(reason)
+        self.ask_again(reason)
+
+    def ask_again(self, reason: str) -> None:
+        """No verdict serves any more: take the one that is stored for what there is now, or measure. As `give_way`."""
+        self.stored = None
+        self._may_be_stored, self._asks_store = _MAY_BE_STORED.get(reason, ()), True
+        self._stop_measuring(reason)
 
     def _void(self, reason: str) -> bool:
         """Give the verdict up; False where it stands. Where inputs move or rest now, one for that may be stored."""
@@ -190,7 +199,7 @@ class Served:
         if not self._series.void(reason):
             return False
         self.stored = None
-        self._may_be_stored = {MOVES_NOW: (True,), RESTS_NOW: (False,)}.get(reason, ())
+        self._may_be_stored = _MAY_BE_STORED.get(reason, ())
         other = stored_together(self.members, CANDIDATES, self._moving)
         if other is not None and ranks.count() == 1:
             self._take_stored(*other)
