@@ -419,3 +419,38 @@ def test_functions_that_were_judged_together_are_served_alike_after_an_interrupt
             break
     assert found == {"none", "copy"}
     assert (one.kept, prices.timed) == ("copy", timed)
+
+
+@pytest.mark.parametrize("mode", ["measure", "stored"])
+@pytest.mark.parametrize(("plain", "other_plain"), [(5e-6, 50e-6), (50e-6, 5e-6)])
+def test_a_function_that_is_first_called_late_is_served_as_those_that_it_was_judged_with(
+    make: Any, cuda_on_cpu: CudaOnCpu, mode: str, plain: float, other_plain: float
+) -> None:
+    """They have gone on to the other verdict by then, and nobody looks whether the first one holds for it."""
+    for moving, price in ((True, plain), (False, other_plain)):
+        prices, first, second = pair(make, cuda_on_cpu, plain=price)
+        run_apart(first, second, 1200, moving=moving)
+    timed = prices.timed
+    for changes in (1, 2):
+        prices, first, second = pair(make, cuda_on_cpu, mode=mode)
+        for change in range(changes):
+            run(first, LOOKED, moving=change == 1)
+        run_apart(first, second, LOOKED, moving=changes == 2)
+        price = plain if changes == 2 else other_plain
+        for one in (selection(first), selection(second)):
+            assert (one.state, one.source, one.kept) == ("decided", "stored", "none" if price == 5e-6 else "copy"), one
+    assert prices.timed == timed
+
+
+@pytest.mark.parametrize("mode", ["measure", "stored"])
+def test_a_function_that_is_first_called_late_is_not_served_by_what_those_before_it_gave_up(
+    make: Any, cuda_on_cpu: CudaOnCpu, mode: str
+) -> None:
+    """Though there is no other verdict."""
+    _, first, second = pair(make, cuda_on_cpu, plain=5e-6)
+    run_apart(first, second, 1200)
+    _, first, second = pair(make, cuda_on_cpu, mode=mode, plain=5e-6)
+    run(first, LOOKED, moving=False)
+    assert selection(first).voided == (RESTS_NOW,)
+    run_apart(first, second, 20, moving=False)
+    assert selection(second).source is None

@@ -45,7 +45,7 @@ from optimizations.selection.members import (
 from optimizations.selection.selector import Selector
 from optimizations.selection.served import LONGEST_LOOK_EVERY, LOOK_EVERY
 from optimizations.selection.validity import ANOTHER_STREAM, READ_IN_PLACE_NOW
-from optimizations.selection.verdict import compared
+from optimizations.selection.verdict import StoredVerdict, compared
 from optimizations.selection.voting import NOT_STORED, Voting
 from optimizations.selection.way import WAY
 from optimizations.weak_registry import WeakRegistry
@@ -446,6 +446,14 @@ class Group(Voting):
                 one.ask_again(reason)
             raise
         return True
+
+    def _given_up_before(self, found: StoredVerdict) -> tuple[bool, ...] | None:
+        """A function may be called for the first time when those before it have gone on to another verdict."""
+        others = [one for one in _GROUPS.alive() if one is not self]
+        if found.leads or len(found.group) == 1 or any(one.is_served_by(found) for one in others):
+            return None
+        gave_up = (one for one in others if one._gave_up is not None and one._gave_up.is_with(found))
+        return next((one._may_be_stored for one in gave_up), None)
 
 
 _LOCK = threading.RLock()

@@ -73,6 +73,7 @@ class Served:
         self._together = ranks.Together()
         self._may_be_stored: tuple[bool, ...] = EITHER  # what may hold, by whether inputs move
         self._asks_store = False
+        self._gave_up: StoredVerdict | None = None  # the last one
         self._pauses = self._resting = 0
         self._rested: Counter[int] = Counter()
         self._followed: weakref.WeakKeyDictionary[Followed, int] | None = None
@@ -149,6 +150,10 @@ class Served:
 
     def _look_in_store(self, member: Member) -> None:
         found = stored_for(member, CANDIDATES) if ranks.count() == 1 else None
+        given_up = self._given_up_before(found) if found is not None else None
+        if given_up is not None:
+            self._may_be_stored = given_up
+            found = stored_for(member, CANDIDATES, self._moving)
         if found is not None:
             self._take_stored(member, found)
 
@@ -178,6 +183,11 @@ class Served:
         if other.stored is not None and other.stored.leads:
             self.stored, self._leader, self._circumstances = other.stored, other._leader, other._circumstances
 
+    def _given_up_before(self, found: StoredVerdict) -> tuple[bool, ...] | None:
+        """Where functions that were judged together with this one had this verdict and gave it up: values of
+        `Circumstances.moving` that may hold now. Who groups are is known in `group`."""
+        return None
+
     def is_served_by(self, stored: StoredVerdict) -> bool:
         """Whether this verdict, which was stored for functions together, serves here."""
         return self.state == "decided" and self.stored is not None and self.stored.is_with(stored)
@@ -189,7 +199,7 @@ class Served:
 
     def ask_again(self, reason: str) -> None:
         """No verdict serves any more: take the one that is stored for what there is now, or measure. As `give_way`."""
-        self.stored = None
+        self._gave_up, self.stored = self.stored or self._gave_up, None
         self._may_be_stored, self._asks_store = _MAY_BE_STORED.get(reason, ()), True
         self._stop_measuring(reason)
 
@@ -198,7 +208,7 @@ class Served:
         was_measured = self.stored is None and self.selector is not None
         if not self._series.void(reason):
             return False
-        self.stored = None
+        self._gave_up, self.stored = self.stored or self._gave_up, None
         self._may_be_stored = _MAY_BE_STORED.get(reason, ())
         other = stored_together(self.members, CANDIDATES, self._moving)
         if other is not None and ranks.count() == 1:
