@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from selection_on_cpu import W, make, selection
+from interrupts import interrupted_at
+from selection_on_cpu import RULES, W, make, pair, selection
 from trees_on_cpu import Model, values
 
 from optimizations.capture import inner_graphs
@@ -69,3 +73,54 @@ def test_results_are_right_whatever_happens(make: Any, cuda_on_cpu: CudaOnCpu, s
         w.clamp_(max=50)
     for one in (selection(first), selection(second)):
         assert "failed" not in (one.reason or ""), one
+
+
+def _program(make: Any, cuda: CudaOnCpu, mode: str, plain: float) -> tuple[Any, Any, Any, Callable[[bool], None]]:
+    """Two functions, and a step of both, whose inputs move or rest."""
+    prices, first, second = pair(make, cuda, mode=mode, plain=plain)
+    kept = [(values(1), values(2))]
+
+    def step(moving: bool) -> None:
+        if moving:
+            kept.append((values(len(kept)), values(-len(kept))))
+            del kept[:-4]
+        x, y = kept[-1]
+        x.add_(1)
+        between = 2 * x + y * W
+        torch.compiler.cudagraph_mark_step_begin()
+        inputs = [*first.function([x, y, W]), y, W]
+        (result,) = second.function(inputs)
+        assert torch.equal(result, 2 * between + y * W)
+
+    return prices, first, second, step
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_threads_that_change_and_inputs_that_move_or_rest_end_with_one_verdict(
+    make: Any, cuda_on_cpu: CudaOnCpu, seed: int
+) -> None:
+    """In processes one after another that share stored verdicts, with interrupts."""
+    draw = random.Random(seed)
+    with ThreadPoolExecutor(1) as one_thread, ThreadPoolExecutor(1) as another:
+        for process in range(3):
+            mode = draw.choice(("measure", "stored")) if process else "measure"
+            prices, first, second, step = _program(make, cuda_on_cpu, mode, draw.choice((5e-6, 50e-6)))
+            before, moving, thread = prices.timed, draw.random() < 0.5, one_thread
+
+            def some(calls: int, moving: bool, step: Callable[[bool], None] = step) -> None:
+                for _ in range(calls):
+                    with suppress(KeyboardInterrupt), interrupted_at(draw.randrange(4_000), "optimizations/selection/"):
+                        step(moving)
+
+            for _ in range(60):
+                moving ^= draw.random() < 0.03
+                thread = draw.choice((one_thread, another)) if draw.random() < 0.1 else thread
+                thread.submit(some, draw.choice((1, 2, 9, 10, 20)), moving).result()
+            thread.submit(lambda step=step, moving=moving: [step(moving) for _ in range(2000)]).result()
+            found, timed = [selection(first), selection(second)], prices.timed
+            assert found[0].state == found[1].state in ("decided", "off"), found
+            assert found[0].kept == found[1].kept, found
+            assert not any("failed" in (report.reason or "") for report in found), found
+            assert timed - before <= (9 * RULES.most_calls if mode == "measure" else 0)
+            thread.submit(step, moving).result()
+            assert prices.timed == timed
