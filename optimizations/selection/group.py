@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 GONE = "a function of the group is gone"
 TOO_LITTLE = "too little was measured to tell candidates apart"
 TRACED = "Python was traced or profiled while it was measured, which makes some candidates slower than others"
+INTERRUPTED = "an interrupt came while measuring began or ended"
 OUT_OF_MEMORY = "memory: a call without a graph ran out of it"
 
 NOT_LED = "the function that its iterations begin with is not called any more"
@@ -201,6 +202,8 @@ class Group(Voting):
             return None
         if self._is_elsewhere(member):
             return None
+        if self.state == "measuring" and self._measurement is None:
+            self._wait(INTERRUPTED)
         if self.state == "waiting":
             if self._rests(member):
                 return None
