@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from optimizations.capture.trees.function import SELECTED
 from optimizations.indirection.plan import Choice
 from optimizations.recording.description import RESTING
 from optimizations.selection import member
+from optimizations.selection.caller import MOST_RETURNS
 
 __all__ = ["cuda_on_cpu", "make"]
 
@@ -315,17 +317,19 @@ def test_calls_that_were_not_served_as_they_were_to_be_do_not_count(make: Any) -
     assert sum(one.calls for one in report.candidates) < report.calls
 
 
-def test_a_function_that_several_threads_call_is_off(make: Any) -> None:
+@pytest.mark.parametrize("workers", [1, 60])
+def test_a_function_that_several_threads_call_is_off(make: Any, workers: int) -> None:
+    """One other thread in turn with this one, or another each time. Not all of the first calls are looked at."""
     prices, compiled = make()
-    for _ in range(20):
-        run(compiled, 1)
-        other = threading.Thread(target=run, args=(compiled, 1))
-        other.start()
-        other.join()
+    with contextlib.ExitStack() as stack:
+        pools = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(workers)]
+        for index in range(60):
+            run(compiled, 1)
+            pools[index % workers].submit(run, compiled, 1).result()
     run(compiled, 40)
     report = selection(compiled)
     assert (report.state, report.reason) == ("off", "several threads call it")
-    assert prices.timed == 0
+    assert prices.timed <= MOST_RETURNS
 
 
 def test_calls_inside_of_a_step_are_not_timed(make: Any) -> None:

@@ -351,10 +351,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         # What a tensor holds that holds others is among these itself.
         plain = [tensor for tensor in tensors if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__]
         state_tensors = [tensor for tensor in plain if not tensor.requires_grad]
-        kept = [(tensor, tensor.detach().clone()) for tensor in state_tensors if not overlaps(tensor)]
         # Nothing copies into elements that share memory, as those of an expanded tensor do.
-        shared = [tensor.untyped_storage() for tensor in state_tensors if overlaps(tensor)]
-        memory = [(storage, storage.clone()) for storage in shared]
+        shared = [tensor for tensor in state_tensors if tensor.layout is torch.strided and overlaps(tensor)]
+        memory = [(storage, storage.clone()) for storage in map(torch.Tensor.untyped_storage, shared)]
+        apart = {id(tensor) for tensor in shared}
+        kept = [(tensor, tensor.detach().clone()) for tensor in state_tensors if id(tensor) not in apart]
         writes = FirstWrites([tensor for tensor in plain if tensor.requires_grad])
         collecting = [parameter for state in [*self._states, updated] for parameter in state.parameters()]
         grads = [(parameter, parameter.grad) for parameter in collecting]
