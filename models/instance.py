@@ -24,7 +24,7 @@ from torch import nn
 
 from models import losses
 from models.nests import map_tensors, tensors_of
-from models.registry import AUTOCAST_POLICIES, DtypePolicy, Inputs, Size, Workload
+from models.registry import DtypePolicy, Inputs, Size, Workload
 
 LEARNING_RATE = 0.01
 
@@ -36,6 +36,13 @@ _POLICY_DTYPE: dict[DtypePolicy, torch.dtype | None] = {
     "amp-bf16": None,
 }
 """What floating weights and inputs are converted to; None leaves them as built."""
+
+
+def autocast_dtype(policy: DtypePolicy, device_type: str) -> torch.dtype | None:
+    """What a policy casts to around forward and loss; None where it does not cast."""
+    if policy == "amp":
+        return torch.bfloat16 if device_type == "cpu" else torch.float16
+    return torch.bfloat16 if policy == "amp-bf16" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +97,9 @@ class Instance:
         Like `loss` a function that knows nothing of the instance. A captured loop that took both beforehand does not
         look in each call whether the instance, and all workloads that its code could reach, are as they were.
         """
-        if self.workload.dtype_policy not in AUTOCAST_POLICIES:
+        dtype = autocast_dtype(self.workload.dtype_policy, self.device.type)
+        if dtype is None:
             return contextlib.nullcontext
-        in_float16 = self.workload.dtype_policy == "amp" and self.device.type != "cpu"
-        dtype = torch.float16 if in_float16 else torch.bfloat16
         return functools.partial(torch.autocast, self.device.type, dtype=dtype)
 
     @property

@@ -24,7 +24,7 @@ class CannotRebuild(TypeError):
 
 
 def leaves_of(nest: Any) -> Iterator[Any]:
-    """Whatever in `nest` is no container, in order; what stands twice comes twice."""
+    """Everything in `nest` that is not a container, in order; what is there twice comes twice."""
     yield from _leaves(nest, set())
 
 
@@ -79,7 +79,7 @@ def _leaves(nest: Any, above: set[int]) -> Iterator[Any]:
 
 
 def _places(nest: Any) -> dict[Any, Any] | None:
-    """Members of a container by key, index or attribute; None if it is no container."""
+    """Members of a container by key, index or attribute; None if `nest` is not one."""
     if isinstance(nest, (torch.Tensor, nn.Module, type, bytearray, array)):
         return None
     if isinstance(nest, Mapping):

@@ -24,8 +24,6 @@ DtypePolicy = Literal["bf16", "fp16", "fp32", "amp", "amp-bf16"]
 """bf16, fp16, fp32: weights and floating inputs are of this dtype. amp: float32 weights under CUDA autocast to float16
 (on a CPU bfloat16), no gradient scaler. amp-bf16: the same with autocast to bfloat16 everywhere."""
 
-AUTOCAST_POLICIES: tuple[DtypePolicy, ...] = ("amp", "amp-bf16")
-
 CUDNN_NOTE = "cuDNN does not measure its algorithms, as the published runner lets it: each process would draw its own"
 """Of workloads whose convolutions cuDNN would tune in each process."""
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from models.instance import instantiate
-from models.registry import AUTOCAST_POLICIES, Size, Workload
+from models.instance import autocast_dtype, instantiate
+from models.registry import Size, Workload
 from optimizations import torch_internals
 from optimizations.byte_units import format_bytes
 from suite.cell_errors import OomExpected, OomTogether
@@ -189,12 +189,13 @@ def _followed(held: _Held) -> AbstractContextManager[Any]:
 @contextmanager
 def _autocast(workload: Workload) -> Iterator[None]:
     """Autocast under an amp policy, as on a GPU: `torch.autocast` does nothing where there is none."""
-    if workload.dtype_policy not in AUTOCAST_POLICIES:
+    dtype = autocast_dtype(workload.dtype_policy, "cuda")
+    if dtype is None:
         yield
         return
     before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     torch.set_autocast_enabled("cuda", True)
-    torch.set_autocast_dtype("cuda", torch.float16 if workload.dtype_policy == "amp" else torch.bfloat16)
+    torch.set_autocast_dtype("cuda", dtype)
     torch.autocast_increment_nesting()
     try:
         yield

@@ -188,8 +188,9 @@ def test_of_runs_that_were_all_measured_beside_others_the_newest_has_the_rows(tm
         (["compile", "graph"], ["compile", "graph", "callables"], "new"),
         (["compile", "graph", "step"], ["compile", "step"], "new"),
         (["compile", "graph"], ["compile"], "new"),
+        (["compile", "graph"], ["compile", "of another version"], "new"),
     ],
-    ids=["fewer others", "all others", "captured before", "none captured"],
+    ids=["fewer others", "all others", "captured before", "none captured", "unknown"],
 )
 def test_rows_next_to_captured_iterations_take_the_place_of_older_ones_only_where_no_mode_is_lost(
     tmp_path, old, new, taken

@@ -163,6 +163,18 @@ def run_apart(first: Compiled, second: Compiled, calls: int, *, moving: bool = T
         del result
 
 
+def store_for_either(make: Any, cuda_on_cpu: CudaOnCpu, moving_plain: float, resting_plain: float) -> int:
+    """Store verdicts on a pair for inputs that move and for such that rest, by what a call without a graph takes then.
+
+    Gives how many calls were timed.
+    """
+    for moving, price in ((True, moving_plain), (False, resting_plain)):
+        prices, first, second = pair(make, cuda_on_cpu, plain=price)
+        run_apart(first, second, 1200, moving=moving)
+    timed: int = prices.timed
+    return timed
+
+
 @pytest.mark.parametrize(("plain", "kept"), [(5e-6, "none"), (50e-6, "copy")])
 def test_a_stored_verdict_on_several_holds_though_inputs_move_of_the_first_only(
     make: Any, cuda_on_cpu: CudaOnCpu, plain: float, kept: str
@@ -367,10 +379,7 @@ def test_functions_that_were_judged_together_change_to_the_other_verdict_togethe
     make: Any, cuda_on_cpu: CudaOnCpu, plain: float, other_plain: float, mode: str
 ) -> None:
     """Without graphs they are groups of their own, and only the first one's inputs tell."""
-    for moving, price in ((True, plain), (False, other_plain)):
-        prices, first, second = pair(make, cuda_on_cpu, plain=price)
-        run_apart(first, second, 1200, moving=moving)
-    timed = prices.timed
+    timed = store_for_either(make, cuda_on_cpu, plain, other_plain)
     prices, first, second = pair(make, cuda_on_cpu, mode=mode)
     for moving, price in ((True, plain), (False, other_plain), (True, plain)):
         run_apart(first, second, LOOKED, moving=moving)
@@ -398,10 +407,7 @@ def test_a_verdict_of_another_program_on_one_of_several_leads_to_that_on_all(mak
 def test_functions_that_were_judged_together_are_served_alike_after_an_interrupt_while_their_verdict_is_given_up(
     make: Any, cuda_on_cpu: CudaOnCpu, mode: str
 ) -> None:
-    for moving, price in ((True, 5e-6), (False, 50e-6)):
-        prices, first, second = pair(make, cuda_on_cpu, plain=price)
-        run_apart(first, second, 1200, moving=moving)
-    timed, found = prices.timed, set()
+    timed, found = store_for_either(make, cuda_on_cpu, 5e-6, 50e-6), set()
     for line in itertools.count():
         prices, first, second = pair(make, cuda_on_cpu, mode=mode)
         run_apart(first, second, 3)
@@ -427,10 +433,7 @@ def test_a_function_that_is_first_called_late_is_served_as_those_that_it_was_jud
     make: Any, cuda_on_cpu: CudaOnCpu, mode: str, plain: float, other_plain: float
 ) -> None:
     """They have gone on to the other verdict by then, and nobody looks whether the first one holds for it."""
-    for moving, price in ((True, plain), (False, other_plain)):
-        prices, first, second = pair(make, cuda_on_cpu, plain=price)
-        run_apart(first, second, 1200, moving=moving)
-    timed = prices.timed
+    timed = store_for_either(make, cuda_on_cpu, plain, other_plain)
     for changes in (1, 2):
         prices, first, second = pair(make, cuda_on_cpu, mode=mode)
         for change in range(changes):

@@ -12,9 +12,9 @@ Note [First calls]. A candidate's first calls load kernels and allocate. So the 
 candidate up, even where they use the whole budget up. The last candidate is the exception: it has served the program's
 calls so far, and what is faster in its own first calls is faster.
 
-Note [Interrupts]. A KeyboardInterrupt may come between any two lines, and the program may go on. What is of a round
-stands before the round, so that there is no round without it, and the next one takes the place of what has none. A
-verdict is there when all of it is, and is gone when all of it is.
+Note [Interrupts]. A KeyboardInterrupt may come between any two lines, and the program may go on. What belongs to a
+round is written before the round itself, so no round lacks it, and what is left without a round is replaced by the next
+one's. All parts of a verdict are there at the same time, or none.
 """
 
 from __future__ import annotations

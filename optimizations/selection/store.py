@@ -2,9 +2,8 @@
 
 Files are written atomically, so processes may share the folder: a reader finds a whole verdict or none. Two processes
 that measure the same graph both write; the later one stays, and either is right. Where inputs move in one and rest in
-the other, each has a file of its own. A file that is damaged, of another
-version, or of other circumstances than its name says is left alone and counts for nothing; why is logged, and listed
-by `encore decisions`.
+the other, each has a file of its own. A file that is damaged, of another version, or of other circumstances than its
+name says is left alone and counts for nothing; why is logged, and listed by `encore decisions`.
 
 A verdict on several graphs together is one file for each, which name one another. It counts only if all are there and
 agree: a process may end between two of them.

@@ -62,9 +62,9 @@ from typing import Any
 
 import torch
 
-from models.instance import Instance
+from models.instance import Instance, autocast_dtype
 from models.nests import map_tensors, tensors_of
-from models.registry import AUTOCAST_POLICIES, Inputs
+from models.registry import Inputs
 from suite.iteration import full_precision, iteration
 from suite.measure.compare import errors, misshapen
 from suite.measure.mixed_inputs import result_of_other_inputs
@@ -198,17 +198,15 @@ def compute_dtype(instance: Instance, inputs: Inputs) -> str:
     if floating == {torch.float64}:
         return "float64"  # autocast leaves it alone too
     on_gpu = instance.device.type == "cuda"
-    match instance.workload.dtype_policy:
+    match policy := instance.workload.dtype_policy:
         case "bf16":
             return "bfloat16"
         case "fp16":
             return "float16" if on_gpu or not instance.workload.float32_on_cpu else "float32"
         case "fp32":
             return "tf32" if on_gpu else "float32"
-        case "amp":
-            return "float16" if on_gpu else "bfloat16"
-        case "amp-bf16":
-            return "bfloat16"
+        case "amp" | "amp-bf16":
+            return str(autocast_dtype(policy, instance.device.type)).removeprefix("torch.")
 
 
 def judge(
@@ -347,7 +345,8 @@ def draws_float32_noise(instance: Instance) -> bool:
 
     In inference there is no dropout, and under amp a program's own tensors are float32 as they are in that run.
     """
-    return instance.workload.task == "inference" and instance.workload.dtype_policy in AUTOCAST_POLICIES
+    casts = autocast_dtype(instance.workload.dtype_policy, instance.device.type) is not None
+    return instance.workload.task == "inference" and casts
 
 
 def error_without_dropout(

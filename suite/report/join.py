@@ -91,8 +91,8 @@ def _taken(runs: Sequence[Run]) -> dict[str, int]:
 def _captures_and_lacks(new: Run, old: Run, label: str) -> bool:
     """Whether the newer run captured iterations of it, which the older did not, and lacks modes of the older one."""
     ours, theirs = ({cell.mode for cell in run.cells if cell_label(cell) == label} for run in (new, old))
-    captured = {mode for mode in ours - theirs if MODES[mode].captures != "graphs"}
-    return bool(captured and theirs - ours)
+    captures = any(mode in MODES and MODES[mode].captures_more for mode in ours - theirs)
+    return captures and not theirs <= ours
 
 
 def _tells_as_much(old: Run, new: Run, label: str) -> bool:
