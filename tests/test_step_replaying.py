@@ -22,10 +22,13 @@ from optimizations.capture.step import replaying
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.guard import PROBE_EVERY
 from optimizations.capture.step.replaying import MISSED, WORTH
+from optimizations.torch_internals import argument_guard, tensor_words
+from optimizations.torch_internals.tensor_words import TensorWords
 
-MOST_CALLS = 48
+MOST_CALLS = 61
 """Functions of Python and of C that a steady call may run, with those of the simulated copy nodes and of the count, and
-those that look a batch that lies elsewhere up in what the step writes."""
+those that look a batch that lies elsewhere up in what the step writes. Fourteen read words of tensors, in three stages
+before the launch and three behind it: as many for all tensors as for one."""
 
 
 def deep_network(layers: int) -> nn.Module:
@@ -99,6 +102,33 @@ def test_a_steady_call_runs_as_few_functions_for_many_parameters_as_for_few(
     few, many = found
     assert few == many
     assert len(many) <= MOST_CALLS, many
+
+
+@pytest.mark.parametrize("stay", [True, False])
+def test_tensors_are_not_asked_for_one_by_one(stay: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C++ is asked for the looks of the batch and of one tensor for all, and for the addresses of none."""
+    looks: list[str] = []
+    addresses: list[int] = []
+    add_look, compare = argument_guard._add_look, replaying.data_ptrs_equal
+    monkeypatch.setattr(argument_guard, "_add_look", lambda *given: (looks.append(given[1]), add_look(*given)))
+    monkeypatch.setattr(
+        replaying, "data_ptrs_equal", lambda *given: (addresses.append(len(given[0])), compare(*given))[1]
+    )
+    given = batches("cpu", 9)
+    found = []
+    for layers in (1, 30):
+        model = deep_network(layers)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+        graphed, recording = recorded(training_step(model, optimizer, None if stay else lambda: None), given)
+        recording.steady.serve = None
+        looks.clear()
+        recording.steady.served_otherwise(recording, list(given[0][0].values()), graphed._rates)
+        found.append([*looks])
+        replays = recording.replays
+        graphed(*given[0])
+        assert recording.steady.serve is not None and recording.replays == replays + 1
+    assert found[0] == found[1]
+    assert len(found[0]) <= 4 and not addresses
 
 
 def scaled(step: Callable[..., Any], kept: dict[str, torch.Tensor]) -> Callable[..., Any]:
@@ -270,7 +300,16 @@ def settings() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.usefixtures("settings")
+@pytest.fixture(params=[True, False], ids=["read", "asked for"])
+def tensors_are_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether tensors are compared by words of memory, or one by one, as where these are not where they should be."""
+    if not request.param:
+        monkeypatch.setattr(tensor_words, "_can_be_read", lambda: False)
+    assert TensorWords([torch.ones(1)]).one_of_each_kind() != [] or not request.param
+    return bool(request.param)
+
+
+@pytest.mark.usefixtures("settings", "tensors_are_read")
 @pytest.mark.parametrize("name", sorted(CHANGES))
 def test_what_changed_sends_a_call_the_full_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Setting()
@@ -307,6 +346,7 @@ OF_ALL = ("memory", "strides", "requires_grad")
 """PyTorch gives no parameter that has a gradient another dtype."""
 
 
+@pytest.mark.usefixtures("tensors_are_read")
 @pytest.mark.parametrize(
     ("place", "change"),
     [(place, change) for place in TRAINED for change in (*OF_ALL, "gradient", "no gradient")]

@@ -15,6 +15,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.torch_internals.dict_guard import HeldEntries, add_entries
+from optimizations.torch_internals.tensor_words import TensorWords
 
 
 def same_looks(tensors: Sequence[torch.Tensor]) -> Callable[[tuple[Any, ...]], bool]:
@@ -265,6 +266,7 @@ def same_call(
     settings: Sequence[Callable[[], Any]] = (),
     distinct: bool,
     no_modes: bool,
+    read_apart: TensorWords | None = None,
 ) -> tuple[Callable[[Found], bool], Any]:
     """All that the functions above compare, as one comparison, with the settings as they are now.
 
@@ -279,6 +281,8 @@ def same_call(
         settings: functions that tell more of these, each a bool or a text.
         distinct: whether no tensor stands in `inputs` twice.
         no_modes: whether no modes are active that functions of PyTorch go through.
+        read_apart: what is compared in another way, and left out here: of its tensors only one of each kind is looked
+            at, for what a thread's settings change.
 
     Returns:
         A function of the tensors of a call, as a tuple, and of the second value, which keeps what is compared alive.
@@ -296,6 +300,14 @@ def same_call(
         names = [f"tensor {index}" for index in range(len(nodes))]
         torch_internals.no_tensor_aliasing(nodes, names, ("aliases",), None)
     kept = *held, *tensors, *parameters, *expected, *entries
+    if read_apart is not None:
+        tensors = [*read_apart.one_of_each_kind(), *(one for one in tensors if not read_apart.tells_of(one))]
+        both = [
+            (one, gradient)
+            for one, gradient in zip(parameters, expected, strict=True)
+            if not read_apart.tells_of_gradient(one)
+        ]
+        parameters, expected = [one for one, _ in both], [gradient for _, gradient in both]
     others = tree.tuple_getitem_manager(1, "the rest", (), kind)
     _add_settings(others.tuple_getitem_manager(0, "more settings", settings, kind), settings)
     looked_at = _LookedAt(tensors, parameters, expected)

@@ -23,12 +23,10 @@ import numpy
 import torch
 
 from optimizations import torch_internals
+from optimizations.torch_internals.memory_words import PART, WORD, places_of, takers
 
-_WORD = 8
 _COUNT = 4
 """Bytes of a count. PyTorch keeps that of weak references behind it, and Python its flags, or another half."""
-_TOP = 1 << 57
-"""Bytes of address space that a process may have."""
 
 COUNTS = 4
 """Of each tensor: its object in Python, itself, its storage, and the storage's object in Python."""
@@ -50,19 +48,19 @@ class ReferenceCounts:
 
 
 def _gathered(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedStorage, ...]) -> Callable[[], Any]:
-    words, counts = _takers()
+    words, counts = takers()
     objects = tensors, storages
-    places = [id(one) + _PART for some in objects for one in some]
+    places = [id(one) + PART for some in objects for one in some]
     parts = numpy.array([one._cdata for some in objects for one in some], dtype=numpy.int64).tobytes()
     addresses = [
         address
         for tensor, storage in zip(*objects, strict=True)
-        for address in (id(tensor), tensor._cdata + _WORD, storage._cdata + _WORD, id(storage))
+        for address in (id(tensor), tensor._cdata + WORD, storage._cdata + WORD, id(storage))
     ]
-    of_parts = numpy.array([place // _WORD - 1 for place in places], dtype=numpy.intp)
-    of_storages = numpy.array([(one._cdata + _STORAGE) // _WORD - 1 for one in tensors], dtype=numpy.intp)
+    of_parts = places_of(places)
+    of_storages = places_of([one._cdata + _STORAGE for one in tensors])
     cells = numpy.array([one._cdata for one in storages], dtype=numpy.int64).tobytes()
-    of_counts = numpy.array([(address - _WORD) // _COUNT for address in addresses], dtype=numpy.intp)
+    of_counts = places_of(addresses, _COUNT)
 
     def now() -> Any:
         # `objects` is never empty: it is named so that this function holds what it reads.
@@ -92,22 +90,8 @@ def _asked_for(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedS
     return now
 
 
-_STORAGE = 2 * _WORD
+_STORAGE = 2 * WORD
 """Where a tensor's part in C++ has the address of its storage: behind a table of functions and two counts."""
-
-_PART = object.__basicsize__
-"""Where an object of PyTorch has the address of its part in C++: behind what all objects of Python have."""
-
-
-@functools.cache
-def _takers() -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """What gathers words, and counts, of this process from the second word on: NumPy takes an array at 0 for none.
-
-    The arrays themselves are given to nobody: who prints one would read from its start.
-    """
-    words: Any = (ctypes.c_int64 * (_TOP // _WORD)).from_address(_WORD)
-    array = numpy.frombuffer(words, dtype=numpy.int64)
-    return array.take, array.view(numpy.int32).take
 
 
 @functools.cache
@@ -124,7 +108,7 @@ def _are_found() -> bool:
         tensor = torch.zeros(1, device="cpu")
         storage = tensor.untyped_storage()
         for one in (tensor, storage):
-            if ctypes.c_int64.from_address(id(one) + _PART).value != one._cdata:
+            if ctypes.c_int64.from_address(id(one) + PART).value != one._cdata:
                 return False
         if ctypes.c_int64.from_address(tensor._cdata + _STORAGE).value != storage._cdata:
             return False

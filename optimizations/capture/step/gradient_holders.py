@@ -30,6 +30,9 @@ Made = TypeVar("Made")
 _own: dict[int, Any] = {}
 """What Encore holds, in counts: of a tensor by its identity, and of a storage by its address in C++. Two of each."""
 
+_NONE: Any = numpy.zeros(2, dtype=numpy.int32)
+"""Where it holds nothing."""
+
 _asked_by: dict[int, weakref.ref[Family]] = {}
 """Who compares the counts of these with what they should be."""
 
@@ -43,7 +46,7 @@ class OwnReferences:
     def __init__(self, added: Mapping[int, Any]) -> None:
         self._added = {key: some for key, some in added.items() if some.any()}
         for key, some in self._added.items():
-            _own[key] = _own.get(key, 0) + some
+            _own[key] = _own.get(key, _NONE) + some
             _tell(key)
 
     def of_others(self, others: Mapping[int, torch.Tensor]) -> OwnReferences:
@@ -107,7 +110,8 @@ class Holders:
         self.now = self._counts.now
         self.keys = _keys(self.tensors)
         self._lie = [(one.dtype, one.storage_offset(), one.shape, one.stride()) for one in self.tensors]
-        self._shared = Counter(storage for _, storage in self.keys)
+        shared = Counter(storage for _, storage in self.keys)
+        self._sharing = numpy.array([shared[storage] - 1 for _, storage in self.keys], dtype=numpy.int32)
 
     def of_others(self, others: Mapping[int, torch.Tensor]) -> Holders:
         """Of tensors that have taken the places of these, by the identities of these."""
@@ -122,13 +126,13 @@ class Holders:
     def expected(self, standing: Mapping[int, int]) -> Any:
         """The counts where nobody holds any but Encore, and so many `.grad` those of these identities."""
         alone, in_a_grad, in_another = unheld()
-        found = numpy.tile(alone, len(self.tensors)).reshape(-1, COUNTS)
-        for row, (tensor, storage) in zip(found, self.keys, strict=True):
-            row[:2] += _own.get(tensor, 0)
-            row[2:] += _own.get(storage, 0)
-            row[2] += self._shared[storage] - 1
-            if times := standing.get(tensor, 0):
-                row += in_a_grad + (times - 1) * in_another
+        own = [_own.get(key, _NONE) for keys in self.keys for key in keys]
+        found = numpy.array(own, dtype=numpy.int32).reshape(-1, COUNTS) + alone
+        found[:, 2] += self._sharing
+        if standing:
+            times = numpy.array([standing.get(tensor, 0) for tensor, _ in self.keys], dtype=numpy.int32)
+            there = numpy.minimum(times, 1)
+            found += numpy.outer(there, in_a_grad) + numpy.outer(times - there, in_another)
         return found.reshape(-1)
 
     def held(self, standing: Mapping[int, int] = NOWHERE) -> set[int]:

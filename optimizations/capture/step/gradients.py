@@ -242,8 +242,8 @@ class Gradients:
             cells = {storage for tensor, storage in keys if tensor in held}
             places = [index for index, (one, cell) in enumerate(keys) if one not in in_place and cell in cells]
             found += [(left.holders, index) for index in places]
-        memory = [(holders.keys[index][0], holders.memory(index)) for holders, index in found]
-        return [(key, there, there.clone()) for key, there in memory]
+        keys, memory = [holders.keys[index][0] for holders, index in found], [one.memory(index) for one, index in found]
+        return list(zip(keys, memory, clones(memory), strict=True))
 
     def _bring_others(self, in_use: Collection[int], kept: Collection[int]) -> None:
         """`in_use`: the identities of those of the graph's own that the program holds; `kept` of those that launches
@@ -258,7 +258,7 @@ class Gradients:
         sources, targets = [there for _, there, _ in moved], [expected for _, _, expected in moved]
         exchanged = not _places(sources).isdisjoint(_places(targets))
         if exchanged:
-            sources = [there.detach().clone() for there in sources]
+            sources = clones(sources)
         left = {one.data_ptr() for one in self._after if one is not None}
         self._held = [
             (index, there, expected)
@@ -268,12 +268,13 @@ class Gradients:
             # The step itself may exchange gradients.
             and (self._added_to[index] or there.data_ptr() not in left or id(there) in kept)
         ]
-        self._put_back = [
-            (expected, expected.detach().clone())
+        put_back = [
+            expected
             for index, _, expected in moved
             if (_is_a_part(expected) or id(expected) in in_use)
             and (self._added_to[index] or expected.data_ptr() not in left)
         ]
+        self._put_back = list(zip(put_back, clones(put_back), strict=True))
         # The launch leaves these as they are, and eager leaves the tensor, too.
         self._untouched = [
             (index, there)
@@ -309,7 +310,7 @@ class Gradients:
             self._leave_copies_of({key for key, _, _ in kept})
         targets, sums = [there for _, there, _ in held], [expected for _, _, expected in held]
         if put_back or not _places(targets).isdisjoint(_places(sums)):
-            sums = [one.detach().clone() for one in sums]
+            sums = clones(sums)
         _copy_back([*[(there, before) for _, there, before in kept], *put_back])
         copy_all(targets, sums)
         for index, there, _ in held:
@@ -321,7 +322,11 @@ class Gradients:
     def _leave_copies_of(self, held: Collection[int]) -> None:
         """In the place of those that the program holds from before."""
         memory: dict[int, torch.UntypedStorage] = {}
-        copies = {id(one): _copy_in(memory, one) for one in self._after if one is not None and id(one) in held}
+        found = {id(one): one for one in self._after if one is not None and id(one) in held}
+        parts = {key: one for key, one in found.items() if _is_a_part(one)}
+        whole = [one for key, one in found.items() if key not in parts]
+        copies = {key: _copy_in(memory, one) for key, one in parts.items()}
+        copies.update(zip(map(id, whole), clones(whole), strict=True))
         for parameter, gradient in zip(self.parameters, self._after, strict=True):
             if id(gradient) in copies:
                 parameter.grad = copies[id(gradient)]
@@ -329,11 +334,25 @@ class Gradients:
 
 def _copy_back(kept: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """What each held. Those that stand for conjugates, or negatives, are no members of a list of targets."""
-    lazy = [one for one in kept if one[0].is_conj() or one[0].is_neg()]
-    others = [one for one in kept if not (one[0].is_conj() or one[0].is_neg())]
+    lazy = [one for one in kept if _is_lazy(one[0])]
+    others = [one for one in kept if not _is_lazy(one[0])]
     for one, before in lazy:
         copy_all([one], [before])
     copy_all([one for one, _ in others], [before for _, before in others])
+
+
+def clones(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of these, one of each. A copy of its own for each takes a launch for each."""
+    if any(map(_is_lazy, tensors)):
+        return [one.detach().clone() for one in tensors]
+    made = [torch.empty_like(one, requires_grad=False) for one in tensors]
+    copy_all(made, tensors)
+    return made
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether it stands for conjugates or negatives of what lies in its memory."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def _without_bases(
@@ -350,8 +369,9 @@ def _without_bases(
 
 
 def _copy_in(memory: dict[int, torch.UntypedStorage], gradient: torch.Tensor) -> torch.Tensor:
-    """A copy of it; parts of one buffer are parts of one again. `memory`: copies of buffers by the address of these."""
-    if not _is_a_part(gradient) or gradient.is_conj() or gradient.is_neg():
+    """A copy of a part of a buffer; those of one are parts of one again. `memory`: copies of buffers by the address of
+    these."""
+    if _is_lazy(gradient):
         return gradient.detach().clone()
     storage = gradient.untyped_storage()
     copy = memory.get(storage.data_ptr())

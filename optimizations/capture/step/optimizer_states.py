@@ -11,15 +11,14 @@ something else may have been written. Calls that are looked at in the full way c
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from optimizations import torch_internals
 from optimizations.capture.step.known_tensors import KnownTensors
 from optimizations.capture.step.set_aside import is_plain
 from optimizations.capture.step.tensor_marks import look
+from optimizations.torch_internals.tensor_words import TensorWords
 
 MOST_NAMED = 3
 """States that an error names."""
@@ -71,14 +70,18 @@ class OptimizerStates:
     def __bool__(self) -> bool:
         return bool(self._names)
 
-    def compared_now(self) -> tuple[Callable[[], bool], Callable[[], bool]]:
-        """Functions that tell whether all lie where they lay, and whether all look as they did, in a call of C++ each.
+    def compared_now(self) -> Callable[[], bool]:
+        """A function that tells whether all lie where they lie now, and look as they do now.
 
-        They are for calls under the settings that are there now: autocast and inference mode are part of looks.
+        They have to `stand`. What cannot be read at once is compared for calls under the settings that are there now:
+        autocast and inference mode are part of looks.
         """
-        known = self._known
-        lie = functools.partial(torch_internals.data_ptrs_equal, known.tensors, known.addresses, known.indices)
-        return lie, known.compared_looks()
+        words = TensorWords(self._known.tensors)
+        others = KnownTensors(one for one in self._known.tensors if not words.tells_of(one))
+        if not others.tensors:
+            return words.unchanged
+        look = others.compared_looks()
+        return lambda: words.unchanged() and others.lie() and look()
 
     def stand(self) -> bool:
         """Whether all lie where they lay and look as they did."""

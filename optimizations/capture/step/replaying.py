@@ -27,6 +27,7 @@ from optimizations.capture.step.surroundings import KERNELS, watched_by_others
 from optimizations.capture.step.watched_entries import UNREADABLE
 from optimizations.torch_internals import hook_registry
 from optimizations.torch_internals.argument_guard import Found, same_call
+from optimizations.torch_internals.tensor_words import TensorWords
 
 if TYPE_CHECKING:
     from optimizations.capture.step.recording import Recording
@@ -120,6 +121,8 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     parameters = recording.gradients.parameters if expected else ()
     places, states = recording.gradients.places, watch.states
     looked_at = [*watch.tensors, *places.apart_from(expected)]
+    words = TensorWords(looked_at, parameters, expected)
+    as_they_are = words.unchanged
 
     def compare(tensors: Sequence[torch.Tensor]) -> tuple[Callable[[Found], bool], Any]:
         state = looked_at, watch.held(), watch.held_in_dicts(), parameters, expected
@@ -130,6 +133,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
             settings=KERNELS,
             distinct=arguments.distinct,
             no_modes=arguments.no_modes,
+            read_apart=words,
         )
 
     same, rest = compare(tensors)
@@ -138,8 +142,11 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     remaining = watch.rest()
     data_ptr, handles = torch.Tensor.data_ptr, hook_registry.HANDLES
     registered, hooks_unchanged, in_python = remaining.hooks_registered, remaining.hooks, remaining.in_python
-    held = [*remaining.tensors, *places.own]
-    addresses_of_held = [*remaining.addresses, *places.addresses]
+    lie = [*zip([*remaining.tensors, *places.own], [*remaining.addresses, *places.addresses], strict=True)]
+    if any(data_ptr(tensor) != address for tensor, address in lie):
+        return None
+    not_read = [(tensor, address) for tensor, address in lie if not words.tells_of(tensor)]
+    held, addresses_of_held = [one for one, _ in not_read], [address for _, address in not_read]
     places_of_held = list(range(len(held)))
     anomalies_are, anomalies = anomalies_now, anomalies_now()
     region, bound, written = recording.region, bool(recording.bound), recording.written
@@ -165,7 +172,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     unheld = recording.gradients.unheld()
     count_up, counted = torch_internals.increment_version, recording.counted()
     keeps_states = bool(states)
-    states_lie, states_look = states.compared_now()
+    states_stand = states.compared_now()
 
     def serve(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal same, rest, next_look
@@ -193,7 +200,9 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
                         return MISSED
             except UNREADABLE:
                 return MISSED
-        if not data_ptrs_equal(held, addresses_of_held, places_of_held):
+        if not as_they_are():
+            return MISSED
+        if held and not data_ptrs_equal(held, addresses_of_held, places_of_held):
             return MISSED
         if not unheld():
             return MISSED
@@ -225,7 +234,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
             results = take_results(found, fresh)
             result = recording.bind_results(results) if bound else results
         # Behind the launch, while the GPU works: it would take too long before. Note [States behind the launch].
-        if keeps_states and not (states_lie() and states_look()):
+        if keeps_states and not states_stand():
             raise StatesMoved(states.differing(), states.given_back())
         return result
 

@@ -1,0 +1,203 @@
+"""What is read of tensors all at once tells whether they are as they were, and reads nothing that is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from optimizations.torch_internals import tensor_words
+from optimizations.torch_internals.tensor_words import TensorWords
+
+Change = Callable[[torch.Tensor], object]
+
+
+def other_memory(one: torch.Tensor) -> None:
+    one.data = one.detach().clone()
+
+
+def other_dtype(one: torch.Tensor) -> None:
+    one.data = one.detach().double()
+
+
+def later_in_its_memory(one: torch.Tensor) -> None:
+    one.data = torch.cat([one.detach(), one.detach()])[len(one) :]
+
+
+def in_the_same_memory_turned_round(one: torch.Tensor) -> None:
+    one.data = one.detach().flip(0).set_(one.untyped_storage(), 0, one.shape, one.stride()).t()
+
+
+def negative_by_a_flag(one: torch.Tensor) -> None:
+    one.data = one.detach()._neg_view()
+
+
+def another_class(one: torch.Tensor) -> None:
+    one.__class__ = type("Another", (type(one),), {})
+
+
+def larger_storage(one: torch.Tensor) -> None:
+    one.untyped_storage().resize_(2**20)
+
+
+def exchanged_whole(one: torch.Tensor) -> None:
+    torch.utils.swap_tensors(one, one.detach().clone().requires_grad_(one.requires_grad))
+
+
+def shared_by_a_lazy_clone(one: torch.Tensor) -> torch.Tensor:
+    return torch._lazy_clone(one)
+
+
+def through_a_view(one: torch.Tensor) -> None:
+    one.detach().as_strided_((2,), (1,))
+    one.detach().resize_(1)
+
+
+CHANGES: dict[str, Change] = {
+    one.__name__: one
+    for one in (
+        other_memory,
+        other_dtype,
+        later_in_its_memory,
+        in_the_same_memory_turned_round,
+        negative_by_a_flag,
+        another_class,
+        larger_storage,
+        exchanged_whole,
+        shared_by_a_lazy_clone,
+    )
+}
+CHANGES |= {
+    "requires_grad": lambda one: one.requires_grad_(not one.requires_grad),
+    "no_storage": lambda one: one.untyped_storage().resize_(0),
+    "shape": lambda one: one.unsqueeze_(0),
+    "shape_of_as_many": lambda one: one.as_strided_((1, 9), (9, 1)),
+    "strides": lambda one: one.t_(),
+    "smaller": lambda one: one.as_strided_((1, 3), (3, 1)),
+}
+
+
+def tensors(kind: str) -> list[torch.Tensor]:
+    torch.manual_seed(2)
+    made = [torch.randn(3, 3) for _ in range(6)]
+    return [nn.Parameter(one) for one in made] if kind == "parameters" else made
+
+
+@pytest.mark.parametrize("place", [0, 3, 5])
+@pytest.mark.parametrize("kind", ["parameters", "tensors"])
+@pytest.mark.parametrize("change", sorted(CHANGES))
+def test_a_change_of_any_tensor_is_seen(change: str, kind: str, place: int) -> None:
+    found = tensors(kind)
+    words = TensorWords(found)
+    assert all(map(words.tells_of, found)) and words.unchanged()
+    with torch.no_grad():
+        held = CHANGES[change](found[place])
+    assert not words.unchanged()
+    assert TensorWords(one for one in found if words.tells_of(one)) is not None
+    del held
+
+
+def test_who_holds_tensors_and_what_they_hold_does_not_matter() -> None:
+    found = tensors("parameters")
+    words = TensorWords(found)
+    held = [one.detach() for one in found], [one.view(-1) for one in found], [one.untyped_storage() for one in found]
+    sum(one.square().sum() for one in found).backward()
+    torch.optim.SGD(found, lr=0.1).step()
+    through_a_view(found[0])
+    found[1].register_hook(lambda gradient: None)
+    found[2].note = 1  # type: ignore[attr-defined]
+    assert words.unchanged() and len(held) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda one: setattr(one, "grad", None),
+        lambda one: setattr(one, "grad", torch.zeros_like(one)),
+        lambda one: one.grad.t_(),
+        lambda one: setattr(one.grad, "data", torch.zeros(3, 3)),
+        lambda one: one.grad.requires_grad_(),
+        lambda one: one.grad.untyped_storage().resize_(2**20),
+    ],
+)
+def test_another_gradient_is_seen(change: Change) -> None:
+    found = tensors("parameters")
+    for one in found[1:]:
+        one.grad = torch.ones(3, 3)
+    expected = [one.grad for one in found]
+    words = TensorWords(found, found, expected)
+    assert all(map(words.tells_of_gradient, found)) and words.unchanged()
+    change(found[4])
+    assert not words.unchanged()
+
+
+def test_a_gradient_where_there_was_none_is_seen() -> None:
+    for before in (None, torch.ones(3, 3)):
+        found = tensors("parameters")
+        found[0].grad = before
+        words = TensorWords(found, found, [None] * 6)
+        assert words.unchanged() is (before is None)
+        found[0].grad = None
+        assert words.unchanged()
+        found[5].grad = torch.ones(3, 3)
+        assert not words.unchanged()
+
+
+def test_gradients_are_compared_with_those_expected_and_not_with_those_that_are_there() -> None:
+    found = tensors("parameters")
+    expected = [torch.full((3, 3), float(index)) for index in range(6)]
+    words = TensorWords(found, found, expected)
+    assert not words.unchanged()
+    for one, gradient in zip(found, reversed(expected), strict=True):
+        one.grad = gradient
+    assert not words.unchanged()
+    for one, gradient in zip(found, expected, strict=True):
+        one.grad = gradient
+    assert words.unchanged()
+
+
+class Wrapper(torch.Tensor):
+    """A class of tensors of a program's own."""
+
+
+def test_tensors_of_other_kinds_are_left_to_others() -> None:
+    plain = torch.zeros(2, 2)
+    others = [
+        torch.zeros(2, 2).as_subclass(Wrapper),
+        torch.zeros(2, 2).to_sparse(),
+        torch.zeros(1, 1, 1, 1, 1, 2),
+        torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+    ]
+    words = TensorWords([plain, *others])
+    assert words.tells_of(plain) and not any(map(words.tells_of, others))
+    for one in others[:1]:
+        one.data = torch.ones(2, 2)
+    assert words.unchanged()
+    with_sparse = nn.Parameter(torch.zeros(2, 2))
+    assert not TensorWords([with_sparse], [with_sparse], [others[1]]).tells_of_gradient(with_sparse)
+
+
+def test_one_tensor_stands_for_all_with_the_same_dispatch_keys() -> None:
+    with torch.inference_mode():
+        of_inference = [torch.zeros(1), torch.zeros(2)]
+    found = [*tensors("parameters"), *of_inference, torch.zeros(3, device="meta")]
+    kept = TensorWords(found).one_of_each_kind()
+    assert len(kept) == 3
+    keys = {torch._C._dispatch_keys(one).raw_repr() for one in kept}
+    assert keys == {torch._C._dispatch_keys(one).raw_repr() for one in found}
+
+
+def test_nothing_is_read_where_a_word_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tensor_words._can_be_read()
+    for name in ("_STORAGE", "_SIZES", "_OFFSET", "_KIND", "_KEYS", "_GRAD", "_REQUIRES_GRAD"):
+        with monkeypatch.context() as patched:
+            patched.setattr(tensor_words, name, getattr(tensor_words, name) + tensor_words.WORD)
+            patched.setattr(tensor_words, "_none", tensor_words._none.__wrapped__)
+            assert not tensor_words._can_be_read.__wrapped__(), name
+
+
+def test_a_change_that_does_not_show_is_found_out_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_words, "_CHANGES", (*tensor_words._CHANGES, lambda one: one.add_(1)))
+    assert not tensor_words._can_be_read.__wrapped__()
