@@ -24,7 +24,7 @@ from suite.measure.captured import CaptureLog
 from suite.measure.compile_times import restart_timers, timer_seconds, waited_s
 from suite.measure.graphs import GraphLog
 from suite.measure.kernel_sources import KernelSources
-from suite.measure.memory import Peak, peak, release, restart_peak
+from suite.measure.memory import Peak, peak, release, release_workspaces, restart_peak
 from suite.modes import Mode
 from suite.schema import CompileConditions, CompileTimes
 
@@ -155,6 +155,7 @@ class Compilation:
         seed_all(spec.seed)
         restart_timers()
         self._program.turns.waited_s = 0.0
+        release_workspaces(device)
         restart_peak(device)
         with self._noting_graphs():
             begin = time.perf_counter()

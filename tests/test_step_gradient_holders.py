@@ -142,6 +142,52 @@ def test_what_is_held_is_what_it_is_in_eager(
     assert step.report().replays >= 7 and step.report().dropped_recordings == 0
 
 
+def one_of_them(training: Buffers, index: int) -> None:
+    training.held.append(training.gradients()[1])
+
+
+def views_of_another_each_time(training: Buffers, index: int) -> None:
+    found = training.gradients()
+    training.held = [found[index % len(found)].view(-1)[1:]]
+
+
+def all_and_a_parameter_moves(training: Buffers, index: int) -> None:
+    training.held += training.gradients()
+    if index == 20:
+        first = next(training.model.parameters())
+        first.data = first.data.clone()
+
+
+@pytest.mark.parametrize("signatures", [1, 2])
+@pytest.mark.parametrize(
+    ("change", "misses"),
+    [(one_of_them, 0), (views_of_another_each_time, 0), (a_list_of_all, 0), (all_and_a_parameter_moves, 6)],
+)
+def test_gradients_that_are_held_in_each_call_take_no_full_way(
+    change: Callable[[Buffers, int], None], misses: int, signatures: int
+) -> None:
+    """Until none is held any more, and then calls are steady as they were."""
+    zero = next(iter(ZERO))
+    mine, theirs = Buffers(zero), Buffers(zero)
+    step = Counted(mine.step, device=CpuDevice())
+    full = []
+    for index in range(44):
+        (batch,) = batches("cpu", 44, 6 + index % signatures)[index]
+        if 12 <= index < 34:
+            change(mine, index)
+            change(theirs, index)
+        else:
+            mine.held, theirs.held = [], []
+        assert torch.equal(step(batch), theirs.step(batch)), index
+        found, expected = mine.seen(), theirs.seen()
+        assert len(found) == len(expected) and all(map(torch.equal, found, expected)), index
+        del found, expected
+        full.append(step.full)
+    assert full[33] - full[12 + 6 * signatures] <= misses * signatures, full
+    assert full[43] == full[33 + 3 * signatures], full
+    assert sum(one.gradients_kept for one in step.report().recordings) >= 8
+
+
 CLONES: list[int] = []
 """Each parameter has a copy of its gradient."""
 
@@ -286,7 +332,7 @@ def test_a_step_that_exchanges_gradients_itself_leaves_what_is_held() -> None:
 
 
 @pytest.mark.parametrize("zero", ["set to None", "added to"])
-def test_calls_are_steady_while_nobody_holds_gradients_and_again_afterwards(zero: str) -> None:
+def test_calls_are_steady_while_nobody_holds_gradients_or_some_for_long_and_again_afterwards(zero: str) -> None:
     training = Alike(zero)
     step = Counted(training.step, device=CpuDevice())
     held: list[torch.Tensor] = []
@@ -298,7 +344,10 @@ def test_calls_are_steady_while_nobody_holds_gradients_and_again_afterwards(zero
         step(*batch)
         steady.append(step.full == before)
     assert all(steady[5:8]) and all(steady[-4:])
-    assert any(steady[8:20]) is (zero == "added to") and not held
+    if zero == "added to":
+        assert any(steady[8:20]) and not held
+    else:
+        assert not any(steady[9:12]) and all(steady[13:20]) and not held
 
 
 def test_what_encore_holds_is_forgotten_with_its_recordings() -> None:

@@ -12,6 +12,7 @@ it was captured. So one asks for all gradients of its pool (`Family`), in one lo
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,6 +34,10 @@ _own: dict[int, Any] = {}
 _NONE: Any = numpy.zeros(2, dtype=numpy.int32)
 """Where it holds nothing."""
 
+_changes = itertools.count(1)
+_last_change = [0]
+"""Its number stands for what is in `_own`."""
+
 _asked_by: dict[int, weakref.ref[Family]] = {}
 """Who compares the counts of these with what they should be."""
 
@@ -48,6 +53,7 @@ class OwnReferences:
         for key, some in self._added.items():
             _own[key] = _own.get(key, _NONE) + some
             _tell(key)
+        _changed()
 
     def of_others(self, others: Mapping[int, torch.Tensor]) -> OwnReferences:
         """As many to tensors that have taken the places of these. `others` are these by the identities of those."""
@@ -64,8 +70,14 @@ class OwnReferences:
             else:
                 _asked_by.pop(key, None)
         self._added = {}
+        _changed()
 
     __del__ = release
+
+
+def _changed() -> None:
+    """To be called behind a change of `_own`: what was reckoned meanwhile counts as reckoned before it."""
+    _last_change[0] = next(_changes)
 
 
 def _tell(key: int) -> None:
@@ -111,6 +123,8 @@ class Holders:
         self.keys = _keys(self.tensors)
         self._lie = [(one.dtype, one.storage_offset(), one.shape, one.stride()) for one in self.tensors]
         shared = Counter(storage for _, storage in self.keys)
+        self._alone: Any = None
+        self._reckoned_at = 0
         self._sharing = numpy.array([shared[storage] - 1 for _, storage in self.keys], dtype=numpy.int32)
 
     def of_others(self, others: Mapping[int, torch.Tensor]) -> Holders:
@@ -125,15 +139,22 @@ class Holders:
 
     def expected(self, standing: Mapping[int, int]) -> Any:
         """The counts where nobody holds any but Encore, and so many `.grad` those of these identities."""
-        alone, in_a_grad, in_another = unheld()
-        own = [_own.get(key, _NONE) for keys in self.keys for key in keys]
-        found = numpy.array(own, dtype=numpy.int32).reshape(-1, COUNTS) + alone
-        found[:, 2] += self._sharing
+        _, in_a_grad, in_another = unheld()
+        found = self._in_no_grad().copy()
         if standing:
             times = numpy.array([standing.get(tensor, 0) for tensor, _ in self.keys], dtype=numpy.int32)
             there = numpy.minimum(times, 1)
             found += numpy.outer(there, in_a_grad) + numpy.outer(times - there, in_another)
         return found.reshape(-1)
+
+    def _in_no_grad(self) -> Any:
+        """The counts where nobody holds any but Encore, which are reckoned when that holds others than before."""
+        if self._reckoned_at != (now := _last_change[0]):
+            own = [_own.get(key, _NONE) for keys in self.keys for key in keys]
+            found = numpy.array(own, dtype=numpy.int32).reshape(-1, COUNTS) + unheld()[0]
+            found[:, 2] += self._sharing
+            self._alone, self._reckoned_at = found, now
+        return self._alone
 
     def held(self, standing: Mapping[int, int] = NOWHERE) -> set[int]:
         """The identities of those that somebody else holds."""

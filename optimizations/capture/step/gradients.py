@@ -189,6 +189,11 @@ class Gradients:
         unmoved = all(map(operator.is_, self._before, self._after))
         return self._before, not unmoved
 
+    def may_be_held(self) -> bool:
+        """Whether a launch that finds some of what it leaves held needs to know of gradients no more than who holds
+        which, so long as all that the graph knows is as it was: `bring` and `leave` do the rest."""
+        return self._indifferent and not (self._without or self._given_out)
+
     def fit(self) -> bool:
         """Whether a launch now would find gradients where the recording found some."""
         if not self._renew():
@@ -237,7 +242,8 @@ class Gradients:
         in_place = {id(old) for there, old in zip(now, self._before, strict=False) if there == id(old)}
         found = []
         for left in members:
-            held = left.holders.held(standing) - in_place
+            if not (held := left.holders.held(standing) - in_place):
+                continue
             keys = left.holders.keys
             cells = {storage for tensor, storage in keys if tensor in held}
             places = [index for index, (one, cell) in enumerate(keys) if one not in in_place and cell in cells]

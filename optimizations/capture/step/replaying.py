@@ -40,6 +40,9 @@ MISSED = object()
 WORTH = 64
 """Calls that one must have served to be made again at once."""
 
+HELD_OFTEN = 4
+"""Calls in a row for which gradients were held, after which that counts as usual."""
+
 
 class SteadyReplay:
     """The steady replay of one recording, and when it is made.
@@ -55,26 +58,42 @@ class SteadyReplay:
         self._made_at = 0
         self._next = 1
         self._wait = WORTH
+        self._held = self._told_at = 0
+        self._for_held = False
 
     def served_otherwise(self, recording: Recording, tensors: Sequence[torch.Tensor], rates: LearningRates) -> None:
         """To be told that the recording has served a call with these tensors in the full way.
 
         What is there now is what is steady from then on. Making a steady replay looks at everything, so one that soon
         missed is made again after so many calls, twice as many each time. Where gradients were held from before it
-        stays: they are let go of, as a rule, and it serves the calls after that.
+        stays: they are let go of, as a rule, and it serves the calls after that. Where some are held call after call,
+        one is made that puts back what is held, until none is.
         """
+        gradients = recording.gradients
+        # What was held is in the way of every other launch where all gradients are: the one before left copies.
+        in_a_row = recording.replays <= self._told_at + 2
+        self._held, self._told_at = (self._held * in_a_row + 1) * gradients.for_now, recording.replays
+        for_held = self._held >= HELD_OFTEN and gradients.may_be_held()
+        if for_held and not self._for_held:
+            self._next, self.serve = recording.replays, None
         if self.serve is not None:
-            if recording.gradients.for_now:
+            if gradients.for_now and not self._for_held:
                 return
             self._wait = WORTH if recording.replays - self._made_at > self._wait else 2 * self._wait
             self._next = recording.replays if self._wait == WORTH else recording.replays + self._wait
             self.serve = None
         if recording.replays >= self._next:
             self._made_at = recording.replays
-            make = functools.partial(_made, recording, tensors, rates)
+            self._for_held = for_held
+            make = functools.partial(_made, recording, tensors, rates, for_held=for_held)
             self.serve, holds = taken_by(make, recording.gradients.known())
             if self.serve is not None:
                 vars(self.serve)["holds"] = holds  # for as long as it lives
+
+    def none_held(self, recording: Recording) -> None:
+        """To be told that no gradients are held any more: the next call is looked at in the full way."""
+        self._held, self._for_held, self._next = 0, False, recording.replays
+        self.serve = None
 
 
 class Pace:
@@ -111,9 +130,14 @@ def _time_ns(function: Callable[[], object]) -> int:
 _Serve = Callable[["Recording", tuple[Any, ...], dict[str, Any]], Any]
 
 
-def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: LearningRates) -> _Serve | None:
-    """The function of a recording whose last launch was a moment ago; None where its calls bring gradients."""
-    expected, leaves = recording.gradients.steady()
+def _made(
+    recording: Recording, tensors: Sequence[torch.Tensor], rates: LearningRates, *, for_held: bool = False
+) -> _Serve | None:
+    """The function of a recording whose last launch was a moment ago; None where its calls bring gradients.
+
+    `for_held`: the program holds gradients of the calls before, which are put back behind the launch.
+    """
+    expected, leaves = ((), True) if for_held else recording.gradients.steady()
     if expected is None:
         return None
     arguments, watch, inputs, outputs = recording.arguments, recording.watch, recording.inputs, recording.outputs
@@ -169,7 +193,8 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     allocate = None if only is None else only.allocate
     before = rates.write if rates.standing else None
     leave = recording.gradients.leave if leaves else None
-    unheld = recording.gradients.unheld()
+    bring = recording.gradients.bring if for_held else None
+    unheld = None if for_held else recording.gradients.unheld()
     count_up, counted = torch_internals.increment_version, recording.counted()
     keeps_states = bool(states)
     states_stand = states.compared_now()
@@ -204,7 +229,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
             return MISSED
         if held and not data_ptrs_equal(held, addresses_of_held, places_of_held):
             return MISSED
-        if not unheld():
+        if unheld is not None and not unheld():
             return MISSED
         if recording.replays >= next_look:
             if pace.is_slow(recording.replays, functools.partial(same, (tuple(found), rest))):
@@ -220,6 +245,8 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
                 only.lead(address)
         if lie_elsewhere:
             bind_at(found, addresses)
+        if bring is not None:
+            bring()
         if before is not None:
             before()
         replay()
@@ -230,6 +257,8 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
         if counted:
             count_up(counted)
         recording.replays += 1
+        if bring is not None and not recording.gradients.for_now:
+            recording.steady.none_held(recording)
         if allocate is None:
             results = take_results(found, fresh)
             result = recording.bind_results(results) if bound else results
