@@ -25,7 +25,8 @@ from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.changing_values import numbers_in, with_names
-from optimizations.capture.step.gradients import copied, put
+from optimizations.capture.step.gradient_copies import copied
+from optimizations.capture.step.gradients import put
 from optimizations.capture.step.host_random import HostRandom, decides
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.kept_recordings import KeptRecordings

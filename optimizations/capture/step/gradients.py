@@ -39,6 +39,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import torch
 
 from optimizations.capture.inputs import copy_all
+from optimizations.capture.step.gradient_copies import clones, copy_in, is_a_part, put_contents_back
 from optimizations.capture.step.gradient_holders import Family, Holders, Left, plain, taken_by
 from optimizations.capture.step.gradient_places import GradientPlaces
 from optimizations.capture.step.set_aside import held_by_nobody_else
@@ -248,8 +249,9 @@ class Gradients:
             cells = {storage for tensor, storage in keys if tensor in held}
             places = [index for index, (one, cell) in enumerate(keys) if one not in in_place and cell in cells]
             found += [(left.holders, index) for index in places]
-        keys, memory = [holders.keys[index][0] for holders, index in found], [one.memory(index) for one, index in found]
-        return list(zip(keys, memory, clones(memory), strict=True))
+        lying = [(holders.keys[index][0], holders.memory(index)) for holders, index in found]
+        copies = clones([there for _, there in lying])
+        return [(key, there, copy) for (key, there), copy in zip(lying, copies, strict=True)]
 
     def _bring_others(self, in_use: Collection[int], kept: Collection[int]) -> None:
         """`in_use`: the identities of those of the graph's own that the program holds; `kept` of those that launches
@@ -270,14 +272,14 @@ class Gradients:
             (index, there, expected)
             for index, there, expected in moved
             if self._writes_before[index]
-            and (exchanged or not alone[index] or _is_a_part(expected) or id(expected) in in_use)
+            and (exchanged or not alone[index] or is_a_part(expected) or id(expected) in in_use)
             # The step itself may exchange gradients.
             and (self._added_to[index] or there.data_ptr() not in left or id(there) in kept)
         ]
         put_back = [
             expected
             for index, _, expected in moved
-            if (_is_a_part(expected) or id(expected) in in_use)
+            if (is_a_part(expected) or id(expected) in in_use)
             and (self._added_to[index] or expected.data_ptr() not in left)
         ]
         self._put_back = list(zip(put_back, clones(put_back), strict=True))
@@ -287,7 +289,7 @@ class Gradients:
             for index, there, expected in moved
             if self._added_to[index]
             and not self._writes_before[index]
-            and (not alone[index] or _is_a_part(expected) or id(expected) in in_use)
+            and (not alone[index] or is_a_part(expected) or id(expected) in in_use)
         ]
         copy_all(targets, sources)
 
@@ -317,7 +319,7 @@ class Gradients:
         targets, sums = [there for _, there, _ in held], [expected for _, _, expected in held]
         if put_back or not _places(targets).isdisjoint(_places(sums)):
             sums = clones(sums)
-        _copy_back([*[(there, before) for _, there, before in kept], *put_back])
+        put_contents_back([*[(there, before) for _, there, before in kept], *put_back])
         copy_all(targets, sums)
         for index, there, _ in held:
             if self._added_to[index]:
@@ -329,36 +331,13 @@ class Gradients:
         """In the place of those that the program holds from before."""
         memory: dict[int, torch.UntypedStorage] = {}
         found = {id(one): one for one in self._after if one is not None and id(one) in held}
-        parts = {key: one for key, one in found.items() if _is_a_part(one)}
+        parts = {key: one for key, one in found.items() if is_a_part(one)}
         whole = [one for key, one in found.items() if key not in parts]
-        copies = {key: _copy_in(memory, one) for key, one in parts.items()}
+        copies = {key: copy_in(memory, one) for key, one in parts.items()}
         copies.update(zip(map(id, whole), clones(whole), strict=True))
         for parameter, gradient in zip(self.parameters, self._after, strict=True):
             if id(gradient) in copies:
                 parameter.grad = copies[id(gradient)]
-
-
-def _copy_back(kept: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """What each held. Those that stand for conjugates, or negatives, are no members of a list of targets."""
-    lazy = [one for one in kept if _is_lazy(one[0])]
-    others = [one for one in kept if not _is_lazy(one[0])]
-    for one, before in lazy:
-        copy_all([one], [before])
-    copy_all([one for one, _ in others], [before for _, before in others])
-
-
-def clones(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of these, one of each. A copy of its own for each takes a launch for each."""
-    if any(map(_is_lazy, tensors)):
-        return [one.detach().clone() for one in tensors]
-    made = [torch.empty_like(one, requires_grad=False) for one in tensors]
-    copy_all(made, tensors)
-    return made
-
-
-def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether it stands for conjugates or negatives of what lies in its memory."""
-    return tensor.is_conj() or tensor.is_neg()
 
 
 def _without_bases(
@@ -374,24 +353,6 @@ def _without_bases(
     return [others.get(id(one), one) for one in after]
 
 
-def _copy_in(memory: dict[int, torch.UntypedStorage], gradient: torch.Tensor) -> torch.Tensor:
-    """A copy of a part of a buffer; those of one are parts of one again. `memory`: copies of buffers by the address of
-    these."""
-    if _is_lazy(gradient):
-        return gradient.detach().clone()
-    storage = gradient.untyped_storage()
-    copy = memory.get(storage.data_ptr())
-    if copy is None:
-        copy = memory[storage.data_ptr()] = storage.clone()
-    made = torch.empty(0, dtype=gradient.dtype, device=gradient.device)
-    return made.set_(copy, gradient.storage_offset(), gradient.shape, gradient.stride())
-
-
-def _is_a_part(gradient: torch.Tensor) -> bool:
-    """Whether it lies in a larger buffer."""
-    return gradient.untyped_storage().nbytes() > size_bytes(gradient)
-
-
 def _times(found: Iterable[torch.Tensor | None]) -> Counter[int]:
     """How often each is among these, by its identity."""
     return Counter(id(gradient) for gradient in found if gradient is not None)
@@ -403,12 +364,6 @@ def _distinct(found: Iterable[torch.Tensor | None]) -> set[int]:
 
 def _places(found: Iterable[torch.Tensor]) -> set[int]:
     return {gradient.untyped_storage().data_ptr() for gradient in found}
-
-
-def copied(found: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Copies of these, one where several are the same."""
-    copies = {id(gradient): gradient.clone() for gradient in found if gradient is not None}
-    return [None if gradient is None else copies[id(gradient)] for gradient in found]
 
 
 def put(parameters: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor | None]) -> None:
