@@ -11,10 +11,10 @@ import pytest
 import torch
 from graphs_on_cpu import CpuDevice
 from step_parts import batches
-from test_step_gradients_held import BEHIND, ZERO, Alike
+from test_step_gradients_held import BEHIND, ZERO, Alike, Training
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from optimizations.capture.step import gradient_holders
+from optimizations.capture.step import gradient_copies, gradient_holders
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.torch_internals import reference_counts
 from optimizations.torch_internals.reference_counts import ReferenceCounts
@@ -186,6 +186,32 @@ def test_gradients_that_are_held_in_each_call_take_no_full_way(
     assert full[33] - full[12 + 6 * signatures] <= misses * signatures, full
     assert full[43] == full[33 + 3 * signatures], full
     assert sum(one.gradients_kept for one in step.report().recordings) >= 8
+
+
+def test_copies_of_gradients_that_are_held_take_as_few_launches_for_many_as_for_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copies: list[int] = []
+    copy_all, clone = gradient_copies.copy_all, torch.Tensor.clone
+    found = []
+    for layers in (1, 12):
+        training = Training("set to None")
+        training.model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(layers)])
+        step = GraphedStep(training.step, device=CpuDevice())
+        for batch in batches("cpu", 12):
+            training.held = training.gradients()
+            step(*batch)
+        with monkeypatch.context() as patched:
+            patched.setattr(gradient_copies, "copy_all", lambda *both: (copies.append(len(both[0])), copy_all(*both)))
+            patched.setattr(
+                torch.Tensor, "clone", lambda *given, **named: (copies.append(1), clone(*given, **named))[1]
+            )
+            for batch in batches("cpu", 2):
+                training.held = training.gradients()
+                step(*batch)
+        found.append([number // (2 * layers) for number in copies if number])
+        copies.clear()
+    assert found[0] == found[1] == [1, 1, 1], "what is held before, what is new, and what is put back"
 
 
 CLONES: list[int] = []
