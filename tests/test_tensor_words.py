@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from optimizations import torch_internals
 from optimizations.torch_internals import tensor_words
 from optimizations.torch_internals.tensor_words import TensorWords
 
@@ -47,7 +48,7 @@ def exchanged_whole(one: torch.Tensor) -> None:
 
 
 def shared_by_a_lazy_clone(one: torch.Tensor) -> torch.Tensor:
-    return torch._lazy_clone(one)
+    return torch_internals.lazy_clone(one)
 
 
 def through_a_view(one: torch.Tensor) -> None:

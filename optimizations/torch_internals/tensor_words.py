@@ -240,6 +240,6 @@ _CHANGES: tuple[Callable[[torch.nn.Parameter], object], ...] = (
     lambda one: one.as_strided_((2, 2, 3), (6, 3, 1)),
     lambda one: one.as_strided_((4, 2, 3), (6, 3, 1), 0),
     lambda one: torch.utils.swap_tensors(one, copy.deepcopy(one)),
-    lambda one: torch._lazy_clone(one),
+    lambda one: torch_internals.lazy_clone(one),
 )
 """Ways to change a parameter; what one returns is held meanwhile."""
