@@ -228,7 +228,7 @@ _CHANGES: tuple[Callable[[torch.nn.Parameter], object], ...] = (
     _set("data", lambda one: one.detach().clone()),
     _set("data", lambda one: one.detach().half()),
     _set("data", lambda one: one.detach()[1:]),
-    _set("data", lambda one: one.detach().conj() if one.is_complex() else one.detach()._neg_view()),
+    _set("data", lambda one: one.detach()._neg_view()),
     _set("grad", lambda one: None),
     _set("grad", lambda one: torch.zeros_like(one)),
     _set("__class__", lambda one: _Other),
