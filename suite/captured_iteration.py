@@ -34,8 +34,12 @@ class CapturedIteration(Protocol):
             Unsupported: calls run without the graphs this mode is about; the message says why.
         """
 
-    def copies(self) -> CopyCount:
-        """What is copied into the placeholders of its graphs in one iteration."""
+    def graphs(self) -> int:
+        """How many CUDA graphs there are of it, as Encore reports them."""
+
+    def copies(self, iterate: Callable[[], object]) -> CopyCount:
+        """What is copied into the placeholders of its graphs in one iteration, which is `iterate`, and the pointers
+        that are written."""
 
     def close(self) -> None:
         """Free the graphs."""
@@ -118,10 +122,17 @@ class StepIteration:
         if report.refusals or not report.replays:
             raise Unsupported("; ".join(map(str, report.refusals)) or "nothing was recorded")
 
-    def copies(self) -> CopyCount:
-        report = self._graphed.report()
-        recording = max(report.recordings, key=lambda found: found.replays)
-        return CopyCount(copied_bytes=recording.copied_bytes, tensors=recording.copied_tensors)
+    def graphs(self) -> int:
+        return len(self._graphed.report().recordings)
+
+    def copies(self, iterate: Callable[[], object]) -> CopyCount:
+        before = self._pointer_bytes()
+        iterate()
+        recording = max(self._graphed.report().recordings, key=lambda found: found.replays)
+        return CopyCount(recording.copied_bytes, recording.copied_tensors, self._pointer_bytes() - before)
+
+    def _pointer_bytes(self) -> int:
+        return sum(recording.pointer_bytes for recording in self._graphed.report().recordings)
 
     def close(self) -> None:
         self._graphed.close()
@@ -170,8 +181,15 @@ class CallableIteration:
         if self._graphed is None or self._graphed.calls_without_graph or not all(r.replays for r in self._reports()):
             raise Unsupported("calls of the module run without its graphs: their shapes or modes are others each time")
 
-    def copies(self) -> CopyCount:
-        return CopyCount(copied_bytes=sum(report.copied_bytes for report in self._reports()))
+    def graphs(self) -> int:
+        return 0 if self._graphed is None else len(self._reports())
+
+    def copies(self, iterate: Callable[[], object]) -> CopyCount:
+        reports = self._reports()
+        return CopyCount(
+            copied_bytes=sum(report.copied_bytes for report in reports),
+            tensors=sum(report.copied_tensors for report in reports),
+        )
 
     def close(self) -> None:
         if self._graphed is not None:

@@ -87,12 +87,14 @@ class MeasuredOnce:
         counted = self._counted
         profile = profile_iterations(self.iterate, self.agreed, self.sources.digests()) if self._on_gpu else None
         graphs = recorded_graphs(self.device) if self.mode.uses_cuda_graphs else []
+        # No tree of CUDA graphs holds those of a captured iteration.
+        captured = self.captured.graphs() if self.captured is not None else 0
         coverage = profile.coverage if profile else None
         if coverage and self.mode.uses_cuda_graphs:
             coverage = coverage.model_copy(update={"captured_kernel_nodes": self.captures.kernels(graphs)})
         profiled = {
             "coverage": coverage,
-            "graphs": self.graphs.counts(len(graphs)) if self.mode.backend is not None else None,
+            "graphs": self.graphs.counts(len(graphs) + captured) if self.mode.backend is not None else None,
             "copies": Copies(
                 placeholder_bytes=counted.copied_bytes if counted else None,
                 placeholder_tensors=counted.tensors if counted else None,
@@ -129,9 +131,9 @@ class MeasuredOnce:
         )
 
     def _placeholder_copies(self) -> CopyCount:
-        if self.captured is not None:
-            return self.captured.copies()
         self.iterate(BEFORE)  # or the inputs might be where they were, and no pointer be written
+        if self.captured is not None:
+            return self.captured.copies(lambda: self.iterate(0))
         with copies.counting() as count:
             self.iterate(0)
         return count

@@ -171,6 +171,7 @@ MODES: dict[str, Mode] = {
             "torch.compile inside of graph_step: a training iteration as one CUDA graph; where it is named",
             baselines=("compile", "graph", "indirection"),
             captures="step",
+            colour="#F0E442",
             over_graphs=True,
         ),
         Mode(
@@ -178,6 +179,7 @@ MODES: dict[str, Mode] = {
             "torch.compile inside of graph_callables: module and loss, forward and backward; where it is named",
             baselines=("compile", "graph", "indirection"),
             captures="callables",
+            colour="#7F3B08",
             over_graphs=True,
         ),
     )

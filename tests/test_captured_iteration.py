@@ -6,6 +6,7 @@ import functools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,7 +93,37 @@ def test_what_is_checked_and_what_is_timed_are_captured(mode: str, cell: Any, gr
     launched = sum(graph.replays for graph in graphs) - before
     assert launched == (1 if mode == "step" else 2) * (4 + 1) and len(block.host_us) == 4
     assert not any(torch.equal(a, b) for a, b in zip(weights, live._program.instance.module.parameters(), strict=True))
-    assert live.once._placeholder_copies().copied_bytes == (4 * 8 * 4 if mode == "step" else 4 * 8 * 4 + 4)
+    count = live.once._placeholder_copies()
+    # The batch, and for callables the gradient of the loss too.
+    assert (count.copied_bytes, count.tensors) == ((4 * 8 * 4, 1) if mode == "step" else (4 * 8 * 4 + 4, 2))
+    assert count.pointer_bytes == 0
+
+
+def test_pointers_are_counted_that_the_iteration_writes(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph's inputs are led by pointers from call to call, and the report has those of all calls."""
+    instance = instance_of(Mlp, task="training", loss=loss)
+    run = captured_iteration(MODES["step"], instance, instance.module)
+    for index in range(4):
+        run(instance.inputs(index))
+    (recording,) = run._graphed._recordings
+    monkeypatch.setattr(recording.inputs, "_tracker", SimpleNamespace(pointer_bytes=48, indices=[0]))
+
+    def iterate() -> None:
+        recording.inputs._tracker.pointer_bytes += 16
+
+    count = run.copies(iterate)
+    assert (count.copied_bytes, count.tensors, count.pointer_bytes) == (4 * 8 * 4, 1, 16)
+
+
+@pytest.mark.parametrize("mode", CAPTURING)
+def test_its_graphs_are_counted(mode: str, cell: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tree of CUDA graphs holds them, and coverage said that there were none."""
+    live = cell(Mlp, mode)
+    live.prepare()
+    monkeypatch.setattr(live._compilation, "mode", replace(live._compilation.mode, backend="inductor"))
+    counted = live.once.whole().graphs
+    assert counted is not None and counted.cuda_graphs == sum(not graph.freed for graph in graphs)
+    assert counted.cuda_graphs == (1 if mode == "step" else 2)
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")

@@ -20,6 +20,7 @@ from fixtures.synthetic_results import (
 )
 from matplotlib.colors import to_hex
 
+from suite.modes import MODES
 from suite.report import compare, conclusion, explain_charts, provenance, run_charts
 from suite.report.build import FIGURE_NAMES
 from suite.report.chart import Bar, Chart, Scale
@@ -146,6 +147,14 @@ def test_coverage_and_copies_are_of_graph_modes_with_the_papers_marks():
     assert charts["coverage"].series == charts["copies"].series == ("graph",)
     assert charts["coverage"].bars["ST", "graph"] == Bar(75.0, published=5.14)
     assert charts["copies"].bars["ST", "graph"] == Bar(8192.0, published=round(1.3 * 2**20))
+
+
+@pytest.mark.parametrize("mode", ["step", "callables"])
+def test_coverage_and_copies_are_of_whole_captures_too(mode):
+    charts = charts_of(cell("DCGAN", "compile"), cell("DCGAN", "graph"), cell("DCGAN", mode))
+    for name, value in (("coverage", 75.0), ("copies", 8192.0)):
+        assert charts[name].series == ("graph", mode)
+        assert charts[name].bars["DCGAN", mode].value == value
 
 
 def test_figures_say_why_encore_may_have_no_kernels_in_graphs():
@@ -304,7 +313,7 @@ def test_thirteen_workloads_in_six_modes_do_not_overlap():
 
 
 def test_modes_have_colours_of_their_own_in_every_figure():
-    modes = ("eager", "compile", "graph", "graph-unpartitioned", "placement", "indirection", "encore")
+    modes = tuple(MODES)
     every = chart_of({("a", mode): Bar(1.0) for mode in modes})
     some = chart_of({("a", mode): Bar(1.0) for mode in reversed(modes[2:])})
     assert len({colour(every, mode) for mode in modes}) == len(modes)

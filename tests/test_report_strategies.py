@@ -11,7 +11,9 @@ from fixtures.synthetic_results import cell, environment, failed_cell, metrics, 
 
 from suite.report import compare
 from suite.report.build import build_report
+from suite.report.cell_tables import coverage
 from suite.report.load import Run
+from suite.report.published import load_published
 from suite.report.readme import generated_part
 from suite.report.strategies import strategies
 from suite.report.table import Table
@@ -73,7 +75,7 @@ def test_modes_stand_side_by_side_those_that_capture_least_first() -> None:
 def test_rows_have_graphs_times_ratios_and_memory() -> None:
     found = list(rows(*SIDE_BY_SIDE).values())
     assert [row["host_us"] for row in found] == [100.0, 50.0, 40.0, 25.0, 20.0]
-    assert [row["cuda_graphs"] for row in found] == [0, 3, 3, 2, 1], "rows count no graphs of callables and steps"
+    assert [row["cuda_graphs"] for row in found] == [0, 3, 3, 2, 1], "older rows count no graphs of callables and steps"
     assert [row["graph_launches"] for row in found] == [0, 2, 3, 2, 1]
     assert {row["coverage_percent"] for row in found} == {75.0}
     assert [row["replay_peak_reserved_bytes"] for row in found] == [900, 1100, 1200, 3000, 1500]
@@ -83,6 +85,16 @@ def test_rows_have_graphs_times_ratios_and_memory() -> None:
     ratios = [str(row["over_compile"]) for row in found[1:]]
     assert [text.partition(" ")[0] for text in ratios] == ["2.00", "2.50", "4.00", "5.00"]
     assert all(text.endswith("] FAST") for text in ratios)
+
+
+def test_coverage_counts_the_same_graphs() -> None:
+    newer = trained("callables", 25.0, recorded=4, launches=2, reserved_bytes=3000)
+    for cells in (SIDE_BY_SIDE, (*SIDE_BY_SIDE[:-1], newer)):
+        side_by_side = {mode: row["cuda_graphs"] for (_, mode), row in rows(*cells).items()}
+        table = coverage(Run(environment(), cells), load_published())
+        found = {row["mode"]: row["cuda_graphs"] for row in table.frame.to_dict("records")}
+        assert found == {"eager": 0} | side_by_side
+        assert (found["step"], found["callables"]) == (1, 4 if newer in cells else 2)
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,26 @@ def test_coverage_has_the_papers_values_beside_it(run):
     assert row(table, workload="ST (current)")["grace_coverage_percent"] is None
 
 
+def test_what_older_rows_of_whole_captures_did_not_count_is_no_zero():
+    def copied(mode, **values):
+        found = metrics()
+        return cell("DCGAN", mode, metrics=found.model_copy(update={"copies": found.copies.model_copy(update=values)}))
+
+    table = cell_tables.copies(
+        Run(
+            environment(),
+            (
+                copied("callables", placeholder_tensors=0, pointer_bytes=0),
+                copied("step", placeholder_bytes=0, placeholder_tensors=0, pointer_bytes=16),
+                copied("graph", placeholder_bytes=0, placeholder_tensors=0, pointer_bytes=0),
+            ),
+        ),
+        PUBLISHED,
+    )
+    found = {each["mode"]: (each["placeholder_tensors"], each["pointer_bytes"]) for each in rows(table)}
+    assert found == {"callables": (None, None), "step": (0, 16), "graph": (0, 0)}
+
+
 def test_copies_are_summed_and_blocking_ones_counted(run):
     found = row(cell_tables.copies(run, PUBLISHED), workload="EOS", mode="graph")
     assert (found["placeholder_bytes"], found["placeholder_tensors"], found["pointer_bytes"]) == (8192, 2, None)

@@ -144,6 +144,7 @@ def test_an_input_that_only_named_kernels_read_is_read_where_it_lies(copied: lis
     assert device.set_nodes == 6 and copied == AT_THE_RECORDING
     (recording,) = step.report().recordings
     assert recording.copied_bytes == 8 * ROWS
+    assert recording.pointer_bytes == 6 * 8  # an address for each node that was set
     (only,) = step._recordings
     assert torch.equal(only.inputs.recording_inputs[0], calls()[3][0])  # nothing was copied there since the recording
 

@@ -85,6 +85,11 @@ class CopiedInputs:
         """Inputs that the graph is led to, wherever they lie."""
         return self._tracker.indices if self._tracker is not None else ()
 
+    @property
+    def pointer_bytes(self) -> int:
+        """Written so far to lead the graph to them."""
+        return self._tracker.pointer_bytes if self._tracker is not None else 0
+
     def placeholders(self) -> dict[int, torch.Tensor]:
         """By index, the placeholders of inputs that are copied as the elements they are."""
         plain = [index for index, as_bytes in zip(self._copied, self._as_bytes, strict=True) if not as_bytes]

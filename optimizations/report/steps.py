@@ -41,6 +41,7 @@ class RecordedStep:
         operations: operators it ran through PyTorch's dispatcher; kernels of compiled modules are not among them.
         copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
         tensors_followed: inputs that are read where they lie, though they lie elsewhere in each call.
+        pointer_bytes: written so far to lead it to these, in all replays together.
         tensors_in_place: inputs that were the same tensors in all calls before it, and are read where they lie.
         watched: values that the step can reach in Python, and that each call compares before the launch.
         pool_bytes: memory that its graphs' pool grew by.
@@ -56,6 +57,7 @@ class RecordedStep:
     copied_tensors: int
     tensors_in_place: int
     tensors_followed: int
+    pointer_bytes: int
     watched: int
     pool_bytes: int
     replays: int
@@ -99,7 +101,7 @@ class CallableReport:
         callable: its number, from 1; `micro_batch` counts from 0.
         direction: "forward" or "backward".
         pool: graphs of one number share memory.
-        copied_bytes: data copied into placeholders before each replay.
+        copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
     """
 
     callable: int
@@ -107,4 +109,5 @@ class CallableReport:
     direction: str
     pool: int
     copied_bytes: int
+    copied_tensors: int
     replays: int

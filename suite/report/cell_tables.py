@@ -10,7 +10,7 @@ import numpy as np
 
 from optimizations.report.selection import CandidateTime
 from suite.metrics import Metric, metrics
-from suite.modes import DEFAULT_MODE
+from suite.modes import DEFAULT_MODE, MODES
 from suite.report import same_time
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
@@ -320,6 +320,18 @@ def replay_peak_bytes(cell: Cell | None) -> int | None:
     return cell.metrics.memory.replay_peak_reserved_bytes
 
 
+def recorded_graphs(cell: Cell) -> int | None:
+    """How many CUDA graphs were recorded. Until 2026-11-26 rows had 0 of what Encore captures around the module: those
+    are the graphs that an iteration launches, each once."""
+    coverage, graphs = (cell.metrics.coverage, cell.metrics.graphs) if cell.metrics else (None, None)
+    counted = graphs.cuda_graphs if graphs is not None else None
+    return coverage.graph_launches if _captures_more(cell.mode) and not counted and coverage is not None else counted
+
+
+def _captures_more(mode: str) -> bool:
+    return mode in MODES and MODES[mode].captures_more
+
+
 def _cell_table(
     run: Run,
     name: str,
@@ -383,7 +395,7 @@ def _coverage_of(cell: Cell, published: Published) -> Row:
             "captured_kernel_nodes": measured.captured_kernel_nodes,
         }
     if cell.metrics and cell.metrics.graphs:
-        row |= cell.metrics.graphs.model_dump(exclude={"not_captured"})
+        row |= cell.metrics.graphs.model_dump(exclude={"not_captured"}) | {"cuda_graphs": recorded_graphs(cell)}
     if is_as_published(cell):
         for source in ("grace", "pygraph"):
             row[f"{source}_coverage_percent"] = published.coverage(source, cell.workload, cell.mode)
@@ -400,6 +412,11 @@ def _copies_of(cell: Cell, published: Published) -> Row:
             "host_to_device_copies": sum(transfer.count for transfer in transfers),
             "blocking_copies": sum(transfer.count for transfer in transfers if transfer.blocking),
         }
+        # Until 2026-11-26 rows of modes that capture more had 0 of what was not counted there.
+        if measured.placeholder_bytes and not measured.placeholder_tensors:
+            row["placeholder_tensors"] = None
+        if _captures_more(cell.mode) and not measured.pointer_bytes:
+            row["pointer_bytes"] = None
     if is_as_published(cell):
         row["grace_bytes"] = published.copied_bytes("grace", cell.workload, cell.mode)
     return row

@@ -112,7 +112,7 @@ def time_split(run: Run) -> Chart:
 
 
 def coverage(run: Run, published: Published) -> Chart:
-    """Kernels launched by CUDA graphs in percent, for modes that use them."""
+    """Kernels launched by CUDA graphs in percent, for modes that have some."""
 
     def bar(cell: Cell) -> Bar:
         paper = published.coverage("grace", cell.workload, cell.mode) if is_as_published(cell) else None
@@ -144,7 +144,7 @@ def _of_selection(run: Run) -> str:
 
 
 def copies(run: Run, published: Published) -> Chart:
-    """Data and pointer bytes that replay copies per iteration, for modes that use CUDA graphs."""
+    """Data and pointer bytes that replay copies per iteration, for modes that have CUDA graphs."""
 
     def bar(cell: Cell) -> Bar:
         paper = published.copied_bytes("grace", cell.workload, cell.mode) if is_as_published(cell) else None
@@ -235,8 +235,8 @@ def _per_cell(run: Run, empty: Chart, bar: Callable[[Cell], Bar]) -> Chart:
 
 
 def _graph_modes(run: Run) -> tuple[str, ...]:
-    """Modes of the run that use CUDA graphs, and those this version does not know."""
-    return tuple(mode for mode in run.modes if mode not in MODES or MODES[mode].uses_cuda_graphs)
+    """Modes of the run that have CUDA graphs, and those this version does not know."""
+    return tuple(mode for mode in run.modes if mode not in MODES or MODES[mode].needs_gpu)
 
 
 def _interval(low: float, high: float) -> tuple[float, float] | None:

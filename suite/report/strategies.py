@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from suite.modes import CAPTURED, EAGER_MODE, MODES, REFERENCE_MODE, Mode
-from suite.report.cell_tables import Row, host_median_us, replay_peak_bytes
+from suite.report.cell_tables import Row, host_median_us, recorded_graphs, replay_peak_bytes
 from suite.report.compare import Comparison
 from suite.report.load import Run
 from suite.report.speedup_tables import KERNELS_NOTE, ratio_text
@@ -30,8 +30,7 @@ def strategies(run: Run, comparisons: Sequence[Comparison]) -> Table | None:
         NAME,
         "Capture strategies",
         "Workloads that ran in a mode that captures more than torch.compile's graphs. captured: what becomes one CUDA "
-        "graph, or two of forward and backward. CUDA graphs: those recorded; of modes that capture more, those that an "
-        "iteration launches. launches and coverage: of one steady iteration. host: median. over "
+        "graph, or two of forward and backward. CUDA graphs: those recorded. launches and coverage: of one steady iteration. host: median. over "
         f"{REFERENCE_MODE}: how many times faster, by host time, with the 95 % interval and verdict. replay peak "
         f"reserved: of PyTorch's allocator, in steady replay, and how many times {EAGER_MODE}'s. refused: the first "
         f"line of the error. {KERNELS_NOTE}",
@@ -66,13 +65,10 @@ def _values(run: Run, comparisons: Sequence[Comparison], label: str, cell: Cell)
     if cell.status is not Status.PASS:
         return row | {"refused": cell.first_error_line}
     row["host_us"] = host_median_us(cell)
-    coverage, graphs = (cell.metrics.coverage, cell.metrics.graphs) if cell.metrics else (None, None)
+    coverage = cell.metrics.coverage if cell.metrics else None
     if coverage is not None:
         row |= {"graph_launches": coverage.graph_launches, "coverage_percent": coverage.percent}
-    if mode.captures_more:  # rows count the recordings of CUDAGraph Trees, and these are in none
-        row["cuda_graphs"] = row.get("graph_launches")
-    elif graphs is not None:
-        row["cuda_graphs"] = graphs.cuda_graphs
+    row["cuda_graphs"] = recorded_graphs(cell)
     reserved, eager = (replay_peak_bytes(side) for side in (cell, run.find(label, EAGER_MODE)))
     row["replay_peak_reserved_bytes"] = reserved
     if reserved is not None and eager:

@@ -201,6 +201,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                         direction=event.direction,
                         pool=slot.pool,
                         copied_bytes=slot.inputs.copied_bytes if forward else tangents,
+                        copied_tensors=slot.inputs.copied_tensors if forward else len(slot.tangents),
                         replays=slot.forwards if forward else slot.backwards,
                     )
                 )

@@ -316,7 +316,12 @@ class GraphedStep(CallRecorder):
             eager_calls=self._eager,
             replays=self._recordings.replays,
             recordings=tuple(
-                replace(one.report, replays=one.replays, gradients_kept=one.gradients.times_kept)
+                replace(
+                    one.report,
+                    replays=one.replays,
+                    pointer_bytes=one.inputs.pointer_bytes,
+                    gradients_kept=one.gradients.times_kept,
+                )
                 for one in self._recordings
             ),
             dropped_recordings=self._recordings.dropped,

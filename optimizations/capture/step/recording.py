@@ -359,6 +359,7 @@ def capture(
             copied_tensors=inputs.copied_tensors,
             tensors_in_place=len(inputs.in_place),
             tensors_followed=len(inputs.followed),
+            pointer_bytes=0,
             watched=len(watch),
             pool_bytes=pool_bytes - pool_before,
             replays=0,
