@@ -10,7 +10,7 @@ import typer
 
 from suite.cli_choices import JsonOption
 from suite.console import print_json, say
-from suite.errors import WrongUse
+from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
 
 if TYPE_CHECKING:
     from suite.report.build import Report
@@ -55,7 +55,7 @@ def report(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Render tables, figures and report.html from results."""
+    """Render tables, figures and report.html from results; exit 1 if the runs have no row."""
     from suite import store
 
     if recorded and runs:
@@ -77,6 +77,8 @@ def report(
         print_json(made.model_dump(mode="json"))
     else:
         print(f"{store.describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
+    # What is missing is in the report; whoever goes on by the exit code must not take it for results.
+    raise typer.Exit(EXIT_FINDING if made.run_id is not None and not made.cells else EXIT_OK)
 
 
 def build_report(

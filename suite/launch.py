@@ -190,15 +190,33 @@ def _go_on(request: Request, console: Console, path: Path, plan: RunPlan | None)
         if recorded.cut_line is not None:
             console.print(f"{describe(path)}: its last line was cut short and is moved aside; that cell runs again")
         done = writer.set_aside(recorded.cells, lambda cell: _runs_again(request, plan, cell))
+        if request.retry_failed:
+            _say_what_stays(console, path, [cell for cell in done if cell.shortages and _is_chosen(plan, cell)])
     except BaseException:
         writer.close()
         raise
     return _OpenRun(writer, done, plan)
 
 
+def _is_chosen(plan: RunPlan, cell: Cell) -> bool:
+    return cell.workload in plan.workloads and cell.mode in plan.modes
+
+
 def _runs_again(request: Request, plan: RunPlan, cell: Cell) -> bool:
-    chosen = cell.workload in plan.workloads and cell.mode in plan.modes
-    return request.retry_failed and chosen and cell.status is not Status.PASS
+    return request.retry_failed and _is_chosen(plan, cell) and cell.status is not Status.PASS
+
+
+def _say_what_stays(console: Console, path: Path, short: Sequence[Cell]) -> None:
+    """Rows that lack something for want of memory have passed: their samples are true, and were taken next to all other
+    modes. Measured again a mode would only be next to its baseline, and might lack as much."""
+    if short:
+        names = ", ".join(f"{cell.workload} {cell.mode}" for cell in short)
+        console.print(
+            f"memory was short for {names}: these rows have passed and stay as they are, for measured again they would "
+            f"only be next to their baseline. To do it all the same, take their lines out of {describe(path)}/"
+            f"{store.CELLS} and give the command again",
+            markup=False,
+        )
 
 
 def _new_plan(request: Request) -> RunPlan:

@@ -27,7 +27,7 @@ from suite.cli_choices import PATHS, _functions, path_options, refuse_empty_path
 from suite.errors import WrongUse
 from suite.modes import MODES
 from suite.run_writer import RunWriter
-from suite.schema import Status
+from suite.schema import Shortage, Status
 from suite.store import read_run
 
 FAKE_ENCORE = Path(__file__).parent / "fixtures" / "fake_encore.py"
@@ -269,6 +269,26 @@ def test_failed_cells_exit_1_and_are_retried_when_asked(fake: Fake) -> None:
     assert len(cells) == 4
     assert cells["EOS", "compile"].status is Status.PASS
     assert json.loads((run / store.RETRIED).read_text())["status"] == "crash"
+
+
+def test_rows_that_lacked_memory_are_not_retried_and_that_is_said(fake: Fake) -> None:
+    fake("run", "EOS", *CPU)
+    run = fake.only_run()
+    short = Shortage(mode="compile", process=1, phase="prepare", error="out of memory")
+    rows = [
+        row.model_copy(update={"shortages": [short]} if row.mode == "compile" else {"status": Status.CRASH})
+        for row in read_run(run).cells
+    ]
+    (run / store.CELLS).write_text(store.lines_of(rows))
+    plain = fake("run", "--resume", str(run))
+    assert "memory was short" not in plain.stderr
+    done = fake("run", "--resume", str(run), "--retry-failed")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "memory was short for EOS compile: these rows have passed and stay as they are" in said
+    assert f"take their lines out of {run}/{store.CELLS}" in said
+    kept = {cell.mode: cell for cell in read_run(run).cells}
+    assert kept["compile"].shortages == [short] and kept["eager"].status is Status.PASS
 
 
 def test_a_resumed_run_can_take_more_modes_and_workloads(fake: Fake) -> None:
@@ -703,6 +723,22 @@ def test_runs_that_do_not_go_together_are_wrong_use(fake: Fake) -> None:
     assert done.returncode == 2
     assert "driver (580.0 and 570.1)" in done.stderr and "encore report RUN --out DIR" in done.stderr
     assert not (fake.folder / "out").exists()
+
+
+def test_a_report_of_a_run_without_a_row_says_so_and_is_no_success(fake: Fake) -> None:
+    settings = {"workloads": ["EOS"], "modes": ["compile", "graph"]}
+    empty = write_run(fake.runs / "empty", [], environment(run_id="empty", settings=settings))
+    done = fake("report", "empty")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "run empty has no row" in done.stderr and f"`encore run --resume {empty}`" in done.stderr
+    assert "not run" in (empty / "report" / "tables" / "failed.md").read_text(), "what is missing is shown"
+    alone = fake("report", "empty", "--only", "fig4", "--out", str(fake.folder / "out"))
+    assert alone.returncode == 2 and "run empty has no row" in alone.stderr
+    assert not (fake.folder / "out").exists()
+    made_run(fake.runs / "named", 2, "EOS")
+    both = fake("report", "empty", "named", "--out", str(fake.folder / "out"))
+    assert both.returncode == 0 and "run empty has no row" in both.stderr, both.stderr
+    assert fake("run", "EOS", *CPU, "--budget", "1s", "--report").returncode == 0, "the run is as it was to be"
 
 
 def test_recorded_means_all_recorded_runs_and_none_explanations_alone(fake: Fake) -> None:

@@ -72,8 +72,8 @@ class Report(Record):
     """What was written, and what a caller may want to say of it.
 
     `run_id` names the run, or the runs, separated by commas. `warning` is set for a smoke run or tiny models, and for
-    what is wrong with a run's files. `failed_cells` counts cells that did not pass, `superseded_cells` failures that
-    newer rows stand for, `missing_cells` cells not yet run.
+    what is wrong with a run's files. `cells` counts those of runs, `failed_cells` of them that did not pass,
+    `superseded_cells` failures that newer rows stand for, `missing_cells` cells not yet run.
     """
 
     html: Path
@@ -81,6 +81,7 @@ class Report(Record):
     figures: list[Path]
     run_id: str | None
     explained: int
+    cells: int
     failed_cells: int
     superseded_cells: int
     missing_cells: int
@@ -175,6 +176,7 @@ def build_report(
         figures=figures,
         run_id=", ".join(provenance.run_names(recorded)) if recorded else None,
         explained=len(explained),
+        cells=len(recorded.cells) if recorded else 0,
         failed_cells=len(recorded.failed) if recorded else 0,
         superseded_cells=len(recorded.superseded) if recorded else 0,
         missing_cells=len(recorded.missing) if recorded else 0,
@@ -281,12 +283,15 @@ def build_exhibits(
         out: gets `tables/`, and `figures/` unless `figures_dir` is given.
 
     Raises:
-        WrongUse: a name is unknown, or the runs do not belong into one report.
+        WrongUse: a name is unknown, the runs do not belong into one report, or have no row and nothing else is given.
         InvalidResults: a file has wrong fields.
         CannotWrite: the disk is full.
     """
     exhibits = paper.find_exhibits(names)
-    results = paper_results(load_runs(runs) if runs else None, micro, nanogpt, load_published())
+    recorded = load_runs(runs) if runs else None
+    if recorded is not None and not recorded.cells and micro is None and nanogpt is None:
+        raise WrongUse(f"nothing to draw: {'; '.join(recorded.remarks)}")
+    results = paper_results(recorded, micro, nanogpt, load_published())
     parts = _paper_parts(results, exhibits)
     if figures_dir is None or (figures_dir.resolve() == FIGURES and any(part.provenance.warning for part in parts)):
         figures_dir = out / "figures"

@@ -112,6 +112,7 @@ def load_run(folder: Path) -> Run:
         f"the last line of run {run_id} was cut short, and that cell is left out; "
         f"`encore run --resume {where}` measures it again"
     )
+    empty = f"run {run_id} has no row: nothing is measured yet; `encore run --resume {where}` goes on with it"
     parts = recorded.environment.settings.get("parts")
     without = missing_shards(map(str, parts)) if isinstance(parts, list) else []
     incomplete = f"run {run_id} was joined without shard {', '.join(without)}, and what that has is missing"
@@ -120,7 +121,15 @@ def load_run(folder: Path) -> Run:
         tuple(sorted(recorded.cells, key=cell_order)),
         tuple(recorded.missing()),
         superseded=tuple(retried),
-        remarks=(*([] if recorded.cut_line is None else [cut]), *([incomplete] if without else ())),
+        remarks=tuple(
+            remark
+            for remark, holds in (
+                (empty, not recorded.cells and recorded.cut_line is None),
+                (cut, recorded.cut_line is not None),
+                (incomplete, bool(without)),
+            )
+            if holds
+        ),
     )
 
 
