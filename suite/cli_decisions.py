@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
+import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,9 +60,10 @@ def list_decisions(folder: Folder = None, as_json: JsonOption = False) -> None:
     """List verdicts, the oldest first, and files that are ignored."""
     store = _store(folder)
     found = store.list()
+    strays = store.strays()
     place = _here(found)
     if as_json:
-        print(json.dumps([_as_json(one, place) for one in found], indent=2))
+        print(json.dumps([_as_json(one, place) for one in (*found, *strays)], indent=2))
         return
     from rich.table import Table
     from rich.text import Text
@@ -75,7 +77,7 @@ def list_decisions(folder: Folder = None, as_json: JsonOption = False) -> None:
             table.add_row(*(Text(_printable(cell)) for cell in row))
     if table.row_count:
         console().print(table)
-    for one in found:
+    for one in (*found, *strays):
         if one.ignored is not None:
             console().print(_printable(f"{one.path.name} is ignored: {one.ignored}"))
     if not found:
@@ -128,17 +130,25 @@ def _printable(text: str) -> str:
 def _store(folder: Path | None) -> VerdictStore:
     from optimizations.selection.store import VerdictStore, default_directory
 
-    if folder is not None and not folder.is_dir():
-        raise WrongUse(f"--folder {folder} is not a folder")
     store = VerdictStore(folder or default_directory())
-    # The backend's folder may not be there yet. What is not one never will be.
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            is_folder = stat.S_ISDIR(store.directory.stat().st_mode)
-        except NotADirectoryError:  # something above it
-            is_folder = False
-        if not is_folder:
-            raise WrongUse(f"{store.directory} is not a folder; move that file away, or name another: --folder DIR")
+    try:
+        is_folder = stat.S_ISDIR(store.directory.stat().st_mode)
+        if is_folder and not os.access(store.directory, os.R_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except FileNotFoundError:
+        if folder is None:  # the backend's folder may not be there yet; what is not one never will be
+            return store
+        is_folder = False
+    except NotADirectoryError:  # something above it
+        is_folder = False
+    except OSError as error:  # its name is too long, it may not be looked into
+        raise WrongUse(
+            f"{'--folder ' if folder else ''}{store.directory}: {error.strerror}; name another: --folder DIR"
+        ) from error
+    if not is_folder and folder is not None:
+        raise WrongUse(f"--folder {folder} is not a folder")
+    if not is_folder:
+        raise WrongUse(f"{store.directory} is not a folder; move that file away, or name another: --folder DIR")
     return store
 
 

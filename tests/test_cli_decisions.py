@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from optimizations.selection import identity, store
 from optimizations.selection.identity import Here
 from optimizations.selection.store import SUFFIX, VerdictStore, key_of
+from suite import cli_decisions
 from suite.cli import app
 from suite.errors import WrongUse
 
@@ -147,6 +148,39 @@ def test_what_no_program_of_these_versions_reads_is_cleared(
     names = {one.circumstances.gpu if "another" in one.circumstances.gpu else one.circumstances.torch for one in found}
     assert (names, result.stdout) == (left, f"{4 - len(left)} removed\n")
     assert decisions("clear", "--stale").stdout == "0 removed\n"
+
+
+def test_what_else_lies_in_the_folder_is_listed_and_left_alone(folder: Path, tmp_path: Path) -> None:
+    cut_off = f".{'d' * 64}{SUFFIX}.x1y2"
+    for name in ("notes.txt", f".hidden{SUFFIX}", cut_off):
+        (folder / name).write_text("mine")
+    (folder / "older").mkdir()
+    listed = decisions("list").stdout
+    for name in ("notes.txt", f".hidden{SUFFIX}", "older"):
+        assert f"{name} is ignored: it is not named as verdicts are" in listed
+    assert f"{cut_off} is ignored: it is being written" in listed
+    ignored = {one["key"] for one in json.loads(decisions("list", "--json").stdout) if one["ignored"]}
+    assert {"notes.txt", "older"} < ignored
+    assert decisions("clear", "--all").stdout == "3 removed\n"
+    assert {one.name for one in folder.iterdir()} == {"notes.txt", f".hidden{SUFFIX}", "older"}
+    alone = decisions("list").stdout
+    assert "notes.txt is ignored" in alone and "no verdicts in" in alone
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "/".join(["n" * 200] * 30)])
+def test_a_folder_with_too_long_a_name_is_wrong_use(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for arguments in (("list",), ("explain", "aa"), ("clear", "--all")):
+        with pytest.raises(WrongUse, match="--folder n.*File name too long; name another"):
+            raise decisions(*arguments, "--folder", name).exception
+        monkeypatch.setenv("ENCORE_CACHE_DIR", f"/tmp/{name}")
+        with pytest.raises(WrongUse, match="^/tmp/n.*File name too long"):
+            raise decisions(*arguments).exception
+
+
+def test_a_folder_that_may_not_be_read_is_wrong_use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_decisions.os, "access", lambda path, mode: False)  # root may read everything
+    with pytest.raises(WrongUse, match=f"^{folder}: Permission denied; name another"):
+        raise decisions("list").exception
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,10 @@ MOST_BYTES = 1 << 20
 """A larger file is no verdict, and is not read."""
 
 ALONE = "a graph that it was judged together with has no such verdict"
+
+STRAY = f"it is not named as verdicts are (*{SUFFIX}); nothing reads or removes it"
+CUT_OFF = "it is being written, or its program ended while it was; `encore decisions clear --all` removes it"
+"""Of what is in the folder and not listed among verdicts."""
 
 MOST_TOLD = 1000
 """Things that are told in one process."""
@@ -138,6 +142,18 @@ class VerdictStore:
             for one in found
         )
 
+    def strays(self) -> tuple[Found, ...]:
+        """What else lies in the folder, by name: `list` leaves it out, and `clear` leaves it alone, but for files that
+        were being written when their program ended.
+
+        Raises:
+            OSError: the folder is there and cannot be read.
+        """
+        own = set(self._files())
+        cut_off = set(self._cut_off())
+        others = [path for path in self.directory.iterdir() if path not in own] if self.directory.is_dir() else []
+        return tuple(Found(path, None, CUT_OFF if path in cut_off else STRAY) for path in sorted(others))
+
     def clear(self, keys: Sequence[str] | None = None) -> int:
         """Remove these verdicts, by default all, damaged ones and what a crash left behind too. How many there were.
 
@@ -147,7 +163,7 @@ class VerdictStore:
             OSError: a file cannot be removed. All others are.
         """
         chosen = [path for path in self._files() if keys is None or path.name.removesuffix(SUFFIX) in keys]
-        cut_off = self.directory.glob(f".*{SUFFIX}.*") if keys is None and self.directory.is_dir() else ()
+        cut_off = self._cut_off() if keys is None else ()
         removed, failed = set(), None
         for path in (*chosen, *cut_off):
             try:
@@ -167,6 +183,10 @@ class VerdictStore:
         for path in self.directory.iterdir():
             if path.name.endswith(SUFFIX) and not path.name.startswith("."):
                 yield path
+
+    def _cut_off(self) -> Iterable[Path]:
+        """What a program leaves that ends while it writes a verdict: see `write_atomically`."""
+        return self.directory.glob(f".*{SUFFIX}.*") if self.directory.is_dir() else ()
 
     def _path(self, key: str) -> Path:
         return self.directory / f"{key}{SUFFIX}"
