@@ -84,7 +84,10 @@ def run(
         typer.Option(metavar="RUN", help="Run what is missing in RUN; `newest`: in the newest run that fits, if any."),
     ] = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="With --resume: run failed cells again; not those that only lacked memory.")
+        bool,
+        typer.Option(
+            "--retry-failed", help="With --resume: run failed cells again; not what has passed and lacked memory later."
+        ),
     ] = False,
     shard: Annotated[
         str | None, typer.Option(metavar="I/N", help="Run part I of N of the workloads; each takes about as long.")

@@ -170,10 +170,10 @@ def test_what_else_lies_in_the_folder_is_listed_and_left_alone(folder: Path, tmp
 @pytest.mark.parametrize("name", ["n" * 300, "/".join(["n" * 200] * 30)])
 def test_a_folder_with_too_long_a_name_is_wrong_use(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for arguments in (("list",), ("explain", "aa"), ("clear", "--all")):
-        with pytest.raises(WrongUse, match="--folder n.*File name too long; name another"):
+        with pytest.raises(WrongUse, match=r"--folder n.*File name too long; name another"):
             raise decisions(*arguments, "--folder", name).exception
         monkeypatch.setenv("ENCORE_CACHE_DIR", f"/tmp/{name}")
-        with pytest.raises(WrongUse, match="^/tmp/n.*File name too long"):
+        with pytest.raises(WrongUse, match=r"^/tmp/n.*File name too long"):
             raise decisions(*arguments).exception
 
 

@@ -31,9 +31,9 @@ def strategies(run: Run, comparisons: Sequence[Comparison]) -> Table | None:
         "Capture strategies",
         "Workloads that ran in a mode that captures more than torch.compile's graphs. captured: what becomes one CUDA "
         "graph, or two of forward and backward. CUDA graphs: those recorded. launches and coverage: of one steady "
-        f"iteration. host: median. over {REFERENCE_MODE}: how many times faster, by host time, with the 95 % interval and verdict. replay peak "
-        f"reserved: of PyTorch's allocator, in steady replay, and how many times {EAGER_MODE}'s. refused: the first "
-        f"line of the error. {KERNELS_NOTE}",
+        f"iteration. host: median. over {REFERENCE_MODE}: how many times faster, by host time, with the 95 % "
+        "interval and verdict. replay peak reserved: of PyTorch's allocator, in steady replay, and how many times "
+        f"{EAGER_MODE}'s. refused: the first line of the error. {KERNELS_NOTE}",
         columns,
         (
             {
