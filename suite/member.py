@@ -9,6 +9,7 @@ from datetime import datetime
 
 from models.registry import Workload
 from suite.environment import without_paths
+from suite.host_use import most
 from suite.measure.kernels import difference
 from suite.measure.served import served_functions
 from suite.modes import Mode
@@ -21,6 +22,7 @@ from suite.schema import (
     Cell,
     Correctness,
     Grouping,
+    HostUse,
     LaterProcess,
     Metrics,
     RankPart,
@@ -35,7 +37,7 @@ class Member:
     """A process of a mode (or several, one for each rank), and what it has brought so far.
 
     `failure` set means its worker is not asked again. `by_rank` are the answers of all ranks, where there are several.
-    `timed`: all of its blocks are measured.
+    `timed`: all of its blocks are measured. `others`: what other programs did on the host meanwhile.
     """
 
     mode: Mode
@@ -51,6 +53,7 @@ class Member:
     failure: Failed | None = None
     failed_rank: int = 0
     by_rank: list[tuple[Answer, ...]] = field(default_factory=list)
+    others: HostUse | None = None
 
     @property
     def out_of_memory(self) -> bool:
@@ -142,6 +145,7 @@ def cell_of(
         other_kernels=sorted(_retuned(processes).keys() | _retuned(baselines).keys()),
         later=_later_processes(begun),
         shortages=_shortages([*processes, *baselines]) if has_blocks else [],
+        others=most([one.others for one in processes if one.others is not None]),
         tp=workload.tp,
         ranks=_rank_parts(processes),
     )

@@ -29,6 +29,7 @@ from suite.blocks import enough_processes, measure_blocks
 from suite.compile_cache import CompileCache
 from suite.group import GroupSession, do_not_fit
 from suite.guard import temporary_folder
+from suite.host_use import between, look
 from suite.member import Member
 from suite.modes import Mode
 from suite.process import WORKER_COMMAND
@@ -260,7 +261,12 @@ def _measure_in_turn(
     measured: list[Member] = []
     for process in together:
         members = _of_process(alive, process, processes)
+        gpus = (session.workload.tp or 1) if session.bench.settings.device == "cuda" else 0
+        before = look(gpus)
         measure_blocks(session.bench, session.workload, members)
+        others = between(before, look(gpus))
+        for member in members:
+            member.others = others
         measured += members
     session.collect(measured, whole=[m for m in measured if not m.process and m.mode.name not in have_rows])
 

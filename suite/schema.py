@@ -307,6 +307,16 @@ class Shortage(Record):
         return f"process {self.process + 1} lacked memory in phase {self.phase!r}: {self.error}"
 
 
+class HostUse(Record):
+    """What programs that are not of the run did on the host while blocks of a mode were measured, in the worst of its
+    processes: CPU cores that they kept busy, in the mean; of the GPUs that the run does not use, how many were at work
+    right before or right behind, and how many processes computed on them."""
+
+    cpu_cores: float | None
+    gpus_at_work: int | None
+    gpu_processes: int | None
+
+
 class Cell(Record):
     """One line of `cells.jsonl`: a workload in a mode, from the row's identity to its verdict-relevant numbers."""
 
@@ -347,6 +357,8 @@ class Cell(Record):
     """The mode's own processes after the first."""
     shortages: list[Shortage] = []
     """Where memory was not enough behind samples, in this mode or in one of `baseline_blocks`."""
+    others: HostUse | None = None
+    """Other programs on the host meanwhile; older rows do not know of any."""
     tp: int | None = None
     """Over how many GPUs the workload is split (tensor parallelism); None: it is not such a row."""
     ranks: list[RankPart] = []

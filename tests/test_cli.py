@@ -254,6 +254,13 @@ def test_a_run_takes_a_set_and_without_names_the_default_one(fake: Fake, options
     ]
 
 
+def test_rows_tell_what_other_programs_did_meanwhile(fake: Fake) -> None:
+    fake("run", "EOS", *CPU)
+    for row in read_run(fake.only_run()).cells:
+        assert row.others is not None and row.others.gpus_at_work is None, "a run on the CPU uses none"
+        assert row.others.cpu_cores is None or row.others.cpu_cores >= 0
+
+
 def test_failed_cells_exit_1_and_are_retried_when_asked(fake: Fake) -> None:
     first = fake("run", "EOS", "ST", *CPU, behave={"EOS/compile": "exit:9"})
     assert first.returncode == 1

@@ -8,13 +8,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pynvml
 import pytest
+from fixtures.fake_nvml import FakeNvml, nvml
 from fixtures.synthetic_results import environment as synthetic
 
 from suite import gpu
@@ -25,55 +24,7 @@ from suite.gpu import NoGpu, find_gpu, require_gpu
 from suite.schema import Environment
 from suite.store import REPOSITORY
 
-
-class FakeNvml:
-    """NVML of a machine with two GPUs; replaces the functions of pynvml that `suite.gpu` calls."""
-
-    def __init__(self, patch: Callable[[str, Any], None], compute_capability: tuple[int, int] = (9, 0)) -> None:
-        self.open = 0
-        self.devices = [
-            {"name": "NVIDIA H200", "uuid": "GPU-first", "cc": compute_capability},
-            {"name": "NVIDIA Old", "uuid": "GPU-second", "cc": (6, 1)},
-        ]
-        patch("nvmlInit", self.init)
-        patch("nvmlShutdown", self.shutdown)
-        patch("nvmlDeviceGetHandleByIndex", self.by_index)
-        patch("nvmlDeviceGetHandleByUUID", self.by_uuid)
-        patch("nvmlDeviceGetCudaComputeCapability", lambda handle: handle["cc"])
-        patch("nvmlDeviceGetName", lambda handle: handle["name"])
-        patch("nvmlDeviceGetUUID", lambda handle: handle["uuid"])
-        patch("nvmlDeviceGetMemoryInfo", lambda handle: SimpleNamespace(total=141 * 2**30))
-        patch("nvmlDeviceGetAttributes_v2", self.not_supported)
-        patch("nvmlDeviceGetNumGpuCores", lambda handle: 132 * 128)
-        patch("nvmlSystemGetDriverVersion", lambda: "580.10")
-        patch("nvmlDeviceGetCount", lambda: len(self.devices))
-
-    def init(self) -> None:
-        self.open += 1
-
-    def shutdown(self) -> None:
-        self.open -= 1
-
-    def by_index(self, index: int) -> dict[str, Any]:
-        assert self.open
-        if index >= len(self.devices):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return self.devices[index]
-
-    def by_uuid(self, uuid: str) -> dict[str, Any]:
-        found = [device for device in self.devices if device["uuid"] == uuid]
-        if not found:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return found[0]
-
-    def not_supported(self, handle: Any) -> Any:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-
-@pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return FakeNvml(lambda name, value: monkeypatch.setattr(pynvml, name, value))
+__all__ = ["nvml"]
 
 
 def test_the_first_gpu_is_described_by_nvml(nvml: FakeNvml) -> None:

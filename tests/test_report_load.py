@@ -11,7 +11,7 @@ from suite.errors import WrongUse
 from suite.report import provenance
 from suite.report.join import join_runs, load_runs
 from suite.report.load import is_as_published, load_explanations, load_run, row_label
-from suite.schema import Status
+from suite.schema import HostUse, Status
 from suite.store import InvalidResults
 
 
@@ -174,6 +174,24 @@ def test_rows_measured_beside_others_take_the_place_of_those_that_were_alone_onl
     later = made_at(tmp_path, "later", 3, [cell("ST", "compile")])
     assert taken_of([*runs, later]) == "later"
     assert taken_of(runs, "MMC") == "beside"
+
+
+@pytest.mark.parametrize(
+    ("others", "taken"),
+    [
+        (None, "new"),
+        (HostUse(cpu_cores=0.4, gpus_at_work=0, gpu_processes=1), "new"),
+        (HostUse(cpu_cores=None, gpus_at_work=None, gpu_processes=None), "new"),
+        (HostUse(cpu_cores=1.2, gpus_at_work=None, gpu_processes=None), "old"),
+        (HostUse(cpu_cores=0.1, gpus_at_work=1, gpu_processes=0), "old"),
+    ],
+    ids=["not known", "idle", "nothing known", "cores", "another GPU"],
+)
+def test_rows_measured_beside_other_programs_do_not_take_the_place_of_those_that_were_alone(tmp_path, others, taken):
+    old = made_at(tmp_path, "old", 1, [cell("ST", "compile"), cell("ST", "graph")])
+    # One of its modes is enough: ratios are of all.
+    new = made_at(tmp_path, "new", 2, [cell("ST", "compile", others=others), cell("ST", "graph")])
+    assert taken_of([old, new]) == taken
 
 
 def test_of_runs_that_were_all_measured_beside_others_the_newest_has_the_rows(tmp_path):

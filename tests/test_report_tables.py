@@ -25,7 +25,17 @@ from suite.report.load import Run
 from suite.report.published import load_published
 from suite.report.shortages import shortages
 from suite.report.table import make_table, to_csv, to_markdown
-from suite.schema import Cell, CompileTimes, LaterProcess, Memory, NotCaptured, ServedFunction, Shortage, Status
+from suite.schema import (
+    Cell,
+    CompileTimes,
+    HostUse,
+    LaterProcess,
+    Memory,
+    NotCaptured,
+    ServedFunction,
+    Shortage,
+    Status,
+)
 
 PUBLISHED = load_published()
 
@@ -206,6 +216,15 @@ def test_conditions_are_the_range_over_all_readings(run):
     found = row(cell_tables.conditions(Run(run.environment, (cell("EOS", "graph", blocks=blocks),))), workload="EOS")
     assert (found["sm_clock_low_mhz"], found["sm_clock_high_mhz"], found["temperature_high_c"]) == (1200, 1980, 84)
     assert found["throttle"] == "SwThermalSlowdown"
+
+
+def test_what_other_programs_did_on_the_host_is_among_the_conditions():
+    loud = HostUse(cpu_cores=3.5, gpus_at_work=1, gpu_processes=2)
+    cells = (cell("BERT", "compile", others=loud), cell("BERT", "graph"), cell("DBV2", "compile"))
+    table = cell_tables.conditions(Run(environment(), cells))
+    assert [(each["other_cores"], each["other_gpus"]) for each in rows(table)] == [(3.5, 1), (None, None), (None, None)]
+    assert "1 workloads were measured while other programs kept a core or another GPU of the host busy" in table.note
+    assert "while other programs" not in cell_tables.conditions(Run(environment(), cells[1:])).note
 
 
 def test_workloads_that_were_measured_at_the_same_time_are_counted_with_the_conditions():

@@ -165,14 +165,23 @@ def correctness(run: Run) -> Table:
 
 
 def conditions(run: Run) -> Table:
-    """State of the GPU around the timed blocks, and whether several workloads were measured at the same time."""
+    """State of the GPU around the timed blocks, and what else was at work on the host."""
     return _cell_table(
         run,
         "conditions",
         "State of the GPU while measuring",
-        "NVML readings before and after each block. throttle: the clock-event reasons that were active, idle left out."
-        + same_time.said(run),
-        ["sm_clock_low_mhz", "sm_clock_high_mhz", "memory_clock_mhz", "power_high_w", "temperature_high_c", "throttle"],
+        "NVML readings before and after each block. other cores, other GPUs: of the host, that other programs kept "
+        "busy meanwhile. throttle: the clock-event reasons that were active, idle left out." + same_time.said(run),
+        [
+            "sm_clock_low_mhz",
+            "sm_clock_high_mhz",
+            "memory_clock_mhz",
+            "power_high_w",
+            "temperature_high_c",
+            "throttle",
+            "other_cores",
+            "other_gpus",
+        ],
         _conditions_of,
     )
 
@@ -465,6 +474,8 @@ def _conditions_of(cell: Cell) -> Row:
         "power_high_w": max((s.power_w for s in readings if s.power_w is not None), default=None),
         "temperature_high_c": max((s.temperature_c for s in readings if s.temperature_c is not None), default=None),
         "throttle": ", ".join(sorted({reason for s in readings for reason in s.throttle_reasons})) or None,
+        "other_cores": cell.others.cpu_cores if cell.others else None,
+        "other_gpus": cell.others.gpus_at_work if cell.others else None,
     }
 
 

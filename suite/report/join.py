@@ -1,9 +1,10 @@
 """Several runs in one report.
 
-Note [Alone]: workloads that are measured while others are, on other GPUs of the host, have slower host times, those of
-`compile` most of all, and speed-ups over it look larger than they are. So a newer run in which a workload was measured
-like that does not take the place of an older one in which it was alone, unless a mode was not measured then, or passed
-in one of them only.
+Note [Alone]: workloads that are measured while others are, on other GPUs of the host, or while other programs are at
+work there, have slower host times, those of `compile` most of all, and speed-ups over it look larger than they are. So
+a newer run in which a workload was measured like that does not take the place of an older one in which it was alone,
+unless a mode was not measured then, or passed in one of them only. Of other programs, rows say since 2026-11-26 what
+they did meanwhile. Older rows count as alone where nothing is known against it.
 
 Note [Captured iterations]: modes that capture a whole iteration or its module (`step`, `callables`) run where they are
 named, and then next to a few others, as a rule. Such a run does not take the place of an older one that has modes which
@@ -20,7 +21,7 @@ from pathlib import Path
 from suite.errors import WrongUse
 from suite.modes import MODES
 from suite.report.load import Run, Superseded, cell_label, cell_order, load_run
-from suite.report.same_time import at_the_same_time
+from suite.report.same_time import beside_others
 from suite.schema import Status
 
 
@@ -70,7 +71,7 @@ def join_runs(runs: Sequence[Run]) -> Run:
 
 def _taken(runs: Sequence[Run]) -> dict[str, int]:
     """Which of these runs, oldest first, each workload's rows are of."""
-    beside = [set(at_the_same_time(run)) for run in runs]
+    beside = [set(beside_others(run)) for run in runs]
     have: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
         for label in run.labels:
