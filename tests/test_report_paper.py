@@ -327,6 +327,24 @@ def test_a_workload_that_was_run_under_tp_as_well_is_counted_once(unit: str) -> 
     assert {each["of"] for each in classes if each["mode"] == mode} == {4}
 
 
+def test_a_workload_that_was_timed_and_not_decided_is_named_and_its_split_does_not_stand_for_it() -> None:
+    """VM: of 386 graphs together, and beside it two of them alone under --tp, which were the slowest of all."""
+    timed = [{"candidate": name, "calls": 9, "median_us": us, "ratio": None, "low": None, "high": None}
+             for name, us in (("none", 240.0), ("copy", 210.0))]  # fmt: skip
+    run = results(
+        with_graphs([selected(1, None, 1, 1, candidates=timed)], workload="VM"),
+        with_graphs([selected(1, "copy", 10, 20)], workload="VM@tp1"),
+        with_graphs([selected(1, "copy", 20, 10)], workload="ST"),
+    )
+    for name in ("fig4", "pygraph-fig2"):
+        done = made(name, run)
+        for note in (done.table.note, done.chart.note):
+            assert "Not counted, for they were timed and have no verdict: VM 0." in note
+    counted = {each["workload"] for each in made("fig4", run).table.frame.to_dict("records") if each["speedup"]}
+    assert counted == {"ST 0"}
+    assert "have no verdict" not in made("fig4", results(run.run.cells[-1])).table.note
+
+
 def test_graphs_are_counted_where_selection_timed_them() -> None:
     run = results(
         cell("EOS", "compile", 100),

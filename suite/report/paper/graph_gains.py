@@ -24,7 +24,8 @@ _COMMON = {
 _UNIT = (
     f"Where mode {DEFAULT_MODE} was run, graphs are counted: each group that it judged together, timed on its own "
     f"calls ({GRAPH_MODE}: replayed as stock does, its inputs copied). Otherwise each workload of the run counts once. "
-    "A workload measured under --tp too counts once: without that, or on the fewest GPUs that have something to count."
+    "A workload measured under --tp too (@tp1: the same program on one GPU) counts once: without that, or on the "
+    "fewest GPUs on which anything was timed. Names of graphs are those of workloads, with the number of the group."
 )
 _SPLIT = re.compile(rf"{TP_MARK}(\d+)")
 _DIFFERS_CDF = (
@@ -41,35 +42,53 @@ _DIFFERS_CLASSES = (
 class _Gains:
     """How many times faster than without CUDA graphs, and of what, by mode, slowest first.
 
-    `unit` is what is counted, `papers` the mode that stands for the paper's CUDA graphs.
+    `unit` is what is counted, `papers` the mode that stands for the paper's CUDA graphs. `undecided` are groups of
+    graphs that were timed, and how they are to be served is not decided: they are in no mode.
     """
 
     unit: str
     papers: str
     by_mode: dict[str, list[tuple[float, str]]]
+    undecided: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> str:
+        """A sentence on those, "" where there are none."""
+        names = ", ".join(self.undecided)
+        return f" Not counted, for they were timed and have no verdict: {names}." if names else ""
 
 
 def _gains(results: Results) -> _Gains:
     of_graphs = _of_graphs(results)
-    if any(of_graphs.values()):
-        return _Gains("graphs", GRAPH_MODE, of_graphs)
+    if any(of_graphs.by_mode.values()):
+        return of_graphs
     return _Gains("workloads", UNPARTITIONED_MODE, _of_workloads(results))
 
 
-def _of_graphs(results: Results) -> dict[str, list[tuple[float, str]]]:
-    """Of groups of graphs that were timed without a graph, replayed as stock does, and as they are served now."""
-    timed: dict[str, list[tuple[float, float, str]]] = {}
+def _of_graphs(results: Results) -> _Gains:
+    """Of groups of graphs that were timed without a graph, replayed as stock does, and as they are served now.
+
+    A workload that was timed stands for itself, decided or not: what is decided of it where it is split may be another
+    part of it, of two graphs among hundreds.
+    """
+    timed: dict[str, list[tuple[float, float | None, str]]] = {}
     for label in results.run.labels if results.run is not None else ():
         cell = results.passed(label, DEFAULT_MODE)
         for number, group in enumerate(judged_groups(cell) if cell is not None else ()):
             stock, own = group.gain("copy"), group.gain(group.kept) if group.kept else None
-            if stock is not None and own is not None:
+            if stock is not None:
                 timed.setdefault(label, []).append((stock, own, f"{label} {number}"))
-    counted = [each for label in _once(timed) for each in timed[label]]
-    return {
-        GRAPH_MODE: sorted((stock, group) for stock, _, group in counted),
-        DEFAULT_MODE: sorted((own, group) for _, own, group in counted),
-    }
+    whole = [each for label in _once(timed) for each in timed[label]]
+    counted = [(stock, own, group) for stock, own, group in whole if own is not None]
+    return _Gains(
+        "graphs",
+        GRAPH_MODE,
+        {
+            GRAPH_MODE: sorted((stock, group) for stock, _, group in counted),
+            DEFAULT_MODE: sorted((own, group) for _, own, group in counted),
+        },
+        tuple(sorted(group for _, own, group in whole if own is None)),
+    )
 
 
 def _once(labels: Iterable[str]) -> set[str]:
@@ -123,7 +142,7 @@ def make_distribution(exhibit: Exhibit, results: Results) -> Made:
             lines.append(Line(mode, tuple(points), steps=True))
     title = exhibit.title(results.published)
     columns = ["mode", "workload", "speedup", "up_to_percent", "published"]
-    table = make_table(exhibit.stem, title, exhibit.note(results), columns, rows)
+    table = make_table(exhibit.stem, title, exhibit.note(results) + gains.left_out, columns, rows)
     chart = LineChart(
         exhibit.stem,
         title,
@@ -134,7 +153,7 @@ def make_distribution(exhibit: Exhibit, results: Results) -> Made:
         marks=((1.0, "no change"),),
         percent=True,
         published=((1.0, 25.0, "published: 25 % of CUDA graphs are slower"),),
-        note=f"Left of the dotted line CUDA graphs cost more than they save. {_COMMON[gains.unit]}",
+        note=f"Left of the dotted line CUDA graphs cost more than they save. {_COMMON[gains.unit]}{gains.left_out}",
     )
     return Made(table, chart if lines else None, results.provenance())
 
@@ -182,10 +201,10 @@ def make_classes(exhibit: Exhibit, results: Results) -> Made:
         _CLASSES,
         tuple(gains.by_mode),
         bars,
-        note=_COMMON[gains.unit],
+        note=_COMMON[gains.unit] + gains.left_out,
         published=f"share of {headline['graphs']} CUDA graphs, {results.published.sources[exhibit.source].setting}",
     )
-    table = make_table(exhibit.stem, title, exhibit.note(results), columns, rows)
+    table = make_table(exhibit.stem, title, exhibit.note(results) + gains.left_out, columns, rows)
     return Made(table, chart_or_none(chart), results.provenance())
 
 
