@@ -5,6 +5,7 @@ Commands import what they need when they run: `encore --help` must not wait for 
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -16,7 +17,7 @@ import typer
 from suite import cli_compare, cli_decisions, cli_micro, cli_report, cli_run
 from suite.cli_choices import JsonOption, Size, refuse_empty_paths
 from suite.console import console, print_json, say
-from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EncoreError, WrongUse
+from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG_USE, EncoreError, WrongUse
 from suite.interrupt import Interrupted, interruptible
 from suite.supervise import kill_children
 
@@ -50,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(EXIT_INTERRUPTED)
     except OSError as error:
         say(f"encore: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
-        sys.exit(EXIT_FINDING)
+        # Only who gives the command gives names.
+        sys.exit(EXIT_WRONG_USE if error.errno == errno.ENAMETOOLONG else EXIT_FINDING)
 
 
 def _print_version(wanted: bool) -> None:

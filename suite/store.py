@@ -76,6 +76,14 @@ def describe(path: Path) -> str:
         return str(path)
 
 
+LONGEST_SHOWN = 80
+
+
+def shortened(name: str) -> str:
+    """A name as a message shows it that is about its length."""
+    return name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}..."
+
+
 _WHAT_TO_DO: dict[type[Record], str] = {
     Cell: "Take the line out, and `encore run --resume` of this run measures its cell again.",
     Environment: "Restore it: without it, nobody knows what the rows were measured with.",
@@ -114,7 +122,7 @@ def read_environment(run: Path) -> Environment:
     """
     path = run / ENVIRONMENT
     try:
-        text = path.read_bytes()
+        text = _content(path)
     except FileNotFoundError:
         raise InvalidResults(f"{describe(run)} is not a run: it has no {ENVIRONMENT}") from None
     environment = _parse(Environment, text, describe(path))
@@ -143,14 +151,27 @@ def read_run(run: Path) -> RecordedRun:
     return RecordedRun(run, environment, tuple(cells.values()), rest or None)
 
 
+def _content(path: Path) -> bytes:
+    """What is in a file of a run.
+
+    Raises:
+        InvalidResults: it is a folder, or may not be read.
+        FileNotFoundError: it is not there.
+    """
+    try:
+        return path.read_bytes()
+    except (IsADirectoryError, PermissionError) as error:
+        raise InvalidResults(f"{describe(path)} cannot be read: {error.strerror}") from error
+
+
 def _rows_of(run: Path) -> tuple[Path, bytes]:
     """The file that holds a run's rows, and its text; empty where none is final yet."""
     plain, packed = run / CELLS, run / PACKED
     if not packed.exists():
-        return plain, plain.read_bytes() if plain.exists() else b""
+        return plain, _content(plain) if plain.exists() else b""
     if plain.exists():
         raise InvalidResults(f"{describe(run)} has both {CELLS} and {PACKED}; take away the one that is not to be read")
-    whole = packed.read_bytes()
+    whole = _content(packed)
     try:
         if not whole:
             raise EOFError("it is empty")
@@ -188,7 +209,7 @@ def parse_lines(path: Path) -> tuple[Cell, ...]:
     Raises:
         InvalidResults: a line is not of this schema.
     """
-    lines = path.read_bytes().splitlines()
+    lines = _content(path).splitlines()
     return tuple(_parse(Cell, line, f"{describe(path)} line {n}") for n, line in enumerate(lines, start=1))
 
 
@@ -215,10 +236,15 @@ def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
     Raises:
         WrongUse: there is none; the message names the nearest ones.
     """
+    if not name:
+        raise WrongUse("'' names no run; give a name in results/runs or results/recorded, or a folder")
     folders = (RUNS, RECORDED) if folders is None else folders
     for candidate in (*(folder / name for folder in folders), Path(name)):
-        if (candidate / ENVIRONMENT).is_file():
-            return candidate
+        try:
+            if (candidate / ENVIRONMENT).is_file():
+                return candidate
+        except OSError as error:  # its name is too long, or it may not be looked into
+            raise WrongUse(f"run {shortened(name)!r}: {error.strerror}") from error
     known = [path.parent.name for folder in folders for path in sorted(folder.glob(f"*/{ENVIRONMENT}"))]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     newest = f"known: {', '.join(known[-5:]) or 'none yet'}"
@@ -226,6 +252,8 @@ def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
         newest += f", and {len(known) - 5} more"
     hint = f"did you mean {', '.join(near)}?" if near else newest
     where = f"; the folder has no {ENVIRONMENT}" if Path(name).is_dir() else ""
+    if Path(name).is_file():
+        where = "; this is a file, give the folder of the run that it is in"
     raise WrongUse(
         f"unknown run {name!r}{where}; {hint} (a run is a name in results/runs or results/recorded, or a folder)"
     )

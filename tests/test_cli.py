@@ -542,6 +542,51 @@ def test_a_broken_results_file_is_refused_with_its_line(fake: Fake) -> None:
         assert "Traceback" not in done.stderr
 
 
+LONG = "n" * 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("report", LONG), "run 'nnn.*\\.\\.\\.': File name too long"),
+        (("report", ""), "'' names no run"),
+        (("report", "a file"), "unknown run 'a file'; this is a file, give the folder"),
+        (("report", "folders"), "folders/cells.jsonl cannot be read: Is a directory"),
+        (("report", "named", "--explanations", LONG), "File name too long: nnn"),
+        (("report", "named", "--explanations", "a file"), "--explanations a file is a file; give the folder"),
+        (("compare", LONG, "named"), "run 'nnn.*File name too long"),
+        (("compare", "folders", "named"), "folders/cells.jsonl cannot be read: Is a directory"),
+        (("merge", "named", LONG, "--out", "whole"), "run 'nnn.*File name too long"),
+        (("run", "EOS", *CPU, "--out", LONG), "File name too long: nnn"),
+        (("run", "--resume", LONG), "run 'nnn.*File name too long"),
+        (("run", "--resume", "newest", *CPU, "--out", LONG), "File name too long: nnn"),
+    ],
+)
+def test_what_cannot_be_read_is_wrong_use(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], words: str
+) -> None:
+    monkeypatch.chdir(fake.folder)
+    Path("a file").write_text("{}")
+    named, folders = made_run(Path("named"), 1, "EOS"), made_run(Path("folders"), 2, "EOS")
+    (folders / store.CELLS).unlink()
+    (folders / store.CELLS).mkdir()
+    done = fake(*arguments)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert re.search(words, " ".join(done.stderr.split())), done.stderr
+    assert not (named / "report").exists()
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made_run(tmp_path / "run", 1, "EOS")
+
+    def refused(path: Path) -> bytes:  # root may read everything
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(WrongUse, match=r"environment\.json cannot be read: Permission denied"):
+        read_run(run)
+
+
 def test_a_run_in_use_is_refused(fake: Fake) -> None:
     fake("run", "EOS", *CPU)
     run = fake.only_run()

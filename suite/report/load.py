@@ -140,6 +140,8 @@ def load_explanations(folder: Path) -> tuple[Explanation, ...]:
         WrongUse: there is no such folder, or no explanation in it.
         InvalidResults: a file has wrong fields, or two are of the same target and variant.
     """
+    if folder.is_file():
+        raise WrongUse(f"--explanations {folder} is a file; give the folder that `encore explain --out DIR` wrote")
     files = sorted(folder.glob("*.json")) if folder.is_dir() else []
     if not files:
         raise WrongUse(f"{describe(folder)} holds no explanations; `encore explain --all --out {folder}` makes them")
