@@ -137,7 +137,8 @@ def graph_callables(
         sample_kwargs: keyword arguments of each, where it is called with such.
         warm_up: runs of each before its capture, at least 1. What they change (buffers, the random state) is put back.
         outputs: "static" hands out results where the graph writes them, and gives those that are still held memory of
-            their own before the next launch; "copied" copies all of them.
+            their own before the next launch; "copied" copies all of them. The same goes for gradients of parameters,
+            where the program sets them to None before the next launch; else they are copied.
         after_step: what updates extra state once per step, such as the scales of an FP8 recipe from its amax history;
             captured, and launched behind the last graph of each step.
         host_draws: as of `graph_step`. With "unused", `.drawn_on_the_host` names the generators that were drawn from.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from callable_programs import differences, drawn, outcome
+from callable_programs import differences, drawn, give_from_the_first, outcome
 from graphs_on_cpu import CpuDevice
 
 from optimizations.capture.callables.graph_callables import graph_callables
@@ -14,7 +14,12 @@ PROGRAMS = 80
 
 
 @pytest.mark.filterwarnings("ignore:callable .* runs without its graphs")
-def test_random_programs_do_what_they_do_without_graphs() -> None:
+@pytest.mark.filterwarnings("ignore:gradients of callable .* stay where its graphs write them")
+@pytest.mark.parametrize("gives", [False, True])
+def test_random_programs_do_what_they_do_without_graphs(gives: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where gradients are given away from the first backward on, whatever becomes of them."""
+    if gives:
+        give_from_the_first(monkeypatch)
     replays = without = 0
     for seed in range(PROGRAMS):
         expected, _ = outcome(seed, "cpu", None)

@@ -102,6 +102,8 @@ class CallableReport:
         direction: "forward" or "backward".
         pool: graphs of one number share memory.
         copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
+        copied_gradient_bytes: gradients that were copied out of the graphs' memory behind the last backward.
+        times_put_back: launches that overwrote gradients of this callable which the program held, and were put back.
     """
 
     callable: int
@@ -111,3 +113,5 @@ class CallableReport:
     copied_bytes: int
     copied_tensors: int
     replays: int
+    copied_gradient_bytes: int = 0
+    times_put_back: int = 0

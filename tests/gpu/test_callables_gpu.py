@@ -155,3 +155,40 @@ def test_what_cannot_be_captured_is_refused() -> None:
     with pytest.raises(StepRefused, match="reads a value of the GPU on the host"):
         optimizations.graph_callables(Reads(), [torch.randn(3, device="cuda")])
     assert torch.nn.functional.dropout(torch.ones(8, device="cuda")).shape == (8,)  # random numbers still work
+
+
+def test_gradients_lie_where_graphs_write_them_and_those_that_are_held_stay_as_they_are() -> None:
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).cuda()
+    reference = copy.deepcopy(module)
+    group = optimizations.graph_callables(module, [(torch.randn(5, WIDTH, device="cuda"),)])
+    other = torch.cuda.Stream()
+    held: list[list[torch.Tensor]] = [[], []]
+    sums: list[list[torch.Tensor]] = [[], []]
+    places, copied = [], []
+    for step in range(10):
+        x = torch.randn(5, WIDTH, device="cuda")
+        for one, kept, read in zip((module, reference), held, sums, strict=True):
+            one.zero_grad(set_to_none=True)
+            one(x).square().sum().backward()
+            gradients = [parameter.grad for parameter in one.parameters() if parameter.grad is not None]
+            if step >= 6:  # while they are held, another stream reads them late
+                kept += gradients
+                other.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(other):
+                    torch.cuda._sleep(5_000_000)
+                    read += [gradient.double().sum() for gradient in gradients]
+        copied.append(group.report()[1].copied_gradient_bytes)
+        places.append([parameter.grad.data_ptr() for parameter in module.parameters() if parameter.grad is not None])
+        for parameter, expected in zip(module.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, expected.grad)
+    assert copied[0] > 0
+    assert copied[4] == 0
+    assert places[4] == places[5]
+    assert group.report()[1].times_put_back > 0
+    assert group.calls_without_graph == 0
+    torch.cuda.synchronize()
+    for mine, eagers in ((held[0], held[1]), (sums[0], sums[1])):
+        assert len(mine) == len(eagers) == 16
+        for found, expected in zip(mine, eagers, strict=True):
+            torch.testing.assert_close(found, expected)
+    group.close()

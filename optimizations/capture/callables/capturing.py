@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from optimizations.capture.callables.arguments import Sample
+from optimizations.capture.callables.gradient_memory import TRIES, GradientMemory, writable
 from optimizations.capture.callables.graphed import Slot
 from optimizations.capture.callables.memory_plan import pools
 from optimizations.capture.callables.order import Event
-from optimizations.capture.callables.results import HandedOut
+from optimizations.capture.callables.results import HandedOut, over
 from optimizations.capture.callables.warm_up import (
     OTHER_RESULT,
     Forbidding,
@@ -44,6 +45,7 @@ from optimizations.capture.step.recording import check_unread
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared
 from optimizations.captured.displaced import overlaps
+from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import depending_on
 
@@ -95,6 +97,8 @@ class Captures:
         self._carries = True
         self._open: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._shared: dict[int, list[torch.Tensor | None]] = {}
+        self._captured: list[tuple[Slot, str]] = []
+        self._first_backward: dict[int, int] = {}
 
     def without_backward(self) -> set[tuple[int, int]]:
         """Micro-batches of callables with nothing to differentiate: no backward of theirs will ever run."""
@@ -118,7 +122,39 @@ class Captures:
                     self._forward(key, plan[key], handles[plan[key]])
                 elif any(self.slots[key].differentiable):
                     self._backward(key, handles[plan[key]])
+                    self._first_backward.setdefault(event.callable, len(self._captured))
+                else:
+                    continue
+            self._captured.append((self.slots[key], event.direction))
         self._device.restore_random_states(states)
+        self._share_out(handles)
+
+    def _share_out(self, pools: Mapping[int, Any]) -> None:
+        """Let the graphs know whose gradients of parameters they overwrite. Note [Gradients that are given away].
+
+        Memory is in use while the graphs behind are captured. So it is those of the callable, and those before in the
+        pool of the first, which made it.
+        """
+        fixed = [one for member in self._members for one in [*member.state.tensors.values(), *member.run.parameters]]
+        for slot in self.slots.values():
+            fixed += [*slot.inputs.recording_inputs, *slot.tangents, *slot.results.static]
+            fixed += [one for one in slot.gradients[: len(slot.gradients) - len(slot.parameters)] if one is not None]
+            fixed += [made for _, made in slot.bound]
+        used = set(map(storage, fixed))
+        for number, place in self._first_backward.items():
+            pool = self._captured[place][0].pool
+            made_in = MemoryRanges(self._device.pool_ranges(pools[pool]))
+            alone = {id(one): over(one) for one in writable(self._shared.pop(number), made_in, used)}
+            for slot in self.slots.values():  # what autograd made may be a view, which holds what it is a view of
+                slot.gradients = [alone.get(id(one), one) for one in slot.gradients]
+            tries = 0 if self._copied else TRIES
+            memory = GradientMemory(f"callable {number}", alone.values(), self._device.wait, tries=tries)
+            for index, (slot, direction) in enumerate(self._captured):
+                if slot.number == number:
+                    slot.gradient_memory = memory
+                overwrites = slot.forward_overwrites if direction == "forward" else slot.backward_overwrites
+                if (direction == "backward" and slot.number == number) or (slot.pool == pool and index < place):
+                    overwrites.append(memory)
 
     def capture_update(self, update: Member) -> Any:
         """What is launched once per step, as a graph of its own."""

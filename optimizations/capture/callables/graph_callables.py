@@ -192,7 +192,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         found = []
         for event in self._order:
             if (slot := self._slots.get((event.callable, event.micro_batch))) is not None:
-                forward = event.direction == "forward"
+                forward, memory = event.direction == "forward", slot.gradient_memory
                 tangents = sum(tensor.nbytes for tensor in slot.tangents)
                 found.append(
                     CallableReport(
@@ -203,6 +203,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                         copied_bytes=slot.inputs.copied_bytes if forward else tangents,
                         copied_tensors=slot.inputs.copied_tensors if forward else len(slot.tangents),
                         replays=slot.forwards if forward else slot.backwards,
+                        copied_gradient_bytes=0 if forward else slot.copied_gradient_bytes,
+                        times_put_back=0 if memory is None else memory.times_put_back,
                     )
                 )
         return tuple(found)
@@ -318,6 +320,9 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             alive = {other: [one for one in results if one() is not None] for other, results in self._left.items()}
             self._left = {other: results for other, results in alive.items() if results}
         if stream != before and before is not None:
+            for slot in self._slots.values():
+                if slot.gradient_memory is not None:
+                    slot.gradient_memory.read_on_several_streams()
             handed = [one for slot in self._slots.values() for one in slot.results.handed if one() is not None]
             if handed:
                 self._left[before] = handed

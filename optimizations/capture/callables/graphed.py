@@ -1,10 +1,11 @@
 """Forward and backward graphs of one micro-batch of a callable, and the autograd node that launches them.
 
 Note [Gradients of parameters]. A backward graph writes the gradients of parameters to fixed memory, the same for all
-micro-batches of a callable. Autograd would make that memory the parameter's `.grad` where there is none, and the next
-launch would overwrite it. So a gradient that would become a `.grad` is copied out, and so is one that somebody else
-gets: a hook of the parameter, or of its node in the graph of autograd, or the caller of `torch.autograd.grad`. One that
-is only added to a `.grad` is read at once, and is not.
+micro-batches of a callable. Autograd makes that memory the parameter's `.grad` where there is none, and the next launch
+would overwrite it. So a gradient that would become a `.grad` is copied out, until it is known that the program lets go
+of it in time (`gradient_memory`). One that somebody else gets is always copied: a hook of the parameter, or of its node
+in the graph of autograd, or the caller of `torch.autograd.grad`. One that is only added to a `.grad` is read at once,
+and is not.
 
 Note [Between forward and backward]. A backward reads what its forward left in the graphs' memory, and parameters and
 buffers where they lie. In eager, autograd notices if these are written meanwhile, and raises. So versions of those that
@@ -28,6 +29,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.callables.binding import Binding
+from optimizations.capture.callables.gradient_memory import GradientMemory, before_launch, put_back
 from optimizations.capture.callables.results import HandedOut, version_of
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import replaced
@@ -35,6 +37,8 @@ from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.outputs import view_like
 from optimizations.capture.step.written_memory import WrittenMemory, shared_with_written
 from optimizations.torch_internals.autograd_graph import adds_to_gradient, held_by_others
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(slots=True)
@@ -85,8 +89,17 @@ class Slot:
     freed: bool = False
     left: Callable[[], AsLeft | None] = lambda: None
     binding: Binding = field(default_factory=Binding)
+    gradient_memory: GradientMemory | None = None
+    forward_overwrites: list[GradientMemory] = field(default_factory=list)
+    backward_overwrites: list[GradientMemory] = field(default_factory=list)
+    copied_out: Sequence[torch.Tensor] = ()
     forwards: int = 0
     backwards: int = 0
+
+    @property
+    def copied_gradient_bytes(self) -> int:
+        """Gradients that the last backward handed out as copies."""
+        return sum(gradient.nbytes for gradient in self.copied_out)
 
     @property
     def awaits_backward(self) -> bool:
@@ -96,7 +109,11 @@ class Slot:
     def run_forward(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Launch the forward for these inputs, for which there is room."""
         self.inputs.bind(inputs)
-        self.forward.replay()
+        kept = before_launch(self.forward_overwrites)
+        try:
+            self.forward.replay()
+        finally:
+            put_back(kept)
         self.forwards += 1
         if self.written:
             self.inputs.give_back(inputs, self.written)
@@ -154,10 +171,12 @@ class Slot:
             return True
         return self.written_memory.holds_one_of(inputs)
 
-    def run_backward(self, tangents: Sequence[torch.Tensor | None], nodes: Sequence[Any]) -> list[torch.Tensor | None]:
+    def run_backward(
+        self, tangents: Sequence[torch.Tensor | None], nodes: Sequence[Any], *, creates_graph: bool = False
+    ) -> list[torch.Tensor | None]:
         """Launch the backward; gradients of inputs, then of parameters. Note [Gradients of parameters].
 
-        `nodes`: those of autograd that these go to.
+        `nodes`: those of autograd that these go to. `creates_graph`: whether that is under `create_graph=True`.
         """
         self.begins(self.number, self.micro_batch)
         given = [tangent for tangent, takes in zip(tangents, self.differentiable, strict=True) if takes]
@@ -169,27 +188,48 @@ class Slot:
         for mate in self.mates:  # none since the forward, if calls come in the order
             if mate.results.are_out:
                 mate.results.rescue()
-        self.backward.replay()
-        self.backwards += 1
-        self.ended()
+        kept = before_launch(self.backward_overwrites)
+        if self.gradient_memory is not None:
+            self.gradient_memory.begin_round()
+        try:
+            self.backward.replay()
+            self.backwards += 1
+            self.ended()
+            return self._handed_out(gradients, nodes, creates_graph)
+        finally:
+            put_back(kept)
+
+    def _handed_out(
+        self, gradients: Sequence[torch.Tensor | None], nodes: Sequence[Any], creates_graph: bool
+    ) -> list[torch.Tensor | None]:
+        """What autograd gets for gradients that lie in the graph's memory."""
+        memory = self.gradient_memory
         count = len(gradients) - len(self.parameters)
         found = list(gradients)
         copied = [index for index, gradient in enumerate(gradients[:count]) if gradient is not None]
         held = held_by_others(nodes)
+        become: set[int] = set()
         for index, parameter in enumerate(self.parameters, start=count):
             gradient = found[index]
             if gradient is None:
                 continue
-            hooked = parameter._backward_hooks or held[index]
-            if parameter.grad is not None and not hooked and adds_to_gradient(nodes[index]):
+            goes_on = not (parameter._backward_hooks or held[index]) and adds_to_gradient(nodes[index])
+            to_add = parameter.grad is not None
+            goes_on = goes_on and (to_add or not (creates_graph or memory is None or type(parameter) not in PLAIN))
+            if goes_on and (to_add if memory is None else memory.hands_out(gradient, to_add=to_add)):
                 found[index] = gradient.detach()
-            else:
-                copied.append(index)
+                continue
+            copied.append(index)
+            if goes_on and not to_add:
+                become.add(index)
         of = [gradient for index in copied if (gradient := gradients[index]) is not None]
         fresh = [torch.empty_like(gradient) for gradient in of]
         copy_all(fresh, of)
+        self.copied_out = of
         for index, gradient in zip(copied, fresh, strict=True):
             found[index] = gradient
+        if become and memory is not None:
+            memory.became([gradient for index in become if (gradient := found[index]) is not None])
         return found
 
     def _of_used(self, given: Sequence[torch.Tensor | None], nodes: Sequence[Any]) -> list[torch.Tensor | None]:
@@ -284,10 +324,12 @@ class Graphed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         ctx.left.check(ctx.slot)
+        nodes = [node for node, _ in ctx.next_functions]
+        creates_graph = torch.is_grad_enabled()
         with torch.no_grad():
-            found = ctx.slot.run_backward(tangents, [node for node, _ in ctx.next_functions])
+            found = ctx.slot.run_backward(tangents, nodes, creates_graph=creates_graph)
         ctx.left.used = True
-        if torch.is_grad_enabled():  # under create_graph=True
+        if creates_graph:
             found = [None if one is None else Once.apply(one.detach().requires_grad_()) for one in found]
         return None, None, *found
 

@@ -53,7 +53,7 @@ class HandedOut:
         return tuple(
             torch.empty_like(tensor)
             if not tensor.untyped_storage().data_ptr()
-            else _over(tensor)
+            else over(tensor)
             if index in self.read_back
             else tensor.detach()
             for index, tensor in enumerate(self._static)
@@ -136,7 +136,7 @@ def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             continue
         if place not in memory:
             memory[place] = tensor.untyped_storage().clone()
-        copy = _over(tensor.detach())
+        copy = over(tensor.detach())
         copy.set_(memory[place], copy.storage_offset(), copy.shape, copy.stride())
         found.append(copy)
     return found
@@ -149,7 +149,7 @@ def version_of(tensor: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def _over(tensor: torch.Tensor) -> torch.Tensor:
+def over(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor over the memory of another, whose writes are counted apart from the other's."""
     if tensor.is_conj() or tensor.is_neg():
         return tensor.detach()

@@ -1,0 +1,191 @@
+"""The memory that the backward graphs of a callable write the gradients of its parameters to, and who gets it.
+
+Note [Gradients that are given away]. A program that sets its gradients to None in each step gets this memory for the
+new ones, and nothing is copied. The graph writes it again in the next step, and graphs that were captured before in the
+same pool may do so earlier, for it was free then. So before each of these launches it is asked in counts whether anyone
+holds it, as `gradient_holders` does for steps. What is held, by whatever (a `.grad`, a list, a view, a history of
+autograd, DLPack), is copied aside before that launch and put back behind it, and the launch's own gradients are handed
+out as copies. The holder may read it on any stream, so the device waits before and after. That is slow and is done
+for what is out already: from then on gradients are copied.
+
+Memory is given away when gradients were copied for some backwards in a row, and each copy was gone before it would have
+been overwritten. Then none of them could have stayed in its place, so no address of a `.grad` was worth knowing. Calls
+on a second stream end it, as reads may be under way there of what nobody holds any more.
+
+It is asked of each gradient first whether it may be written by the program: it lies in the graph's pool, in memory of
+its own that nothing else holds, and in none that a graph reads at a fixed address.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+
+import numpy
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from optimizations.capture.step.gradient_holders import NOWHERE, Holders, taken_by
+from optimizations.captured.memory_ranges import MemoryRanges
+from optimizations.torch_internals.reference_counts import COUNTS
+
+ROUNDS = 2
+"""Backwards in a row behind which copies must be gone in time."""
+
+TRIES = 16
+"""Backwards whose copies are looked after, at most."""
+
+PATIENCE = 8
+"""Launches behind which held gradients are put back before a warning says so."""
+
+Kept = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
+"""Memory that a launch overwrites although it is held, and what it held."""
+
+
+class GradientMemory:
+    """See Note [Gradients that are given away].
+
+    Args:
+        gradients: those of a callable's parameters, in memory that its graphs write. Only the graphs' owner holds them.
+        name: the callable, in a warning.
+        wait: makes the host wait for all of the device's work.
+        tries: backwards within which it has to show that memory can be given away; 0 if it never is.
+    """
+
+    def __init__(
+        self, name: str, gradients: Iterable[torch.Tensor], wait: Callable[[], None], *, tries: int = TRIES
+    ) -> None:
+        self._name = name
+        chosen = _held_by_nobody(list(gradients))
+        self._wait = wait
+        self._places = {id(one): index for index, one in enumerate(chosen)}
+        self._holders, self._own = taken_by(partial(Holders, chosen), chosen)
+        self._alone = _of_memory(self._holders.expected(NOWHERE))
+        self._unheld = b""
+        self._tries, self._rounds = tries, 0
+        self._copies: list[StorageWeakRef] = []
+        self._too_late = False
+        self._read_elsewhere = False
+        self._out = self._given = False
+        self._held: frozenset[int] = frozenset()
+        self.gives = False
+        self.adds = True
+        self.times_put_back = 0
+
+    def before_launch(self) -> Kept:
+        """Before a launch that may overwrite it: what is to be put back behind it."""
+        self._too_late = self._too_late or any(not copy.expired() for copy in self._copies)
+        self._held = frozenset()
+        if not self._out:
+            return []
+        held = self._held_now()
+        if held or self._read_elsewhere:
+            self._wait()
+        if not held:
+            self._out = self._given = self._read_elsewhere = False
+            return []
+        if self.times_put_back == PATIENCE:
+            warnings.warn(
+                f"gradients of {self._name} stay where its graphs write them, so each launch waits for the device and "
+                "puts them back; set .grad to None once, drop what holds them, or pass outputs='copied'",
+                stacklevel=2,
+            )
+        self._held = frozenset(held)
+        self.adds = self.adds and self._given  # or it is still in use where it was to be added only
+        self.end()
+        self.times_put_back += 1
+        storages = [self._holders.tensors[index].untyped_storage() for index in held]
+        return [(storage, storage.clone()) for storage in storages]
+
+    def _held_now(self) -> list[int]:
+        """Places of what somebody holds."""
+        counts = self._holders.now()
+        if (content := counts.tobytes()) == self._unheld:
+            return []
+        differs = (_of_memory(counts) != self._alone).any(axis=1)
+        if not differs.any():
+            self._unheld = content
+        return [int(index) for index in numpy.flatnonzero(differs)]
+
+    def put_back(self, kept: Kept) -> None:
+        """Behind the launch, and behind what reads its gradients."""
+        for storage, content in kept:
+            storage.copy_(content)
+        if kept:
+            self._wait()
+
+    def begin_round(self) -> None:
+        """Behind `before_launch` of a backward of the callable."""
+        if self._copies:
+            self._rounds = 0 if self._too_late else self._rounds + 1
+            self.gives = self._rounds >= ROUNDS
+        self._copies, self._too_late = [], False
+
+    def hands_out(self, gradient: torch.Tensor, *, to_add: bool) -> bool:
+        """Whether the launch that was made hands out this memory of one of its gradients, and no copy. It is `to_add`
+        where it is only added to a `.grad`; otherwise it becomes one."""
+        place = self._places.get(id(gradient))
+        if place is None:
+            return to_add
+        found = place not in self._held and (self.adds if to_add else self.gives)
+        self._out = self._out or found
+        self._given = self._given or (found and not to_add)
+        return found
+
+    def became(self, copies: Sequence[torch.Tensor]) -> None:
+        """These copies go to places where the memory itself could have gone."""
+        if not self.gives and self._tries > 0:
+            self._tries -= 1
+            self._copies = [StorageWeakRef(one.untyped_storage()) for one in copies]
+
+    def end(self) -> None:
+        """Give none away from now on."""
+        self.gives, self._tries, self._copies = False, 0, []
+
+    def read_on_several_streams(self) -> None:
+        """Calls have come on a second stream."""
+        self._read_elsewhere = self._read_elsewhere or self._given
+        self.end()
+
+
+def before_launch(memories: Iterable[GradientMemory]) -> list[tuple[GradientMemory, Kept]]:
+    """`GradientMemory.before_launch` of each: what `put_back` takes behind the launch."""
+    return [(memory, kept) for memory in memories if (kept := memory.before_launch())]
+
+
+def put_back(everything: Iterable[tuple[GradientMemory, Kept]]) -> None:
+    """`GradientMemory.put_back` of each."""
+    for memory, kept in everything:
+        memory.put_back(kept)
+
+
+def writable(gradients: Iterable[torch.Tensor | None], pool: MemoryRanges, used: Collection[int]) -> list[torch.Tensor]:
+    """Those of the gradients that may be written by whoever gets them.
+
+    `used`: addresses of storages that graphs read or write for something else.
+    """
+    there = [one for one in gradients if one is not None and not (one.is_conj() or one.is_neg())]
+    places = [one.untyped_storage().data_ptr() for one in there]
+    times = Counter(places)
+    return [
+        one
+        for one, place in zip(there, places, strict=True)
+        if place and times[place] == 1 and place not in used and pool.cover(place, one.untyped_storage().nbytes())
+    ]
+
+
+def _held_by_nobody(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Those whose memory nothing holds but these tensors and what Encore knows to be its own."""
+    if not gradients:
+        return []
+    holders, own = taken_by(partial(Holders, gradients), gradients)
+    same = (_of_memory(holders.now()) == _of_memory(holders.expected(NOWHERE))).all(axis=1)
+    own.release()
+    return [one for one, alone in zip(gradients, same, strict=True) if alone]
+
+
+def _of_memory(counts: numpy.ndarray) -> numpy.ndarray:
+    """The counts of the storages, a row for each: tensors are the graphs' own, and handed to nobody."""
+    return counts.reshape(-1, COUNTS)[:, 2:].copy()
