@@ -266,6 +266,7 @@ def give_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     def made(self: GradientMemory, *args: Any, **options: Any) -> None:
         stock(self, *args, **options)
         self.gives = True
+        self._kept_elsewhere = lambda: False  # whatever tests before left
 
     monkeypatch.setattr(GradientMemory, "__init__", made)
 

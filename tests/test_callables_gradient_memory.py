@@ -15,8 +15,16 @@ from torch import nn
 
 from optimizations.capture.callables.gradient_memory import PATIENCE, ROUNDS, TRIES, GradientMemory, writable
 from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
+from optimizations.capture.step import graphed_step
+from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.captured.displaced import storage_of
 from optimizations.captured.memory_ranges import MemoryRanges
+from optimizations.weak_registry import WeakRegistry
+
+
+@pytest.fixture(autouse=True)
+def _no_steps_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphed_step, "_steps", WeakRegistry())
 
 
 class WaitingDevice(CpuDevice):
@@ -438,6 +446,34 @@ def test_memory_of_the_program_is_never_given_away() -> None:
         module.weight.grad.zero_()
         forget(module)
     assert module.fixed.tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_next_to_a_graph_step_gradients_are_copies_which_its_recording_may_keep(before: bool) -> None:
+    modules, references, group, device = pair()
+    steps = []
+
+    def make() -> None:
+        for several in (modules, references):
+            optimizer = torch.optim.SGD(several[0].parameters(), lr=0.1)
+            steps.append(GraphedStep(optimizer.step, device=CpuDevice()) if several is modules else optimizer.step)
+
+    if before:
+        make()
+    else:
+        alike(group, modules, references)
+        make()
+    for index in range(12):
+        for several, step in zip((modules, references), steps, strict=True):
+            torch.manual_seed(index)
+            trained(several, [torch.randn(2, 3)])
+            step()
+        assert same(gradients(*modules), gradients(*references))
+        assert same(list(modules[0].parameters()), list(references[0].parameters()))
+        assert copied_bytes(group) > 0
+        forget(*modules, *references)
+    assert steps[0].report().recordings
+    assert device.waited == 0
 
 
 class Marked(nn.Parameter):

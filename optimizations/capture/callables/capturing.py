@@ -36,6 +36,7 @@ from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import alias_pattern, flatten, replaced
+from optimizations.capture.step.graphed_step import steps_exist
 from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.observer import Observer, StepRefused, storage
@@ -148,7 +149,7 @@ class Captures:
             for slot in self.slots.values():  # what autograd made may be a view, which holds what it is a view of
                 slot.gradients = [alone.get(id(one), one) for one in slot.gradients]
             tries = 0 if self._copied else TRIES
-            memory = GradientMemory(f"callable {number}", alone.values(), self._device.wait, tries=tries)
+            memory = GradientMemory(f"callable {number}", alone.values(), self._device.wait, steps_exist, tries=tries)
             for index, (slot, direction) in enumerate(self._captured):
                 if slot.number == number:
                     slot.gradient_memory = memory

@@ -10,7 +10,8 @@ for what is out already: from then on gradients are copied.
 
 Memory is given away when gradients were copied for some backwards in a row, and each copy was gone before it would have
 been overwritten. Then none of them could have stayed in its place, so no address of a `.grad` was worth knowing. Calls
-on a second stream end it, as reads may be under way there of what nobody holds any more.
+on a second stream end it, as reads may be under way there of what nobody holds any more. So does a `graph_step` in the
+same program, of the optimizer as it may be: its recording would keep what it finds in a `.grad`.
 
 It is asked of each gradient first whether it may be written by the program: it lies in the graph's pool, in memory of
 its own that nothing else holds, and in none that a graph reads at a fixed address.
@@ -51,15 +52,22 @@ class GradientMemory:
         gradients: those of a callable's parameters, in memory that its graphs write. Only the graphs' owner holds them.
         name: the callable, in a warning.
         wait: makes the host wait for all of the device's work.
+        kept_elsewhere: whether something may keep gradients for good.
         tries: backwards within which it has to show that memory can be given away; 0 if it never is.
     """
 
     def __init__(
-        self, name: str, gradients: Iterable[torch.Tensor], wait: Callable[[], None], *, tries: int = TRIES
+        self,
+        name: str,
+        gradients: Iterable[torch.Tensor],
+        wait: Callable[[], None],
+        kept_elsewhere: Callable[[], bool] = lambda: False,
+        *,
+        tries: int = TRIES,
     ) -> None:
         self._name = name
         chosen = _held_by_nobody(list(gradients))
-        self._wait = wait
+        self._wait, self._kept_elsewhere = wait, kept_elsewhere
         self._places = {id(one): index for index, one in enumerate(chosen)}
         self._holders, self._own = taken_by(partial(Holders, chosen), chosen)
         self._alone = _of_memory(self._holders.expected(NOWHERE))
@@ -118,6 +126,8 @@ class GradientMemory:
 
     def begin_round(self) -> None:
         """Behind `before_launch` of a backward of the callable."""
+        if (self._copies or self.gives) and self._kept_elsewhere():
+            self.end()
         if self._copies:
             self._rounds = 0 if self._too_late else self._rounds + 1
             self.gives = self._rounds >= ROUNDS

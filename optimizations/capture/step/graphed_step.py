@@ -370,6 +370,11 @@ class GraphedStep(CallRecorder):
             raise RuntimeError(f"{name}() was called by the step {self._name()} itself; call it behind the step")
 
 
+def steps_exist() -> bool:
+    """Whether there are steps: what is recorded of one may keep the gradients that it finds."""
+    return bool(_steps.alive())
+
+
 def release_steps() -> None:
     """Free the graphs of all steps; they begin from their first calls."""
     for step in _steps.alive():
