@@ -10,28 +10,26 @@ from typing import Any, Literal
 import torch
 
 from optimizations.capture.callables.arguments import Sample
+from optimizations.capture.callables.forbidding import Forbidding, draws_of, refuse_changes
 from optimizations.capture.callables.gradient_memory import TRIES, GradientMemory, writable
 from optimizations.capture.callables.graphed import Slot
 from optimizations.capture.callables.memory_plan import pools
 from optimizations.capture.callables.order import Event
 from optimizations.capture.callables.results import HandedOut, over
-from optimizations.capture.callables.warm_up import (
+from optimizations.capture.callables.run import (
     OTHER_RESULT,
-    Forbidding,
     Run,
     bound_results,
     call,
     changed_inputs,
-    draws_of,
     gradients_of,
     in_order,
     inputs_like,
     is_one_of,
-    keeps_of_first,
     naming,
     overlapping,
-    refuse_changes,
 )
+from optimizations.capture.callables.warm_up import keeps_of_first
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all

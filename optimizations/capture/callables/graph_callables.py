@@ -34,7 +34,8 @@ from optimizations.capture.callables.capturing import Captures, Member, check_ke
 from optimizations.capture.callables.graphed import Slot
 from optimizations.capture.callables.installed import Installed, as_it_is
 from optimizations.capture.callables.order import Event, Follower, WrongOrder, default_order, events, expanded
-from optimizations.capture.callables.warm_up import FirstWrites, Run, naming, run_once, warmed_up
+from optimizations.capture.callables.run import Run, naming, run_once
+from optimizations.capture.callables.warm_up import FirstWrites, warmed_up
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import signature
