@@ -17,10 +17,7 @@ from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step.host_random import HostDraws
 from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.observer import Observer, StepRefused, storage
-from optimizations.capture.step.observing import (
-    Given,
-    kept_results,
-)
+from optimizations.capture.step.observing import Given, kept_results
 from optimizations.capture.step.operations import Operation
 from optimizations.captured.displaced import memory_of
 from optimizations.report.steps import Refusal
