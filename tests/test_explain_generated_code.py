@@ -87,6 +87,20 @@ def test_without_partitions_everything_is_in_call_and_the_guard_tells_the_device
     assert module.call == Body(gpu_kernels=2, cpu_kernels=1)
 
 
+def test_partial_sums_that_a_kernel_leaves_are_added_up_by_kernels() -> None:
+    source = """
+        triton_per_a_0 = async_compile.triton('triton_per_a_0', '''source of a''', device_str='cuda')
+
+        def partition_0(args):
+            with torch.cuda._DeviceGuard(0):
+                triton_per_a_0.run(args[0], workspace_0, 64, 8, stream=stream0)
+                buf1 = workspace_0[0 * 2 * 8 : (0 + 1) * 2 * 8].view(2, 8).sum(dim=0)
+                buf2 = workspace_0[1 * 2 * 8 : (1 + 1) * 2 * 8].view(2, 8).sum(dim=0).to(torch.bfloat16)
+            return (buf1, buf2)
+    """
+    assert read_module(dedent(source)).partitions == (Body(gpu_kernels=4),)
+
+
 def test_nothing_generated_does_nothing() -> None:
     assert read_module("").call == Body()
 

@@ -107,12 +107,34 @@ def test_a_tensor_map_made_on_the_host_is_an_unknown_use_and_nothing_more(call: 
         ("torch.ops.symm_mem.one_shot_all_reduce.default(arg0_1)", "collective"),
         ("cpp_fused_add_0(arg0_1)", "cpp_fused_add_0"),
         ("other_kernel.run(arg0_1)", "other_kernel.run"),
-        ("something[0](arg0_1)", "something without a name"),
+        ("something[0](arg0_1)", "calls something[0], whose"),
+        ("something()(arg0_1)", "calls something(), whose"),
+        ("buf0[0].register_hook(buf0)", "calls buf0[0].register_hook, whose"),
+        ("other(arg0_1)[0:8].view(2, 4).sum(dim=0)", "calls other, whose"),
+        ("torch.ops.torchvision.nms.default(arg0_1, arg1_1, 0.5)", "custom operator, torchvision::nms"),
         ("torch.ops.higher_order.cond(arg0_1)", "custom operator, higher_order::cond"),
     ],
 )
 def test_calls_that_could_notice_a_capture_are_named(call: str, said: str) -> None:
     assert said in str(read(f"\nbuf0 = {call}\n").opaque)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "workspace_0[0 * 2048 * 768 : (0 + 1) * 2048 * 768].view(2048, 768).sum(dim=0)",
+        "workspace_0[1 * 2048 * 768 : (1 + 1) * 2048 * 768].view(2048, 768).amax(dim=0).to(torch.bfloat16)",
+        "buf1.sum(dim=0)",
+        "arg0_1.size()",
+        "arg0_1.stride()",
+        "torch.ops.torchvision.roi_align.default(arg0_1, arg1_1, 0.25, 7, 7, 2, False)",
+        "torch.ops.torchvision._deform_conv2d_backward.default(arg0_1, arg1_1)",
+    ],
+)
+def test_calls_that_cannot_notice_a_capture(call: str) -> None:
+    code = read(f"\ntriton_red_b_1.run(arg2_1, workspace_0, 64, stream=stream0)\nbuf0 = {call}\n")
+    assert code.opaque is None
+    assert code.triton_uses[2] == 1
 
 
 @pytest.mark.parametrize(
@@ -230,6 +252,8 @@ COPY_TO_0 = "buf9 = torch.ops.aten.copy_.default(buf0, arg0_1)"
         ((COMPLEX, "torch.ops.aten.index_put_.default(buf0, [arg1_1], arg0_1)"), {2}),
         (("torch.ops.aten._foreach_add_.List([arg0_1, buf9], [arg1_1, buf8])",), {0}),
         (("torch.ops.aten.mm.out(arg0_1, arg1_1, out=arg2_1)",), {2}),
+        (("buf0 = arg1_1[0:8].view(2, 4)", "torch.ops.aten.copy_.default(buf0, arg0_1)"), {1}),
+        (("buf0 = arg1_1[0:8].view(2, 4).sum(dim=0)", "torch.ops.aten.copy_.default(buf0, arg0_1)"), set()),
         ((SLICE, "buf2 = torch.ops.aten.copy.default(buf0, arg0_1)"), set()),
         ((SLICE, "buf0 = torch.ops.aten.clone.default(buf0)", COPY_TO_0), set()),
         (("buf0 = arg1_1; del arg1_1  # reuse", COPY_TO_0), set()),

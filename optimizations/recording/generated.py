@@ -30,6 +30,16 @@ from optimizations.recording.written_inputs import written_through_views
 PURE_OPERATORS = ("aten", "prims", "inductor", "inductor_prims")
 """Namespaces of PyTorch whose operators keep no state of their own; random ones keep it in the generator."""
 
+_PURE_OF_LIBRARIES: Mapping[str, frozenset[str]] = {
+    "torchvision": frozenset(
+        f"{prefix}{name}{suffix}"
+        for name in ("roi_align", "roi_pool", "ps_roi_pool", "deform_conv2d")
+        for prefix, suffix in (("", ""), ("_", "_backward"))
+    )
+}
+"""Operators of other libraries whose sources have been read (torchvision's `csrc/ops/cuda`): each reads its inputs,
+writes new tensors, and keeps no state."""
+
 COLLECTIVE_OPERATORS = (
     "_c10d_functional",
     "_c10d_functional_autograd",
@@ -81,6 +91,13 @@ _RANDOM = re.compile(
     r"rand|seed|bernoulli|dropout|multinomial|normal|uniform|exponential|geometric|poisson|philox|rng|attention"
 )
 """In the names of operators that draw random numbers, and of attention, which may."""
+
+_METHODS = frozenset(
+    ("copy_", "zero_", "fill_", "data_ptr", "size", "stride", "view", "to", "sum", "prod", "amin", "amax")
+)
+"""Methods of tensors that generated code calls. Where one kernel reduces along rows and columns at once (what a layer
+norm does backward), it leaves partial sums of the columns, and tensors add these up: `workspace_0[0 : 4].view(2,
+2).sum(dim=0)`."""
 
 _CHECKS = frozenset(("assert_size_stride", "assert_alignment"))
 
@@ -159,7 +176,7 @@ def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> Ge
         return GeneratedCode("its source does not begin by naming its inputs", reused=None)
     calls = _call_nodes(definition)
     names = dict.fromkeys(dotted(call.func) for call in calls)
-    opaque = next(filter(None, (_objection(name, kernels) for name in names)), None)
+    opaque = next(filter(None, (_objection(call.func, kernels) for call in calls)), None)
     uses = _Uses(kernels, inputs)
     uses.visit(definition)
     reused = frozenset(inputs[name] for name in uses.reused if name in inputs)
@@ -229,8 +246,9 @@ def _collective(call: ast.Call, kernels: Collection[str]) -> str | None:
     return f"{name}({', '.join(constants)})"
 
 
-def _objection(name: str, kernels: Collection[str]) -> str | None:
-    """Why a call of this name makes the function opaque; None where it does not."""
+def _objection(called: ast.expr, kernels: Collection[str]) -> str | None:
+    """Why a call of this makes the function opaque; None where it does not."""
+    name = dotted(called)
     if name in COLLECTIVE_CALLS:
         return f"it takes part in a collective, {name}"
     if name in _PURE_CALLS or name.startswith("extern_kernels.") or name.startswith("aten."):
@@ -238,16 +256,23 @@ def _objection(name: str, kernels: Collection[str]) -> str | None:
     owner, _, member = name.rpartition(".")
     if member == "run" and owner in kernels:
         return f"it takes part in a collective, {owner}" if is_collective_kernel(owner) else None
-    if member in ("copy_", "zero_", "fill_", "data_ptr") and owner.isidentifier():
-        return None  # of a buffer
+    if isinstance(called, ast.Attribute) and called.attr in _METHODS and _is_tensor(called.value):
+        return None
     parts = name.split(".")
     if parts[:2] == ["torch", "ops"] and len(parts) > 3:
-        if parts[2] in PURE_OPERATORS:
+        if parts[2] in PURE_OPERATORS or parts[3] in _PURE_OF_LIBRARIES.get(parts[2], ()):
             return None
         collective = parts[2] in COLLECTIVE_OPERATORS or is_collective_operator(parts[3])
         kind = "takes part in a collective" if collective else "calls a custom operator"
         return f"it {kind}, {parts[2]}::{parts[3]}"
-    return f"it calls {name or 'something without a name'}, whose effects are not known"
+    return f"it calls {name or ast.unparse(called)}, whose effects are not known"
+
+
+def _is_tensor(node: ast.expr) -> bool:
+    """Whether it is a buffer, a part of one, or what a call gave, which is judged by itself."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return isinstance(node, (ast.Name, ast.Call))
 
 
 class _Uses(ast.NodeVisitor):

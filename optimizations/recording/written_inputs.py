@@ -24,6 +24,9 @@ Memory = frozenset[int]
 
 _NONE: Memory = frozenset()
 
+_VIEWS = frozenset(("view", "to"))
+"""Methods of tensors in generated code whose results may lie in the tensor's memory."""
+
 
 def written_through_views(definition: ast.FunctionDef, inputs: Mapping[str, int]) -> Memory:
     """Positions of inputs that operators write, in a function's syntax tree; `inputs` are the positions by name."""
@@ -69,6 +72,8 @@ class _Writes(ast.NodeVisitor):
         if isinstance(value, ast.Call):
             if _name(value.func) == "reinterpret_tensor" and value.args:
                 return self._memory_of(value.args[0])
+            if isinstance(value.func, ast.Attribute) and value.func.attr in _VIEWS:
+                return self._memory_of(value.func.value)
             shared = [one for parameter, one in _given(value) if parameter.alias_info is not None]
             return _NONE.union(*map(self._memory_of, shared))
         return _NONE
