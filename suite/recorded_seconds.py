@@ -9,6 +9,7 @@ RECORDED_S: Mapping[str, int] = {
     "ALNET-128": 74,
     "BERT": 141,
     "BSCG": 238,
+    "CBERT": 711,
     "DALLE2": 389,
     "DBMLM": 113,
     "DBV2": 112,
@@ -23,6 +24,7 @@ RECORDED_S: Mapping[str, int] = {
     "DR-I-256": 46,
     "DR-T": 63,
     "DR-T-4096": 193,
+    "ECML": 113,
     "EOS": 43,
     "GFNET": 146,
     "LCNET": 53,
@@ -42,7 +44,7 @@ RECORDED_S: Mapping[str, int] = {
     "XLNET-T": 270,
 }
 """Seconds by workload in full size, from the first `started_at` of its rows to the last `started_at` + `wall_s`, with
-compilation; eight modes, three processes each, `--measure-s 5` or 3. Of the newest recorded run in which all modes
+compilation; eight modes, three processes each (CBERT and ECML: two), `--measure-s 5` or 3. Of the newest recorded run in which all modes
 were timed: DBMLM, STCLM, XLNET-I and XLNET-I-8 of 20261126-173020-h200; MTCG-T and XLNET-T of 20261126-101044-h200; the
 others of 20261126-125144-h200. Two or four GPUs of a host were used at the same time. `tests/test_schedule.py` holds it
 to the rows."""

@@ -158,7 +158,7 @@ def test_the_seconds_that_shards_go_by_are_those_of_the_newest_recorded_rows() -
 
 def test_what_no_run_has_recorded_on_a_gpu_in_full_size_counts_by_size_and_task() -> None:
     assert usual_seconds("TEFD", "training", size="full", device="cuda") == RECORDED_S["TEFD"]
-    for name, size, device in (("TEFD", "tiny", "cuda"), ("TEFD", "full", "cpu"), ("ECML", "full", "cuda")):
+    for name, size, device in (("TEFD", "tiny", "cuda"), ("TEFD", "full", "cpu"), ("NEW", "full", "cuda")):
         assert usual_seconds(name, "training", size=size, device=device) == DEFAULT_ESTIMATE_S[size, "training"]
 
 
@@ -242,7 +242,7 @@ def test_estimates_come_from_the_first_run_that_has_the_workload() -> None:
     assert seconds("EOS", device="cpu") == DEFAULT_ESTIMATE_S["full", "inference"]
     assert seconds("MMC") == ESTIMATE_MARGIN * RECORDED_S["MMC"], "no earlier row, but one in the repository"
     assert seconds("MMC", modes=["a"] * 16) == pytest.approx(2 * ESTIMATE_MARGIN * RECORDED_S["MMC"])
-    assert seconds("ECML") == DEFAULT_ESTIMATE_S["full", "inference"]
+    assert seconds("NEW") == DEFAULT_ESTIMATE_S["full", "inference"]
 
 
 def test_cells_measured_one_after_another_add_up_and_failed_ones_tell_nothing() -> None:
@@ -250,11 +250,11 @@ def test_cells_measured_one_after_another_add_up_and_failed_ones_tell_nothing() 
         cell("EOS", "eager", wall_s=40.0, grouping=Grouping.PAIRS),
         cell("EOS", "compile", wall_s=60.0, grouping=Grouping.SEQUENTIAL),
         failed_cell("EOS", "graph", Status.CRASH, wall_s=1.0),
-        failed_cell("ECML", "graph", Status.CRASH, wall_s=1.0),
+        failed_cell("NEW", "graph", Status.CRASH, wall_s=1.0),
     ]
     options = {"size": "full", "device": "cuda", "modes": ["eager", "compile"]}
     assert Estimates([rows]).seconds("EOS", "inference", **options) == pytest.approx(ESTIMATE_MARGIN * 100)  # type: ignore[arg-type]
-    assert Estimates([rows]).seconds("ECML", "training", **options) == DEFAULT_ESTIMATE_S["full", "training"]  # type: ignore[arg-type]
+    assert Estimates([rows]).seconds("NEW", "training", **options) == DEFAULT_ESTIMATE_S["full", "training"]  # type: ignore[arg-type]
 
 
 def test_halves_ran_one_after_the_other_and_their_cells_at_the_same_time() -> None:
