@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from models.registry import Workload
 from suite import stats
@@ -16,10 +16,13 @@ from suite.schedule import BLOCKS_PER_CORE, THROUGHPUT_EVERY, core_for, least_bl
 from suite.settings import RunSettings
 
 
-def measure_blocks(bench: Bench, workload: Workload, members: Sequence[Member]) -> None:
+def measure_blocks(
+    bench: Bench, workload: Workload, members: Sequence[Member], between: Callable[[], None] = lambda: None
+) -> None:
     """Blocks of all members, in an order that changes from block to block. A member that fails drops out.
 
     At least as many as the settings say, then more until every ratio would be narrow enough or the time is over.
+    `between` is called when all members have had a block.
     """
     settings = bench.settings
     cores = sorted(os.sched_getaffinity(0)) if settings.device == "cuda" else []
@@ -42,6 +45,7 @@ def measure_blocks(bench: Bench, workload: Workload, members: Sequence[Member]) 
             if (answer := _ask(bench, member, ask)) is not None:
                 member.blocks.append(answer.block)
                 bench.display.block_measured(member.mode.name, index + 1, max(settings.blocks, index + 2))
+        between()
     for member in members:
         if member.failure is None:
             member.timed = True

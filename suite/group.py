@@ -39,6 +39,7 @@ from suite.protocol import (
 from suite.ranked_worker import RankedWorker, converse_ranked, end, send
 from suite.schema import Cell, CompileConditions, CompileTimes, Correctness, Grouping
 from suite.trials import TRIED, TrialsApart
+from suite.unfinished import UnfinishedRows
 
 WORKER_BYTES = 3 * 2**30
 """Memory of the host that is taken to be enough for a worker that has imported torch and waits."""
@@ -71,10 +72,17 @@ class GroupSession:
     Attributes:
         ahead: the session of the workload that comes next, if its processes may start with later ones of this one.
         trials: who tries what is random, and what was found (Note [Trials] in `suite.trials`).
+        unfinished: the workload's rows until they are final.
     """
 
     def __init__(
-        self, bench: Bench, workload: Workload, variant: str, known: Mapping[str, Correctness], cache: CompileCache
+        self,
+        bench: Bench,
+        workload: Workload,
+        variant: str,
+        known: Mapping[str, Correctness],
+        cache: CompileCache,
+        unfinished: UnfinishedRows,
     ) -> None:
         self.bench = bench
         self.workload = workload
@@ -88,6 +96,7 @@ class GroupSession:
         self._waiting: dict[tuple[str, int], Member] = {}
         self._expected: Sequence[Mode] = ()
         self.ahead: GroupSession | None = None
+        self.unfinished = unfinished
 
     @contextmanager
     def alive(
@@ -158,7 +167,10 @@ class GroupSession:
         for member in members:
             if member in whole:
                 self._tell([member], CollectMetrics())
+                member.collected = True
         self._tell([member for member in members if member not in whole], CollectMetrics(kernels_only=True))
+        for member in members:
+            member.collected = True
 
     def cell(
         self, processes: Sequence[Member], grouping: Grouping, group: Sequence[str], guests: Sequence[Member] = ()

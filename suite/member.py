@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Literal
 
 from models.registry import Workload
 from suite.environment import without_paths
@@ -37,7 +38,8 @@ class Member:
     """A process of a mode (or several, one for each rank), and what it has brought so far.
 
     `failure` set means its worker is not asked again. `by_rank` are the answers of all ranks, where there are several.
-    `timed`: all of its blocks are measured. `others`: what other programs did on the host meanwhile.
+    `timed`: all of its blocks are measured; `collected`: so are its metrics. `others`: what other programs did on the
+    host meanwhile.
     """
 
     mode: Mode
@@ -50,6 +52,7 @@ class Member:
     blocks: list[Block] = field(default_factory=list)
     timed: bool = False
     metrics: Metrics | None = None
+    collected: bool = False
     failure: Failed | None = None
     failed_rank: int = 0
     by_rank: list[tuple[Answer, ...]] = field(default_factory=list)
@@ -189,6 +192,33 @@ def _retuned(processes: Sequence[Member]) -> dict[int, list[str]]:
 
 def _shortages(processes: Sequence[Member]) -> list[Shortage]:
     return [found for member in processes if (found := member.shortage) is not None]
+
+
+def interruptions(processes: Sequence[Member], guests: Sequence[Member] = ()) -> list[Shortage]:
+    """What a row lacks if its run ends now: one entry at least. `guests` as in `cell_of`."""
+    first = processes[0]
+    baselines = [guest for guest in guests if guest.mode.name in first.mode.baselines]
+    found = [_interruption(one, "metrics" if one.timed else "measure") for one in processes if _is_under_way(one)]
+    if all(one.phase == "metrics" for one in found):  # else this says that there are no later processes
+        following = max(one.process for one in processes) + 1
+        found.append(_interruption(first, "prepare").model_copy(update={"process": following}))
+    return found + [
+        _interruption(one, "metrics" if one.timed else "measure") for one in baselines if _is_under_way(one)
+    ]
+
+
+def _is_under_way(member: Member) -> bool:
+    return bool(member.blocks) and member.failure is None and not member.collected
+
+
+def _interruption(member: Member, phase: Literal["prepare", "measure", "metrics"]) -> Shortage:
+    return Shortage(
+        mode=member.mode.name,
+        process=member.process,
+        phase=phase,
+        error="the run ended before the workload was through",
+        reason="interrupted",
+    )
 
 
 def _later_processes(processes: Sequence[Member]) -> list[LaterProcess]:

@@ -28,7 +28,8 @@ def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> 
     """Joins runs into a new one in the folder `out`.
 
     A cell that several runs have must be the same row in each: two measurements of one cell are not joined. Rows of
-    failed cells that were run again are kept, too.
+    failed cells that were run again are kept, too, and those of workloads that are not through, as far as no other run
+    has the cell.
 
     Raises:
         WrongUse: a run is unknown, the runs differ in settings or environment, two of them measured the same cell,
@@ -46,11 +47,15 @@ def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> 
     _check_one_environment(runs)
     if (out / store.ENVIRONMENT).exists():
         raise WrongUse(f"{describe(out)} is a run already; give --out another folder")
-    cells = _joined(runs)
+    cells = _joined((run.path, run.cells) for run in runs)
+    through = {cell.key for cell in cells}
+    unfinished = _joined((run.path, [cell for cell in run.unfinished if cell.key not in through]) for run in runs)
     retried = [cell for run in runs for cell in store.read_retried(run.path)]
     with RunWriter.create(out, _environment(runs, out.resolve().name, command_line)) as writer:
         if retried:
             store.write_atomically(writer.path / store.RETRIED, store.lines_of(retried))
+        if unfinished:
+            store.write_atomically(writer.path / store.UNFINISHED, store.lines_of(unfinished))
         store.write_atomically(writer.path / store.CELLS, store.lines_of(cells))
     return Merged(len(cells), tuple(missing_shards(recorded_plan(store.read_environment(out)).shards)))
 
@@ -81,14 +86,14 @@ def _check_one_environment(runs: Sequence[RecordedRun]) -> None:
             )
 
 
-def _joined(runs: Sequence[RecordedRun]) -> list[Cell]:
+def _joined(of_runs: Iterable[tuple[Path, Sequence[Cell]]]) -> list[Cell]:
     rows: dict[tuple[str, str, str, str], tuple[Cell, Path]] = {}
-    for run in runs:
-        for cell in run.cells:
-            known, path = rows.setdefault(cell.key, (cell, run.path))
+    for here, cells in of_runs:
+        for cell in cells:
+            known, path = rows.setdefault(cell.key, (cell, here))
             if known.model_dump_json() != cell.model_dump_json():
                 raise WrongUse(
-                    f"{'/'.join(cell.key)} was measured in both {describe(path)} and {describe(run.path)}; a run holds "
+                    f"{'/'.join(cell.key)} was measured in both {describe(path)} and {describe(here)}; a run holds "
                     "each cell once. Merge runs made with --shard, or leave one of these out."
                 )
     return [cell for cell, _ in rows.values()]

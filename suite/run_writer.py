@@ -1,4 +1,4 @@
-"""Writing a run: one process at a time, line by line, and so that nothing measured is lost.
+"""Writing a run: one process at a time, a workload at a time, and so that nothing measured is lost.
 
 Note [Full disk]: measuring a workload takes minutes, and its rows are a few MB at most. A writer therefore keeps a
 reserve on the disk from before the first measurement, and gives it up when the disk is full, so that what was measured
@@ -25,6 +25,7 @@ from suite.store import (
     ENVIRONMENT,
     PACKED,
     RETRIED,
+    UNFINISHED,
     CannotWrite,
     RecordedRun,
     describe,
@@ -59,6 +60,7 @@ class RunWriter:
         self.path = path
         self._lock = lock
         self._full: CannotWrite | None = None
+        self._unfinished: Sequence[Cell] = ()
 
     @classmethod
     def create(cls, path: Path, environment: Environment) -> RunWriter:
@@ -80,7 +82,8 @@ class RunWriter:
     def reopen(cls, path: Path) -> tuple[RunWriter, RecordedRun]:
         """Opens a run to go on with it.
 
-        A last line that was cut short is moved to its own file; rows that a full disk left elsewhere are taken in.
+        A last line that was cut short is moved to its own file; rows that a full disk left elsewhere are taken in. Rows
+        of a workload that is not through stay until `append` or `keep_unfinished` replace them.
 
         Raises:
             RunIsBusy: another process writes this run.
@@ -99,31 +102,65 @@ class RunWriter:
             cut_line = run.cut_line
             if writer._take_in_unsaved(run.cells):
                 run = replace(read_run(path), cut_line=cut_line)
+            writer._unfinished = run.unfinished
+            for remains in path.glob(f".{UNFINISHED}.*"):  # of one that was killed while it wrote
+                remains.unlink(missing_ok=True)
         except BaseException:
             writer.close()
             raise
         return writer, run
 
-    def append(self, cell: Cell) -> None:
-        """Adds a cell as one line and syncs it to disk. After rows were saved with a full disk, `check_space` raises.
+    def append(self, *cells: Cell) -> None:
+        """Adds cells, a line each, with one write and syncs them to disk: an interrupt finds all of a workload's rows
+        there, or none. After rows were saved with a full disk, `check_space` raises.
 
         Raises:
-            CannotWrite: the disk is full and the row could be written nowhere; the file is as it was before.
+            CannotWrite: the disk is full and the rows could be written nowhere; the file is as it was before.
         """
-        line = cell.model_dump_json().encode() + b"\n"
-        path = self.path / CELLS
+        lines = lines_of(cells).encode()
         try:
-            _append_line(path, line)
+            _append_lines(self.path / CELLS, lines)
         except CannotWrite as error:
             (self.path / RESERVE).unlink(missing_ok=True)
-            self._full = self._saved(line, error)
+            self._full = self._saved(lines, error)
+        else:
+            self._forget_unfinished(cells)
 
-    def _saved(self, line: bytes, error: CannotWrite) -> CannotWrite:
-        """Writes a line for which there was no room wherever there is some; returns what to say about it."""
+    def keep_unfinished(self, rows: Sequence[Cell], *, last: bool = False) -> bool:
+        """Writes the rows of a workload that is not through, in place of those that were written of it before; returns
+        whether something of it is there now. Rows of an earlier start of the run stay for as long as they hold more.
+
+        The reserve is for rows that are final. Only the `last` call, after which the run ends, may use it.
+        """
+        programs = {row.key[:3] for row in rows}
+        older = [row for row in self._unfinished if row.key[:3] in programs]
+        if _held(older) > _held(rows):
+            return True
+        if last:
+            (self.path / RESERVE).unlink(missing_ok=True)
+        others = [row for row in self._unfinished if row.key[:3] not in programs]
+        with contextlib.suppress(OSError, CannotWrite):
+            write_atomically(self.path / UNFINISHED, lines_of([*others, *rows]))
+            return True
+        return False
+
+    def _forget_unfinished(self, final: Sequence[Cell]) -> None:
+        """What cannot be removed is overlooked by readers, for these cells have final rows."""
+        done = {cell.key for cell in final}
+        self._unfinished = [row for row in self._unfinished if row.key not in done]
+        path = self.path / UNFINISHED
+        with contextlib.suppress(OSError, CannotWrite):
+            if self._unfinished:
+                write_atomically(path, lines_of(self._unfinished))
+            else:
+                path.unlink(missing_ok=True)
+
+    def _saved(self, lines: bytes, error: CannotWrite) -> CannotWrite:
+        """Writes lines for which there was no room wherever there is some; returns what to say about it."""
         elsewhere = Path(tempfile.gettempdir()) / f"encore-{self.path.resolve().name}-{UNSAVED}"
         for path in (self.path / CELLS, self.path / UNSAVED, elsewhere):
             with contextlib.suppress(OSError, CannotWrite):
-                _append_line(path, line)
+                _append_lines(path, lines)
                 if path != elsewhere:
                     return self._full or error
                 return CannotWrite(
@@ -189,8 +226,17 @@ class RunWriter:
         self.close()
 
 
-def _append_line(path: Path, line: bytes) -> None:
-    """Adds a line to a file with one write and syncs it.
+def _held(rows: Sequence[Cell]) -> tuple[int, int, int]:
+    """How much unfinished rows of a workload hold: processes, metrics, blocks; the first weighs most."""
+    return (
+        sum(row.processes for row in rows),
+        sum(row.metrics is not None for row in rows),
+        sum(len(row.blocks) for row in rows),
+    )
+
+
+def _append_lines(path: Path, lines: bytes) -> None:
+    """Adds lines to a file with one write and syncs it.
 
     Raises:
         CannotWrite: the disk is full; the file is as it was before.
@@ -199,7 +245,7 @@ def _append_line(path: Path, line: bytes) -> None:
     try:
         size = os.fstat(descriptor).st_size
         try:
-            if os.write(descriptor, line) != len(line):
+            if os.write(descriptor, lines) != len(lines):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(descriptor)
         except OSError as error:

@@ -5,8 +5,8 @@ again, as often as the settings say, for processes of one program differ. If any
 anything is measured, the workload starts again in halves that both have the common baselines. The modes of a half that
 does not fit are measured in pairs: each with its baseline. A pair that does not fit either is taken apart and its modes
 are measured one after another. A mode has one row, from the first group it was measured in; a later group's rows carry
-the blocks that its baselines had there. Rows are written when their workload is through, for until then a row is not
-final.
+the blocks that its baselines had there. Rows are final when their workload is through; until then there are
+unfinished ones (Note [Unfinished] in `suite.unfinished`).
 
 Note [Short of memory]: what was measured stands, whatever memory is short for later. A mode that runs out of it while
 it is timed drops out, and the others go on. Its row has the blocks it had until then; if it had none, it is measured
@@ -30,7 +30,7 @@ from suite.compile_cache import CompileCache
 from suite.group import GroupSession, do_not_fit
 from suite.guard import temporary_folder
 from suite.host_use import between, look
-from suite.member import Member
+from suite.member import Member, interruptions
 from suite.modes import Mode
 from suite.process import WORKER_COMMAND
 from suite.progress import Display
@@ -39,6 +39,7 @@ from suite.schedule import halves, pairings
 from suite.schema import Cell, Grouping, Status
 from suite.settings import RunSettings, format_duration
 from suite.supervise import kill_strays
+from suite.unfinished import UnfinishedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class Runner:
     toolchain: Toolchain = field(default_factory=Toolchain)
 
     def run(self, jobs: Sequence[Job]) -> RunOutcome:
-        """All jobs the budget allows. Whatever ends this early, finished workloads are on disk and no worker lives.
+        """All jobs the budget allows. Whatever ends this early, what was measured is on disk and no worker lives.
 
         Raises:
             CannotWrite: the disk is full.
@@ -145,12 +146,24 @@ class Runner:
     def _run_job(self, job: Job, session: GroupSession, outcome: RunOutcome) -> None:
         self.writer.check_space()
         self.display.workload_starts(job.workload.acronym, [mode.name for mode in job.missing])
-        for cell in self._rows(session, job):
-            self.writer.append(cell)
+        try:
+            cells = self._rows(session, job)
+            self.writer.append(*cells)
+        except BaseException:
+            self._keep_unfinished(session)
+            raise
+        for cell in cells:
             outcome.cells.append(cell)
             self.display.cell_ends(cell)
         self.display.workload_ends()
         self.writer.check_space()
+
+    def _keep_unfinished(self, session: GroupSession) -> None:
+        rows, kept = session.unfinished.keep(last=True)
+        if rows:
+            names = ", ".join(row.mode for row in rows)
+            what = "is kept until it is measured again" if kept else "could not be written"
+            self.display.note(f"{session.workload.acronym}: not through; what was measured of {names} {what}")
 
     @contextmanager
     def _session(self, job: Job) -> Iterator[GroupSession]:
@@ -166,7 +179,8 @@ class Runner:
             if not self.settings.warm_cache:
                 folder = stack.enter_context(temporary_folder("encore-cache-"))
             cache = CompileCache(folder, kept=self.settings.warm_cache)
-            session = GroupSession(bench, job.workload, job.variant, known, cache)
+            unfinished = UnfinishedRows(self.writer)
+            session = GroupSession(bench, job.workload, job.variant, known, cache, unfinished)
             stack.enter_context(session.later_processes())
             yield session
 
@@ -209,6 +223,8 @@ def measure_group(
     again.
     """
     processes: dict[str, list[Member]] = {mode.name: [] for mode in modes}
+    have_rows = frozenset(have_rows)  # the caller's grow
+    session.unfinished.add(lambda: _unfinished_cells(session, processes, grouping, have_rows))
     count = session.bench.settings.processes or 1
     most = session.bench.settings.most_processes or count
     done, crowded = 0, False
@@ -231,7 +247,7 @@ def measure_group(
                 return {}
             crowded = crowded or not fits
             done += len(together) if fits else 0
-    guests = [member for name, members in processes.items() if name in have_rows for member in members]
+    guests = _guests(processes, have_rows)
     for guest in guests:
         if guest.failure is not None:
             session.bench.display.note(
@@ -243,6 +259,28 @@ def measure_group(
         for name, members in processes.items()
         if name not in have_rows and not (len(modes) > 1 and _lacked_memory(members))
     }
+
+
+def _guests(processes: Mapping[str, Sequence[Member]], have_rows: Collection[str]) -> list[Member]:
+    return [member for name, members in processes.items() if name in have_rows for member in members]
+
+
+def _unfinished_cells(
+    session: GroupSession,
+    processes: Mapping[str, Sequence[Member]],
+    grouping: Grouping,
+    have_rows: Collection[str],
+) -> list[Cell]:
+    """The rows of a group if the run ended now: of modes whose first process has blocks, and that have not failed."""
+    guests = _guests(processes, have_rows)
+    rows = []
+    for name, members in processes.items():
+        begun = [member for member in members if member.blocks or member.failure]
+        if name not in have_rows and members and members[0].blocks:
+            row = session.cell(begun, grouping, list(processes), guests)
+            lacks = [*row.shortages, *interruptions(begun, guests)]
+            rows += [row.model_copy(update={"shortages": lacks})] if row.status is Status.PASS else []
+    return rows
 
 
 def _lacked_memory(members: Sequence[Member]) -> bool:
@@ -259,16 +297,20 @@ def _measure_in_turn(
 ) -> None:
     """Blocks of one process of each mode after the other, then their metrics. All are noted in `processes`."""
     measured: list[Member] = []
-    for process in together:
-        members = _of_process(alive, process, processes)
-        gpus = (session.workload.tp or 1) if session.bench.settings.device == "cuda" else 0
-        before = look(gpus)
-        measure_blocks(session.bench, session.workload, members)
-        others = between(before, look(gpus))
-        for member in members:
-            member.others = others
-        measured += members
-    session.collect(measured, whole=[m for m in measured if not m.process and m.mode.name not in have_rows])
+    try:
+        for process in together:
+            members = _of_process(alive, process, processes)
+            gpus = (session.workload.tp or 1) if session.bench.settings.device == "cuda" else 0
+            before = look(gpus)
+            measure_blocks(session.bench, session.workload, members, session.unfinished.now_and_then)
+            others = between(before, look(gpus))
+            for member in members:
+                member.others = others
+            measured += members
+            session.unfinished.keep()
+        session.collect(measured, whole=[m for m in measured if not m.process and m.mode.name not in have_rows])
+    finally:
+        session.unfinished.keep()  # before the processes are ended, which takes seconds: there may be as few left
 
 
 def _of_process(alive: Sequence[Member], process: int, processes: Mapping[str, list[Member]]) -> list[Member]:

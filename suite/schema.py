@@ -290,21 +290,24 @@ class LaterProcess(Record):
 
 
 class Shortage(Record):
-    """Memory was not enough for a process of a mode that has samples in the row. They stand.
+    """What a row with samples lacks, and why. The samples stand.
 
     `phase` tells what is missing. "prepare": the process, which has no block, and those after it. "measure": the blocks
     that its group went on to measure without it, the kernels that it runs, and later processes. "metrics": what is
     measured once and was not told before, and the kernels. Of a first process that is `Cell.metrics`, as far as they
-    are None.
+    are None. `reason` "memory": there was not enough of it. "interrupted": the run ended before the workload was
+    through, and each of its rows has such an entry.
     """
 
     mode: str
     process: int
     phase: Literal["prepare", "measure", "metrics"]
     error: str
+    reason: Literal["memory", "interrupted"] = "memory"
 
     def __str__(self) -> str:
-        return f"process {self.process + 1} lacked memory in phase {self.phase!r}: {self.error}"
+        what = "lacked memory" if self.reason == "memory" else "was interrupted"
+        return f"process {self.process + 1} {what} in phase {self.phase!r}: {self.error}"
 
 
 class HostUse(Record):
@@ -356,7 +359,7 @@ class Cell(Record):
     later: list[LaterProcess] = []
     """The mode's own processes after the first."""
     shortages: list[Shortage] = []
-    """Where memory was not enough behind samples, in this mode or in one of `baseline_blocks`."""
+    """What is missing behind samples, in this mode or in one of `baseline_blocks`."""
     others: HostUse | None = None
     """Other programs on the host meanwhile; older rows do not know of any."""
     tp: int | None = None
@@ -378,6 +381,11 @@ class Cell(Record):
     def key(self) -> tuple[str, str, str, str]:
         """What makes a cell unique within a run: (workload, variant, size, mode)."""
         return (self.workload, self.variant, self.size, self.mode)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether its run ended before the workload was through."""
+        return any(one.reason == "interrupted" for one in self.shortages)
 
     @property
     def first_error_line(self) -> str:

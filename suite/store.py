@@ -4,7 +4,7 @@ A line is appended with one write and synced when its cell is final, so that wha
 lines behind; a last line cut short (power loss) is moved to a file next to it. One process writes a run at a time.
 Every key (workload, variant, size, mode) stands in a file once; a failed cell that is to be run again moves to
 `retried.jsonl` first. Of a run that is complete `gzip -9n cells.jsonl` makes a file of a fifth of the size, which is
-read as it is; such a run is not gone on with.
+read as it is; such a run is not gone on with. Rows of a workload that is not through are in `unfinished.jsonl`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ ENVIRONMENT = "environment.json"
 CELLS = "cells.jsonl"
 PACKED = f"{CELLS}.gz"
 RETRIED = "retried.jsonl"
+UNFINISHED = "unfinished.jsonl"
+"""Rows of workloads that the run ended in, or is in: see `suite.unfinished`."""
 
 _READABLE = " and ".join(map(str, READABLE_VERSIONS))
 
@@ -51,17 +53,19 @@ class CannotWrite(EncoreError):
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run as read from disk. `cut_line` is a last line without its end, left out of `cells`."""
+    """A run as read from disk. `cut_line` is a last line without its end, left out of `cells`; `unfinished` are rows of
+    workloads that are not through, of cells that have no other."""
 
     path: Path
     environment: Environment
     cells: tuple[Cell, ...]
     cut_line: bytes | None
+    unfinished: tuple[Cell, ...] = ()
 
     def missing(self) -> list[tuple[str, str]]:
         """(workload, mode) pairs the run set out to measure and has no line for."""
         settings = self.environment.settings
-        done = {(cell.workload, cell.mode) for cell in self.cells}
+        done = {(cell.workload, cell.mode) for cell in (*self.cells, *self.unfinished)}
         workloads, modes = settings.get("workloads"), settings.get("modes")
         if not isinstance(workloads, list) or not isinstance(modes, list):
             return []
@@ -139,8 +143,17 @@ def read_run(run: Path) -> RecordedRun:
     environment = read_environment(run)
     path, text = _rows_of(run)
     whole, _, rest = text.rpartition(b"\n")
+    cells = _checked_rows(path, whole)
+    path = run / UNFINISHED
+    unfinished = _checked_rows(path, _content(path).removesuffix(b"\n")) if path.exists() else {}
+    left = tuple(cell for key, cell in unfinished.items() if key not in cells)
+    return RecordedRun(run, environment, tuple(cells.values()), rest or None, left)
+
+
+def _checked_rows(path: Path, text: bytes) -> dict[tuple[str, str, str, str], Cell]:
+    """The rows in these lines, by key."""
     cells: dict[tuple[str, str, str, str], Cell] = {}
-    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
+    for number, line in enumerate(text.split(b"\n") if text else (), start=1):
         place = f"{describe(path)} line {number}"
         cell = _parse(Cell, line, place)
         _check_version(cell, place)
@@ -148,7 +161,7 @@ def read_run(run: Path) -> RecordedRun:
             raise InvalidResults(f"{place}: {'/'.join(cell.key)} is in the file already; each cell may be there once")
         _check_blocks(cell, place)
         cells[cell.key] = cell
-    return RecordedRun(run, environment, tuple(cells.values()), rest or None)
+    return cells
 
 
 def _content(path: Path) -> bytes:

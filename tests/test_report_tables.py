@@ -397,15 +397,16 @@ def test_what_stock_captures_is_said_with_what_cannot_be_told(captures, text):
     assert row(explain_tables.obstacles([explanation(graphs=graphs)], PUBLISHED))["stock_captures"] == text
 
 
-def test_what_memory_was_not_enough_for_is_told_with_its_reason():
+def test_what_rows_lack_is_told_with_its_reason():
     short = [
         Shortage(mode="graph", process=0, phase="metrics", error="no memory"),
-        Shortage(mode="compile", process=1, phase="measure", error="none left"),
+        Shortage(mode="compile", process=1, phase="measure", error="it ended", reason="interrupted"),
     ]
     made = shortages(Run(environment(), (cell("EOS", "compile"), cell("EOS", "graph", shortages=short)), ()))
-    assert rows(made) == [
-        {"workload": "EOS", "mode": "graph", "of": "graph", "process": 1, "phase": "metrics", "error": "no memory"},
-        {"workload": "EOS", "mode": "graph", "of": "compile", "process": 2, "phase": "measure", "error": "none left"},
+    names = ("workload", "mode", "of", "process", "reason", "phase", "error")
+    assert [tuple(row[name] for name in names) for row in rows(made)] == [
+        ("EOS", "graph", "graph", 1, "memory", "metrics", "no memory"),
+        ("EOS", "graph", "compile", 2, "interrupted", "measure", "it ended"),
     ]
 
 

@@ -50,7 +50,7 @@ class Kernels(StrEnum):
     UNKNOWN = "tuned apart"
     """Each side tuned its kernels by itself, and nobody recorded which ones it ran."""
     UNSEEN = "kernels not seen"
-    """A process that samples are of lacked the memory to look at its kernels."""
+    """Nobody looked at the kernels of a process that samples are of: memory was short, or the run ended."""
     OTHER = "void: other kernels"
     """The ratio follows that of the kernel times, or is over a process whose kernels nobody timed."""
 
@@ -246,7 +246,7 @@ def _ran_others(cell: Cell) -> bool:
 
 
 def _unseen(cell: Cell, reference: Cell) -> bool:
-    """Whether a process of either, with samples, lacked the memory to look at its kernels."""
+    """Whether nobody looked at the kernels of a process of either that has samples."""
     modes = (cell.mode, reference.mode)
     shortages = [*cell.shortages, *reference.shortages]
     return any(one.mode in modes and one.phase != "prepare" for one in shortages)
@@ -289,7 +289,7 @@ def _missing(cell: Cell, baseline: str, reference: Cell | None) -> str | None:
 def _samples(cell: Cell, reference: Cell, metric: TimeKind) -> tuple[list[Process], list[Process], bool]:
     """Samples of both sides by process and block, and whether they were measured in turn.
 
-    If so, of the blocks that both have: a mode that ran out of memory has fewer.
+    If so, of the blocks that both have: a mode that ran out of memory, or was interrupted, has fewer.
     """
     if theirs := cell.baseline_blocks.get(reference.mode):
         alternating = True

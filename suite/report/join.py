@@ -6,6 +6,10 @@ a newer run in which a workload was measured like that does not take the place o
 unless a mode was not measured then, or passed in one of them only. Of other programs, rows say since 2026-11-26 what
 they did meanwhile. Older rows count as alone where nothing is known against it.
 
+Note [Interrupted]: rows of a workload that a run ended in (`suite.unfinished`) have fewer processes, so that hardly a
+ratio has a verdict. They do not take the place of an older run that was through with the workload and where all of
+these modes passed. Where it lacks one, the newer rows are all that there is of it.
+
 Note [Captured iterations]: modes that capture a whole iteration or its module (`step`, `callables`) run where they are
 named, and then next to a few others, as a rule. Such a run does not take the place of an older one that has modes which
 it lacks: most tables are of those. It has a report of its own.
@@ -39,7 +43,8 @@ def join_runs(runs: Sequence[Run]) -> Run:
     """Several runs as one report shows them; a single run as it is.
 
     All rows of a workload are of one run, for ratios are of one run only: the newest that has any, or an older one as
-    Note [Alone] and Note [Captured iterations] say. Missing are the cells of workloads that no run has.
+    Note [Alone], Note [Interrupted] and Note [Captured iterations] say. Missing are the cells of workloads that no run
+    has.
 
     Raises:
         WrongUse: a run is there twice, or the runs differ in GPU model, driver or PyTorch.
@@ -81,12 +86,20 @@ def _taken(runs: Sequence[Run]) -> dict[str, int]:
         *older, newest = indices
         if any(_captures_and_lacks(runs[newest], runs[index], label) for index in older):
             return best(label, *older)
-        alone = (index for index in reversed(older) if label not in beside[index])
+        through = [index for index in older if not _is_unfinished(runs[index], label)]
+        if _is_unfinished(runs[newest], label):
+            enough = [index for index in through if _tells_as_much(runs[index], runs[newest], label)]
+            return best(label, *enough) if enough else newest
+        alone = (index for index in reversed(through) if label not in beside[index])
         if label in beside[newest]:
             return next((index for index in alone if _tells_as_much(runs[index], runs[newest], label)), newest)
         return newest
 
     return {label: best(label, *indices) for label, indices in have.items()}
+
+
+def _is_unfinished(run: Run, label: str) -> bool:
+    return any(cell.is_unfinished for cell in run.cells if cell_label(cell) == label)
 
 
 def _captures_and_lacks(new: Run, old: Run, label: str) -> bool:

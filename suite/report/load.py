@@ -112,19 +112,25 @@ def load_run(folder: Path) -> Run:
         f"the last line of run {run_id} was cut short, and that cell is left out; "
         f"`encore run --resume {where}` measures it again"
     )
+    begun = ", ".join(dict.fromkeys(map(cell_label, recorded.unfinished)))
+    unfinished = (
+        f"run {run_id} ended before {begun} was through, and has what was measured until then; "
+        f"`encore run --resume {where}` measures it again"
+    )
     empty = f"run {run_id} has no row: nothing is measured yet; `encore run --resume {where}` goes on with it"
     parts = recorded.environment.settings.get("parts")
     without = missing_shards(map(str, parts)) if isinstance(parts, list) else []
     incomplete = f"run {run_id} was joined without shard {', '.join(without)}, and what that has is missing"
     return Run(
         recorded.environment,
-        tuple(sorted(recorded.cells, key=cell_order)),
+        tuple(sorted((*recorded.cells, *recorded.unfinished), key=cell_order)),
         tuple(recorded.missing()),
         superseded=tuple(retried),
         remarks=tuple(
             remark
             for remark, holds in (
-                (empty, not recorded.cells and recorded.cut_line is None),
+                (empty, not (recorded.cells or recorded.unfinished) and recorded.cut_line is None),
+                (unfinished, bool(recorded.unfinished)),
                 (cut, recorded.cut_line is not None),
                 (incomplete, bool(without)),
             )
