@@ -111,7 +111,7 @@ def test_an_interrupt_while_metrics_are_taken_keeps_all_blocks_and_the_metrics_o
 
 
 def test_modes_without_a_block_and_those_that_failed_have_no_unfinished_row(bench: Bench) -> None:
-    behave = {"eager": "exit@measure", "compile": "fail:fail_accuracy", "graph": "block:1:hang@measure"}
+    behave = {"eager": "block:1:exit:1@measure", "compile": "fail:fail_accuracy", "graph": "block:3:hang@measure"}
     with interrupted_once_it_hangs(bench.path / "logs" / "FAKE.graph.log"):
         bench.run(behave)
     assert set(kept(bench)) == {"graph", "graph-unpartitioned"}
@@ -359,3 +359,4 @@ def test_a_merge_keeps_unfinished_rows_unless_another_run_has_the_cell(tmp_path:
     merged = read_run(tmp_path / "whole")
     assert {row.workload for row in merged.cells} == {"MMC", "EOS"}
     assert list(merged.unfinished) == st
+    assert (tmp_path / "whole" / UNFINISHED).read_text() == store.lines_of(st)
