@@ -57,10 +57,12 @@ class CpuGraph:
     def replay(self) -> None:
         assert self.valid and not self.freed, "a graph was launched that was not captured, or freed"
         self.replays += 1
-        for other in self.later:
-            other.overwrite()
+        to_come = list(self.later)
         with torch.inference_mode(), self._uncounted():  # what was made in that mode may be written
-            for operator, arguments, keywords, results in self.operators:
+            for index, (operator, arguments, keywords, results) in enumerate(self.operators):
+                if operator is not _nothing and (index, 1) not in self.led_elsewhere:  # inputs are copied first of all
+                    while to_come:
+                        to_come.pop().overwrite()
                 values = _flat(operator(*arguments, **keywords))
                 for result, value in zip(results, values, strict=True):
                     if result is not None:

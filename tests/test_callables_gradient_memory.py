@@ -513,7 +513,8 @@ def test_memory_that_something_else_holds_from_the_beginning_is_never_given_away
     memory.gives = True
     assert memory.hands_out(alone, to_add=False)
     assert not memory.hands_out(held, to_add=False)
-    assert memory.hands_out(held, to_add=True)  # read at once
+    assert memory.hands_out(alone, to_add=True)
+    assert not memory.hands_out(held, to_add=True)  # a hook may take away what it is added to
     assert view.shape == (2, 2)
 
 

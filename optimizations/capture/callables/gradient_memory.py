@@ -14,7 +14,12 @@ on a second stream end it, as reads may be under way there of what nobody holds 
 same program, of the optimizer as it may be: its recording would keep what it finds in a `.grad`.
 
 It is asked of each gradient first whether it may be written by the program: it lies in the graph's pool, in memory of
-its own that nothing else holds, and in none that a graph reads at a fixed address.
+its own that nothing else holds, and in none that a graph reads at a fixed address. One for which that does not hold is
+always copied: a hook may take the `.grad` away to which it was to be added, and it would become one itself.
+
+Who resizes a gradient that was given away gives its storage other memory, and who shares it with another process has
+readers that no count tells of. Then what graphs write is not what the gradient reads, or somebody else reads it, and
+none of the graphs that write there is launched any more.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from optimizations.capture.step.gradient_holders import NOWHERE, Holders, taken_by
 from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.torch_internals.reference_counts import COUNTS
+from optimizations.torch_internals.tensor_words import TensorWords
 
 ROUNDS = 2
 """Backwards in a row behind which copies must be gone in time."""
@@ -72,6 +78,10 @@ class GradientMemory:
         self._holders, self._own = taken_by(partial(Holders, chosen), chosen)
         self._alone = _of_memory(self._holders.expected(NOWHERE))
         self._unheld = b""
+        words = TensorWords(chosen)
+        self._unchanged = words.unchanged
+        self._unread = [(one, _start(one)) for one in chosen if not words.tells_of(one)]
+        self._lost = False
         self._tries, self._rounds = tries, 0
         self._copies: list[StorageWeakRef] = []
         self._too_late = False
@@ -81,6 +91,13 @@ class GradientMemory:
         self.gives = False
         self.adds = True
         self.times_put_back = 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether something else than a launch must not write lies there, or it lies elsewhere. See the Note."""
+        if self._out and not self._lost:
+            self._lost = not self._unchanged() or any(_start(one) != start for one, start in self._unread)
+        return self._lost
 
     def before_launch(self) -> Kept:
         """Before a launch that may overwrite it: what is to be put back behind it."""
@@ -138,7 +155,7 @@ class GradientMemory:
         where it is only added to a `.grad`; otherwise it becomes one."""
         place = self._places.get(id(gradient))
         if place is None:
-            return to_add
+            return False
         found = place not in self._held and (self.adds if to_add else self.gives)
         self._out = self._out or found
         self._given = self._given or (found and not to_add)
@@ -177,7 +194,7 @@ def writable(gradients: Iterable[torch.Tensor | None], pool: MemoryRanges, used:
     `used`: addresses of storages that graphs read or write for something else.
     """
     there = [one for one in gradients if one is not None and not (one.is_conj() or one.is_neg())]
-    places = [one.untyped_storage().data_ptr() for one in there]
+    places = list(map(_start, there))
     times = Counter(places)
     return [
         one
@@ -194,6 +211,11 @@ def _held_by_nobody(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     same = (_of_memory(holders.now()) == _of_memory(holders.expected(NOWHERE))).all(axis=1)
     own.release()
     return [one for one, alone in zip(gradients, same, strict=True) if alone]
+
+
+def _start(tensor: torch.Tensor) -> int:
+    """Where its storage begins."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _of_memory(counts: numpy.ndarray) -> numpy.ndarray:

@@ -266,7 +266,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             self._warn(
                 number,
                 "a result of an earlier call is held through a view, or because its backward did not run, or was "
-                "resized; drop it before, clone what you keep or resize, or pass outputs='copied'",
+                "resized, as a gradient may have been; drop it before, clone what you keep or resize, or pass "
+                "outputs='copied'",
             )
         if not fits:
             self._passed(number, skip=True)

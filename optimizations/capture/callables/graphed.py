@@ -102,6 +102,13 @@ class Slot:
         return sum(gradient.nbytes for gradient in self.copied_out)
 
     @property
+    def gradients_are_lost(self) -> bool:
+        """Whether its launches would overwrite what they must not, or write what nobody reads. See `gradient_memory`."""
+        if any(memory.lost for memory in self.forward_overwrites):
+            return True
+        return any(memory.lost for memory in self.backward_overwrites)
+
+    @property
     def awaits_backward(self) -> bool:
         """Whether autograd still holds the last forward."""
         return self.left() is not None
@@ -127,7 +134,9 @@ class Slot:
         """Before a forward: let the results of the one before leave, and those of `mates`. These may lie where this
         graph writes on its way, for that memory was free when they were captured. The order says that they are over,
         but not that nobody holds their results. False where one cannot leave, and would be overwritten, or has left for
-        good, so that the launch would not write it."""
+        good, so that the launch would not write it; and so for gradients that were given away."""
+        if self.gradients_are_lost:
+            return False
         own = self.copied or (not self.results.resized and self.results.leave())
         return own and all(mate.results.leave() for mate in self.mates if mate.results.are_out)
 
@@ -284,6 +293,11 @@ class AsLeft:
             )
         if slot.freed:
             raise Overwritten(f"the backward of {name} comes after its graphs were freed; call close() behind it")
+        if slot.gradients_are_lost:
+            raise Overwritten(
+                f"a gradient that lies where graphs write was resized, or shared with another process, between the "
+                f"forward and the backward of {name}; do that with a clone of it"
+            )
         if self.forwards != slot.forwards:
             raise Overwritten(
                 f"the forward of {name} ran again since the one that this backward belongs to, and what that left is "
