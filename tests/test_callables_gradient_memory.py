@@ -13,7 +13,15 @@ from graphs_on_cpu import CpuDevice
 from test_callables_differentiation import batches, gradients, same
 from torch import nn
 
-from optimizations.capture.callables.gradient_memory import PATIENCE, ROUNDS, TRIES, GradientMemory, writable
+from optimizations.capture.callables.gradient_memory import (
+    PATIENCE,
+    ROUNDS,
+    TRIES,
+    GradientMemory,
+    before_launch,
+    put_back,
+    writable,
+)
 from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
 from optimizations.capture.step import graphed_step
 from optimizations.capture.step.graphed_step import GraphedStep
@@ -509,7 +517,7 @@ def test_what_may_be_written_lies_in_the_pool_alone_and_is_read_by_nothing_else(
 def test_memory_that_something_else_holds_from_the_beginning_is_never_given_away() -> None:
     alone, held = torch.zeros(4), torch.zeros(4)
     view = held.view(2, 2)
-    memory = GradientMemory("it", [alone, held], lambda: None)
+    memory = GradientMemory("it", [alone, held])
     memory.gives = True
     assert memory.hands_out(alone, to_add=False)
     assert not memory.hands_out(held, to_add=False)
@@ -520,17 +528,36 @@ def test_memory_that_something_else_holds_from_the_beginning_is_never_given_away
 
 def test_what_was_to_be_added_and_is_still_in_use_makes_additions_copies_too() -> None:
     gradient = torch.zeros(4)
-    memory = GradientMemory("it", [gradient], lambda: None)
+    memory = GradientMemory("it", [gradient])
     assert memory.hands_out(gradient, to_add=True)
     waiting = gradient.detach()
-    kept = memory.before_launch()
+    kept = before_launch([memory], nothing)
     gradient.fill_(1.0)
     assert not memory.hands_out(gradient, to_add=True)
-    memory.put_back(kept)
+    put_back(kept, nothing)
     assert not waiting.any()
     del waiting, kept
-    assert memory.before_launch() == []
+    assert before_launch([memory], nothing) == []
     assert not memory.hands_out(gradient, to_add=True)
+
+
+def nothing() -> None:
+    """No device to wait for."""
+
+
+def test_the_host_waits_twice_for_a_launch_however_many_callables_have_gradients_in_its_way() -> None:
+    waited = []
+    tensors = [torch.zeros(4) for _ in range(3)]
+    memories = [GradientMemory("it", [one]) for one in tensors]
+    for memory, one in zip(memories, tensors, strict=True):
+        assert memory.hands_out(one, to_add=True)
+    held = [one.detach() for one in tensors]
+    kept = before_launch(memories, lambda: waited.append("before"))
+    for one in tensors:
+        one.fill_(1.0)
+    put_back(kept, lambda: waited.append("behind"))
+    assert waited == ["before", "behind"]
+    assert not any(one.any() for one in held)
 
 
 def test_what_is_held_outlives_the_graphs() -> None:

@@ -160,7 +160,7 @@ def test_a_gradient_that_is_held_may_be_the_argument_of_a_callable(monkeypatch: 
 
 def test_memory_that_nobody_has_is_not_lost() -> None:
     gradient = torch.zeros(4)
-    memory = GradientMemory("it", [gradient], lambda: None)
+    memory = GradientMemory("it", [gradient])
     assert not memory.lost
     memory.gives = True
     assert memory.hands_out(gradient, to_add=False)

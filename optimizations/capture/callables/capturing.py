@@ -147,7 +147,7 @@ class Captures:
             for slot in self.slots.values():  # what autograd made may be a view, which holds what it is a view of
                 slot.gradients = [alone.get(id(one), one) for one in slot.gradients]
             tries = 0 if self._copied else TRIES
-            memory = GradientMemory(f"callable {number}", alone.values(), self._device.wait, steps_exist, tries=tries)
+            memory = GradientMemory(f"callable {number}", alone.values(), steps_exist, tries=tries)
             for index, (slot, direction) in enumerate(self._captured):
                 if slot.number == number:
                     slot.gradient_memory = memory
@@ -276,6 +276,7 @@ class Captures:
             differentiable=[takes and differentiable for takes in takes_part],
             begins=self._begins,
             ended=self._ended,
+            wait=self._device.wait,
             copied=self._copied,
             bound=[(entry, entry.new.detach()) for entry in bound if not any(entry is one for one in kept)],
             bound_results=[(entry, index) for index, entry in enumerate(kept, start=returned)],

@@ -57,7 +57,6 @@ class GradientMemory:
     Args:
         gradients: those of a callable's parameters, in memory that its graphs write. Only the graphs' owner holds them.
         name: the callable, in a warning.
-        wait: makes the host wait for all of the device's work.
         kept_elsewhere: whether something may keep gradients for good.
         tries: backwards within which it has to show that memory can be given away; 0 if it never is.
     """
@@ -66,14 +65,13 @@ class GradientMemory:
         self,
         name: str,
         gradients: Iterable[torch.Tensor],
-        wait: Callable[[], None],
         kept_elsewhere: Callable[[], bool] = lambda: False,
         *,
         tries: int = TRIES,
     ) -> None:
         self._name = name
         chosen = _held_by_nobody(list(gradients))
-        self._wait, self._kept_elsewhere = wait, kept_elsewhere
+        self._kept_elsewhere = kept_elsewhere
         self._places = {id(one): index for index, one in enumerate(chosen)}
         self._holders, self._own = taken_by(partial(Holders, chosen), chosen)
         self._alone = _of_memory(self._holders.expected(NOWHERE))
@@ -99,29 +97,32 @@ class GradientMemory:
             self._lost = not self._unchanged() or any(_start(one) != start for one, start in self._unread)
         return self._lost
 
-    def before_launch(self) -> Kept:
-        """Before a launch that may overwrite it: what is to be put back behind it."""
+    def before_launch(self) -> bool:
+        """Before a launch that may overwrite it: whether the device is to be waited for, before `set_aside`."""
         self._too_late = self._too_late or any(not copy.expired() for copy in self._copies)
         self._held = frozenset()
         if not self._out:
-            return []
-        held = self._held_now()
-        if held or self._read_elsewhere:
-            self._wait()
-        if not held:
+            return False
+        self._held = frozenset(self._held_now())
+        waits = bool(self._held) or self._read_elsewhere
+        if not self._held:
             self._out = self._given = self._read_elsewhere = False
+        return waits
+
+    def set_aside(self) -> Kept:
+        """Before that launch, where somebody holds some of it: what is to be put back behind it."""
+        if not self._held:
             return []
         if self.times_put_back == PATIENCE:
             warnings.warn(
                 f"gradients of {self._name} stay where its graphs write them, so each launch waits for the device and "
                 "puts them back; set .grad to None once, drop what holds them, or pass outputs='copied'",
-                stacklevel=2,
+                stacklevel=3,
             )
-        self._held = frozenset(held)
         self.adds = self.adds and self._given  # or it is still in use where it was to be added only
         self.end()
         self.times_put_back += 1
-        storages = [self._holders.tensors[index].untyped_storage() for index in held]
+        storages = [self._holders.tensors[index].untyped_storage() for index in sorted(self._held)]
         return [(storage, storage.clone()) for storage in storages]
 
     def _held_now(self) -> list[int]:
@@ -133,13 +134,6 @@ class GradientMemory:
         if not differs.any():
             self._unheld = content
         return [int(index) for index in numpy.flatnonzero(differs)]
-
-    def put_back(self, kept: Kept) -> None:
-        """Behind the launch, and behind what reads its gradients."""
-        for storage, content in kept:
-            storage.copy_(content)
-        if kept:
-            self._wait()
 
     def begin_round(self) -> None:
         """Behind `before_launch` of a backward of the callable."""
@@ -177,15 +171,24 @@ class GradientMemory:
         self.end()
 
 
-def before_launch(memories: Iterable[GradientMemory]) -> list[tuple[GradientMemory, Kept]]:
-    """`GradientMemory.before_launch` of each: what `put_back` takes behind the launch."""
-    return [(memory, kept) for memory in memories if (kept := memory.before_launch())]
+def before_launch(memories: Sequence[GradientMemory], wait: Callable[[], None]) -> Kept:
+    """Before a launch that may overwrite these: what `put_back` takes behind it.
+
+    `wait`: makes the host wait for all of the device's work.
+    """
+    waits = [memory.before_launch() for memory in memories]
+    if any(waits):
+        wait()
+        return [one for memory in memories for one in memory.set_aside()]
+    return []
 
 
-def put_back(everything: Iterable[tuple[GradientMemory, Kept]]) -> None:
-    """`GradientMemory.put_back` of each."""
-    for memory, kept in everything:
-        memory.put_back(kept)
+def put_back(kept: Kept, wait: Callable[[], None]) -> None:
+    """Behind the launch, and behind what reads its gradients."""
+    for storage, content in kept:
+        storage.copy_(content)
+    if kept:
+        wait()
 
 
 def writable(gradients: Iterable[torch.Tensor | None], pool: MemoryRanges, used: Collection[int]) -> list[torch.Tensor]:

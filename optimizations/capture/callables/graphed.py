@@ -47,11 +47,11 @@ class Slot:
 
     `gradients`: fixed memory of the gradients of inputs and parameters, None where there is none, and `depends` on
     which of the differentiable results each depends; `differentiable`: which results take part in differentiation.
-    `begins` is told of a backward before its launch, `ended` behind it. `bound` are attributes and variables that the
-    forward binds to tensors it makes: each call binds them to copies. Those that take part in differentiation are among
-    the results, behind what is returned: `bound_results` are these, with their indices. `written` are inputs that the
-    forward writes, `mutated` other tensors, in `written_memory`; `read_memory` is what it reads, where it writes inputs
-    too; `read_back` are parameters and buffers whose values
+    `begins` is told of a backward before its launch, `ended` behind it. `wait`: makes the host wait for the device.
+    `bound` are attributes and variables that the forward binds to tensors it makes: each call binds them to copies.
+    Those that take part in differentiation are among the results, behind what is returned: `bound_results` are these,
+    with their indices. `written` are inputs that the forward writes, `mutated` other tensors, in `written_memory`;
+    `read_memory` is what it reads, where it writes inputs too; `read_back` are parameters and buffers whose values
     the backward reads. `in_place`: whether what the graphs read lies where it lay. `passed`: which results are inputs,
     or views of them, that no graph has to make. `repeated`: which are the same as an earlier one. `without_gradient`:
     inputs that get none. `mates`: those of the same pool that were captured later. `left`: what the last forward left
@@ -73,6 +73,7 @@ class Slot:
     depends: list[frozenset[int]] = field(default_factory=list)
     begins: Callable[[int, int], None] = lambda number, micro_batch: None
     ended: Callable[[], None] = lambda: None
+    wait: Callable[[], None] = lambda: None
     copied: bool = False
     bound: list[tuple[Rebound, torch.Tensor]] = field(default_factory=list)
     bound_results: list[tuple[Rebound, int]] = field(default_factory=list)
@@ -103,7 +104,7 @@ class Slot:
 
     @property
     def gradients_are_lost(self) -> bool:
-        """Whether its launches would overwrite what they must not, or write what nobody reads. See `gradient_memory`."""
+        """Whether launches would overwrite what they must not, or write what nobody reads. See `gradient_memory`."""
         if any(memory.lost for memory in self.forward_overwrites):
             return True
         return any(memory.lost for memory in self.backward_overwrites)
@@ -116,11 +117,11 @@ class Slot:
     def run_forward(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Launch the forward for these inputs, for which there is room."""
         self.inputs.bind(inputs)
-        kept = before_launch(self.forward_overwrites)
+        kept = before_launch(self.forward_overwrites, self.wait)
         try:
             self.forward.replay()
         finally:
-            put_back(kept)
+            put_back(kept, self.wait)
         self.forwards += 1
         if self.written:
             self.inputs.give_back(inputs, self.written)
@@ -197,7 +198,7 @@ class Slot:
         for mate in self.mates:  # none since the forward, if calls come in the order
             if mate.results.are_out:
                 mate.results.rescue()
-        kept = before_launch(self.backward_overwrites)
+        kept = before_launch(self.backward_overwrites, self.wait)
         if self.gradient_memory is not None:
             self.gradient_memory.begin_round()
         try:
@@ -206,7 +207,7 @@ class Slot:
             self.ended()
             return self._handed_out(gradients, nodes, creates_graph)
         finally:
-            put_back(kept)
+            put_back(kept, self.wait)
 
     def _handed_out(
         self, gradients: Sequence[torch.Tensor | None], nodes: Sequence[Any], creates_graph: bool
