@@ -116,7 +116,8 @@ class GradientMemory:
         if self.times_put_back == PATIENCE:
             warnings.warn(
                 f"gradients of {self._name} stay where its graphs write them, so each launch waits for the device and "
-                "puts them back; set .grad to None once, drop what holds them, or call close() and graph_callables again",
+                "puts them back; set .grad to None once, drop what holds them, or close() and call graph_callables "
+                "again",
                 stacklevel=3,
             )
         self.adds = self.adds and self._given  # or it is still in use where it was to be added only
