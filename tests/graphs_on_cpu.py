@@ -106,9 +106,9 @@ class CpuGraph:
         return CpuCopy(self, found[0])
 
     def overwrite(self) -> None:
-        """What it made holds garbage."""
-        for storage in self.made.values():
-            if storage.nbytes() % 4 == 0:
+        """What it made holds garbage, but for memory that the program gave back."""
+        for address, storage in self.made.items():
+            if storage.nbytes() % 4 == 0 and storage.data_ptr() == address:
                 torch.tensor([], dtype=torch.float32).set_(storage).fill_(GARBAGE)
 
     def reset(self) -> None:

@@ -612,3 +612,87 @@ def test_counts_are_asked_for_where_their_words_cannot_be_read(monkeypatch: pyte
         assert not reference_counts._can_be_read()
     finally:
         reference_counts._can_be_read.cache_clear()
+
+
+def _large(training: Training) -> torch.nn.Module:
+    """Its gradients are larger than what a graph copies itself."""
+    return torch.nn.Sequential(torch.nn.Linear(8, 2100), torch.nn.Linear(2100, 8))
+
+
+def _turned_round(training: Training) -> torch.nn.Module:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    for one in model:
+        assert isinstance(one, torch.nn.Linear)
+        one.weight = torch.nn.Parameter(one.weight.detach().clone().t())
+    return model
+
+
+@pytest.mark.parametrize("make", [_large, _turned_round])
+def test_a_gradient_that_is_returned_is_the_new_one_where_the_one_before_is_held(
+    make: Callable[[Training], torch.nn.Module],
+) -> None:
+    """It is copied behind the launch, and then what is held gets its content back. Also in a steady replay."""
+    sides = []
+    for _ in range(2):
+        training = Training("set to None")
+        torch.manual_seed(2)
+        training.model = make(training)
+
+        def step(batch: dict[str, torch.Tensor], training: Training = training) -> tuple[torch.Tensor, torch.Tensor]:
+            training.model.zero_grad()
+            loss = training.model(batch["x"]).square().mean()
+            loss.backward()
+            first = next(training.model.parameters()).grad
+            assert first is not None
+            return loss.detach(), first
+
+        sides.append((training, step))
+    (mine, own), (theirs, eager) = sides
+    step = Counted(own, device=CpuDevice())
+    for index, (batch,) in enumerate(batches("cpu", 24)):
+        if index > 4:
+            mine.held += mine.gradients()
+            theirs.held += theirs.gradients()
+        found, expected = step(batch), eager(batch)
+        assert all(map(torch.equal, found, expected)), index
+        assert all(map(torch.equal, mine.held, theirs.held)), index
+        del found, expected
+    assert step.full < 16 and step.report().replays >= 20
+
+
+@pytest.mark.parametrize("way", [torch.Tensor.conj, lambda one: one._neg_view()])
+@pytest.mark.parametrize("zero", ["set to zero", "added to"])
+def test_gradients_that_stand_for_conjugates_or_negatives_are_those_of_eager(
+    zero: str, way: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Where others of that kind take their place, and the program holds those or not."""
+
+    def run(graphed: bool) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        weights = [torch.nn.Parameter(torch.randn(3, dtype=torch.complex64)) for _ in range(3)]
+        for one in weights:
+            one.grad = way(torch.ones_like(one))
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            for one in weights:
+                if zero == "set to zero" and one.grad is not None:
+                    one.grad.zero_()
+            loss = sum(torch.view_as_real(one * x).square().sum() for one in weights)
+            assert isinstance(loss, torch.Tensor)
+            loss.backward()
+            return loss.detach()
+
+        call = GraphedStep(step, device=CpuDevice()) if graphed else step
+        found, held = [], []
+        for index in range(14):
+            found.append(call(torch.full((3,), index + 1.0)))
+            if index > 5:
+                for one in weights[: 1 + index % 3]:
+                    if index % 4 == 1:
+                        held.append(one.grad)
+                    one.grad = way(torch.full_like(one, index))
+            found += [one.grad.resolve_conj().resolve_neg().clone() for one in weights if one.grad is not None]
+            found += [one.resolve_conj().resolve_neg().clone() for one in held if one is not None]
+        return found
+
+    assert all(map(torch.equal, run(True), run(False)))

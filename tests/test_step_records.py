@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import math
+import time
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -340,3 +342,17 @@ def test_an_address_in_a_graph_is_found_in_any_word_and_nowhere_else() -> None:
         assert any_word_in(graph(inside), memory)
     assert not any_word_in(graph((address + 64).to_bytes(8, "little")), memory)
     assert not any_word_in(graph((address - 1).to_bytes(8, "little")), memory)
+
+
+def test_what_a_module_imported_meanwhile_keeps_of_a_watched_call_holds_nothing_of_the_step() -> None:
+    """PyTorch imports modules of its own in the first capture, which keep `torch.cuda.synchronize` for themselves."""
+    observer = Observer(lambda tensor: True, {}, forbid=True)
+    gone = weakref.ref(observer)
+    owners = [(torch.cuda, "synchronize"), (torch, "manual_seed"), (torch, "tensor"), (time, "time")]
+    with watched(observer, Asked(), capturing=True, compiled=False):
+        kept = [vars(owner)[name] for owner, name in owners]
+    assert all(function is not vars(owner)[name] for function, (owner, name) in zip(kept, owners, strict=True))
+    del observer
+    assert gone() is None
+    _, seed, tensor, clock = kept
+    assert seed(3).initial_seed() == 3 and tensor([2.0]).item() == 2 and clock() > 0

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
-from optimizations.torch_internals import tensor_words
+from optimizations.torch_internals import reference_counts, tensor_words
+from optimizations.torch_internals.reference_counts import ReferenceCounts
 from optimizations.torch_internals.tensor_words import TensorWords
 
 Change = Callable[[torch.Tensor], object]
@@ -190,13 +196,120 @@ def test_one_tensor_stands_for_all_with_the_same_dispatch_keys() -> None:
     assert keys == {torch._C._dispatch_keys(one).raw_repr() for one in found}
 
 
-def test_nothing_is_read_where_a_word_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+PLACES = (
+    *("_CLASS", "_STORAGE", "_AUTOGRAD", "_EXTRA", "_SIZES", "_OFFSET", "_KIND", "_KEYS", "_MEMORY"),
+    *("_GRAD", "_GRAD_FN", "_REQUIRES_GRAD", "PART"),
+)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_nothing_is_read_where_a_word_is_elsewhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And to find that out follows no word that is no address. Of the history there are two words, either of which
+    will do."""
     assert tensor_words._can_be_read()
-    for name in ("_STORAGE", "_SIZES", "_OFFSET", "_KIND", "_KEYS", "_GRAD", "_REQUIRES_GRAD"):
+    place = getattr(tensor_words, name)
+    for words in (-1, 1, 2):
+        if (name, words) == ("_GRAD_FN", 1):
+            continue
+        shift = words * tensor_words.WORD
         with monkeypatch.context() as patched:
-            patched.setattr(tensor_words, name, getattr(tensor_words, name) + tensor_words.WORD)
+            shifted = tuple(one + shift for one in place) if isinstance(place, tuple) else place + shift
+            patched.setattr(tensor_words, name, shifted)
             patched.setattr(tensor_words, "_none", tensor_words._none.__wrapped__)
-            assert not tensor_words._can_be_read.__wrapped__(), name
+            assert not tensor_words._can_be_read.__wrapped__(), words
+
+
+def test_why_nothing_is_read_is_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(tensor_words, "_KEYS", tensor_words._KEYS - tensor_words.WORD)
+    with caplog.at_level(logging.INFO):
+        assert not tensor_words._can_be_read.__wrapped__()
+    (said,) = caplog.messages
+    assert "keys" in said and "one by one" in said
+
+
+def test_nothing_is_read_where_python_has_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    assert not tensor_words._can_be_read.__wrapped__() and not reference_counts._can_be_read.__wrapped__()
+
+
+class Busy:
+    """A thread that runs whenever the lock of Python is given away, which is not done for the time it takes."""
+
+    def __enter__(self) -> Busy:
+        self.rounds, self._over = 0, False
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(1000.0)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        time.sleep(0)
+        return self
+
+    def _run(self) -> None:
+        while not self._over:
+            self.rounds += 1
+            if self.rounds % 50 == 0:
+                time.sleep(0)
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        sys.setswitchinterval(self._interval)
+        self._thread.join()
+
+
+def test_no_other_thread_runs_while_words_are_read() -> None:
+    """It could free what is read, of a tensor whose part in C++ or storage it has exchanged."""
+    many = [nn.Parameter(torch.zeros(3, 3)) for _ in range(400)]
+    for one in many:
+        one.grad = torch.zeros(3, 3)
+    gradients = [one.grad for one in many if one.grad is not None]
+    words, counts = TensorWords(many, many, gradients), ReferenceCounts(gradients)
+    with Busy() as busy:
+        ran = 0
+        for _ in range(2000):
+            before = busy.rounds
+            assert words.unchanged() and counts.now() is not None
+            ran += busy.rounds != before
+    assert not ran
+
+
+def test_the_place_of_a_storage_that_was_exchanged_is_no_other_s_and_its_memory_is_free() -> None:
+    """A thread that does not need the lock of Python may exchange one while words are read."""
+    found = tensors("parameters")
+    words = TensorWords(found)
+    cells = {one.untyped_storage()._cdata for one in found}
+    weak = [StorageWeakRef(one.untyped_storage()) for one in found]
+    for one in found:
+        one.data = torch.ones(3, 3)
+    assert all(one.expired() for one in weak) and not words.unchanged()
+    weak.clear()
+    made = [torch.zeros(3) for _ in range(1000)]
+    assert cells.isdisjoint(one.untyped_storage()._cdata for one in made)
+
+
+def test_a_tensor_that_stands_for_another_is_left_to_others() -> None:
+    inner = torch.zeros(3)
+    other = torch._to_functional_tensor(inner)
+    assert type(other) is torch.Tensor and not TensorWords([inner, other]).tells_of(other)
+
+
+def test_a_tensor_that_gets_more_dimensions_than_it_has_room_for_is_seen() -> None:
+    """Sizes and strides are elsewhere then, and may be put back."""
+    one = torch.zeros(2, 1, 1, 1, 2)
+    words = TensorWords([one])
+    one.unsqueeze_(0)
+    assert not words.unchanged() and not TensorWords([one]).tells_of(one)
+    one.squeeze_(0)
+    assert words.unchanged()
+    one.transpose_(0, 1)
+    assert not words.unchanged()
+
+
+def test_a_history_that_a_tensor_got_in_place_is_seen() -> None:
+    one, weight = torch.zeros(3), nn.Parameter(torch.ones(3))
+    one.requires_grad_().requires_grad_(False)  # so that autograd keeps something of it
+    words = TensorWords([one])
+    one.mul_(weight)
+    assert not words.unchanged()
 
 
 def test_a_change_that_does_not_show_is_found_out_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

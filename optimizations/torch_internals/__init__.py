@@ -289,6 +289,9 @@ NAMES: dict[str, Private] = {
         "torch", "_C._get_cudnn_sdp_enabled", _CHECKED_HERE, "see which kernels are chosen"
     ),
     "dispatch_keys": Private("torch", "_C._dispatch_keys", _CHECKED_HERE, "compare what a tensor goes through"),
+    "stands_for_another": Private(
+        "torch", "_is_functional_tensor", _CHECKED_HERE, "read nothing of a tensor whose memory is that of another"
+    ),
     "lazy_clone": Private(
         "torch", "_lazy_clone", _CHECKED_HERE, "try out whether it is seen that memory is shared until one writes"
     ),

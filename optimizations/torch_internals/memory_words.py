@@ -1,14 +1,24 @@
-"""Words of this process's memory, gathered by NumPy in one call, a nanosecond each.
+"""Words of this process's memory, gathered by NumPy, a nanosecond each.
 
 PyTorch tells one thing about one tensor in each call. Who knows where it keeps that reads it of many at once. Whoever
 reads holds the objects whose memory it is, and tries out first whether the words are where it looks for them.
+
+Note [In one go]. What is read may lead to what is read next: an object in Python to its part in C++, and that to its
+storage. If another thread ran in between, it could exchange that part and free it, and memory of nobody would be read.
+So all is one call of C, which ends at the first word that is not as expected: no line of Python runs in between, so the
+lock of Python is not given away. `numpy.take` gives it away, and so does an array as an index where it is longer than
+`AT_ONCE`. Nothing is allocated that could set off a collection of garbage. Where Python has no such lock, nothing may
+be read.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import numpy
@@ -17,23 +27,93 @@ WORD = 8
 """Bytes."""
 _TOP = 1 << 57
 """Bytes of address space that a process may have."""
+_LOWEST = 1 << 16
+"""No memory is below, on the systems that are known. A word that is less, or no multiple of `WORD`, is no address."""
+
+AT_ONCE = 500
+"""Words up to which NumPy keeps the lock of Python while it gathers them."""
 
 PART = object.__basicsize__
 """Where an object of PyTorch has the address of its part in C++: behind what all objects of Python have."""
 
 
-@functools.cache
-def takers() -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """What gathers words, and halves of words, of this process, from the second word on: NumPy takes an array at 0 for
-    none. `places_of` says which place an address has.
+def has_lock() -> bool:
+    """Whether other threads of Python wait while one is in C. Note [In one go]."""
+    enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+    return sys.implementation.name == "cpython" and enabled()
 
-    The arrays themselves are given to nobody: who prints one would read from its start.
+
+@functools.cache
+def _memory() -> dict[int, Any]:
+    """All of it from the second word on, as words and as halves: NumPy takes an array at 0 for none.
+
+    It is given to nobody: who prints it would read from its start.
     """
     words: Any = (ctypes.c_int64 * (_TOP // WORD)).from_address(WORD)
     array = numpy.frombuffer(words, dtype=numpy.int64)
-    return array.take, array.view(numpy.int32).take
+    return {WORD: array, WORD // 2: array.view(numpy.int32)}
 
 
-def places_of(addresses: list[int], size: int = WORD) -> Any:
-    """The places of these addresses for what gathers words, or parts of words of this size."""
-    return numpy.array([(address - WORD) // size for address in addresses], dtype=numpy.intp)
+def _places_of(addresses: Sequence[int], size: int = WORD) -> list[Any]:
+    """The places of these addresses in memory of parts of this size, so many together as can be gathered at once."""
+    places = numpy.array([(address - WORD) // size for address in addresses], dtype=numpy.intp)
+    return [places[start : start + AT_ONCE] for start in range(0, len(places), AT_ONCE)]
+
+
+def word(address: int) -> int:
+    """The word there.
+
+    Raises:
+        ValueError: that is no address, so it was read where none is.
+    """
+    if not _LOWEST <= address < _TOP - WORD or address % WORD:
+        raise ValueError(f"{address} is no address of a word")
+    return int(_memory()[WORD][(address - WORD) // WORD])
+
+
+class Words:
+    """The words at these addresses, and what they should be."""
+
+    def __init__(self, addresses: Sequence[int], values: Any) -> None:
+        expected = numpy.array(values, dtype=numpy.int64)
+        self.places = _places_of(addresses)
+        self.then = [expected[start : start + AT_ONCE].tobytes() for start in range(0, len(expected), AT_ONCE)]
+
+
+_TO_BYTES: Any = numpy.ndarray.tobytes
+_CALL: Any = operator.call
+
+
+def as_expected(*stages: Words) -> Callable[[], bool]:
+    """Tells whether all words are as they should be. Those of a stage are read if the stages before are so."""
+    memory, to_bytes = _memory()[WORD], _TO_BYTES
+    places = [one for stage in stages for one in stage.places]
+    then = [one for stage in stages for one in stage.then]
+    same, get = operator.eq, operator.getitem
+
+    def holds() -> bool:
+        return all(map(same, map(to_bytes, map(get, repeat(memory), places)), then))
+
+    return holds
+
+
+def read_behind(stages: Sequence[Words], addresses: Sequence[int], size: int = WORD) -> Callable[[], Any]:
+    """Gives the words, or parts of this size, at these addresses, in an array; None where the stages are not as they
+    should be, and then it does not read there."""
+    get, same, call = operator.getitem, operator.eq, _CALL
+    compared = [one for stage in stages for one in stage.places]
+    wanted = _places_of(addresses, size)
+    memories = [_memory()[WORD]] * len(compared) + [_memory()[size]] * len(wanted)
+    places = [*compared, *wanted]
+    compare = [_TO_BYTES] * len(compared)
+    then = [*[one for stage in stages for one in stage.then], *[None] * len(wanted)]  # None is what `append` gives
+    none = numpy.zeros(0, dtype=numpy.int64)
+
+    def read() -> Any:
+        found: list[Any] = []
+        take = chain(compare, repeat(found.append, len(wanted)))
+        if not all(map(same, map(call, take, map(get, memories, places)), then)):
+            return None
+        return found[0] if len(found) == 1 else numpy.concatenate(found) if found else none
+
+    return read

@@ -23,7 +23,7 @@ import numpy
 import torch
 
 from optimizations import torch_internals
-from optimizations.torch_internals.memory_words import PART, WORD, places_of, takers
+from optimizations.torch_internals.memory_words import PART, WORD, Words, has_lock, read_behind
 
 _COUNT = 4
 """Bytes of a count. PyTorch keeps that of weak references behind it, and Python its flags, or another half."""
@@ -48,25 +48,22 @@ class ReferenceCounts:
 
 
 def _gathered(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedStorage, ...]) -> Callable[[], Any]:
-    words, counts = takers()
     objects = tensors, storages
-    places = [id(one) + PART for some in objects for one in some]
-    parts = numpy.array([one._cdata for some in objects for one in some], dtype=numpy.int64).tobytes()
+    parts = Words(
+        [id(one) + PART for some in objects for one in some], [one._cdata for some in objects for one in some]
+    )
+    cells = Words([one._cdata + _STORAGE for one in tensors], [one._cdata for one in storages])
     addresses = [
         address
         for tensor, storage in zip(*objects, strict=True)
         for address in (id(tensor), tensor._cdata + WORD, storage._cdata + WORD, id(storage))
     ]
-    of_parts = places_of(places)
-    of_storages = places_of([one._cdata + _STORAGE for one in tensors])
-    cells = numpy.array([one._cdata for one in storages], dtype=numpy.int64).tobytes()
-    of_counts = places_of(addresses, _COUNT)
+    read = read_behind([parts, cells], addresses, _COUNT)
 
     def now() -> Any:
         # `objects` is never empty: it is named so that this function holds what it reads.
-        if objects and (words(of_parts).tobytes() != parts or words(of_storages).tobytes() != cells):
-            return numpy.zeros(len(of_counts), dtype=numpy.int32)
-        return counts(of_counts)
+        found = read() if objects else None
+        return numpy.zeros(len(addresses), dtype=numpy.int32) if found is None else found
 
     return now
 
@@ -98,7 +95,7 @@ _STORAGE = 2 * WORD
 def _can_be_read() -> bool:
     """Whether the words are what they should be."""
     try:
-        return sys.implementation.name == "cpython" and _are_found()
+        return has_lock() and _are_found()
     except Exception:  # whatever this build has otherwise: they can be asked for
         return False
 

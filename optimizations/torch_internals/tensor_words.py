@@ -8,27 +8,34 @@ clone is another one. What autograd keeps of a tensor has its `.grad` and whethe
 
 Each stage is read only when the one before is as it was: an object that was exchanged may be gone. `.data =` gives a
 tensor another storage, and `torch.utils.swap_tensors` another part in C++. So what is read is always memory of
-something that the reader holds, or that something held owns.
+something that the reader holds, or that something held owns. No other thread of Python runs between the stages
+(Note [In one go] in `memory_words`). What runs without Python's lock may exchange a storage meanwhile, as `set_` does
+in another thread: each is held by a weak reference, which keeps its few words and not the memory of the tensor.
 
 Settings of a thread, such as autocast and dispatch modes, change the keys that operators on a tensor go through, and
 stand in no tensor. Who wants to know of them asks in another way, about one tensor for each set of keys
 (`one_of_each_kind`).
 
 Whether the words are where they are looked for is tried out once: each is compared with what PyTorch says, and each
-change of a tensor has to be seen. Where that is not so, as in another build, nothing is read.
+change of a tensor has to be seen. Where that is not so, as in another build, nothing is read, and the log says why.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import sys
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
-from optimizations.torch_internals.memory_words import PART, WORD, places_of, takers
+from optimizations.torch_internals.memory_words import PART, WORD, Words, as_expected, has_lock, read_behind, word
+
+log = logging.getLogger(__name__)
 
 _CLASS = WORD
 """Where an object of Python has the address of its class."""
@@ -46,6 +53,21 @@ _MEMORY = (16, 24, 32)
 _GRAD, _GRAD_FN, _REQUIRES_GRAD = 40, 48, 144
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What stands in a tensor's part in C++. `storage` keeps the part of the storage, and not the tensor's memory.
+
+    `autograd`: where what autograd keeps of it is, 0 if nothing. `words` are at `_places` of its dimensions.
+    """
+
+    tensor: torch.Tensor
+    part: int
+    storage: StorageWeakRef
+    autograd: int
+    keys: int
+    words: Any
+
+
 class TensorWords:
     """Tensors as they are now, and the very `.grad` that these `parameters` are expected to have, which are held, too.
 
@@ -60,7 +82,7 @@ class TensorWords:
         expected: Sequence[torch.Tensor | None] = (),
     ) -> None:
         found = {id(one): one for one in [*tensors, *(one for one in expected if one is not None)]}
-        self._tensors = {key: one for key, one in found.items() if _has_words(one)}
+        self._tensors = _read(list(found.values()))
         self._gradients = {
             id(one): gradient for one, gradient in zip(parameters, expected, strict=True) if self._reads(one, gradient)
         }
@@ -68,8 +90,10 @@ class TensorWords:
 
     def _reads(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> bool:
         """Whether it is seen that a parameter has this gradient. One that autograd keeps nothing of has none."""
-        known = id(parameter) in self._tensors and (gradient is None or id(gradient) in self._tensors)
-        return known and (gradient is None or bool(_word(parameter._cdata + _AUTOGRAD)))
+        known = self._tensors.get(id(parameter))
+        if known is None or gradient is None:
+            return known is not None
+        return id(gradient) in self._tensors and known.autograd != 0
 
     def tells_of(self, tensor: torch.Tensor) -> bool:
         """See above."""
@@ -81,41 +105,66 @@ class TensorWords:
 
     def one_of_each_kind(self) -> list[torch.Tensor]:
         """Of those that it tells of, one for each set of dispatch keys."""
-        return list({_word(one._cdata + _KEYS): one for one in self._tensors.values()}.values())
+        return list({one.keys: one.tensor for one in self._tensors.values()}.values())
 
 
-def _unchanged(known: Mapping[int, torch.Tensor], expected: Mapping[int, torch.Tensor | None]) -> Callable[[], bool]:
-    """What tells whether these tensors, by their identities, are as now, and have the gradients expected of some."""
-    tensors = tuple(known.values())
-    if not tensors:
+def _read(tensors: Sequence[torch.Tensor]) -> dict[int, _Read]:
+    """What stands in these tensors, by their identities; without those of which something may stand elsewhere."""
+    return _read_all(tensors) if _can_be_read() else {}
+
+
+def _read_all(tensors: Sequence[torch.Tensor]) -> dict[int, _Read]:
+    plain = [(one, one.dim(), storage) for one in tensors if (storage := _storage_of(one)) is not None]
+    parts = [one._cdata for one, _, _ in plain]
+    of_each = [_places(dimensions) for _, dimensions, _ in plain]
+    addresses = [part + place for part, places in zip(parts, of_each, strict=True) for place in places]
+    found = read_behind([_of_objects([one for one, _, _ in plain], parts)], addresses)()
+    if found is None:  # another thread has exchanged parts in C++ a moment ago
+        return {}
+    read, end = {}, 0
+    for part, places, (one, _, storage) in zip(parts, of_each, plain, strict=True):
+        start, end = end, end + len(places)
+        words = found[start:end]
+        if words[0] == storage._cdata:  # it is that of another where it stands for another tensor
+            read[id(one)] = _Read(one, part, StorageWeakRef(storage), int(words[1]), int(words[-1]), words)
+    return read
+
+
+def _of_objects(tensors: Sequence[torch.Tensor], parts: Sequence[int]) -> Words:
+    """The class of each, and its part in C++."""
+    addresses = [id(one) + place for one in tensors for place in (_CLASS, PART)]
+    return Words(
+        addresses, [value for one, part in zip(tensors, parts, strict=True) for value in (id(type(one)), part)]
+    )
+
+
+def _unchanged(known: Mapping[int, _Read], expected: Mapping[int, torch.Tensor | None]) -> Callable[[], bool]:
+    """What tells whether tensors are as they were read, and have the gradients expected of some, by identities."""
+    read = tuple(known.values())
+    if not read:
         return lambda: True
-    take, _ = takers()
-    of_objects = [id(one) + place for one in tensors for place in (_CLASS, PART)]
-    of_parts, of_rest, gradients = [], [], {}
-    for one in tensors:
-        part = one._cdata
-        of_parts += [part + place for place in _places(one.dim())]
-        of_rest += [_word(part + _STORAGE) + place for place in _MEMORY]
-        if kept := _word(part + _AUTOGRAD):
-            if id(one) in expected:
-                gradient = expected[id(one)]
-                gradients[len(of_rest)] = _none() if gradient is None else gradient._cdata
-                of_rest.append(kept + _GRAD)
-            of_rest += [kept + _GRAD_FN, kept + _REQUIRES_GRAD]
-    objects, parts, rest = map(places_of, (of_objects, of_parts, of_rest))
-    objects_then, parts_then, found = take(objects).tobytes(), take(parts).tobytes(), take(rest)
+    of_parts = [one.part + place for one in read for place in _places((len(one.words) - _FIXED) // 2)]
+    rest: list[int] = []
+    gradients = {}
+    for one in read:
+        rest += [one.storage.cdata + place for place in _MEMORY]
+        if one.autograd:
+            if id(one.tensor) in expected:
+                gradient = expected[id(one.tensor)]
+                gradients[len(rest)] = _none() if gradient is None else gradient._cdata
+                rest.append(one.autograd + _GRAD)
+            rest += [one.autograd + _GRAD_FN, one.autograd + _REQUIRES_GRAD]
+    objects = _of_objects([one.tensor for one in read], [one.part for one in read])
+    parts = Words(of_parts, [value for one in read for value in one.words])
+    then = read_behind([objects, parts], rest)()
+    if then is None:
+        return lambda: False
     for index, part in gradients.items():
-        found[index] = part
-    rest_then = found.tobytes()
+        then[index] = part
+    holds = as_expected(objects, parts, Words(rest, then))
 
     def unchanged() -> bool:
-        # `tensors` is never empty: it is named so that this function holds what it reads.
-        return (
-            take(objects).tobytes() == objects_then
-            and take(parts).tobytes() == parts_then
-            and take(rest).tobytes() == rest_then
-            and tensors != ()
-        )
+        return holds() and read != ()  # which is never so: it is named so that this function holds what it reads
 
     return unchanged
 
@@ -125,41 +174,52 @@ def _none() -> int:
     """What stands in the place of a gradient where there is none: a tensor that C++ has for that."""
     with torch.inference_mode(False):
         one = torch.nn.Parameter(torch.zeros(1, device="cpu"))
-    return _word(_word(one._cdata + _AUTOGRAD) + _GRAD)
+    return word(word(one._cdata + _AUTOGRAD) + _GRAD)
 
 
 def _places(dimensions: int) -> list[int]:
-    """Where a tensor of so many dimensions has what counts, in its part in C++."""
+    """Where a tensor of so many dimensions has what counts, in its part in C++: its storage first, its keys last."""
     sizes = [_SIZES + WORD * (1 + index) for index in range(dimensions)]
     strides = [size + WORD * _MOST_DIMENSIONS for size in sizes]
     return [_STORAGE, _AUTOGRAD, _EXTRA, _SIZES, *sizes, *strides, _OFFSET, _KIND, _KEYS]
 
 
-def _word(address: int) -> int:
-    take, _ = takers()
-    return int(take(places_of([address]))[0])
+_FIXED = len(_places(0))
 
 
-def _has_words(tensor: torch.Tensor) -> bool:
-    """Whether it is a plain tensor, of which all stands where it is looked for."""
+def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """That of a plain tensor, of which all stands in the tensor itself; None of others."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        return False
-    if tensor.is_nested or tensor.dim() > _MOST_DIMENSIONS or not _can_be_read():
-        return False
+        return None
+    if tensor.is_nested or tensor.dim() > _MOST_DIMENSIONS or torch_internals.stands_for_another(tensor):
+        return None
     try:
-        return _word(tensor._cdata + _STORAGE) == tensor.untyped_storage()._cdata != 0
-    except (RuntimeError, NotImplementedError):  # one that stands for another
-        return False
+        return tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 @functools.cache
 def _can_be_read() -> bool:
     """Whether the words are what they should be, and every change shows in them."""
     try:
-        with torch.inference_mode(False), torch.no_grad():
-            return sys.implementation.name == "cpython" and _are_found() and all(map(_is_seen, _CHANGES))
-    except Exception:  # whatever this build has otherwise: it can be asked for
-        return False
+        obstacle = _obstacle()
+    except Exception as error:  # whatever this build has otherwise: it can be asked for
+        obstacle = f"{type(error).__name__}: {error}"
+    if obstacle:
+        log.info("Tensors are compared one by one, which takes longer: %s.", obstacle)
+    return not obstacle
+
+
+def _obstacle() -> str:
+    """Why words are not read, empty if they are."""
+    if not has_lock():
+        return "other threads may free what is read, for Python has no lock"
+    with torch.inference_mode(False), torch.no_grad():
+        if wrong := _elsewhere():
+            return f"this build of PyTorch has the {wrong} of a tensor elsewhere"
+        unseen = [index for index, change in enumerate(_CHANGES) if not _is_seen(change)]
+    return f"changes {unseen} of a tensor do not show in its words" if unseen else ""
 
 
 class _Other(torch.nn.Parameter):
@@ -173,42 +233,61 @@ def _sample() -> torch.nn.Parameter:
     return made
 
 
-def _are_found() -> bool:
-    """Whether the words are what PyTorch says."""
-    one = _sample()
+def _elsewhere() -> str:
+    """What stands elsewhere than it is looked for; empty if nothing.
+
+    A word that is followed was compared before, and it is an address: what is no memory would end the process.
+    """
+    one, other, plain = _sample(), _sample(), _sample().detach()
+    other.grad = None
     part, storage, gradient = one._cdata, one.untyped_storage(), one.grad
     assert gradient is not None
-    told = {
-        id(one) + _CLASS: id(torch.nn.Parameter),
-        id(one) + PART: part,
-        part + _STORAGE: storage._cdata,
-        part + _EXTRA: 0,
-        part + _SIZES: 3,
-        **dict(zip([part + place for place in _places(3)[4:11]], (4, 2, 3, 6, 3, 1, 6), strict=True)),
-        part + _KEYS: torch_internals.dispatch_keys(one).raw_repr(),
-        storage._cdata + _MEMORY[0]: storage.data_ptr(),
-        _word(part + _AUTOGRAD) + _GRAD: gradient._cdata,
-        _word(part + _AUTOGRAD) + _GRAD_FN: 0,
-    }
-    if any(_word(address) != value for address, value in told.items()):
-        return False
-    other = _sample()
-    other.grad = None
-    if _word(_word(other._cdata + _AUTOGRAD) + _GRAD) != _none():
-        return False
-    plain = one.detach()
-    kinds = [plain, plain.view(torch.int32), torch.empty_like(plain, device="meta"), plain.transpose(0, 1)]
-    of_kinds = [_word(one._cdata + _KIND) for one in kinds]
-    by_grad = [
-        _word(_word(some._cdata + _AUTOGRAD) + _REQUIRES_GRAD) & 1 for some in (one, other.requires_grad_(False))
-    ]
-    return len(set(of_kinds)) == len(kinds) and by_grad == [1, 0]
+    for name, address, value in (
+        ("class", id(one) + _CLASS, id(torch.nn.Parameter)),
+        ("part in C++", id(one) + PART, part),
+        ("storage", part + _STORAGE, storage._cdata),
+        ("extra", part + _EXTRA, 0),
+        ("number of dimensions", part + _SIZES, 3),
+        *zip(["shape"] * 6, [part + place for place in _places(3)[4:10]], (4, 2, 3, 6, 3, 1), strict=True),
+        ("offset", part + _OFFSET, 6),
+        ("keys", part + _KEYS, torch_internals.dispatch_keys(one).raw_repr()),
+        ("history", plain._cdata + _AUTOGRAD, 0),
+    ):
+        if word(address) != value:
+            return name
+    borrowed = torch.frombuffer(bytearray(64), dtype=torch.float32).untyped_storage()  # freed by another's address
+    if any(word(one._cdata + _MEMORY[0]) != one.data_ptr() for one in (storage, borrowed)):
+        return "address"
+    if [word(word(some._cdata + _AUTOGRAD) + _GRAD) for some in (one, other)] != [gradient._cdata, _none()]:
+        return "gradient"
+    with torch.enable_grad():
+        made = one * 2
+    if word(word(part + _AUTOGRAD) + _GRAD_FN) or not word(word(made._cdata + _AUTOGRAD) + _GRAD_FN):
+        return "history"
+    by_grad = [word(word(some._cdata + _AUTOGRAD) + _REQUIRES_GRAD) & 1 for some in (one, other.requires_grad_(False))]
+    if by_grad != [1, 0]:
+        return "requires_grad"
+    return "" if _kinds_differ() else "dtype"
+
+
+def _kinds_differ() -> bool:
+    """Whether a word is the same for tensors of one kind, and another for each other kind."""
+
+    def of_kinds() -> list[int]:
+        plain = torch.zeros(4, 2, 3, device="cpu", dtype=torch.float32)
+        kinds = [plain, plain.view(torch.int32), torch.empty_like(plain, device="meta"), plain.transpose(0, 1)]
+        return [word(one._cdata + _KIND) for one in kinds]
+
+    found = [of_kinds() for _ in range(8)]  # it may be so by chance where something else stands
+    return len(set(found[0])) == len(found[0]) and all(some == found[0] for some in found)
 
 
 def _is_seen(change: Callable[[torch.nn.Parameter], object]) -> bool:
     """Whether a change of a parameter is seen, and nothing is before. Who holds it, or its memory, does not matter."""
     one = _sample()
-    unchanged = _unchanged({id(one): one}, {id(one): one.grad})
+    plain = {id(some): some for some in (one, one.grad) if some is not None}
+    unchanged = _unchanged(_read_all(list(plain.values())), {id(one): one.grad})
+    del plain
     held = one.detach(), one.untyped_storage(), one.view(-1), one
     one.add_(1)
     if not unchanged():

@@ -161,6 +161,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             yield
         finally:
             over = True
+            del observer  # which holds what it observed: see above
 
 
 def _qualified(owner: Any, name: str) -> str:

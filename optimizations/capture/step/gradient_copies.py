@@ -19,13 +19,16 @@ def clones(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return made
 
 
-def put_contents_back(kept: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """What each held. Those that stand for conjugates, or negatives, are no members of a list of targets."""
-    lazy = [one for one in kept if _is_lazy(one[0])]
-    others = [one for one in kept if not _is_lazy(one[0])]
-    for one, before in lazy:
-        copy_all([one], [before])
-    copy_all([one for one, _ in others], [before for _, before in others])
+def copy_over(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy tensor by tensor. Those that stand for conjugates, or negatives, are no members of a list of targets."""
+    lazy = [_is_lazy(target) for target in targets]
+    for target, source, alone in zip(targets, sources, lazy, strict=True):
+        if alone:
+            copy_all([target], [source])
+    copy_all(
+        [target for target, alone in zip(targets, lazy, strict=True) if not alone],
+        [source for source, alone in zip(sources, lazy, strict=True) if not alone],
+    )
 
 
 def copy_in(memory: dict[int, torch.UntypedStorage], gradient: torch.Tensor) -> torch.Tensor:

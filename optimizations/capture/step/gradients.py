@@ -38,8 +38,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
-from optimizations.capture.inputs import copy_all
-from optimizations.capture.step.gradient_copies import clones, copy_in, is_a_part, put_contents_back
+from optimizations.capture.step.gradient_copies import clones, copy_in, copy_over, is_a_part
 from optimizations.capture.step.gradient_holders import Family, Holders, Left, plain, taken_by
 from optimizations.capture.step.gradient_places import GradientPlaces
 from optimizations.capture.step.set_aside import held_by_nobody_else
@@ -291,7 +290,7 @@ class Gradients:
             and not self._writes_before[index]
             and (not alone[index] or is_a_part(expected) or id(expected) in in_use)
         ]
-        copy_all(targets, sources)
+        copy_over(targets, sources)
 
     def take_back(self) -> None:
         """Before the first launch, or instead: what the capture left is not there. Those before it are there again.
@@ -319,8 +318,9 @@ class Gradients:
         targets, sums = [there for _, there, _ in held], [expected for _, _, expected in held]
         if put_back or not _places(targets).isdisjoint(_places(sums)):
             sums = clones(sums)
-        put_contents_back([*[(there, before) for _, there, before in kept], *put_back])
-        copy_all(targets, sums)
+        known = [*[(there, before) for _, there, before in kept], *put_back]
+        copy_over([there for there, _ in known], [before for _, before in known])
+        copy_over(targets, sums)
         for index, there, _ in held:
             if self._added_to[index]:
                 self.parameters[index].grad = there

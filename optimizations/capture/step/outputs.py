@@ -127,12 +127,22 @@ class Outputs:
         """Where one tensor is all that is returned and the graph copies it: where to."""
         return self._memory[0] if self._single and self._as_prepared else None
 
+    @property
+    def copies_behind(self) -> bool:
+        """Whether `copy_out` does anything."""
+        return bool(self._copied)
+
+    def copy_out(self, fresh: list[torch.Tensor]) -> None:
+        """At once behind the launch that `fresh` was prepared for: copy what the graph does not. A result may lie where
+        a gradient lies, whose content from before is put back then."""
+        copy_all(fresh[len(self._memory) :], self._copied)
+
     def take(self, inputs: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> Any:
-        """The results of the launch before, for a call with these inputs. `fresh` was prepared for that launch."""
+        """The results of the launch before, for a call with these inputs, behind `copy_out`. `fresh` was prepared for
+        that launch."""
         if self._as_prepared:
             return fresh[0] if self._single else self._nested(iter(fresh))
         copies = fresh[len(self._memory) :]
-        copy_all(copies, self._copied)
         if self._single and copies:  # it is all that is returned
             return copies[0]
         return self._nested(iter([_given(kind, what, copies, fresh, inputs) for kind, what in self._plan]))

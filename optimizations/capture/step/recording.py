@@ -164,6 +164,7 @@ class Recording:
             raise
         if self.written:
             self.inputs.give_back(tensors, self.written)
+        self.outputs.copy_out(fresh)
         self.gradients.leave()
         if counted := self.counted():
             torch_internals.increment_version(counted)

@@ -189,6 +189,7 @@ def _made(
     moved = inputs.moved if inputs.in_place else None
     bind_at = inputs.bind_at
     prepare, take_results, replay = outputs.prepare, outputs.take, recording.graph.replay
+    copy_out = outputs.copy_out if outputs.copies_behind else None
     only = outputs.only()
     allocate = None if only is None else only.allocate
     before = rates.write if rates.standing else None
@@ -252,6 +253,8 @@ def _made(
         replay()
         if written:
             inputs.give_back(found, written)
+        if copy_out is not None:
+            copy_out(fresh)
         if leave is not None:
             leave()
         if counted:
