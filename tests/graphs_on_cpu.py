@@ -21,6 +21,7 @@ import numpy
 import pytest
 import torch
 from synthetic_captures import kernel
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizations import torch_internals
@@ -45,6 +46,8 @@ class CpuGraph:
         self.operators: list[tuple[Any, Any, Any, list[torch.Tensor | None]]] = []
         self.reads: set[int] = set()
         self.made: dict[int, torch.UntypedStorage] = {}
+        self.outlived: list[tuple[int, StorageWeakRef]] = []
+        """What it made, once it was freed: others hold it, if anything does."""
         self.references: OwnReferences | None = None
         self.led_elsewhere: set[tuple[int, int]] = set()
         """Arguments of its operators in whose place an address was set."""
@@ -107,14 +110,17 @@ class CpuGraph:
 
     def overwrite(self) -> None:
         """What it made holds garbage, but for memory that the program gave back."""
-        for address, storage in self.made.items():
-            if storage.nbytes() % 4 == 0 and storage.data_ptr() == address:
+        outlived = [(address, torch_internals.storage_of_weak(one.cdata)) for address, one in self.outlived]
+        for address, storage in [*self.made.items(), *outlived]:
+            if storage is not None and storage.nbytes() % 4 == 0 and storage.data_ptr() == address:
                 torch.tensor([], dtype=torch.float32).set_(storage).fill_(GARBAGE)
 
     def reset(self) -> None:
         self.freed = True
         self.references = None
         self.operators.clear()
+        self.outlived = [(address, StorageWeakRef(one)) for address, one in self.made.items()]
+        self.made.clear()
 
 
 class CpuCopy:

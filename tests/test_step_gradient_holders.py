@@ -696,3 +696,74 @@ def test_gradients_that_stand_for_conjugates_or_negatives_are_those_of_eager(
         return found
 
     assert all(map(torch.equal, run(True), run(False)))
+
+
+@pytest.mark.parametrize("hold", [list, lambda found: [one.view(-1) for one in found[:1]]])
+@pytest.mark.parametrize("zero", [next(iter(ZERO)), BEHIND])
+def test_what_is_held_of_a_recording_that_was_freed_is_not_written_by_others(
+    zero: str, hold: Callable[[list[torch.Tensor]], list[torch.Tensor]]
+) -> None:
+    """A recording's way leads over what a later one left. When nobody holds that any more it is let go of."""
+    mine, theirs = Alike(zero), Alike(zero)
+    mine.held, theirs.held = [], []
+    step = Counted(mine.step, device=CpuDevice())
+    weak: list[StorageWeakRef] = []
+    full = []
+    for index in range(34):
+        size = 6 if index < 5 or index >= 16 else 7
+        (batch,) = batches("cpu", 34, size)[index]
+        if index == 16:
+            for one in (mine, theirs):
+                one.held = hold(one.gradients())
+            key = next(key for key, found in step._recordings._by_key.items() if found[0] is step._recordings.steady[0])
+            step._recordings.drop(key, step._recordings.steady[0])
+            weak = [StorageWeakRef(one.untyped_storage()) for one in mine.held]
+        if index == 26:
+            mine.held, theirs.held = [], []
+        assert torch.equal(step(batch), theirs.step(batch)), index
+        assert all(map(torch.equal, mine.gradients(), theirs.gradients())), index
+        assert all(map(torch.equal, mine.held, theirs.held)), index
+        full.append(step.full)
+    assert len(step.report().recordings) == 1 and step.report().dropped_recordings == 1
+    assert full[-1] == full[-4], "calls are steady again"
+    if zero == "set to None":
+        gc.collect()
+        assert all(one.expired() for one in weak)
+
+
+@pytest.mark.parametrize("zero", ["set to None", "added to"])
+def test_gradients_that_are_expanded_are_those_of_eager_where_they_are_held_or_others_stand_there(zero: str) -> None:
+    """As the gradient of a sum is: all of its elements are one."""
+
+    def run(graphed: bool) -> list[torch.Tensor]:
+        weights = [torch.nn.Parameter(torch.ones(2, 3)) for _ in range(3)]
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            if zero == "set to None":
+                for one in weights:
+                    one.grad = None
+            loss = sum(one.sum() * x for one in weights)
+            assert isinstance(loss, torch.Tensor)
+            for one, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                one.grad = gradient if one.grad is None else one.grad * 0.5 + gradient
+            return loss.detach()
+
+        call = GraphedStep(step, device=CpuDevice()) if graphed else step
+        found, held = [], []
+        for one in weights:
+            one.grad = torch.zeros(()).expand(2, 3)
+        for index in range(14):
+            if index > 5:
+                held += [one.grad for one in weights[: 1 + index % 3]]
+                if zero == "added to":
+                    for one in weights:
+                        one.grad = torch.full((), float(index)).expand(2, 3)
+            elif zero == "added to":
+                for one in weights:
+                    one.grad = torch.full((), 2.0).expand(2, 3)
+            found.append(call(torch.tensor(index + 1.0)))
+            found += [one.grad.clone() for one in weights if one.grad is not None]
+            found += [one.clone() for one in held if one is not None]
+        return found
+
+    assert all(map(torch.equal, run(True), run(False)))

@@ -20,7 +20,14 @@ def clones(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def copy_over(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy tensor by tensor. Those that stand for conjugates, or negatives, are no members of a list of targets."""
+    """Copy tensor by tensor, of which each looks as the other, or is a copy of it.
+
+    Those that stand for conjugates, or negatives, are no members of a list of targets. Of an expanded tensor, such as
+    the gradient of a sum, each element is written once.
+    """
+    if any(0 in target.stride() for target in targets):
+        strides = [target.stride() for target in targets]
+        targets, sources = ([*map(_once, some, strides)] for some in (targets, sources))
     lazy = [_is_lazy(target) for target in targets]
     for target, source, alone in zip(targets, sources, lazy, strict=True):
         if alone:
@@ -29,6 +36,14 @@ def copy_over(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) 
         [target for target, alone in zip(targets, lazy, strict=True) if not alone],
         [source for source, alone in zip(sources, lazy, strict=True) if not alone],
     )
+
+
+def _once(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """The part in which each element is there once, of a tensor that is expanded where these strides are 0."""
+    for dimension, stride in enumerate(strides):
+        if stride == 0 and tensor.shape[dimension] > 1:
+            tensor = tensor.detach().narrow(dimension, 0, 1)
+    return tensor
 
 
 def copy_in(memory: dict[int, torch.UntypedStorage], gradient: torch.Tensor) -> torch.Tensor:

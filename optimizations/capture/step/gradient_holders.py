@@ -7,11 +7,13 @@ tensor of its own there once and others since. So it is asked who holds these te
 when it is made (`OwnReferences`), for as long as it lives. Any count that this does not explain is somebody else's.
 
 A recording's way may also lead over gradients that another recording of the same pool left: that memory was free when
-it was captured. So one asks for all gradients of its pool (`Family`), in one look at memory for each recording.
+it was captured. So one asks for all gradients of its pool (`Family`), in one look at memory for each recording. What
+the program holds of a recording that is freed stays one of these, until nobody holds it any more.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections import Counter
@@ -122,6 +124,7 @@ class Holders:
         self.now = self._counts.now
         self.keys = _keys(self.tensors)
         self._lie = [(one.dtype, one.storage_offset(), one.shape, one.stride()) for one in self.tensors]
+        self._starts = [one.data_ptr() for one in self._counts.storages]
         shared = Counter(storage for _, storage in self.keys)
         self._alone: Any = None
         self._reckoned_at = 0
@@ -136,6 +139,10 @@ class Holders:
         dtype, *lies = self._lie[index]
         storage = self._counts.storages[index]
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *lies)
+
+    def lasts(self, index: int) -> bool:
+        """Whether that memory is where it was: what the program gave back (`resize_`) is nobody's."""
+        return self._counts.storages[index].data_ptr() == self._starts[index]
 
     def expected(self, standing: Mapping[int, int]) -> Any:
         """The counts where nobody holds any but Encore, and so many `.grad` those of these identities."""
@@ -193,9 +200,27 @@ class Left:
         self.family = family
         family.add(self)
 
+    def outlive(self) -> None:
+        """Its recording is about to be freed. What somebody holds of it is known to the others of its family."""
+        held, keys = self.holders.held(), self.holders.keys
+        cells = {storage for tensor, storage in keys if tensor in held}
+        found = [
+            one
+            for index, (one, (_, cell)) in enumerate(zip(self.holders.tensors, keys, strict=True))
+            if cell in cells and self.holders.lasts(index)
+        ]
+        if found:
+            holders, own = taken_by(lambda: Holders(found), found)
+            self.family.keep(Left(holders, {}, self._stand), own)
+
 
 _Known = tuple[weakref.ref[Left], Callable[[], Any], bytes, bytes]
 """What a recording left, the function that gives the counts, and these without and with each in its `.grad`."""
+
+
+def _forget(family: weakref.ref[Family], gone: object) -> None:
+    if (found := family()) is not None:
+        found.forget()
 
 
 class Family:
@@ -203,20 +228,28 @@ class Family:
 
     def __init__(self) -> None:
         self._members: list[weakref.ref[Left]] = []
+        self._outlived: list[tuple[Left, OwnReferences]] = []
         self._known: Sequence[_Known] | None = None
 
     def add(self, left: Left) -> None:
-        self._members.append(weakref.ref(left, self.forget))
+        self._members.append(weakref.ref(left, functools.partial(_forget, weakref.ref(self))))
         self._known = None
         for keys in left.holders.keys:
             _asked_by.update(dict.fromkeys(keys, weakref.ref(self)))
 
-    def forget(self, gone: object = None) -> None:
+    def forget(self) -> None:
         """What the counts should be: Encore holds others than before, or something is gone."""
         self._known = None
 
+    def keep(self, left: Left, own: OwnReferences) -> None:
+        """What a recording left that is freed, and what this holds of it, until nobody else does."""
+        self.add(left)
+        self._outlived.append((left, own))
+
     def members(self) -> list[Left]:
         """Those that left something."""
+        if self._outlived:
+            self._outlived = [(left, own) for left, own in self._outlived if left.holders.held()]
         self._members = [one for one in self._members if one() is not None]
         return [left for one in self._members if (left := one()) is not None and left.holders.tensors]
 
@@ -234,6 +267,8 @@ class Family:
 
         Those of a recording are all in their `.grad`, as those of one that `stands` are known to be, or none is.
         """
+        if self._outlived:
+            self.members()
         for reference, now, absent, standing in self._known or self._settled():
             if (found := now().tobytes()) == absent:
                 continue

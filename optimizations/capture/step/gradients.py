@@ -161,6 +161,10 @@ class Gradients:
         """Be of its family: the recordings share a pool."""
         self._left.join(other.family)
 
+    def outlive(self) -> None:
+        """Its recording is about to be freed, and others of its family are not."""
+        self._left.outlive()
+
     def unheld(self) -> Callable[[], bool]:
         """Tells before a launch that nobody holds what launches left. For calls like the last one."""
         stands = self._left if self._indifferent and self._stood else None
@@ -246,7 +250,8 @@ class Gradients:
                 continue
             keys = left.holders.keys
             cells = {storage for tensor, storage in keys if tensor in held}
-            places = [index for index, (one, cell) in enumerate(keys) if one not in in_place and cell in cells]
+            there = [index for index, (one, cell) in enumerate(keys) if one not in in_place and cell in cells]
+            places = filter(left.holders.lasts, there)
             found += [(left.holders, index) for index in places]
         lying = [(holders.keys[index][0], holders.memory(index)) for holders, index in found]
         copies = clones([there for _, there in lying])

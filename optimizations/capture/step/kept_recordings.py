@@ -155,7 +155,10 @@ class KeptRecordings:
             self._device.wait()
         if self._last in recordings:
             self._last = None
+        others = [one.pool for one in self if one not in recordings]
         for recording in recordings:
+            if recording.pool in others:
+                recording.gradients.outlive()
             self.dropped += 1
             self.in_vain += recording.replays < WORTH
             self._freed_replays += recording.replays
