@@ -767,3 +767,33 @@ def test_gradients_that_are_expanded_are_those_of_eager_where_they_are_held_or_o
         return found
 
     assert all(map(torch.equal, run(True), run(False)))
+
+
+@pytest.mark.parametrize("rows", [slice(0, 0), slice(1, 3)])
+def test_a_gradient_that_lies_in_another_one_lies_there_also_where_those_before_are_held(rows: slice) -> None:
+    """The other fills the memory."""
+
+    def run(graphed: bool) -> list[torch.Tensor]:
+        torch.manual_seed(4)
+        first, second = torch.nn.Parameter(torch.randn(4, 4)), torch.nn.Parameter(torch.randn(4, 4)[rows].clone())
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            first.grad = second.grad = None
+            loss = (first * x).sin().mean() + second.sum()
+            (gradient,) = torch.autograd.grad(loss, [first])
+            first.grad, second.grad = gradient, gradient[rows]
+            return loss.detach()
+
+        call = GraphedStep(step, device=CpuDevice()) if graphed else step
+        found, held = [], []
+        for index in range(14):
+            found.append(call(torch.tensor(index + 1.0)))
+            assert first.grad is not None and second.grad is not None
+            first.grad.mul_(2)
+            memory = second.grad.untyped_storage()
+            held += [first.grad, torch.empty(0).set_(memory)] if index > 5 else []
+            found += [second.grad.clone(), torch.empty(0).set_(memory).clone(), *(one.clone() for one in held)]
+            del memory
+        return found
+
+    assert all(map(torch.equal, run(True), run(False)))

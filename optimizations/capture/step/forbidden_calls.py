@@ -67,6 +67,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
     """
     thread = threading.get_ident()
     over = False  # a module that is imported meanwhile may keep what stands in for a function
+    observers = [observer]
 
     def elsewhere() -> bool:
         return over or (threading.get_ident() != thread and torch_internals.current_autograd_node() is None)
@@ -74,7 +75,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
     def refusing(name: str, stock: Callable[..., Any], advice: str) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
             if not elsewhere():
-                observer.refuse(f"calls {name}", advice)
+                observers[0].refuse(f"calls {name}", advice)
             return stock(*arguments, **keywords)
 
         return call
@@ -82,7 +83,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
     def clock(name: str, stock: Callable[[], Any]) -> Callable[[], Any]:
         def call() -> Any:
             if not elsewhere() and called_by_the_program():  # libraries look for logs and timeouts of their own
-                observer.refuse(
+                observers[0].refuse(
                     f"reads the clock, time.{name}",
                     ADVICE_ON_CLOCKS,
                 )
@@ -96,7 +97,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
         asked.random_state = True
         if capturing:
             return nothing
-        with observer.unseen():
+        with observers[0].unseen():
             return stock_get(*arguments, **keywords)
 
     def set_rng_state(state: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
@@ -105,14 +106,14 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             return
         asked.random_state = True
         if not capturing:
-            with observer.unseen():
+            with observers[0].unseen():
                 stock_set(state, *arguments, **keywords)
 
     def is_gpu(device: torch.device) -> bool:
         return device.type == "cuda" or (device.type == "cpu" and cpu_is_gpu)
 
     def dtype_of(data: Any) -> torch.dtype:
-        with observer.unseen():
+        with observers[0].unseen():
             return stock_tensor(data).dtype
 
     def is_captured() -> bool:
@@ -125,7 +126,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
         return (stock_tensor if elsewhere() else filled)(*arguments, **keywords)
 
     def update_parameters(averaged: Any, model: torch.nn.Module) -> None:
-        if elsewhere() or torch.compiler.is_compiling() or not observer.holds(averaged.n_averaged):
+        if elsewhere() or torch.compiler.is_compiling() or not observers[0].holds(averaged.n_averaged):
             averaged_model.STOCK(averaged, model)
         else:
             averaged_model.decided_on_the_gpu(averaged, model)
@@ -161,7 +162,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             yield
         finally:
             over = True
-            del observer  # which holds what it observed: see above
+            observers.clear()  # what such a module keeps holds nothing of the step
 
 
 def _qualified(owner: Any, name: str) -> str:

@@ -336,7 +336,8 @@ class Gradients:
         """In the place of those that the program holds from before."""
         memory: dict[int, torch.UntypedStorage] = {}
         found = {id(one): one for one in self._after if one is not None and id(one) in held}
-        parts = {key: one for key, one in found.items() if is_a_part(one)}
+        sharing = Counter(one.untyped_storage()._cdata for one in found.values())
+        parts = {key: one for key, one in found.items() if is_a_part(one) or sharing[one.untyped_storage()._cdata] > 1}
         whole = [one for key, one in found.items() if key not in parts]
         copies = {key: copy_in(memory, one) for key, one in parts.items()}
         copies.update(zip(map(id, whole), clones(whole), strict=True))
