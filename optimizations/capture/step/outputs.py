@@ -135,7 +135,8 @@ class Outputs:
     def copy_out(self, fresh: list[torch.Tensor]) -> None:
         """At once behind the launch that `fresh` was prepared for: copy what the graph does not. A result may lie where
         a gradient lies, whose content from before is put back then."""
-        copy_all(fresh[len(self._memory) :], self._copied)
+        if self._copied:
+            copy_all(fresh[len(self._memory) :], self._copied)
 
     def take(self, inputs: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> Any:
         """The results of the launch before, for a call with these inputs, behind `copy_out`. `fresh` was prepared for
