@@ -797,3 +797,37 @@ def test_a_gradient_that_lies_in_another_one_lies_there_also_where_those_before_
         return found
 
     assert all(map(torch.equal, run(True), run(False)))
+
+
+@pytest.mark.parametrize("calls", [6, 9])
+def test_a_view_of_a_held_gradient_in_its_place_is_written_where_the_held_one_lies(calls: int) -> None:
+    """The step writes what it finds, and puts another tensor in its place."""
+
+    def run(graphed: bool) -> list[torch.Tensor]:
+        torch.manual_seed(4)
+        weights = [torch.nn.Parameter(torch.randn(2, 3)) for _ in range(2)]
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            for one in weights:
+                if one.grad is not None:
+                    one.grad.zero_()
+            loss = sum((one * x).sin().sum() for one in weights)
+            assert isinstance(loss, torch.Tensor)
+            for one, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                one.grad = gradient
+            return loss.detach()
+
+        call = GraphedStep(step, device=CpuDevice()) if graphed else step
+        found, held = [], []
+        for index in range(14):
+            if index >= calls:
+                held += [one.grad for one in weights]
+            if index in (calls, calls + 2, calls + 3):
+                for one in weights:
+                    assert one.grad is not None
+                    one.grad = one.grad.view_as(one.grad)
+            found.append(call(torch.tensor(index + 1.0)))
+            found += [one.clone() for one in [*held, *(one.grad for one in weights)] if one is not None]
+        return found
+
+    assert all(map(torch.equal, run(True), run(False)))

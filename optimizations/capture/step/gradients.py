@@ -231,7 +231,7 @@ class Gradients:
         self._kept = self._left_and_held()
         self._brought = others or bool(self._kept)
         if others:
-            self._bring_others(in_use, {key for key, _, _ in self._kept})
+            self._bring_others(in_use, {there.data_ptr() for _, there, _ in self._kept})
 
     def _left_and_held(self) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
         """The memory of gradients that launches left and the program holds, each behind the identity of the gradient
@@ -258,8 +258,8 @@ class Gradients:
         return [(key, there, copy) for (key, there), copy in zip(lying, copies, strict=True)]
 
     def _bring_others(self, in_use: Collection[int], kept: Collection[int]) -> None:
-        """`in_use`: the identities of those of the graph's own that the program holds; `kept` of those that launches
-        left."""
+        """`in_use`: the identities of those of the graph's own that the program holds; `kept` are the places of those
+        that launches left, in which another tensor may stand than the one that was left."""
         now = gradients(self.parameters)
         alone = held_by_nobody_else(now, as_gradients=True)
         moved = [
@@ -278,7 +278,7 @@ class Gradients:
             if self._writes_before[index]
             and (exchanged or not alone[index] or is_a_part(expected) or id(expected) in in_use)
             # The step itself may exchange gradients.
-            and (self._added_to[index] or there.data_ptr() not in left or id(there) in kept)
+            and (self._added_to[index] or there.data_ptr() not in left or there.data_ptr() in kept)
         ]
         put_back = [
             expected
