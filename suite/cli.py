@@ -39,7 +39,7 @@ app.command("compare", epilog="Example: encore compare 20260101-120000-h200 2026
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits: 0 fine, 1 a finding or a failed cell, 2 wrong use, 130 interrupted."""
     try:
-        with interruptible():
+        with interruptible(to_the_end=True):
             refuse_empty_paths(app, sys.argv[1:] if arguments is None else arguments)
             app(arguments, prog_name="encore")
     except EncoreError as error:

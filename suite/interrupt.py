@@ -15,12 +15,17 @@ class Interrupted(BaseException):
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
     """Turns the first of `SIGNALS` into `Interrupted`; later ones are ignored, since ending the workers must not be
     cut short. A signal that was ignored from the start (nohup) stays ignored.
+
+    `to_the_end`: if one has come, later ones are ignored until the program has ended, whose exit code says so.
     """
+    came = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
         for each in before:
             signal.signal(each, signal.SIG_IGN)
         raise Interrupted(signal.Signals(number).name)
@@ -32,4 +37,5 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         for each, handler in before.items():
-            signal.signal(each, handler)
+            if not (came and to_the_end):
+                signal.signal(each, handler)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -112,6 +112,7 @@ def cell_of(
     begun = [one for one in processes if one.blocks or not (has_blocks and one.out_of_memory)]
     log_tail = without_paths(member.worker.ranks[member.failed_rank].log_tail()) if failure else None
     baselines = [guest for guest in guests if guest.mode.name in first.mode.baselines]
+    retuned = _retuned(processes)
     return Cell(
         schema_version=SCHEMA_VERSION,
         workload=workload.acronym,
@@ -145,8 +146,8 @@ def cell_of(
             for name in dict.fromkeys(guest.mode.name for guest in baselines)
         },
         processes=len(begun),
-        other_kernels=sorted(_retuned(processes).keys() | _retuned(baselines).keys()),
-        later=_later_processes(begun),
+        other_kernels=sorted(retuned.keys() | _retuned(baselines).keys()),
+        later=_later_processes(begun, retuned),
         shortages=_shortages([*processes, *baselines]) if has_blocks else [],
         others=most([one.others for one in processes if one.others is not None]),
         tp=workload.tp,
@@ -185,6 +186,8 @@ def _retuned(processes: Sequence[Member]) -> dict[int, list[str]]:
     for member in processes:
         if member.kernels is not None:
             before = first.setdefault(member.mode.name, member.kernels)
+            if member.kernels == before:  # as nearly always: to find a difference takes a millisecond
+                continue
             if retuned := difference(member.kernels, before).retuned:
                 found[member.process] = [*found.get(member.process, ()), *retuned]
     return found
@@ -221,8 +224,7 @@ def _interruption(member: Member, phase: Literal["prepare", "measure", "metrics"
     )
 
 
-def _later_processes(processes: Sequence[Member]) -> list[LaterProcess]:
-    retuned = _retuned(processes)
+def _later_processes(processes: Sequence[Member], retuned: Mapping[int, list[str]]) -> list[LaterProcess]:
     return [
         LaterProcess(
             process=member.process,

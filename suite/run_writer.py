@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from suite.errors import WrongUse
-from suite.schema import Cell, Environment
+from suite.schema import Cell, Environment, Status
 from suite.store import (
     CELLS,
     ENVIRONMENT,
@@ -121,28 +121,39 @@ class RunWriter:
         try:
             _append_lines(self.path / CELLS, lines)
         except CannotWrite as error:
-            (self.path / RESERVE).unlink(missing_ok=True)
+            self._give_up_reserve()
             self._full = self._saved(lines, error)
         else:
             self._forget_unfinished(cells)
 
     def keep_unfinished(self, rows: Sequence[Cell], *, last: bool = False) -> bool:
         """Writes the rows of a workload that is not through, in place of those that were written of it before; returns
-        whether something of it is there now. Rows of an earlier start of the run stay for as long as they hold more.
+        whether something of it is there now. Rows of an earlier start of the run stay for as long as they hold more;
+        so do those of modes that are not measured now.
 
         The reserve is for rows that are final. Only the `last` call, after which the run ends, may use it.
         """
-        programs = {row.key[:3] for row in rows}
-        older = [row for row in self._unfinished if row.key[:3] in programs]
+        if last:
+            self._give_up_reserve()
+        modes = {row.key for row in rows}
+        # Modes of one group are compared as having alternated: those of two starts must not stand side by side.
+        groups = {(*row.key[:3], row.grouping, *row.group) for row in rows}
+        older = [
+            row for row in self._unfinished if row.key in modes or (*row.key[:3], row.grouping, *row.group) in groups
+        ]
         if _held(older) > _held(rows):
             return True
-        if last:
-            (self.path / RESERVE).unlink(missing_ok=True)
-        others = [row for row in self._unfinished if row.key[:3] not in programs]
+        replaced = {row.key for row in older}
+        others = [row for row in self._unfinished if row.key not in replaced]
         with contextlib.suppress(OSError, CannotWrite):
             write_atomically(self.path / UNFINISHED, lines_of([*others, *rows]))
             return True
         return False
+
+    def _give_up_reserve(self) -> None:
+        """In a folder where nothing may be changed any more it stays: there is something else to say then."""
+        with contextlib.suppress(OSError):
+            (self.path / RESERVE).unlink(missing_ok=True)
 
     def _forget_unfinished(self, final: Sequence[Cell]) -> None:
         """What cannot be removed is overlooked by readers, for these cells have final rows."""
@@ -216,7 +227,7 @@ class RunWriter:
         return kept
 
     def close(self) -> None:
-        (self.path / RESERVE).unlink(missing_ok=True)
+        self._give_up_reserve()
         self._lock.close()
 
     def __enter__(self) -> RunWriter:
@@ -227,7 +238,9 @@ class RunWriter:
 
 
 def _held(rows: Sequence[Cell]) -> tuple[int, int, int]:
-    """How much unfinished rows of a workload hold: processes, metrics, blocks; the first weighs most."""
+    """How much unfinished rows of a workload hold: processes, metrics, blocks; the first weighs most. A failure holds
+    nothing."""
+    rows = [row for row in rows if row.status is Status.PASS]
     return (
         sum(row.processes for row in rows),
         sum(row.metrics is not None for row in rows),

@@ -30,7 +30,8 @@ from suite.compile_cache import CompileCache
 from suite.group import GroupSession, do_not_fit
 from suite.guard import temporary_folder
 from suite.host_use import between, look
-from suite.member import Member, interruptions
+from suite.measured_group import MeasuredGroup, lacked_memory
+from suite.member import Member
 from suite.modes import Mode
 from suite.process import WORKER_COMMAND
 from suite.progress import Display
@@ -38,6 +39,7 @@ from suite.run_writer import RunWriter
 from suite.schedule import halves, pairings
 from suite.schema import Cell, Grouping, Status
 from suite.settings import RunSettings, format_duration
+from suite.store import CannotWrite
 from suite.supervise import kill_strays
 from suite.unfinished import UnfinishedRows
 
@@ -146,11 +148,17 @@ class Runner:
     def _run_job(self, job: Job, session: GroupSession, outcome: RunOutcome) -> None:
         self.writer.check_space()
         self.display.workload_starts(job.workload.acronym, [mode.name for mode in job.missing])
+        rows: dict[str, Cell] = {}
         try:
-            cells = self._rows(session, job)
+            self._measure(session, job, rows)
+        except BaseException:
+            self._keep(session, job, rows)
+            raise
+        cells = [rows[mode.name] for mode in job.missing]
+        try:
             self.writer.append(*cells)
         except BaseException:
-            self._keep_unfinished(session)
+            session.unfinished.keep(last=True)
             raise
         for cell in cells:
             outcome.cells.append(cell)
@@ -158,12 +166,29 @@ class Runner:
         self.display.workload_ends()
         self.writer.check_space()
 
-    def _keep_unfinished(self, session: GroupSession) -> None:
+    def _keep(self, session: GroupSession, job: Job, measured: Mapping[str, Cell]) -> None:
+        """The run ends now. Rows of a workload all of whose modes are measured are final: nothing of it would be
+        measured otherwise again. Others are kept as unfinished ones."""
+        name = job.workload.acronym
+        through = {**session.unfinished.final(), **measured}
+        if all(mode.name in through for mode in job.missing):
+            try:
+                self.writer.append(*(through[mode.name] for mode in job.missing))
+                cold = ", but for compile times with an empty cache" if self.settings.cold_compile_times else ""
+                self.display.note(f"{name}: all of its modes were measured{cold}; its rows are final")
+                self.writer.check_space()
+            except (OSError, CannotWrite) as error:  # and not what the run ends with
+                self.display.note(str(error))
+            else:
+                return
         rows, kept = session.unfinished.keep(last=True)
-        if rows:
-            names = ", ".join(row.mode for row in rows)
+        passed = [row.mode for row in rows if row.status is Status.PASS]
+        if passed:
             what = "is kept until it is measured again" if kept else "could not be written"
-            self.display.note(f"{session.workload.acronym}: not through; what was measured of {names} {what}")
+            self.display.note(f"{name}: not through; what was measured of {', '.join(passed)} {what}")
+        for row in rows:
+            if row.status is not Status.PASS:
+                self.display.note(f"{name} {row.mode}: {row.status}: {row.first_error_line}")
 
     @contextmanager
     def _session(self, job: Job) -> Iterator[GroupSession]:
@@ -184,32 +209,28 @@ class Runner:
             stack.enter_context(session.later_processes())
             yield session
 
-    def _rows(self, session: GroupSession, job: Job) -> list[Cell]:
-        """The rows of a job: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
-        cells: dict[str, Cell] = {}
+    def _measure(self, session: GroupSession, job: Job, cells: dict[str, Cell]) -> None:
+        """Adds the rows of a job to `cells`: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
         if job.is_new:
-            cells = measure_group(session, job.missing, Grouping.TOGETHER)
+            cells |= measure_group(session, job.missing, Grouping.TOGETHER)
             if not cells:
                 name = job.workload.acronym
                 self.display.note(f"{name}: the modes do not fit into memory together; measuring fewer at a time")
-                cells = measure_in_halves(session, job.missing)
+                cells |= measure_in_halves(session, job.missing)
         cells |= measure_in_pairs(session, [mode for mode in job.missing if mode.name not in cells], job.selected)
         if self.settings.cold_compile_times:
-            cells |= with_cold_compile_times(session, job.missing, cells)
-        return [cells[mode.name] for mode in job.missing]
+            add_cold_compile_times(session, job.missing, cells)
 
 
-def with_cold_compile_times(session: GroupSession, modes: Sequence[Mode], cells: Mapping[str, Cell]) -> dict[str, Cell]:
-    """The rows of modes that compile, with what they take to compile alone and with an empty cache each."""
-    found = {}
+def add_cold_compile_times(session: GroupSession, modes: Sequence[Mode], cells: dict[str, Cell]) -> None:
+    """Puts into the rows of modes that compile what they take to compile alone and with an empty cache each."""
     for mode in modes:
         cell = cells[mode.name]
         if mode.backend is not None and cell.status is Status.PASS:
             with temporary_folder("encore-cache-") as folder:
                 times = session.cold_compile_times(mode, CompileCache(folder))
             if times is not None:
-                found[mode.name] = cell.model_copy(update={"compile": times})
-    return found
+                cells[mode.name] = cell.model_copy(update={"compile": times})
 
 
 def measure_group(
@@ -222,70 +243,46 @@ def measure_group(
     Note [Short of memory]. A mode alone is a group too, and then what fails has failed. What failed once is not started
     again.
     """
-    processes: dict[str, list[Member]] = {mode.name: [] for mode in modes}
-    have_rows = frozenset(have_rows)  # the caller's grow
-    session.unfinished.add(lambda: _unfinished_cells(session, processes, grouping, have_rows))
+    group = MeasuredGroup(session, grouping, [mode.name for mode in modes], have_rows)
+    session.unfinished.add(group)
+    processes = group.processes
     count = session.bench.settings.processes or 1
     most = session.bench.settings.most_processes or count
+
+    def go_on() -> list[Mode]:
+        return [mode for mode in modes if not any(member.drops_out for member in processes[mode.name])]
+
+    def nothing_to_come(done: int) -> bool:
+        nothing_left = all(mode.name in group.have_rows for mode in go_on())
+        return done >= most or nothing_left or (done >= count and enough_processes(processes))
+
     done, crowded = 0, False
     with session.later_processes():
         session.expect(modes, range(1, count))
-        while done < most:
-            waiting = [mode for mode in modes if not any(member.drops_out for member in processes[mode.name])]
-            nothing_left = all(mode.name in have_rows for mode in waiting)
-            if nothing_left or (done >= count and enough_processes(processes)):
-                break
+        group.through = nothing_to_come(done)
+        while not group.through:
             wanted = range(done, _wanted(processes, done, most)) if done >= count else range(done, count)
             together = session.side_by_side(processes, wanted) if done and not crowded else wanted[:1]
-            with session.alive(waiting, together) as alive:
+            with session.alive(go_on(), together) as alive:
                 fits = not do_not_fit(alive)
                 if fits:
-                    _measure_in_turn(session, alive, together, processes, have_rows)
-            if not done and len(modes) > 1 and _lacked_memory(alive):
+                    _measure_in_turn(session, alive, together, processes, group.have_rows)
+                smaller = not done and len(modes) > 1 and lacked_memory(alive)
+                done += len(together) if fits else 0
+                # Before the processes are ended, which takes seconds: an interrupt then finds all that there will be.
+                group.through = not smaller and nothing_to_come(done)
+            if smaller:
                 if session.trials.give_up():
                     return measure_group(session, modes, grouping, have_rows)
                 return {}
             crowded = crowded or not fits
-            done += len(together) if fits else 0
-    guests = _guests(processes, have_rows)
-    for guest in guests:
+    for guest in group.guests:
         if guest.failure is not None:
             session.bench.display.note(
                 f"{session.workload.acronym} {guest.mode.name}: failed where it was measured once more, next to "
-                f"{', '.join(name for name in processes if name not in have_rows)}: {guest.failure.error}"
+                f"{', '.join(name for name in processes if name not in group.have_rows)}: {guest.failure.error}"
             )
-    return {
-        name: session.cell(members, grouping, list(processes), guests)
-        for name, members in processes.items()
-        if name not in have_rows and not (len(modes) > 1 and _lacked_memory(members))
-    }
-
-
-def _guests(processes: Mapping[str, Sequence[Member]], have_rows: Collection[str]) -> list[Member]:
-    return [member for name, members in processes.items() if name in have_rows for member in members]
-
-
-def _unfinished_cells(
-    session: GroupSession,
-    processes: Mapping[str, Sequence[Member]],
-    grouping: Grouping,
-    have_rows: Collection[str],
-) -> list[Cell]:
-    """The rows of a group if the run ended now: of modes whose first process has blocks, and that have not failed."""
-    guests = _guests(processes, have_rows)
-    rows = []
-    for name, members in processes.items():
-        begun = [member for member in members if member.blocks or member.failure]
-        if name not in have_rows and members and members[0].blocks:
-            row = session.cell(begun, grouping, list(processes), guests)
-            lacks = [*row.shortages, *interruptions(begun, guests)]
-            rows += [row.model_copy(update={"shortages": lacks})] if row.status is Status.PASS else []
-    return rows
-
-
-def _lacked_memory(members: Sequence[Member]) -> bool:
-    """Whether one of these ran out of memory, and none has measured anything."""
-    return any(member.out_of_memory for member in members) and not any(member.blocks for member in members)
+    return group.final()
 
 
 def _measure_in_turn(
@@ -297,20 +294,36 @@ def _measure_in_turn(
 ) -> None:
     """Blocks of one process of each mode after the other, then their metrics. All are noted in `processes`."""
     measured: list[Member] = []
+    gpus = (session.workload.tp or 1) if session.bench.settings.device == "cuda" else 0
     try:
         for process in together:
             members = _of_process(alive, process, processes)
-            gpus = (session.workload.tp or 1) if session.bench.settings.device == "cuda" else 0
-            before = look(gpus)
-            measure_blocks(session.bench, session.workload, members, session.unfinished.now_and_then)
-            others = between(before, look(gpus))
-            for member in members:
-                member.others = others
+            with _seeing_others(members, gpus) as look_again:
+                measure_blocks(
+                    session.bench, session.workload, members, lambda: session.unfinished.now_and_then(look_again)
+                )
             measured += members
             session.unfinished.keep()
         session.collect(measured, whole=[m for m in measured if not m.process and m.mode.name not in have_rows])
     finally:
         session.unfinished.keep()  # before the processes are ended, which takes seconds: there may be as few left
+
+
+@contextmanager
+def _seeing_others(members: Sequence[Member], gpus: int) -> Iterator[Callable[[], None]]:
+    """Notes what other programs do on the host while the block runs, however it ends; before that where it is asked to,
+    for what may be the last look."""
+    before = look(gpus)
+
+    def look_again() -> None:
+        others = between(before, look(gpus))
+        for member in members:
+            member.others = others
+
+    try:
+        yield look_again
+    finally:
+        look_again()
 
 
 def _of_process(alive: Sequence[Member], process: int, processes: Mapping[str, list[Member]]) -> list[Member]:

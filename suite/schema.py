@@ -296,7 +296,7 @@ class Shortage(Record):
     that its group went on to measure without it, the kernels that it runs, and later processes. "metrics": what is
     measured once and was not told before, and the kernels. Of a first process that is `Cell.metrics`, as far as they
     are None. `reason` "memory": there was not enough of it. "interrupted": the run ended before the workload was
-    through, and each of its rows has such an entry.
+    through, and each of its rows has such an entry, of modes that have failed too.
     """
 
     mode: str

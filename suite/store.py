@@ -141,11 +141,13 @@ def read_run(run: Path) -> RecordedRun:
         InvalidResults: a file is missing or damaged, a line is not of this schema, or a cell is there twice.
     """
     environment = read_environment(run)
+    begun = b""
+    with contextlib.suppress(FileNotFoundError):  # read first: a run that goes on meanwhile makes them final, and goes
+        begun = _content(run / UNFINISHED)
     path, text = _rows_of(run)
     whole, _, rest = text.rpartition(b"\n")
     cells = _checked_rows(path, whole)
-    path = run / UNFINISHED
-    unfinished = _checked_rows(path, _content(path).removesuffix(b"\n")) if path.exists() else {}
+    unfinished = _checked_rows(run / UNFINISHED, begun.removesuffix(b"\n"))
     left = tuple(cell for key, cell in unfinished.items() if key not in cells)
     return RecordedRun(run, environment, tuple(cells.values()), rest or None, left)
 

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import signal
-import time
-from collections.abc import Sequence
+import errno
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs
 from fixtures.fake_runs import SETTINGS, fake_workers_alive, fake_workload
-from fixtures.synthetic_results import cell, environment, failed_cell, unfinished_cell, write_run
-from test_cli import CPU, Fake, fake
+from test_cli import fake
 
+import suite.group
 from models.registry import Sharding
-from suite import stats, store, unfinished
-from suite.compare.pairs import compare_sides
-from suite.compare.sides import find_side
+from suite import store, unfinished
+from suite.compile_cache import CompileCache
 from suite.group import GroupSession
 from suite.interrupt import Interrupted
-from suite.merge import merge_runs
+from suite.modes import Mode
 from suite.progress import LineDisplay
+from suite.ranked_worker import RankedWorker, end
 from suite.report import compare
-from suite.report.join import join_runs
 from suite.report.load import load_run
 from suite.run_writer import RESERVE, RunWriter
-from suite.schema import Cell, Grouping, Status
-from suite.settings import FULL, RunPlan
+from suite.schema import Cell, CompileTimes, Grouping, Status
 from suite.store import UNFINISHED, CannotWrite, read_run
 
 __all__ = ["bench", "fake"]
@@ -91,6 +88,7 @@ def test_an_interrupt_between_blocks_keeps_those_of_all_processes(bench: Bench) 
     for name, row in kept(bench).items():
         assert blocks_of(row)[0] == 5 and blocks_of(row)[1] in ((3,) if name == "graph" else (3, 4))
         assert (row.processes, lacks(row)) == (2, [(name, 1, "measure")])
+        assert row.others is not None
     assert len(kept(bench)) == 4
     goes_on(bench, settings=THREE_PROCESSES)
 
@@ -110,11 +108,106 @@ def test_an_interrupt_while_metrics_are_taken_keeps_all_blocks_and_the_metrics_o
     goes_on(bench, settings=THREE_PROCESSES)
 
 
-def test_modes_without_a_block_and_those_that_failed_have_no_unfinished_row(bench: Bench) -> None:
+def test_modes_that_failed_say_why_and_those_without_a_block_have_no_row(bench: Bench) -> None:
     behave = {"eager": "block:1:exit:1@measure", "compile": "fail:fail_accuracy", "graph": "block:3:hang@measure"}
     with interrupted_once_it_hangs(bench.path / "logs" / "FAKE.graph.log"):
         bench.run(behave)
-    assert set(kept(bench)) == {"graph", "graph-unpartitioned"}
+    rows = kept(bench)
+    assert {name: row.status for name, row in rows.items()} == {
+        "eager": Status.CRASH,
+        "compile": Status.FAIL_ACCURACY,
+        "graph": Status.PASS,
+        "graph-unpartitioned": Status.PASS,
+    }
+    assert all(row.is_unfinished for row in rows.values())
+    assert rows["compile"].error and rows["eager"].log_tail
+    shown = (bench.folder / "display").read_text()
+    assert "what was measured of graph, graph-unpartitioned is kept" in shown
+    assert f"FAKE compile: fail_accuracy: {rows['compile'].first_error_line}" in shown
+    goes_on(bench)
+
+
+def test_a_failure_of_a_later_start_does_not_take_the_place_of_samples(bench: Bench) -> None:
+    interrupted(bench, "graph", "later:hang", settings=THREE_PROCESSES)
+    before = kept(bench)
+    (bench.path / "logs" / "FAKE.graph.log").unlink()
+    with interrupted_once_it_hangs(bench.path / "logs" / "FAKE.graph.log"):
+        bench.run({"compile": "fail:fail_accuracy", "graph": "hang@metrics"}, settings=THREE_PROCESSES)
+    assert kept(bench) == before
+
+
+def test_an_interrupt_while_the_last_processes_end_leaves_final_rows(bench: Bench) -> None:
+    behave = {"compile": "block:2:exit:1@measure", "graph-unpartitioned": "hang@stop"}
+    with interrupted_once_it_hangs(bench.path / "logs" / "FAKE.graph-unpartitioned.log"):
+        bench.run(behave)
+    assert fake_workers_alive() == []
+    rows = bench.cells()
+    assert list(rows) == [mode.name for mode in FOUR]
+    assert not any(row.is_unfinished for row in rows.values())
+    assert rows["compile"].status is Status.CRASH
+    assert all(row.metrics and row.metrics.kernels for name, row in rows.items() if name != "compile")
+    assert not (bench.path / UNFINISHED).exists()
+    assert "FAKE: all of its modes were measured; its rows are final" in (bench.folder / "display").read_text()
+
+
+def test_an_interrupt_while_the_processes_of_the_last_half_end_leaves_final_rows(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+
+    def stopped(workers: Sequence[RankedWorker], *, ask_first: bool) -> None:
+        ended.extend([len(workers)] if workers and ask_first else [])
+        if len(ended) == 3:  # behind those that did not fit, and one half
+            raise Interrupted("SIGTERM")
+        end(workers, ask_first=ask_first)
+
+    monkeypatch.setattr(suite.group, "end", stopped)
+    with pytest.raises(Interrupted):
+        bench.run(fits=3)
+    assert fake_workers_alive() == [] and kept(bench) == {}
+    assert {name: row.grouping for name, row in bench.cells().items()} == {mode.name: Grouping.HALVES for mode in FOUR}
+
+
+def test_an_interrupt_while_processes_end_that_others_follow_does_not(bench: Bench) -> None:
+    interrupted(bench, "graph", "hang@stop", settings=THREE_PROCESSES)
+    assert len(kept(bench)) == 4
+    goes_on(bench, settings=THREE_PROCESSES)
+
+
+def test_an_interrupt_during_cold_compile_times_leaves_final_rows(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(session: GroupSession, mode: Mode, cache: CompileCache) -> CompileTimes:
+        if mode.name == "graph":
+            raise Interrupted("SIGTERM")
+        return CompileTimes(first_call_s=1234.5, warm_up_s=0.0, warm_cache=False, parts={})
+
+    monkeypatch.setattr(GroupSession, "cold_compile_times", stopped)
+    with pytest.raises(Interrupted):
+        bench.run(settings=SETTINGS.model_copy(update={"cold_compile_times": True}))
+    rows = bench.cells()
+    assert list(rows) == [mode.name for mode in FOUR] and kept(bench) == {}
+    assert {name for name, row in rows.items() if row.compile and row.compile.first_call_s == 1234.5} == {"compile"}
+    assert "but for compile times with an empty cache" in (bench.folder / "display").read_text()
+
+
+def test_a_start_with_fewer_modes_leaves_the_rows_of_the_others(bench: Bench) -> None:
+    interrupted(bench, "graph", "later:hang", settings=THREE_PROCESSES)
+    before = kept(bench)
+    (bench.path / "logs" / "FAKE.graph.log").unlink()
+    interrupted(bench, "graph", "later:hang@metrics", settings=THREE_PROCESSES, modes=FOUR[1:3])
+    rows = kept(bench)
+    assert rows.keys() == before.keys()
+    assert {name: blocks_of(row) for name, row in rows.items() if row != before[name]} == {
+        "compile": {0: 5, 1: 5},
+        "graph": {0: 5, 1: 5},
+    }
+    ratios = {
+        (each.cell.mode, each.baseline): each.alternating
+        for each in compare.compare(load_run(bench.path))
+        if each.ratio and each.metric is compare.TimeKind.LATENCY
+    }
+    assert ratios["graph", "compile"] and not ratios["graph-unpartitioned", "compile"]
 
 
 def test_a_workload_interrupted_before_anything_was_measured_leaves_nothing(bench: Bench) -> None:
@@ -210,153 +303,81 @@ def test_rows_of_a_workload_become_final_together(bench: Bench, monkeypatch: pyt
     assert kept(bench) == {}
 
 
-@pytest.fixture
-def writer(tmp_path: Path) -> RunWriter:
-    return RunWriter.create(tmp_path / "run", environment())
+def test_a_process_that_is_cut_off_between_blocks_says_what_others_did(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That an interrupt finds, and what is written before SIGKILL."""
+    seen: list[bool] = []
+    keep = RunWriter.keep_unfinished
+
+    def noted(writer: RunWriter, rows: Sequence[Cell], *, last: bool = False) -> bool:
+        seen.append(all(row.others is not None for row in rows))
+        return keep(writer, rows, last=last)
+
+    monkeypatch.setattr(RunWriter, "keep_unfinished", noted)
+    monkeypatch.setattr(unfinished, "EVERY_S", 0.0)
+    interrupted(bench, "graph", "block:3:hang@measure")
+    assert len(seen) >= 4 and all(seen)
+    assert all(row.others is not None for row in kept(bench).values())
 
 
-ROWS = [unfinished_cell("EOS", mode) for mode in ("compile", "graph")]
-
-
-def test_only_the_last_write_may_use_the_reserve(writer: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = store.write_atomically
-    writer.check_space()
-    reserve = writer.path / RESERVE
+def test_a_disk_without_room_for_unfinished_rows_costs_nothing_else(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, refused = store.write_atomically, []
 
     def full(path: Path, content: str) -> None:
-        if reserve.exists():
-            raise CannotWrite("the disk is full")
-        write(path, content)
+        if path.name != UNFINISHED:
+            return write(path, content)
+        refused.append(path)
+        raise CannotWrite("the disk is full")
 
     monkeypatch.setattr("suite.run_writer.write_atomically", full)
-    assert writer.keep_unfinished(ROWS) is False
-    assert reserve.exists() and not (writer.path / UNFINISHED).exists()
-    assert writer.keep_unfinished(ROWS, last=True) is True
-    writer.close()
-    assert list(read_run(writer.path).unfinished) == ROWS
+    monkeypatch.setattr(unfinished, "EVERY_S", 0.0)
+    bench.run()
+    assert len(refused) > 5 and len(bench.cells()) == 4
 
 
-def test_final_rows_stand_for_unfinished_ones_wherever_it_was_killed(writer: RunWriter) -> None:
-    writer.keep_unfinished(ROWS)
-    (writer.path / f".{UNFINISHED}.abc").write_text("half a li")
-    (writer.path / store.CELLS).write_text(store.lines_of([cell("EOS", "compile")]))
-    writer.close()
-    assert [row.mode for row in read_run(writer.path).unfinished] == ["graph"]
-    again, run = RunWriter.reopen(writer.path)
-    with again:
-        assert [row.mode for row in run.unfinished] == ["graph"]
-        assert not list(writer.path.glob(f".{UNFINISHED}.*"))
-        again.append(cell("EOS", "graph"))
-    assert not (writer.path / UNFINISHED).exists()
-
-
-def killed(fake: Fake, number: signal.Signals) -> Path:
-    """A run in three processes that gets this signal, twice, while the second ones are prepared."""
-    behave = {"EOS/compile": "later:deaf,later:hang"}
-    running = fake.start("run", "EOS", "ST", *CPU, "--processes", "3", behave=behave)
-    try:
-        deadline = time.monotonic() + 60
-        while not any("about to hang" in log.read_text() for log in fake.runs.glob("*/logs/EOS.compile.log")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        running.send_signal(number)
-        time.sleep(0.1)
-        running.send_signal(number)
-        _, err = running.communicate(timeout=60)
-    finally:
-        running.kill()
-    if number is not signal.SIGKILL:
-        assert running.returncode == 130 and "what was measured of eager, compile is kept" in err, err
-    return fake.only_run()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_is_ended_is_reported_and_measured_again(fake: Fake, number: signal.Signals) -> None:
-    run = killed(fake, number)
-    rows = read_run(run).unfinished
-    assert [(row.workload, row.mode, row.processes) for row in rows] == [("EOS", "eager", 1), ("EOS", "compile", 1)]
-    reported = fake("report", str(run))
-    assert reported.returncode == 0, reported.stderr
-    table = next(run.glob("**/shortages.csv")).read_text()
-    assert table.count("interrupted") == 2 and "the run ended before the workload was through" in table
-    done = fake("run", "--resume", str(run))
-    assert done.returncode == 0, done.stderr
-    assert "ended before EOS was through; that is measured again from the beginning" in " ".join(done.stderr.split())
-    final = read_run(run)
-    assert final.unfinished == () and len(final.cells) == 4
-    assert all(row.processes == 3 and not row.shortages for row in final.cells)
-
-
-def made(folder: Path, day: int, *rows: Cell, of: Sequence[Cell] = ()) -> Path:
-    """A run of this day with these final rows, and `of` the workload that it ended in."""
-    made_at = {"run_id": f"day{day}", "created_at": f"2026-01-{day:02}T00:00:00+00:00"}
-    path = write_run(folder / f"day{day}", rows, environment(**made_at))
-    if of:
-        (path / UNFINISHED).write_text(store.lines_of(of))
-    return path
-
-
-WHOLE = [cell("EOS", mode) for mode in ("compile", "graph")]
-
-
-@pytest.mark.parametrize(
-    ("older", "taken"),
-    [
-        (WHOLE, "day1"),
-        (WHOLE[:1], "day2"),
-        ([WHOLE[0], failed_cell("EOS", "graph", Status.CRASH)], "day2"),
-        ([], "day2"),
-    ],
-)
-def test_unfinished_rows_take_the_place_of_older_ones_only_where_these_lack_a_mode(
-    tmp_path: Path, older: Sequence[Cell], taken: str
+def test_a_folder_that_has_become_read_only_does_not_hide_what_ended_the_run(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = [load_run(made(tmp_path, 1, cell("ST"), *older)), load_run(made(tmp_path, 2, of=ROWS))]
-    joined = join_runs(runs)
-    parts = {part.environment.run_id for part in joined.parts if any(row.workload == "EOS" for row in part.cells)}
-    assert parts == {taken}
-    assert any("run day2 ended before EOS was through" in remark for remark in joined.remarks)
+    unlink = Path.unlink
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        if path.name == RESERVE:
+            raise PermissionError(errno.EROFS, "Read-only file system", str(path))
+        unlink(path, missing_ok)
+
+    def read_only(path: Path, content: str) -> None:
+        raise PermissionError(errno.EROFS, "Read-only file system", str(path))
+
+    with interrupted_once_it_hangs(bench.path / "logs" / "FAKE.graph.log"), monkeypatch.context() as changed:
+        changed.setattr(Path, "unlink", refused)
+        changed.setattr("suite.run_writer.write_atomically", _after_creation(read_only))
+        bench.run({"graph": "hang@metrics"})
+    assert (
+        "what was measured of eager, compile, graph, graph-unpartitioned could not be written"
+        in (bench.folder / "display").read_text()
+    )
 
 
-def test_older_unfinished_rows_stand_for_nothing_newer(tmp_path: Path) -> None:
-    """Not even for rows that were measured beside other programs."""
-    others = {"cpu_cores": 9.0, "gpus_at_work": 0, "gpu_processes": 0}
-    beside = [Cell.model_validate(row.model_dump() | {"others": others}) for row in WHOLE]
-    runs = [load_run(made(tmp_path, 1, of=ROWS)), load_run(made(tmp_path, 2, *beside))]
-    assert {row.processes for row in join_runs(runs).cells} == {3}
+def _after_creation(refusal: Callable[[Path, str], None]) -> Callable[[Path, str], None]:
+    """Writes what makes a run, and refuses the rest."""
+
+    def write(path: Path, content: str) -> None:
+        (store.write_atomically if path.name == store.ENVIRONMENT else refusal)(path, content)
+
+    return write
 
 
-def test_unfinished_rows_have_ratios_and_no_verdict_and_are_not_missing(tmp_path: Path) -> None:
-    planned = environment(settings={"workloads": ["EOS", "ST"], "modes": ["compile", "graph"]})
-    path = write_run(tmp_path / "run", [], planned)
-    (path / UNFINISHED).write_text(store.lines_of([ROWS[0], unfinished_cell("EOS", "graph", blocks=WHOLE[1].blocks)]))
-    run = load_run(path)
-    assert run.missing == (("ST", "compile"), ("ST", "graph"))
-    (remark,) = run.remarks
-    assert "ended before EOS was through" in remark and "nothing is measured" not in remark
-    (item,) = [each for each in compare.compare(run) if each.metric is compare.TimeKind.LATENCY and each.ratio]
-    assert item.ratio is not None and (item.ratio.processes, item.alternating) == (1, True)
-    assert item.verdict in (None, stats.Verdict.AMBG)
+def test_the_kernels_of_processes_that_are_alike_are_compared_at_no_cost(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are made between blocks, and finding a difference takes a millisecond for each process."""
 
+    def compared(*arguments: object) -> None:
+        raise AssertionError("they are equal")
 
-def test_a_comparison_of_runs_says_that_one_was_not_through(tmp_path: Path) -> None:
-    whole, part = made(tmp_path, 1, *WHOLE), made(tmp_path, 2, of=ROWS)
-    found = compare_sides(find_side(str(whole)), find_side(str(part)))
-    assert len(found.pairs) == 2 and all(pair.ratio for pair in found.pairs)
-    assert all(pair.verdict is not stats.Verdict.SAME for pair in found.pairs)
-    assert any("NEW: run day2 ended before EOS was through" in remark for remark in found.remarks)
-
-
-def test_a_merge_keeps_unfinished_rows_unless_another_run_has_the_cell(tmp_path: Path) -> None:
-    st = [unfinished_cell("ST", "compile")]
-    modes = ["compile", "graph"]
-    for name, rows, of in (("one", [cell("MMC")], [*ROWS, *st]), ("two", WHOLE, [])):
-        plan = RunPlan.model_validate({**FULL.settings.model_dump(), "workloads": [name], "modes": modes})
-        path = write_run(tmp_path / name, rows, environment(run_id=name, settings=plan.model_dump()))
-        (path / UNFINISHED).write_text(store.lines_of(of))
-    first, second = tmp_path / "one", tmp_path / "two"
-    assert merge_runs([str(first), str(second)], tmp_path / "whole", []).cells == 3
-    merged = read_run(tmp_path / "whole")
-    assert {row.workload for row in merged.cells} == {"MMC", "EOS"}
-    assert list(merged.unfinished) == st
-    assert (tmp_path / "whole" / UNFINISHED).read_text() == store.lines_of(st)
+    monkeypatch.setattr("suite.member.difference", compared)
+    bench.run(settings=THREE_PROCESSES)
+    assert all(row.processes == 3 and not row.other_kernels for row in bench.cells().values())

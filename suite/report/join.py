@@ -8,7 +8,8 @@ they did meanwhile. Older rows count as alone where nothing is known against it.
 
 Note [Interrupted]: rows of a workload that a run ended in (`suite.unfinished`) have fewer processes, so that hardly a
 ratio has a verdict. They do not take the place of an older run that was through with the workload and where all of
-these modes passed. Where it lacks one, the newer rows are all that there is of it.
+these modes passed. Where it lacks one, the newer rows are all that there is of it. Where one has failed
+since, nothing hides that.
 
 Note [Captured iterations]: modes that capture a whole iteration or its module (`step`, `callables`) run where they are
 named, and then next to a few others, as a rule. Such a run does not take the place of an older one that has modes which
