@@ -2,8 +2,8 @@
 
 Note [Full disk]: measuring a workload takes minutes, and its rows are a few MB at most. A writer therefore keeps a
 reserve on the disk from before the first measurement, and gives it up when the disk is full, so that what was measured
-can still be written. If even that does not help (a limit on the size of a file), rows go to another file, which the
-next `--resume` takes in. Measuring stops either way.
+can still be written. If even that does not help (a limit on the size of a file, a disk that has become read-only), rows
+go to another file, which the next `--resume` takes in. Measuring stops either way.
 """
 
 from __future__ import annotations
@@ -112,15 +112,17 @@ class RunWriter:
 
     def append(self, *cells: Cell) -> None:
         """Adds cells, a line each, with one write and syncs them to disk: an interrupt finds all of a workload's rows
-        there, or none. After rows were saved with a full disk, `check_space` raises.
+        there, or none. After rows were saved elsewhere, because the disk is full or nothing may be written there any
+        more, `check_space` raises.
 
         Raises:
             CannotWrite: the disk is full and the rows could be written nowhere; the file is as it was before.
+            OSError: nothing may be written, there or elsewhere.
         """
         lines = lines_of(cells).encode()
         try:
             _append_lines(self.path / CELLS, lines)
-        except CannotWrite as error:
+        except (CannotWrite, OSError) as error:
             self._give_up_reserve()
             self._full = self._saved(lines, error)
         else:
@@ -166,16 +168,19 @@ class RunWriter:
             else:
                 path.unlink(missing_ok=True)
 
-    def _saved(self, lines: bytes, error: CannotWrite) -> CannotWrite:
+    def _saved(self, lines: bytes, error: CannotWrite | OSError) -> CannotWrite:
         """Writes lines for which there was no room wherever there is some; returns what to say about it."""
         elsewhere = Path(tempfile.gettempdir()) / f"encore-{self.path.resolve().name}-{UNSAVED}"
         for path in (self.path / CELLS, self.path / UNSAVED, elsewhere):
             with contextlib.suppress(OSError, CannotWrite):
                 _append_lines(path, lines)
+                why = "the disk is full" if isinstance(error, CannotWrite) else error.strerror
                 if path != elsewhere:
-                    return self._full or error
+                    again = f"`encore run --resume {describe(self.path)}`"
+                    told = f"cannot write {describe(self.path)}: {why}. What was measured is there; go on with {again}."
+                    return self._full or (error if isinstance(error, CannotWrite) else CannotWrite(told))
                 return CannotWrite(
-                    f"cannot write to {describe(self.path)}: the disk is full. What was measured is in {elsewhere}; "
+                    f"cannot write to {describe(self.path)}: {why}. What was measured is in {elsewhere}; "
                     f"make room, move that file to {describe(self.path / UNSAVED)}, then go on with "
                     f"`encore run --resume {describe(self.path)}`."
                 )

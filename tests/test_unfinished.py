@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs
@@ -13,7 +11,7 @@ from test_cli import fake
 
 import suite.group
 from models.registry import Sharding
-from suite import store, unfinished
+from suite import unfinished
 from suite.compile_cache import CompileCache
 from suite.group import GroupSession
 from suite.interrupt import Interrupted
@@ -22,9 +20,9 @@ from suite.progress import LineDisplay
 from suite.ranked_worker import RankedWorker, end
 from suite.report import compare
 from suite.report.load import load_run
-from suite.run_writer import RESERVE, RunWriter
+from suite.run_writer import RunWriter
 from suite.schema import Cell, CompileTimes, Grouping, Status
-from suite.store import UNFINISHED, CannotWrite, read_run
+from suite.store import UNFINISHED, read_run
 
 __all__ = ["bench", "fake"]
 
@@ -319,55 +317,6 @@ def test_a_process_that_is_cut_off_between_blocks_says_what_others_did(
     interrupted(bench, "graph", "block:3:hang@measure")
     assert len(seen) >= 4 and all(seen)
     assert all(row.others is not None for row in kept(bench).values())
-
-
-def test_a_disk_without_room_for_unfinished_rows_costs_nothing_else(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write, refused = store.write_atomically, []
-
-    def full(path: Path, content: str) -> None:
-        if path.name != UNFINISHED:
-            return write(path, content)
-        refused.append(path)
-        raise CannotWrite("the disk is full")
-
-    monkeypatch.setattr("suite.run_writer.write_atomically", full)
-    monkeypatch.setattr(unfinished, "EVERY_S", 0.0)
-    bench.run()
-    assert len(refused) > 5 and len(bench.cells()) == 4
-
-
-def test_a_folder_that_has_become_read_only_does_not_hide_what_ended_the_run(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unlink = Path.unlink
-
-    def refused(path: Path, missing_ok: bool = False) -> None:
-        if path.name == RESERVE:
-            raise PermissionError(errno.EROFS, "Read-only file system", str(path))
-        unlink(path, missing_ok)
-
-    def read_only(path: Path, content: str) -> None:
-        raise PermissionError(errno.EROFS, "Read-only file system", str(path))
-
-    with interrupted_once_it_hangs(bench.path / "logs" / "FAKE.graph.log"), monkeypatch.context() as changed:
-        changed.setattr(Path, "unlink", refused)
-        changed.setattr("suite.run_writer.write_atomically", _after_creation(read_only))
-        bench.run({"graph": "hang@metrics"})
-    assert (
-        "what was measured of eager, compile, graph, graph-unpartitioned could not be written"
-        in (bench.folder / "display").read_text()
-    )
-
-
-def _after_creation(refusal: Callable[[Path, str], None]) -> Callable[[Path, str], None]:
-    """Writes what makes a run, and refuses the rest."""
-
-    def write(path: Path, content: str) -> None:
-        (store.write_atomically if path.name == store.ENVIRONMENT else refusal)(path, content)
-
-    return write
 
 
 def test_the_kernels_of_processes_that_are_alike_are_compared_at_no_cost(

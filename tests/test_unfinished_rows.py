@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs
 from fixtures.synthetic_results import cell, environment, failed_cell, unfinished_cell, write_run
 from test_cli import CPU, Fake, fake
 
-from suite import stats, store
+from suite import run_writer, stats, store, unfinished
 from suite.compare.pairs import compare_sides
 from suite.compare.sides import find_side
 from suite.merge import merge_runs
@@ -24,7 +26,7 @@ from suite.schema import Cell, Status
 from suite.settings import FULL, RunPlan
 from suite.store import UNFINISHED, CannotWrite, read_run
 
-__all__ = ["fake"]
+__all__ = ["bench", "fake"]
 
 
 @pytest.fixture
@@ -248,3 +250,75 @@ def test_the_failures_of_an_unfinished_run_are_in_its_report(tmp_path: Path) -> 
     older = load_run(made(tmp_path, 0, *WHOLE))
     joined = join_runs([older, run])
     assert [row.mode for row in joined.failed] == ["graph"], "nothing hides that it fails now"
+
+
+def test_a_disk_without_room_for_unfinished_rows_costs_nothing_else(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, refused = store.write_atomically, []
+
+    def full(path: Path, content: str) -> None:
+        if path.name != UNFINISHED:
+            return write(path, content)
+        refused.append(path)
+        raise CannotWrite("the disk is full")
+
+    monkeypatch.setattr("suite.run_writer.write_atomically", full)
+    monkeypatch.setattr(unfinished, "EVERY_S", 0.0)
+    bench.run()
+    assert len(refused) > 5 and len(bench.cells()) == 4
+
+
+def test_a_folder_that_has_become_read_only_does_not_hide_what_ended_the_run(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = Path.unlink
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        if path.name == RESERVE:
+            raise PermissionError(errno.EROFS, "Read-only file system", str(path))
+        unlink(path, missing_ok)
+
+    def read_only(path: Path, content: str) -> None:
+        raise PermissionError(errno.EROFS, "Read-only file system", str(path))
+
+    with interrupted_once_it_hangs(bench.path / "logs" / "FAKE.graph.log"), monkeypatch.context() as changed:
+        changed.setattr(Path, "unlink", refused)
+        changed.setattr("suite.run_writer.write_atomically", _after_creation(read_only))
+        bench.run({"graph": "hang@metrics"})
+    assert (
+        "what was measured of eager, compile, graph, graph-unpartitioned could not be written"
+        in (bench.folder / "display").read_text()
+    )
+
+
+def test_final_rows_of_a_folder_that_has_become_read_only_go_elsewhere(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    append = run_writer._append_lines
+
+    def read_only(path: Path, lines: bytes) -> None:
+        if path.is_relative_to(bench.path):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        append(path, lines)
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
+    with monkeypatch.context() as changed:
+        changed.setattr(run_writer, "_append_lines", read_only)
+        with pytest.raises(CannotWrite, match=r"Read-only file system\. What was measured is in .*elsewhere"):
+            bench.run()
+    (saved,) = (tmp_path / "elsewhere").glob(f"*{run_writer.UNSAVED}")
+    saved.rename(bench.path / run_writer.UNSAVED)
+    writer, run = RunWriter.reopen(bench.path)
+    writer.close()
+    assert [row.mode for row in run.cells] == [mode.name for mode in FOUR] and run.unfinished == ()
+
+
+def _after_creation(refusal: Callable[[Path, str], None]) -> Callable[[Path, str], None]:
+    """Writes what makes a run, and refuses the rest."""
+
+    def write(path: Path, content: str) -> None:
+        (store.write_atomically if path.name == store.ENVIRONMENT else refusal)(path, content)
+
+    return write
