@@ -14,7 +14,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
-from optimizations.torch_internals import reference_counts, tensor_words
+from optimizations.torch_internals import memory_words, reference_counts, tensor_words
 from optimizations.torch_internals.reference_counts import ReferenceCounts
 from optimizations.torch_internals.tensor_words import TensorWords
 
@@ -230,6 +230,17 @@ def test_why_nothing_is_read_is_in_the_log(monkeypatch: pytest.MonkeyPatch, capl
 def test_nothing_is_read_where_python_has_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     assert not tensor_words._can_be_read.__wrapped__() and not reference_counts._can_be_read.__wrapped__()
+
+
+def test_nothing_is_read_where_numpy_gives_the_lock_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As this one does for more words at once, and another may do for as many."""
+    assert tensor_words._can_be_read.__wrapped__() and reference_counts._can_be_read.__wrapped__()
+    monkeypatch.setattr(memory_words, "AT_ONCE", 1000)
+    with caplog.at_level(logging.INFO, logger=tensor_words.__name__):
+        assert not tensor_words._can_be_read.__wrapped__() and not reference_counts._can_be_read.__wrapped__()
+    assert "NumPy" in caplog.text
 
 
 class Busy:

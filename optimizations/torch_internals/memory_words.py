@@ -7,16 +7,18 @@ Note [In one go]. What is read may lead to what is read next: an object in Pytho
 storage. If another thread ran in between, it could exchange that part and free it, and memory of nobody would be read.
 So all is one call of C, which ends at the first word that is not as expected: no line of Python runs in between, so the
 lock of Python is not given away. `numpy.take` gives it away, and so does an array as an index where it is longer than
-`AT_ONCE`. Nothing is allocated that could set off a collection of garbage. Where Python has no such lock, nothing may
-be read.
+`AT_ONCE`. That is how NumPy is written, and no promise of it: so it is tried out once. Nothing is allocated that could
+set off a collection of garbage. Where Python has no such lock, or NumPy gives it away, nothing may be read.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import operator
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from typing import Any
@@ -31,16 +33,55 @@ _LOWEST = 1 << 16
 """No memory is below, on the systems that are known. A word that is less, or no multiple of `WORD`, is no address."""
 
 AT_ONCE = 500
-"""Words up to which NumPy keeps the lock of Python while it gathers them."""
+"""Words up to which NumPy keeps the lock of Python while it gathers them, in versions 2.0 to 2.4: the bound of
+`NPY_BEGIN_THREADS_THRESHOLDED`."""
 
 PART = object.__basicsize__
 """Where an object of PyTorch has the address of its part in C++: behind what all objects of Python have."""
 
 
-def has_lock() -> bool:
-    """Whether other threads of Python wait while one is in C. Note [In one go]."""
+_TO_BYTES: Any = numpy.ndarray.tobytes
+_CALL: Any = operator.call
+
+_TRIALS = 16
+"""Gathers in each of which another thread could have run."""
+
+
+def no_lock() -> str:
+    """Why other threads of Python may run while words are read, empty if they wait. Note [In one go]."""
     enabled: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
-    return sys.implementation.name == "cpython" and enabled()
+    if sys.implementation.name != "cpython" or not enabled():
+        return "Python has no lock"
+    return "" if _is_kept(AT_ONCE) else f"NumPy {numpy.__version__} gives Python's lock away"
+
+
+@functools.cache
+def _is_kept(count: int) -> bool:
+    """Whether no other thread of Python runs while NumPy gathers so many words.
+
+    One that counts waits for the lock meanwhile. Each word lies in a page that was not touched before: so a gather
+    takes long enough for that thread to wake up, also on one core.
+    """
+    size = count * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size * _TRIALS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+    words: Any = numpy.frombuffer(memory, dtype=numpy.int64)
+    pages = numpy.arange(count * _TRIALS, dtype=numpy.intp).reshape(_TRIALS, count) * (mmap.PAGESIZE // WORD)
+    rounds, runs, over = [0], threading.Event(), threading.Event()
+
+    def run() -> None:
+        runs.set()
+        while not over.is_set():
+            rounds[0] += 1
+
+    other = threading.Thread(target=run, daemon=True)
+    other.start()
+    runs.wait()
+    get, look = operator.getitem, ([rounds], [0])
+    gathers = map(_TO_BYTES, map(get, repeat(words), list(pages)))
+    found: list[Any] = list(chain(map(get, *look), gathers, map(get, *look)))  # one call of C, as those below
+    over.set()
+    other.join()
+    return bool(found[0] == found[-1])
 
 
 @functools.cache
@@ -78,10 +119,6 @@ class Words:
         expected = numpy.array(values, dtype=numpy.int64)
         self.places = _places_of(addresses)
         self.then = [expected[start : start + AT_ONCE].tobytes() for start in range(0, len(expected), AT_ONCE)]
-
-
-_TO_BYTES: Any = numpy.ndarray.tobytes
-_CALL: Any = operator.call
 
 
 def as_expected(*stages: Words) -> Callable[[], bool]:

@@ -23,7 +23,7 @@ import numpy
 import torch
 
 from optimizations import torch_internals
-from optimizations.torch_internals.memory_words import PART, WORD, Words, has_lock, read_behind
+from optimizations.torch_internals.memory_words import PART, WORD, Words, no_lock, read_behind
 
 _COUNT = 4
 """Bytes of a count. PyTorch keeps that of weak references behind it, and Python its flags, or another half."""
@@ -95,7 +95,7 @@ _STORAGE = 2 * WORD
 def _can_be_read() -> bool:
     """Whether the words are what they should be."""
     try:
-        return has_lock() and _are_found()
+        return not no_lock() and _are_found()
     except Exception:  # whatever this build has otherwise: they can be asked for
         return False
 

@@ -33,7 +33,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
-from optimizations.torch_internals.memory_words import PART, WORD, Words, as_expected, has_lock, read_behind, word
+from optimizations.torch_internals.memory_words import PART, WORD, Words, as_expected, no_lock, read_behind, word
 
 log = logging.getLogger(__name__)
 
@@ -213,8 +213,8 @@ def _can_be_read() -> bool:
 
 def _obstacle() -> str:
     """Why words are not read, empty if they are."""
-    if not has_lock():
-        return "other threads may free what is read, for Python has no lock"
+    if why := no_lock():
+        return f"other threads may free what is read, for {why}"
     with torch.inference_mode(False), torch.no_grad():
         if wrong := _elsewhere():
             return f"this build of PyTorch has the {wrong} of a tensor elsewhere"
