@@ -35,6 +35,7 @@ import operator
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -93,8 +94,16 @@ class Gradients:
     ) -> None:
         self._given_out = given_out
         after = _without_bases(before, after)
+        taken_in = functools.partial(Gradients._taken_in, parameters, before, after, indifferent, written, made)
         take_in = functools.partial(self._take_in, parameters, before, after, indifferent, written, made)
-        _, self._own = taken_by(take_in, plain([*before, *after]))
+        _, self._own = taken_by(take_in, plain([*before, *after]), taken_in)
+
+    @classmethod
+    def _taken_in(cls, *args: Any) -> Gradients:
+        """What holds all that one holds."""
+        made = cls.__new__(cls)
+        made._take_in(*args)
+        return made
 
     def _take_in(
         self,
