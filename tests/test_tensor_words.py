@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -230,6 +232,15 @@ def test_why_nothing_is_read_is_in_the_log(monkeypatch: pytest.MonkeyPatch, capl
 def test_nothing_is_read_where_python_has_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     assert not tensor_words._can_be_read.__wrapped__() and not reference_counts._can_be_read.__wrapped__()
+
+
+@pytest.mark.parametrize("byte", [85, 170])
+def test_what_memory_holds_before_a_tensor_gets_it_does_not_matter(byte: int) -> None:
+    """PyTorch leaves a bit of each tensor as it finds it."""
+    asked = "from optimizations.torch_internals import tensor_words; print(tensor_words._can_be_read())"
+    environment = {**os.environ, "MALLOC_PERTURB_": str(byte)}
+    done = subprocess.run([sys.executable, "-P", "-c", asked], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]
 
 
 def test_nothing_is_read_where_numpy_gives_the_lock_away(

@@ -43,6 +43,8 @@ _CLASS = WORD
 # Of a tensor's part in C++, `c10::TensorImpl`.
 _STORAGE, _AUTOGRAD, _EXTRA, _SIZES, _OFFSET, _KIND, _KEYS = 16, 24, 32, 64, 152, 168, 176
 """`_KIND` has the dtype, the device and flags. At `_SIZES` is the number of dimensions."""
+_SET = (1 << 63) - 1
+"""Bits of the word at `_KIND` that PyTorch sets. The last one stays in each tensor as it was in the memory it got."""
 _MOST_DIMENSIONS = 5
 """Up to these sizes and strides are in the tensor itself: first all sizes that may be, then strides."""
 
@@ -276,7 +278,7 @@ def _kinds_differ() -> bool:
     def of_kinds() -> list[int]:
         plain = torch.zeros(4, 2, 3, device="cpu", dtype=torch.float32)
         kinds = [plain, plain.view(torch.int32), torch.empty_like(plain, device="meta"), plain.transpose(0, 1)]
-        return [word(one._cdata + _KIND) for one in kinds]
+        return [word(one._cdata + _KIND) & _SET for one in kinds]
 
     found = [of_kinds() for _ in range(8)]  # it may be so by chance where something else stands
     return len(set(found[0])) == len(found[0]) and all(some == found[0] for some in found)
