@@ -239,7 +239,9 @@ def test_what_memory_holds_before_a_tensor_gets_it_does_not_matter(byte: int) ->
     """PyTorch leaves a bit of each tensor as it finds it."""
     asked = "from optimizations.torch_internals import tensor_words; print(tensor_words._can_be_read())"
     environment = {**os.environ, "MALLOC_PERTURB_": str(byte)}
-    done = subprocess.run([sys.executable, "-P", "-c", asked], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", asked], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["True"]
 
 
