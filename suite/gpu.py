@@ -116,7 +116,7 @@ def gpus_beside(own: int, variables: Mapping[str, str] = os.environ) -> list[Gpu
     """GPUs of the host other than the first `own` that a run may use; None where these are parts of one (MIG).
 
     Raises:
-        NoGpu: there is no driver, or none of its own.
+        NoGpu: there is no NVIDIA driver, or no GPU that the run may use.
     """
     names = visible_gpus(variables)[:own]
     with device():

@@ -11,12 +11,15 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import psutil
 import pynvml
 
 from suite.gpu import GpuBeside, NoGpu, gpus_beside
 from suite.schema import HostUse
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,9 @@ def most(found: Sequence[HostUse]) -> HostUse | None:
     if not found:
         return None
     return HostUse(
-        cpu_cores=max((one.cpu_cores for one in found if one.cpu_cores is not None), default=None),
-        gpus_at_work=_most(one.gpus_at_work for one in found if one.gpus_at_work is not None),
-        gpu_processes=_most(one.gpu_processes for one in found if one.gpu_processes is not None),
+        cpu_cores=_most(one.cpu_cores for one in found),
+        gpus_at_work=_most(one.gpus_at_work for one in found),
+        gpu_processes=_most(one.gpu_processes for one in found),
     )
 
 
@@ -86,5 +89,5 @@ def _gpus(own: int) -> Sequence[GpuBeside] | None:
         return None
 
 
-def _most(counts: Iterable[int]) -> int | None:
-    return max(counts, default=None)
+def _most(numbers: Iterable[Number | None]) -> Number | None:
+    return max((one for one in numbers if one is not None), default=None)

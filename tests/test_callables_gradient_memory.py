@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -150,6 +150,13 @@ def content(held: Any) -> torch.Tensor:
     return torch.from_numpy(held)
 
 
+def with_the_same_draws(*sides: list[nn.Module]) -> Iterator[list[nn.Module]]:
+    """Each, with random numbers from the same start."""
+    for one in sides:
+        torch.manual_seed(3)
+        yield one
+
+
 HOLDS: dict[str, Callable[[Sequence[torch.Tensor]], Any]] = {
     "a list": as_list,
     "views": as_views,
@@ -166,8 +173,7 @@ def test_what_holds_a_gradient_keeps_what_it_held(name: str) -> None:
     modules, references, group, device = pair()
     alike(group, modules, references)
     held = []
-    for several in (modules, references):
-        torch.manual_seed(3)
+    for several in with_the_same_draws(modules, references):
         kept: list[Any] = []
         for _ in range(3):
             trained(several, [torch.randn(2, 3)])
@@ -184,8 +190,7 @@ def test_what_holds_a_gradient_keeps_what_it_held(name: str) -> None:
 def test_gradients_that_stay_between_forward_and_backward_are_not_overwritten_by_the_forward() -> None:
     modules, references, group, _ = pair()
     alike(group, modules, references)
-    for several in (modules, references):
-        torch.manual_seed(3)
+    for several in with_the_same_draws(modules, references):
         trained(several, [torch.randn(2, 3)])
         several[0](torch.randn(2, 3))
     assert same(gradients(*modules), gradients(*references))
@@ -289,8 +294,7 @@ def test_a_callable_of_the_same_pool_leaves_gradients_that_are_held(monkeypatch:
     assert slots[2, 0].forward_overwrites == [second]
     assert slots[2, 0].backward_overwrites == [second]
     held: list[list[Any]] = []
-    for several in (modules, references):
-        torch.manual_seed(3)
+    for several in with_the_same_draws(modules, references):
         follow(several, order)
         kept = gradients(several[1])
         forget(*several)
@@ -369,8 +373,7 @@ def test_whoever_gets_a_gradient_keeps_it(name: str) -> None:
     modules, references, group, _ = pair()
     alike(group, modules, references)
     found = []
-    for several in (modules, references):
-        torch.manual_seed(3)
+    for several in with_the_same_draws(modules, references):
         kept: list[list[Any]] = []
         for x in batches(4):
             kept.append([])
@@ -385,8 +388,7 @@ def test_whoever_gets_a_gradient_keeps_it(name: str) -> None:
 def test_under_create_graph_gradients_are_copies() -> None:
     modules, references, group, _ = pair()
     alike(group, modules, references)
-    for several in (modules, references):
-        torch.manual_seed(3)
+    for several in with_the_same_draws(modules, references):
         several[0](torch.randn(2, 3)).square().sum().backward(create_graph=True)
     assert copied_bytes(group) > 0
     assert all(torch.equal(one, other) for one, other in zip(gradients(*modules), gradients(*references), strict=True))
@@ -563,8 +565,7 @@ def test_the_host_waits_twice_for_a_launch_however_many_callables_have_gradients
 def test_what_is_held_outlives_the_graphs() -> None:
     modules, references, group, _ = pair()
     alike(group, modules, references)
-    for several in (modules, references):
-        torch.manual_seed(3)
+    for several in with_the_same_draws(modules, references):
         trained(several, [torch.randn(2, 3)])
     held, expected = gradients(*modules), gradients(*references)
     group.close()
@@ -576,8 +577,7 @@ def test_what_is_held_outlives_the_graphs() -> None:
 def test_a_launch_for_which_there_is_no_memory_overwrites_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     modules, references, group, _ = pair()
     alike(group, modules, references)
-    for several in (modules, references):
-        torch.manual_seed(3)
+    for several in with_the_same_draws(modules, references):
         trained(several, [torch.randn(2, 3)])
     held, expected = gradients(*modules), gradients(*references)
     forget(*modules)

@@ -30,7 +30,7 @@ WORD = 8
 _TOP = 1 << 57
 """Bytes of address space that a process may have."""
 _LOWEST = 1 << 16
-"""No memory is below, on the systems that are known. A word that is less, or no multiple of `WORD`, is no address."""
+"""No program has memory below this. A smaller number, or one that is no multiple of `WORD`, is not an address."""
 
 AT_ONCE = 500
 """Words up to which NumPy keeps the lock of Python while it gathers them (2.4.6, measured): the bound of
@@ -105,10 +105,10 @@ def word(address: int) -> int:
     """The word there.
 
     Raises:
-        ValueError: that is no address, so it was read where none is.
+        ValueError: the number cannot be an address, and nothing was read.
     """
     if not _LOWEST <= address < _TOP - WORD or address % WORD:
-        raise ValueError(f"{address} is no address of a word")
+        raise ValueError(f"{address} cannot be the address of a word")
     return int(_memory()[WORD][(address - WORD) // WORD])
 
 

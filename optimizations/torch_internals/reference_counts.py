@@ -13,7 +13,6 @@ which all holders are known. Where they are not, as in another build of Python, 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 from collections.abc import Callable, Iterable
@@ -23,7 +22,7 @@ import numpy
 import torch
 
 from optimizations import torch_internals
-from optimizations.torch_internals.memory_words import PART, WORD, Words, no_lock, read_behind
+from optimizations.torch_internals.memory_words import PART, WORD, Words, no_lock, read_behind, word
 
 _COUNT = 4
 """Bytes of a count. PyTorch keeps that of weak references behind it, and Python its flags, or another half."""
@@ -105,9 +104,9 @@ def _are_found() -> bool:
         tensor = torch.zeros(1, device="cpu")
         storage = tensor.untyped_storage()
         for one in (tensor, storage):
-            if ctypes.c_int64.from_address(id(one) + PART).value != one._cdata:
+            if word(id(one) + PART) != one._cdata:
                 return False
-        if ctypes.c_int64.from_address(tensor._cdata + _STORAGE).value != storage._cdata:
+        if word(tensor._cdata + _STORAGE) != storage._cdata:
             return False
         now = _gathered((tensor,), (storage,))
 

@@ -197,7 +197,7 @@ def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
     try:
         return tensor.untyped_storage()
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:  # it has none
         return None
 
 
@@ -238,7 +238,7 @@ def _sample() -> torch.nn.Parameter:
 def _elsewhere() -> str:
     """What stands elsewhere than it is looked for; empty if nothing.
 
-    A word that is followed was compared before, and it is an address: what is no memory would end the process.
+    Before an address is followed it is compared with what PyTorch says: reading at a wrong one would end the process.
     """
     one, other, plain = _sample(), _sample(), _sample().detach()
     other.grad = None

@@ -33,6 +33,7 @@ import numpy
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from optimizations.capture.step.gradient_copies import is_lazy_view
 from optimizations.capture.step.gradient_holders import NOWHERE, Holders, taken_by
 from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.torch_internals.reference_counts import COUNTS
@@ -197,7 +198,7 @@ def writable(gradients: Iterable[torch.Tensor | None], pool: MemoryRanges, used:
 
     `used`: addresses of storages that graphs read or write for something else.
     """
-    there = [one for one in gradients if one is not None and not (one.is_conj() or one.is_neg())]
+    there = [one for one in gradients if one is not None and not is_lazy_view(one)]
     places = list(map(_start, there))
     times = Counter(places)
     return [

@@ -12,7 +12,7 @@ from optimizations.captured.displaced import size_bytes
 
 def clones(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Copies of these, one of each. A copy of its own for each takes a launch for each."""
-    if any(map(_is_lazy, tensors)):
+    if any(map(is_lazy_view, tensors)):
         return [one.detach().clone() for one in tensors]
     made = [torch.empty_like(one, requires_grad=False) for one in tensors]
     copy_all(made, tensors)
@@ -28,7 +28,7 @@ def copy_over(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) 
     if any(0 in target.stride() for target in targets):
         strides = [target.stride() for target in targets]
         targets, sources = ([*map(_once, some, strides)] for some in (targets, sources))
-    lazy = [_is_lazy(target) for target in targets]
+    lazy = [is_lazy_view(target) for target in targets]
     for target, source, alone in zip(targets, sources, lazy, strict=True):
         if alone:
             copy_all([target], [source])
@@ -49,7 +49,7 @@ def _once(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 def copy_in(memory: dict[int, torch.UntypedStorage], gradient: torch.Tensor) -> torch.Tensor:
     """A copy of a part of a buffer; those of one are parts of one again. `memory`: copies of buffers by the address of
     these."""
-    if _is_lazy(gradient):
+    if is_lazy_view(gradient):
         return gradient.detach().clone()
     storage = gradient.untyped_storage()
     copy = memory.get(storage.data_ptr())
@@ -59,7 +59,7 @@ def copy_in(memory: dict[int, torch.UntypedStorage], gradient: torch.Tensor) -> 
     return made.set_(copy, gradient.storage_offset(), gradient.shape, gradient.stride())
 
 
-def _is_lazy(tensor: torch.Tensor) -> bool:
+def is_lazy_view(tensor: torch.Tensor) -> bool:
     """Whether it stands for conjugates or negatives of what lies in its memory."""
     return tensor.is_conj() or tensor.is_neg()
 
