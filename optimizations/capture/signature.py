@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.lazy_view import is_lazy_view
 from optimizations.report.steps import Refusal
 
 NUMPY: tuple[type, ...] = ()
@@ -304,7 +305,7 @@ def refused_tensor(name: str, tensor: torch.Tensor, holds: Callable[[torch.Tenso
         return Refusal(f"{name} is a nested tensor", "pass it padded, with its lengths")
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return Refusal(f"{name} is not a dense tensor ({tensor.layout})", "pass strided tensors")
-    if tensor.is_conj() or tensor.is_neg():
+    if is_lazy_view(tensor):
         return Refusal(f"{name} is a lazy conjugate or negative", "pass it resolved: `resolve_conj()`, `resolve_neg()`")
     if not holds(tensor):
         return Refusal(

@@ -18,6 +18,7 @@ import torch.fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
+from optimizations.lazy_view import is_lazy_view
 from optimizations.placement.operators import (
     OTHER_MEMORY,
     awaited_transfer,
@@ -316,7 +317,7 @@ def _fake_like(value: Any, mode: Any) -> Any:
         return value
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch_internals.FakeTensor):
         raise ValueError(f"a {type(value).__name__} is not looked into")
-    if value.layout is not torch.strided or value.is_quantized or value.is_conj() or value.is_neg():
+    if value.layout is not torch.strided or value.is_quantized or is_lazy_view(value):
         raise ValueError("a tensor that is not a plain strided one is not looked into")
     with mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)

@@ -15,6 +15,7 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
+from optimizations.lazy_view import is_lazy_view
 from optimizations.placement.connections import Connections, feed_plan
 from optimizations.placement.feed_plan import FeedPlan, Source, TensorLayout
 from optimizations.placement.fx_editing import copy_of, retarget, returned
@@ -235,7 +236,7 @@ class _Surgery:
                 raise RewriteFailed(name, "is evaluated before the graph and written in it")
             return
         value = self.before.values[name]
-        if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
+        if isinstance(value, torch.Tensor) and is_lazy_view(value):
             # Generated code reads the memory as it is.
             raise RewriteFailed(name, "is evaluated before the graph, and conjugate or negative only by a flag")
         passed = self._placeholder(

@@ -31,6 +31,7 @@ from optimizations.indirection.exclusions import limit, with_reasons
 from optimizations.indirection.named_uses import find_named_uses
 from optimizations.indirection.plan import Available, Choice, Plan, PlannedNode, make_plan
 from optimizations.indirection.pointers import Analysis, InputVerdict, ReasonCode, UseKind, find_pointer_uses
+from optimizations.lazy_view import is_lazy_view
 from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.generated import GeneratedCode
 from optimizations.recording.trial import Candidate, Effects, TrialTools
@@ -412,7 +413,7 @@ def ineligible_reason(value: Any) -> str | None:
         return "it is not a tensor"
     if not value.is_cuda:
         return f"it lies on {value.device}"
-    if value.is_conj() or value.is_neg():
+    if is_lazy_view(value):
         return "it is a lazy conjugate or negative, which a copy resolves"
     if size_bytes(value) == 0:
         return "it holds no bytes, so there is nothing to gain"

@@ -45,6 +45,7 @@ from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared
 from optimizations.captured.displaced import overlaps
 from optimizations.captured.memory_ranges import MemoryRanges
+from optimizations.lazy_view import is_lazy_view
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import depending_on
 
@@ -372,7 +373,7 @@ def _passed(outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor
         of = by_id.get(id(output), by_storage.get(storage(output)))
         if id(output) in by_id:
             found[index] = by_id[id(output)], None
-        elif of is not None and not output.requires_grad and not (output.is_conj() or output.is_neg()):
+        elif of is not None and not output.requires_grad and not is_lazy_view(output):
             found[index] = of, view_of(output, placeholders[of])
     return found
 

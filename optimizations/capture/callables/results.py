@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from optimizations import torch_internals
+from optimizations.lazy_view import is_lazy_view
 
 
 class StillInUse(RuntimeError):
@@ -151,7 +152,7 @@ def version_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def over(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor over the memory of another, whose writes are counted apart from the other's."""
-    if tensor.is_conj() or tensor.is_neg():
+    if is_lazy_view(tensor):
         return tensor.detach()
     memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return memory.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -8,6 +8,7 @@ import torch
 
 from optimizations.capture.inputs import copy_all
 from optimizations.captured.displaced import size_bytes
+from optimizations.lazy_view import is_lazy_view
 
 
 def clones(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -57,11 +58,6 @@ def copy_in(memory: dict[int, torch.UntypedStorage], gradient: torch.Tensor) -> 
         copy = memory[storage.data_ptr()] = storage.clone()
     made = torch.empty(0, dtype=gradient.dtype, device=gradient.device)
     return made.set_(copy, gradient.storage_offset(), gradient.shape, gradient.stride())
-
-
-def is_lazy_view(tensor: torch.Tensor) -> bool:
-    """Whether it stands for conjugates or negatives of what lies in its memory."""
-    return tensor.is_conj() or tensor.is_neg()
 
 
 def is_a_part(gradient: torch.Tensor) -> bool:

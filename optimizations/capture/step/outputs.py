@@ -19,6 +19,7 @@ from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step.observer import storage
+from optimizations.lazy_view import is_lazy_view
 
 MOST_CARRIED_BYTES = 65536
 """Results above this are copied behind the launch: the graph's own copy needs memory of the same size."""
@@ -40,7 +41,7 @@ def carried_out(
         and holds(tensor)
         and tensor.layout is torch.strided
         and tensor.is_contiguous()
-        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+        and not (is_lazy_view(tensor) or tensor.is_quantized)
         and 0 < tensor.nbytes <= MOST_CARRIED_BYTES
         and storage(tensor) not in known
     }

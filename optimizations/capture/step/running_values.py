@@ -20,6 +20,7 @@ from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import Entry, HostState, Place, Rebound, entries_of, place_of
 from optimizations.capture.step.observer import storage
 from optimizations.capture.step.tensor_marks import look, looks
+from optimizations.lazy_view import is_lazy_view
 from optimizations.report.steps import Refusal
 
 Places = frozenset[Place]
@@ -97,7 +98,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) is torch.Tensor
         and tensor.layout is torch.strided
-        and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
+        and not (tensor.requires_grad or is_lazy_view(tensor))
         and tensor.is_inference() == torch.is_inference_mode_enabled()
     )
 

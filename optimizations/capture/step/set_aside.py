@@ -33,6 +33,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from optimizations import torch_internals
 from optimizations.capture.device import Device
 from optimizations.capture.step.host_memory import spare_host_bytes
+from optimizations.lazy_view import is_lazy_view
 
 SPARE = 8
 """Host memory that has to be free, as a multiple of what is set aside: each process of a machine may do so at once."""
@@ -190,7 +191,7 @@ def _may_go(gradient: torch.Tensor | None, device: Device) -> bool:
         and device.holds(gradient)
         and not gradient.requires_grad
         and not gradient.is_inference()
-        and not (gradient.is_conj() or gradient.is_neg())
+        and not is_lazy_view(gradient)
         and not vars(gradient)  # what the program notes on it
         and gradient.untyped_storage().resizable()
         and gradient.untyped_storage().nbytes() > 0

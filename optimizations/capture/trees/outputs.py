@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from optimizations.lazy_view import is_lazy_view
+
 
 class NotReplayable(RuntimeError):
     """An output is more than its memory, and what a replay hands out would be another tensor."""
@@ -21,7 +23,7 @@ def require_replayable(outputs: Sequence[Any]) -> None:
     for place, output in enumerate(outputs):
         if not isinstance(output, torch.Tensor):
             continue
-        if output.is_conj() or output.is_neg():
+        if is_lazy_view(output):
             raise NotReplayable(
                 f"result {place} is a lazy conjugate or negative, of which a graph keeps only the memory"
             )
