@@ -14,7 +14,7 @@ from optimizations.capture.callables.forbidding import Forbidding, draws_of, ref
 from optimizations.capture.callables.gradient_memory import TRIES, GradientMemory, writable
 from optimizations.capture.callables.graphed import Slot
 from optimizations.capture.callables.memory_plan import pools
-from optimizations.capture.callables.order import Event
+from optimizations.capture.callables.order import Event, is_training
 from optimizations.capture.callables.results import HandedOut, over
 from optimizations.capture.callables.run import (
     OTHER_RESULT,
@@ -84,16 +84,13 @@ class Captures:
         order: Sequence[Event],
         *,
         outputs: Literal["static", "copied"],
-        begins: Callable[[int, int], None],
-        ended: Callable[[], None],
     ) -> None:
         self.slots: dict[tuple[int, int], Slot] = {}
         self._device = device
         self._members = members
         self._order = order
-        self._training = any(event.direction == "backward" for event in order)
+        self._training = is_training(order)
         self._copied = outputs == "copied"
-        self._begins, self._ended = begins, ended
         self._carries = True
         self._open: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._shared: dict[int, list[torch.Tensor | None]] = {}
@@ -275,8 +272,6 @@ class Captures:
             nest=replaced(nest, iter(static)),
             results=HandedOut(static, sorted(read_of_results) if not self._copied else (), theirs),
             differentiable=[takes and differentiable for takes in takes_part],
-            begins=self._begins,
-            ended=self._ended,
             wait=self._device.wait,
             copied=self._copied,
             bound=[(entry, entry.new.detach()) for entry in bound if not any(entry is one for one in kept)],

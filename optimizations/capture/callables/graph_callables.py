@@ -4,12 +4,13 @@ For any callables it does what Transformer Engine's `make_graphed_callables` doe
 `torch.cuda.make_graphed_callables` for one micro-batch. Differences that users notice: what the warm-up changed
 (buffers, the random state) is put back; a call that the graphs do not fit runs as it is; a call out of order is an
 error; gradients may be accumulated over micro-batches; functions may use parameters that are not their arguments.
+
+Here is which calls the graphs serve, and which run as they are. How the graphs are made is in `making`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,33 +22,29 @@ from optimizations.capture.callables.arguments import (
     Sample,
     arguments_of,
     check_callables,
-    check_sources,
     device_of,
     modes_of,
-    parameters_of,
-    reached_by,
     samples_of,
     taken_apart,
 )
-from optimizations.capture.callables.binding import Binding, Outset
-from optimizations.capture.callables.capturing import Captures, Member, check_kept
-from optimizations.capture.callables.graphed import Slot
-from optimizations.capture.callables.installed import Installed, as_it_is
-from optimizations.capture.callables.order import Event, Follower, WrongOrder, default_order, events, expanded
-from optimizations.capture.callables.run import Run, naming, run_once
-from optimizations.capture.callables.warm_up import FirstWrites, warmed_up
+from optimizations.capture.callables.capturing import Member
+from optimizations.capture.callables.installed import Installed
+from optimizations.capture.callables.making import make_graphs
+from optimizations.capture.callables.order import (
+    Event,
+    Follower,
+    WrongOrder,
+    default_order,
+    events,
+    expanded,
+    is_training,
+)
 from optimizations.capture.device import Device
-from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import signature
-from optimizations.capture.step.host_random import HostRandom
-from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
-from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.options import HOST_DRAWS, require_one_of
-from optimizations.capture.step.reach import reach
 from optimizations.capture.step.surroundings import saved_tensors_are_watched, watched_by_others
 from optimizations.capture.step.watch import Watch
-from optimizations.captured.displaced import overlaps
 from optimizations.report.steps import CallableReport
 from optimizations.weak_registry import WeakRegistry
 
@@ -75,17 +72,13 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         check_callables(self._callables, samples, device.holds)
         self._order = order
         self._outputs = outputs
-        self._draws_unused = host_draws == "unused"
-        self.drawn_on_the_host: tuple[str, ...] = ()
         self._any_order = any_order
         self._follower = Follower(order, self._comes if any_order else None)
-        self._training = any(event.direction == "backward" for event in order)
+        self._training = is_training(order)
         self._keys = [signature(sample, []) for sample in samples]
         self._arguments = [arguments_of(sample) for sample in samples]
         with torch.set_grad_enabled(self._training):  # as captures have it, and calls that graphs serve
             self._modes = [modes_of(function) for function in callables]
-        self._slots: dict[tuple[int, int], Slot] = {}
-        self._update: Any = None
         self._update_due = False
         self.calls_without_graph = 0
         self._closed = False
@@ -93,39 +86,24 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._left: dict[int, list[weakref.ref[torch.Tensor]]] = {}
         self.updates = 0
         self._installed = [Installed(self._serve(number), one) for number, one in enumerate(callables, start=1)]
-        self._states = [
-            reached_by(number, *pair) for number, pair in enumerate(zip(callables, samples, strict=True), start=1)
-        ]
-        for number, state in enumerate(self._states, start=1):
-            check_sources(f"callable {number}", state)
-        outset = [state.snapshot() for state in self._states]
-        try:
-            members, update = self._warm_up(samples, after_step, warm_up)
-            for member in members:  # with the attributes that first runs make
-                member.state = reached_by(member.number, self._callables[member.number - 1], member.sample)
-                check_kept(member, self._states[member.number - 1])
-            before = [member.state.snapshot() for member in members]
-            self._capture(members, update)
-        except BaseException:
-            self.close()
-            for state, content in zip(self._states, outset, strict=True):
-                state.restore(content)
-            raise
-        for member, content in zip(members, before, strict=True):
-            member.state.restore(content)
-        as_first = {member.number for member in members if member.run.as_first}
-        before_warm_up = [Outset(state, content) for state, content in zip(self._states, outset, strict=True)]
+        made = make_graphs(
+            device,
+            self._callables,
+            samples,
+            order,
+            warm_up=warm_up,
+            outputs=outputs,
+            after_step=after_step,
+            draws_unused=host_draws == "unused",
+        )
+        self._slots, self._update = made.slots, made.update
+        self.drawn_on_the_host = made.drawn_on_the_host
+        self._follower.leave_out(made.without_backward)
         for slot in self._slots.values():
-            slot.binding = Binding(
-                [entry for entry, _ in [*slot.bound, *slot.bound_results]],
-                before_warm_up[slot.number - 1],
-                as_first=slot.number in as_first,
-            )
-        for slot in self._slots.values():
-            slot.binding.put_back()
+            slot.begins, slot.ended, slot.results.told = self._begin_backward, self._end_of_step, self._moved
         try:
             self._graphed = [one.take_place() for one in self._installed]
-            self._watches = [self._watch(member) for member in members]
+            self._watches = [self._watch(member) for member in made.members]
         except BaseException:
             self.close()
             raise
@@ -345,95 +323,6 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if self._update is not None:
             self._update.replay()
             self.updates += 1
-
-    # Capture.
-
-    def _warm_up(
-        self, samples: Sequence[Sample], after_step: Callable[[], None] | None, least: int
-    ) -> tuple[list[Member], Member | None]:
-        """Run everything on the side stream, then put back what that changed."""
-        states = self._device.random_states()
-        updated = reach([("after_step", after_step)]) if after_step is not None else HostState()
-        check_sources("after_step", updated)
-        tensors = {id(one): one for state in [*self._states, updated] for one in state.tensors.values()}.values()
-        # What a tensor holds that holds others is among these itself.
-        plain = [tensor for tensor in tensors if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__]
-        state_tensors = [tensor for tensor in plain if not tensor.requires_grad]
-        # Nothing copies into elements that share memory, as those of an expanded tensor do.
-        shared = [tensor for tensor in state_tensors if tensor.layout is torch.strided and overlaps(tensor)]
-        memory = [(storage, storage.clone()) for storage in map(torch.Tensor.untyped_storage, shared)]
-        apart = {id(tensor) for tensor in shared}
-        kept = [(tensor, tensor.detach().clone()) for tensor in state_tensors if id(tensor) not in apart]
-        writes = FirstWrites([tensor for tensor in plain if tensor.requires_grad])
-        collecting = [parameter for state in [*self._states, updated] for parameter in state.parameters()]
-        grads = [(parameter, parameter.grad) for parameter in collecting]
-        own = {name: one for state in [*self._states, updated] for name, one in state.generators.items()}
-        drawn = HostRandom(with_torch=self._device.has_own_random, generators=own)
-        content = updated.snapshot()
-        try:
-            members = []
-            for number, (function, sample) in enumerate(zip(self._callables, samples, strict=True), start=1):
-                member = Member(number, as_it_is(function), sample, self._states[number - 1], Run())
-                given = member.function, sample, parameters_of(function), self._training, member.state
-                with naming(f"callable {number}"):
-                    member.run = warmed_up(
-                        self._device,
-                        functools.partial(run_once, *given),
-                        member.state,
-                        least,
-                        writes,
-                        draws_unused=self._draws_unused,
-                    )
-                members.append(member)
-            update = None
-            if after_step is not None:
-                update = Member(0, after_step, ((), {}), updated, Run())
-                with naming("after_step"):
-                    update.run = warmed_up(
-                        self._device, _update_of(after_step), updated, 1, writes, draws_unused=self._draws_unused
-                    )
-            ran = [member.run for member in (*members, update) if member is not None]
-            self.drawn_on_the_host = tuple(sorted({name for run in ran for name in run.host_draws.states}))
-            return members, update
-        except BaseException:
-            updated.restore(content)
-            raise
-        finally:
-            with torch.no_grad():
-                copy_all([tensor for tensor, _ in kept], [old for _, old in kept])
-            for storage, old in memory:
-                storage.copy_(old)
-            writes.restore()
-            for parameter, gradient in grads:
-                parameter.grad = gradient
-            self._device.restore_random_states(states)
-            drawn.restore()
-
-    def _capture(self, members: Sequence[Member], update: Member | None) -> None:
-        captures = Captures(
-            self._device,
-            members,
-            self._order,
-            outputs=self._outputs,
-            begins=self._begin_backward,
-            ended=self._end_of_step,
-        )
-        self._slots = captures.slots
-        captures.capture()
-        for slot in self._slots.values():
-            slot.results.told = self._moved
-        self._follower.leave_out(captures.without_backward())
-        if update is not None:
-            self._update = captures.capture_update(update)
-
-
-def _update_of(after_step: Callable[[], None]) -> Callable[[Observer, Run | None], Run]:
-    def run(observer: Observer, first: Run | None) -> Run:
-        with torch.no_grad():
-            after_step()
-        return Run(forward=observer.operations)
-
-    return run
 
 
 def graph_callables(

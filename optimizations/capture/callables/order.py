@@ -62,6 +62,11 @@ def events(order: Iterable[int], callables: int) -> tuple[Event, ...]:
     return tuple(found)
 
 
+def is_training(order: Iterable[Event]) -> bool:
+    """Whether there are backwards in an order."""
+    return any(event.direction == "backward" for event in order)
+
+
 def default_order(callables: int, *, training: bool = True) -> list[int]:
     """All forwards, then all backwards in reverse, for one micro-batch."""
     forward = list(range(1, callables + 1))
