@@ -1,12 +1,11 @@
 """One workload's cells while they live: started, prepared, compared, profiled, ended.
 
 Which modes are alive at the same time is the runner's business; a `GroupSession` does the steps for those it is given.
-Between them `suite.blocks` asks for blocks.
+What it tells them is made in `suite.cell_commands`. Between the steps `suite.blocks` asks for blocks.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,27 +16,24 @@ import psutil
 from models.registry import Workload
 from suite.bench import Bench
 from suite.bitwise import bitwise_failure, compare_bitwise
+from suite.cell_commands import CellCommands
 from suite.compile_cache import CompileCache
 from suite.member import Member, cell_of
-from suite.modes import REFERENCE_MODE, Mode
+from suite.modes import Mode
 from suite.protocol import (
     Built,
-    CellSpec,
     Collected,
     CollectMetrics,
     Command,
-    Compile,
     Failed,
     LoadProfiler,
     MeasureOnce,
-    Prepare,
     Prepared,
-    Settle,
     Start,
     Try,
 )
 from suite.ranked_worker import RankedWorker, converse_ranked, end, send
-from suite.schema import Cell, CompileConditions, CompileTimes, Correctness, Grouping
+from suite.schema import Cell, CompileTimes, Correctness, Grouping
 from suite.trials import TRIED, TrialsApart
 from suite.unfinished import UnfinishedRows
 
@@ -53,13 +49,6 @@ class GroupSession:
 
     `known` holds the correctness of modes of this workload that were prepared before, for the bitwise comparison. What
     is prepared again, in another group, is one more to compare with.
-
-    Note [Tuning]: all modes share one compile cache, and compile side by side. One of them leads, the reference mode if
-    it is there: the others get as far as their first kernel, and wait there until it has compiled and tuned its own,
-    alone on the GPU, for what others do meanwhile would disturb the timing that Inductor's tuning goes by
-    (`suite.compile_order`). They find what it tuned; whatever else a mode tunes, it tunes in its turn, while no
-    other warms up (`suite.gpu_turns`), and the others find that too. Then they settle side by side, but for modes where
-    Encore's selection may time calls: their processes settle alone.
 
     Note [Later processes]: importing torch, starting the compilers and calling a program for the first time takes
     longer than measuring, and most of it happens on one core. So later processes start while the first ones compile
@@ -88,9 +77,8 @@ class GroupSession:
         self.workload = workload
         self.variant = variant
         self._known = {name: [correctness] for name, correctness in known.items()}
-        self._first: dict[str, Correctness] = {}
-        self._iteration_us: dict[str, float] = {}
         self.trials = TrialsApart(workload)
+        self._commands = CellCommands(bench, workload, variant, self.trials)
         self._was_tried = False
         self._cache = cache
         self._waiting: dict[tuple[str, int], Member] = {}
@@ -208,19 +196,19 @@ class GroupSession:
         toolchain, asked = self.bench.toolchain, self._asked(members, modes, cache)
         toolchain.asked |= bool(asked)
         if not asked.keys().isdisjoint(members):  # one of those that are prepared next, who have to know it then
-            self._converse({**self._start_commands(members, modes, cache), **asked})
+            self._converse({**self._commands.start(members, modes, cache), **asked})
             asked = {}
         # In a later group the modes of the first one know their results, and there is less memory than was thought.
-        trying = {} if self._first else self.trials.who(members, modes, self._waiting)
+        trying = {} if self._commands.first else self.trials.who(members, modes, self._waiting)
         if not asked.keys().isdisjoint(trying.values()):  # who tries something needs it for that
             self._converse(asked)
             asked = {}
         toolchain.being_asked = bool(asked)
         apart = sum(member not in members for member in trying.values()) if trying else None
         preparing: dict[Member, Sequence[Command]] = {
-            m: _with_spec(self._prepare_commands(m, modes, cache), tried_elsewhere=apart)
-            for m in members
-            if not m.failure
+            member: self._commands.prepare(member, modes, cache, tried_elsewhere=apart)
+            for member in members
+            if not member.failure
         }
         send({member.worker: commands for member, commands in asked.items()})
         self._converse(preparing)
@@ -231,12 +219,9 @@ class GroupSession:
         if self._was_tried:
             trying = {}
         fresh = [m for m in members if m.mode.backend is not None and not cache.has(m.mode)]
-        compiling: dict[Member, Sequence[Command]] = {
-            m: [Compile(conditions=conditions)] * len(m.worker.ranks)
-            for m, conditions in self._conditions(members, fresh, modes, cache, next_to=len(trying))
-        }
+        compiling = self._commands.compile(members, fresh, modes, cache, next_to=len(trying))
         idle = {member: compiling.pop(member) for member in trying.values() if member in compiling}
-        trials = self.trials.commands(trying, lambda member: self._spec(member, modes, cache))
+        trials = self.trials.commands(trying, lambda member: self._commands.spec(member, modes, cache))
         waiting = self._all_waiting()
         toolchain.being_asked = False
         self._converse({**waiting, **trials, **asked, **compiling}, sent=asked)
@@ -247,14 +232,15 @@ class GroupSession:
         for member in fresh:
             if member.failure is None:  # or there may be nothing in the cache
                 cache.compiled(member.mode)
+        first = self._commands.first
         for member in members:
             if member.prepared is not None:
-                own = member.prepared.correctness or self._first[member.mode.name]
-                self._first.setdefault(member.mode.name, own)
+                own = member.prepared.correctness or first[member.mode.name]
+                first.setdefault(member.mode.name, own)
                 self._known.setdefault(member.mode.name, []).append(own)
         for member in members:
             if member.prepared is not None:
-                own = member.prepared.correctness or self._first[member.mode.name]
+                own = member.prepared.correctness or first[member.mode.name]
                 member.correctness = compare_bitwise(member.mode, own, self._known)
                 member.failure = bitwise_failure(member.mode, member.correctness)
 
@@ -272,27 +258,8 @@ class GroupSession:
         for member in (*waiting, *members):
             if member.mode.backend is not None and not member.by_rank:
                 own = (self._expected, self._cache) if member not in members else (modes, cache)
-                commands = self._start_commands([member], *own)[member]
-                return {member: [command.model_copy(update={"asked": True}) for command in commands]}
+                return self._commands.start([member], *own, asked=True)
         return {}
-
-    def _conditions(
-        self,
-        members: Sequence[Member],
-        fresh: Sequence[Member],
-        modes: Sequence[Mode],
-        cache: CompileCache,
-        next_to: int,
-    ) -> Iterator[tuple[Member, CompileConditions]]:
-        """Of members that have not failed, what there is for them when they compile, next to so many trials."""
-        leader = _first_to_compile(modes, cache)
-        there = [member for member in fresh if member.failure is None]
-        led = any(member.mode is leader for member in there)
-        for member in members:
-            if member in there:
-                yield member, cache.conditions(len(there) + next_to, follows=led and member.mode is not leader)
-            elif member.failure is None:
-                yield member, CompileConditions.WARM
 
     def _note_trials(self, trying: Mapping[str, Member]) -> None:
         for line in self.trials.note(trying):
@@ -315,19 +282,13 @@ class GroupSession:
         self._settle_some([member for member in members if member not in first], alike)
 
     def _settle_some(self, members: Sequence[Member], alike: Sequence[tuple[str | None, Correctness]]) -> None:
-        def command(member: Member) -> list[Settle]:
-            if member.process or member.mode.backend is None:
-                return [Settle()] * len(member.worker.ranks)
-            # Those of the same backend are looked at first: most likely they are the same program.
-            near = sorted(alike, key=lambda one: one[0] != member.mode.backend)
-            tried = self.trials.verdicts.get(member.mode.name)
-            return [Settle(tried=tried, alike=[one for _, one in near])] * len(member.worker.ranks)
-
         living = [member for member in members if not member.failure]
-        self._converse({member: command(member) for member in living if not member.mode.times_calls})
+        self._converse(
+            {member: self._commands.settle(member, alike) for member in living if not member.mode.times_calls}
+        )
         for member in living:
             if member.mode.times_calls:
-                self._converse({member: command(member)})
+                self._converse({member: self._commands.settle(member, alike)})
 
     def _tell(self, members: Sequence[Member], command: Command) -> None:
         """Gives all of them that have not failed the same command, at the same time."""
@@ -349,7 +310,7 @@ class GroupSession:
             match answer.whole:
                 case Prepared() as prepared:
                     member.prepared = prepared
-                    self._iteration_us.setdefault(member.mode.name, prepared.iteration_us)
+                    self._commands.iteration_us.setdefault(member.mode.name, prepared.iteration_us)
                 case Collected(metrics=metrics):
                     member.metrics = metrics
                 case Built() as built:
@@ -365,66 +326,13 @@ class GroupSession:
         if not isinstance(commands[0], Try) or not member.process:
             self.bench.display.phase(member.mode.name, phase)
 
-    def _prepare_commands(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> list[Prepare]:
-        """A command for each rank of one of the members of these modes."""
-        spec = self._spec(member, modes, cache)
-        own = {"tp": self.workload.tp, "rendezvous": member.worker.rendezvous}
-        return [
-            Prepare(spec=spec.model_copy(update={**own, "rank": rank, "cache_dir": str(cache.of_rank(rank))}))
-            for rank in range(len(member.worker.ranks))
-        ]
-
     def _all_waiting(self) -> dict[Member, list[Start]]:
         return self._start_waiting() | (self.ahead._start_waiting() if self.ahead is not None else {})
 
     def _start_waiting(self) -> dict[Member, list[Start]]:
         """To those that wait and have not been told to start."""
         waiting = [member for member in self._waiting.values() if not member.by_rank]
-        return self._start_commands(waiting, self._expected, self._cache)
-
-    def _start_commands(
-        self, members: Sequence[Member], modes: Sequence[Mode], cache: CompileCache
-    ) -> dict[Member, list[Start]]:
-        return {m: [Start(spec=each.spec) for each in self._prepare_commands(m, modes, cache)] for m in members}
-
-    def _spec(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> CellSpec:
-        settings, mode, later = self.bench.settings, member.mode, member.process > 0
-        cores = max(1, len(os.sched_getaffinity(0)) // (self.workload.tp or 1))
-        share = max(1, cores // len(modes))
-        leader = None if later else _first_to_compile(modes, cache)
-        leads = mode is leader
-        follows = leader is not None and not leads and mode.backend is not None
-        # A pool of compilers takes seconds to start. Those that find their kernels need none.
-        uses_all = leads or (not later and self.trials.tries_reference(mode, modes))
-        compile_threads = 1 if later or follows or cache.has(mode) else cores if uses_all else share
-        first = self._first.get(mode.name)
-        return CellSpec(
-            workload=self.workload.acronym,
-            variant=self.variant,
-            size=settings.size,
-            mode=mode.name,
-            device=settings.device,
-            with_optimizer=settings.with_optimizer,
-            seed=settings.seed,
-            input_sets=settings.input_sets,
-            warm_up=settings.warm_up,
-            check_inputs=settings.check_inputs,
-            cpu_threads=share,
-            compile_threads=compile_threads,
-            leads=leads,
-            follows=follows,
-            most_wait_s=self.bench.timeout_s / 2,  # or a leader that hangs would use up the time of the others
-            later=later,
-            alive_together=1 if later else len(modes),  # more than one later process only where the memory is there
-            known_digests=first.digests if first and first.passed else None,
-            known_varying=first.varying if first and first.passed else None,
-            known_iteration_us=self._iteration_us.get(mode.name),
-            cache_dir=str(cache.folder),
-            warm_cache=settings.warm_cache,
-            vec_isa_ok=self.bench.toolchain.vec_isa_ok,
-            headers_dir=str(self.bench.toolchain.headers) if self.bench.toolchain.headers else None,
-            being_asked=self.bench.toolchain.being_asked,
-        )
+        return self._commands.start(waiting, self._expected, self._cache)
 
 
 def do_not_fit(members: Sequence[Member]) -> bool:
@@ -432,15 +340,3 @@ def do_not_fit(members: Sequence[Member]) -> bool:
     mode, the others go on without it: what was measured of its group stands."""
     several = not members[0].process or members[0].process != members[-1].process
     return several and len(members) > 1 and any(member.out_of_memory for member in members)
-
-
-def _with_spec(commands: Sequence[Prepare], **fields: object) -> list[Prepare]:
-    return [one.model_copy(update={"spec": one.spec.model_copy(update=fields)}) for one in commands]
-
-
-def _first_to_compile(modes: Sequence[Mode], cache: CompileCache) -> Mode | None:
-    """The mode that leads when these compile: see Note [Tuning]. None where one has compiled already."""
-    if cache.has_kernels:
-        return None
-    compiled = sorted((m for m in modes if m.backend is not None), key=lambda mode: mode.name != REFERENCE_MODE)
-    return compiled[0] if compiled else None
