@@ -92,12 +92,13 @@ _RANDOM = re.compile(
 )
 """In the names of operators that draw random numbers, and of attention, which may."""
 
-_METHODS = frozenset(
-    ("copy_", "zero_", "fill_", "data_ptr", "size", "stride", "view", "to", "sum", "prod", "amin", "amax")
-)
-"""Methods of tensors that generated code calls. Where one kernel reduces along rows and columns at once (what a layer
-norm does backward), it leaves partial sums of the columns, and tensors add these up: `workspace_0[0 : 4].view(2,
-2).sum(dim=0)`."""
+SUMMING_UP = frozenset(("sum", "prod", "amin", "amax", "to"))
+"""Methods of tensors by which generated code adds up what a kernel left that reduces along rows and columns at once, as
+that of a layer norm does backward: `workspace_0[0 : 4].view(2, 2).sum(dim=0)`. Each computes, in a kernel of its own,
+and keeps no state."""
+
+_METHODS = SUMMING_UP | {"copy_", "zero_", "fill_", "data_ptr", "size", "stride", "view"}
+"""Methods of tensors that generated code calls."""
 
 _CHECKS = frozenset(("assert_size_stride", "assert_alignment"))
 

@@ -14,6 +14,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from optimizations.recording.generated import SUMMING_UP
+
 DEVICE_GUARD = "torch.cuda._DeviceGuard"
 PARTITION_PREFIX = "partition_"
 CALL = "call"
@@ -21,10 +23,6 @@ CALL = "call"
 _OPERATOR_ROOTS = ("torch.ops.", "aten.", "inductor_ops.")
 _WITHOUT_KERNEL = frozenset({"view", "set_", "resize_storage_bytes_", "_reinterpret_tensor", "alias"})
 """Operators that change how memory is seen and launch nothing."""
-
-_SUMMING_UP = frozenset({"sum", "prod", "amin", "amax", "to"})
-"""Methods of tensors that add up what a kernel left that reduces along rows and columns at once: `workspace_0[0 :
-4].view(2, 2).sum(dim=0)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +135,8 @@ def _call(node: ast.Call, kernels: dict[str, str], on_gpu: bool) -> Body:
         return Body(gpu_kernels=1)
     if name in kernels:
         return Body(cpu_kernels=1)
-    if not name and isinstance(node.func, ast.Attribute) and node.func.attr in _SUMMING_UP:
+    # The longer list there is of methods that keep no state: most others launch nothing, and `copy_` is counted above.
+    if not name and isinstance(node.func, ast.Attribute) and node.func.attr in SUMMING_UP:
         return Body(gpu_kernels=1) if on_gpu else Body(cpu_kernels=1)
     is_operator = name.startswith(_OPERATOR_ROOTS) and not _WITHOUT_KERNEL.intersection(name.split("."))
     if owner == "extern_kernels" or is_operator:
