@@ -6,6 +6,8 @@ import sys
 import types
 from pathlib import Path
 
+import torch
+
 from optimizations.capture.step.program_code import is_users_file
 
 _ENCORE = str(Path(__file__).resolve().parents[2])
@@ -37,20 +39,37 @@ _ADVICE = {
     "/torch/nn/utils/clip_grad.py": "leave error_if_nonfinite off and look at the returned norm behind the step",
     "/torch/nn/modules/batchnorm.py": "give the batch normalisation a number as momentum",
     "/torch/optim/lr_scheduler.py": "call the scheduler behind the step",
-    "/torch/optim/": "make the optimizer with capturable=True or fused=True, and its learning rate a number or a "
-    "tensor on the GPU",
 }
+_OPTIMIZERS = "/torch/optim/"
+_FOR_GRAPHS = ("capturable", "fused")
 
 
 def advice_by_caller() -> str | None:
     """What to change, where it is a known part of PyTorch that does what cannot be captured."""
     frame: types.FrameType | None = sys._getframe(1)
+    in_optimizer = False
     while frame is not None and (not _is_users(frame.f_code.co_filename) or _is_generated(frame)):
+        path = frame.f_code.co_filename
         for part, advice in _ADVICE.items():
-            if part in frame.f_code.co_filename:
+            if part in path:
                 return advice
+        in_optimizer = in_optimizer or _OPTIMIZERS in path
+        # The functions that compute a step do not know their optimizer, the method that calls them does.
+        if in_optimizer and isinstance(optimizer := frame.f_locals.get("self"), torch.optim.Optimizer):
+            return _advice_on(optimizer)
         frame = frame.f_back
     return None
+
+
+def _advice_on(optimizer: torch.optim.Optimizer) -> str:
+    """Not every optimizer takes both options that are made for graphs, and some take none."""
+    taken = [f"{name}=True" for name in _FOR_GRAPHS if name in optimizer.defaults]
+    if not taken:
+        return (
+            f"use an optimizer that takes capturable=True or fused=True, such as AdamW: {type(optimizer).__name__} "
+            "takes neither"
+        )
+    return f"make the optimizer with {' or '.join(taken)}, and its learning rate a number or a tensor on the GPU"
 
 
 _TUNERS = (

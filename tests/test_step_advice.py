@@ -1,0 +1,142 @@
+"""What to change, where it is a part of PyTorch that reads on the host: each has its own advice, with the line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_parts import batches, loss_of, network, training_step
+from torch import nn
+
+from optimizations.capture.step.graphed_step import GraphedStep
+
+BOTH = "make the optimizer with capturable=True or fused=True"
+OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], str]] = {
+    "Adam": (torch.optim.Adam, BOTH),
+    "Adam, foreach": (lambda given: torch.optim.Adam(given, foreach=True), BOTH),
+    "NAdam": (torch.optim.NAdam, "make the optimizer with capturable=True, and"),
+    "Adagrad": (torch.optim.Adagrad, "make the optimizer with fused=True, and"),
+    "Adafactor": (torch.optim.Adafactor, "such as AdamW: Adafactor takes neither"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_an_optimizer_that_counts_on_the_host_is_told_of_options_that_it_has(name: str) -> None:
+    make, advice = OPTIMIZERS[name]
+    model = network("cpu")
+    step = GraphedStep(training_step(model, make(model.parameters())), device=CpuDevice())
+    for batch in batches("cpu", 4):
+        step(*batch)
+    (refusal,) = step.report().refusals
+    assert advice in refusal.advice
+    assert refusal.source_line is not None and "step_parts.py:" in refusal.source_line
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_an_optimizer_with_closures_is_named_where_it_takes_neither() -> None:
+    model = network("cpu")
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        def loss() -> torch.Tensor:
+            optimizer.zero_grad()
+            found = loss_of(model, batch)
+            found.backward()
+            return found
+
+        return optimizer.step(loss).detach()
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for batch in batches("cpu", 4):
+        graphed(*batch)
+    (refusal,) = graphed.report().refusals
+    assert "such as AdamW: LBFGS takes neither" in refusal.advice
+    assert refusal.source_line is not None and "test_step_advice.py:" in refusal.source_line
+
+
+def scaled(model: nn.Module, optimizer: torch.optim.Optimizer, *, asks: bool = False) -> Callable[..., Any]:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def step(batch: dict[str, torch.Tensor]) -> Any:
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return scaler.get_scale() if asks else None
+
+    return step
+
+
+def with_a_scaler(*, fused: bool, asks: bool) -> Callable[..., Any]:
+    model = network("cpu")
+    return scaled(model, torch.optim.SGD(model.parameters(), lr=0.1, fused=fused), asks=asks)
+
+
+def with_a_check_of_the_norm() -> Callable[..., Any]:
+    model = network("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        optimizer.step()
+        return norm
+
+    return step
+
+
+def with_statistics_over_all_batches() -> Callable[..., Any]:
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4, momentum=None))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def with_a_scheduler_that_looks_at_the_loss() -> Callable[..., Any]:
+    model = network("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    train = training_step(model, optimizer)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        scheduler.step(loss.detach())
+        return loss
+
+    return step
+
+
+PARTS: dict[str, tuple[Callable[[], Callable[..., Any]], str]] = {
+    "a scaler that decides on the host": (lambda: with_a_scaler(fused=False, asks=False), "with fused=True"),
+    "a scaler whose scale is read": (lambda: with_a_scaler(fused=True, asks=True), "read the scale behind the step"),
+    "clipping that raises": (with_a_check_of_the_norm, "leave error_if_nonfinite off"),
+    "statistics over all batches": (with_statistics_over_all_batches, "a number as momentum"),
+    "a scheduler that looks at the loss": (with_a_scheduler_that_looks_at_the_loss, "the scheduler behind the step"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("name", sorted(PARTS))
+def test_a_part_of_pytorch_that_reads_on_the_host_has_advice_of_its_own(name: str) -> None:
+    make, advice = PARTS[name]
+    step = GraphedStep(make(), device=CpuDevice())
+    for batch in batches("cpu", 4):
+        step(*batch)
+    (refusal,) = step.report().refusals
+    assert "reads a value of the GPU on the host" in refusal.reason
+    assert advice in refusal.advice
+    assert refusal.source_line is not None
+    assert "test_step_advice.py:" in refusal.source_line or "step_parts.py:" in refusal.source_line
+    assert step.report().replays == 0
