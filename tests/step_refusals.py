@@ -216,7 +216,7 @@ def scheduler_inside(device: str) -> Refused:
         scheduler.step()
         return loss
 
-    return Refused(step, model, "changes Python's state", line=False)
+    return Refused(step, model, "changes Python's state")
 
 
 @refused
@@ -277,7 +277,7 @@ def iterator(device: str) -> Refused:
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return train(batch) * next(source)
 
-    return Refused(step, model, "reads from an iterator, source", line=False)
+    return Refused(step, model, "reads from an iterator, source")
 
 
 @refused
@@ -288,7 +288,7 @@ def random_number_of_the_host(device: str) -> Refused:
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return train(batch) if random.random() < 2 else train(batch) * 2
 
-    return Refused(step, model, "draws random numbers on the host (random)", line=False)
+    return Refused(step, model, "draws random numbers on the host (random)")
 
 
 @refused
@@ -656,7 +656,7 @@ def draws_itself(device: str, draws: random.Random | numpy.random.Generator) -> 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return train(batch) * 2 if draws.random() < 1e-9 else train(batch)
 
-    return Refused(step, model, "draws random numbers on the host (draws)", line=False)
+    return Refused(step, model, "draws random numbers on the host (draws)")
 
 
 @refused
@@ -670,7 +670,7 @@ def numbers_of_the_operating_system(device: str) -> Refused:
     model = network(device)
     train, draws = trained(model), random.SystemRandom()
     words = "draws random numbers of the operating system, draws"
-    return Refused(lambda batch: train(batch) * (2 if draws.random() < 2 else 1), model, words, line=False)
+    return Refused(lambda batch: train(batch) * (2 if draws.random() < 2 else 1), model, words)
 
 
 @refused
@@ -801,9 +801,7 @@ def a_deadline(device: str) -> Refused:
 def a_clock_imported_by_its_name(device: str) -> Refused:
     model = network(device)
     train, deadline = trained(model), perf_counter() + 3600.0
-    return Refused(
-        lambda batch: train(batch) * (2 if perf_counter() > deadline else 1), model, "reads the clock", line=False
-    )
+    return Refused(lambda batch: train(batch) * (2 if perf_counter() > deadline else 1), model, "reads the clock")
 
 
 @refused
@@ -814,7 +812,7 @@ def the_time_of_day(device: str) -> Refused:
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return train(batch) * (2 if datetime.datetime.now() < begun else 1)
 
-    return Refused(step, model, "reads the clock, datetime", line=False)
+    return Refused(step, model, "reads the clock, datetime")
 
 
 @refused
@@ -830,7 +828,7 @@ def an_event_of_several_processes(device: str) -> Refused:
     model = network(device)
     train, stopped = trained(model), multiprocessing.Event()
     words = "reads what other processes may write, stopped"
-    return Refused(lambda batch: train(batch) * (0 if stopped.is_set() else 1), model, words, line=False)
+    return Refused(lambda batch: train(batch) * (0 if stopped.is_set() else 1), model, words)
 
 
 @refused
@@ -838,7 +836,7 @@ def a_number_of_several_processes(device: str) -> Refused:
     model = network(device)
     train, epoch = trained(model), multiprocessing.Value("d", 2.0)
     words = "reads what other processes may write, epoch"
-    return Refused(lambda batch: train(batch) * epoch.value, model, words, line=False)
+    return Refused(lambda batch: train(batch) * epoch.value, model, words)
 
 
 @refused
@@ -851,4 +849,4 @@ def a_queue(device: str) -> Refused:
         waiting.put(1.0)
         return train(batch) * waiting.get()
 
-    return Refused(step, model, "reads from a queue, waiting", line=False)
+    return Refused(step, model, "reads from a queue, waiting")

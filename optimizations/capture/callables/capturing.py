@@ -228,7 +228,7 @@ class Captures:
             for refusal in [
                 *containers.changes(*arguments),
                 *changed_inputs(placeholders, [tensor.requires_grad for tensor in tensors]),
-                *draws_of(drawn, run),
+                *draws_of(drawn, run, state),
             ]:
                 raise StepRefused(refusal)
             check_unread(self._device, graph, bound, state.code)
@@ -316,7 +316,7 @@ class Captures:
                 ]
                 copy_all([there for there, _ in pairs], [here for _, here in pairs])
             forbidding.check(member.run.backward)
-            for refusal in draws_of(drawn, member.run):
+            for refusal in draws_of(drawn, member.run, member.state):
                 raise StepRefused(refusal)
             refuse_changes(member.state, snapshot, forbidding.observer, bound=False)
         finally:

@@ -31,9 +31,12 @@ def names_of(parameters: Sequence[torch.Tensor]) -> dict[int, str]:
     return {storage(one): f"parameter {index}" for index, one in enumerate(parameters) if storage(one)}
 
 
-def draws_of(host_random: HostRandom, run: Run) -> list[Refusal]:
-    """A refusal for each source of random numbers of the host that was used, where these may decide something."""
-    return [] if run.draws_unused else [drawn_on_the_host(name, "call") for name in host_random.drawn()]
+def draws_of(host_random: HostRandom, run: Run, state: HostState) -> list[Refusal]:
+    """A refusal for each source of random numbers of the host that was used, where these may decide something.
+
+    `state`: what the callable reaches.
+    """
+    return [] if run.draws_unused else [drawn_on_the_host(name, state, "call") for name in host_random.drawn()]
 
 
 class Forbidding:

@@ -116,7 +116,7 @@ def warmed_up(
         ran.draws_unused = draws_unused
         ran.host_draws = drawn.draws(*ran.of_results) if draws_unused else HostDraws()
         findings = [*observer.refusals, *ran.refusals, *map(changed_itself, changed)]
-        findings += draws_of(drawn, ran)
+        findings += draws_of(drawn, ran, state)
         draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
         if asked.random_state and draws:
             findings.append(CHECKPOINT_DRAWS)

@@ -10,6 +10,7 @@ import torch
 
 from optimizations.byte_units import format_bytes
 from optimizations.capture.signature import copies, names, refused_tensor
+from optimizations.capture.step.changing_lines import line_that_names
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import storage, uses_sparse
@@ -132,26 +133,31 @@ def refused_sources(state: HostState) -> Refusal | None:
         return Refusal(
             f"reads from an iterator, {state.iterators[0]}",
             "call next() before it and pass what it gives as an argument",
+            line_that_names(state.code, state.iterators[0]),
         )
     if state.queues:
         return Refusal(
             f"reads from a queue, {state.queues[0]}, or writes into it",
             "call get() before it and pass what it gives as an argument",
+            line_that_names(state.code, state.queues[0]),
         )
     if state.entropy:
         return Refusal(
             f"draws random numbers of the operating system, {state.entropy[0]}",
             "draw them before it and pass them as arguments, or draw them on the GPU",
+            line_that_names(state.code, state.entropy[0]),
         )
     if state.shared:
         return Refusal(
             f"reads what other processes may write, {state.shared[0]}",
             "read it before, and pass what it says as an argument",
+            line_that_names(state.code, state.shared[0]),
         )
     if state.clocks:
         return Refusal(
             f"reads the clock, {state.clocks[0]}",
             ADVICE_ON_CLOCKS,
+            line_that_names(state.code, state.clocks[0]),
         )
     if sparse := _sparse_and_unseen(state):
         return Refusal(*uses_sparse(sparse[0]))

@@ -1,4 +1,5 @@
-"""Which line of the step changes something in Python: looked for in its code, once the step is refused for that."""
+"""Which line of the step changes something in Python, or asks for what is another each time: looked for in its code,
+once the step is refused for that."""
 
 from __future__ import annotations
 
@@ -24,6 +25,29 @@ def line_that_grows(codes: Iterable[types.CodeType], path: str) -> str | None:
     return _only(line for code in codes for line in _lines(code, lambda line: _is_grown(line, words[-1])))
 
 
+def line_that_names(codes: Iterable[types.CodeType], path: str) -> str | None:
+    """The first line that names what stands at the end of `path`, such as an iterator; None if several functions do."""
+    if not (words := _words(path)):
+        return None
+    found = [lines for code in codes if (lines := list(_lines(code, lambda line: words[-1] in _looked_up(line))))]
+    functions = {line.rsplit(" in ", 1)[1] for lines in found for line in lines}
+    return found[0][0] if len(functions) == 1 else None
+
+
+def line_that_calls(codes: Iterable[types.CodeType], path: str, method: str) -> str | None:
+    """The only line that calls a method of the object whose attribute `path` leads to."""
+    words = _words(path)
+    if len(words) < 2:
+        return None
+    return _only(line for code in codes for line in _lines(code, lambda line: {words[-2], method} <= _named(line)))
+
+
+def _words(path: str) -> list[str]:
+    """The names in a path such as `trainer.sources[0]`, without places in lists; none of what is no path."""
+    name = path.split(" in ")[0]
+    return [] if " " in name else [word for word in re.findall(r"\w+", name) if not word.isdigit()]
+
+
 _Line = list[dis.Instruction]
 _Fits = Callable[[_Line], bool]
 
@@ -34,8 +58,17 @@ def _is_bound(line: _Line, name: str) -> bool:
 
 
 def _is_grown(line: _Line, name: str) -> bool:
-    named = {one.argval for one in line if isinstance(one.argval, str)}
+    named = _named(line)
     return name in named and not named.isdisjoint(_GROWS)
+
+
+def _named(line: _Line) -> set[str]:
+    return {one.argval for one in line if isinstance(one.argval, str)}
+
+
+def _looked_up(line: _Line) -> set[str]:
+    """Names on a line, but those of the function's own variables, which are others."""
+    return _named([one for one in line if "FAST" not in one.opname])
 
 
 def _lines(code: types.CodeType, fits: _Fits) -> Iterator[str]:

@@ -13,7 +13,12 @@ from optimizations.capture.device import Device
 from optimizations.capture.signature import copies, flatten
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call, sparse_tensors
-from optimizations.capture.step.changing_lines import line_that_binds, line_that_grows
+from optimizations.capture.step.changing_lines import (
+    line_that_binds,
+    line_that_calls,
+    line_that_grows,
+    line_that_names,
+)
 from optimizations.capture.step.earlier_gradients import EarlierGradients
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_random import HostDraws, HostRandom, identities
@@ -128,7 +133,7 @@ def observe(
     if ambient() != settings:
         findings.append(LEAVES_SETTINGS)
     if not draws_unused:
-        findings += map(drawn_on_the_host, host_random.drawn())
+        findings += [drawn_on_the_host(name, call.state) for name in host_random.drawn()]
     findings += _changed_arguments(call, marks)
     findings += [*map(changed_itself, of_state.changed()), *given.changes(call.args, call.kwargs)]
     draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
@@ -173,12 +178,13 @@ def host_generators(device: Device, state: HostState) -> frozenset[int]:
     return identities(state.generators.values()) if device.has_own_random else frozenset()
 
 
-def drawn_on_the_host(generator: str, what: str = "step") -> Refusal:
-    """The refusal for random numbers from a generator of the host. `what` draws them."""
+def drawn_on_the_host(generator: str, state: HostState, what: str = "step") -> Refusal:
+    """The refusal for random numbers from a generator of the host. `what` draws them, and reaches `state`."""
     return Refusal(
         f"draws random numbers on the host ({generator})",
         f"draw them before the {what} and pass them as arguments, or draw them on the GPU; if they decide nothing, as "
         "those of LayerDrop at rate 0, say so with host_draws='unused'",
+        line_that_names(state.code, generator),
     )
 
 
@@ -218,6 +224,8 @@ def host_change(change: Change, code: Sequence[types.CodeType], *, may_run: bool
         advice += _BOUND_AGAIN
     find = line_that_grows if change.kind is ChangeKind.GREW else line_that_binds
     line = find(code, change.name)
+    if line is None and advice is OF_A_SCHEDULER:  # its own code binds the attribute
+        line = line_that_calls(code, change.words.split(" ")[0], "step")
     return Refusal(f"changes Python's state, and a graph runs no Python: {change.words}", advice, line)
 
 
