@@ -502,6 +502,28 @@ def test_what_cannot_be_captured_is_refused_before_anything_is_recorded() -> Non
         graph_callables([3], [(torch.randn(3),)], device=device)
 
 
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a number as order": ({"order": 5}, r"order=5 has to be a list of whole numbers, such as \[1, 1, 2"),
+    "one dict for all": ({"sample_kwargs": {"scale": 2}}, "sample_kwargs has to be a list with a dict of keyword"),
+    "a tensor as samples": ({"sample_args": torch.ones(3)}, "sample_args is a Tensor: give a list with a tuple of"),
+    "no samples": ({"sample_args": None}, "sample_args is a NoneType: give a list with a tuple of arguments for each"),
+    "warm-up as text": ({"warm_up": "3"}, "warm_up='3' must be a whole number, not str"),
+    "a number behind the step": ({"after_step": 3}, "after_step needs a function without arguments, not int"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(WRONG))
+def test_what_is_given_in_another_form_is_named_with_the_right_one(name: str) -> None:
+    given, words = WRONG[name]
+    with pytest.raises(TypeError, match=words):
+        graph_callables([nn.Linear(3, 3)], **{"sample_args": [(torch.randn(3),)], "device": CpuDevice(), **given})
+
+
+def test_samples_in_cpu_memory_are_on_no_gpu() -> None:
+    with pytest.raises(ValueError, match="the sample arguments are on no GPU; put them, and the modules, on one"):
+        graph_callables([nn.Linear(3, 3)], [(torch.randn(3),)])
+
+
 def test_a_call_as_before_is_known_without_a_signature_and_its_gradients_are_one_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import contextlib
 import copy
 import gc
@@ -15,6 +16,7 @@ import time
 import types
 import warnings
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from step_parts import batches, loss_of, network, training_step
 from step_refusals import REFUSED, Refused, trained
 from torch import nn
 
+from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step import forbidden_calls
 from optimizations.capture.step.graphed_step import GraphedStep, graph_step
 from optimizations.capture.step.observer import StepRefused
@@ -615,6 +618,43 @@ def test_wrong_options_say_what_is_allowed() -> None:
         GraphedStep(loss_of, limit=None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="memory_budget_bytes=-1: give a number of bytes, or None"):
         GraphedStep(loss_of, memory_budget_bytes=-1)
+
+
+def yields(batch: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield batch * 2
+
+
+async def is_awaited(batch: torch.Tensor) -> torch.Tensor:
+    return batch * 2
+
+
+class Awaited:
+    async def __call__(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch * 2
+
+
+LATER: dict[str, tuple[Any, str]] = {
+    "a generator": (yields, "return what it yields"),
+    "a coroutine": (is_awaited, "await what it needs before it"),
+    "an object with a coroutine": (Awaited(), "await what it needs before it"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(LATER))
+def test_a_function_whose_call_does_not_do_the_work_is_refused_with_its_line(name: str) -> None:
+    later, advice = LATER[name]
+    step = GraphedStep(later, device=CpuDevice())
+    with pytest.warns(UserWarning, match="does its work when its result is awaited or iterated over"):
+        (result, *others) = [step(torch.ones(2)) for _ in range(5)]
+    found = list(result) if name == "a generator" else [asyncio.run(result)]
+    assert torch.equal(found[0], torch.full((2,), 2.0))
+    for one in others:
+        one.close()
+    (refusal,) = step.report().refusals
+    assert advice in refusal.advice
+    assert refusal.source_line is not None and "test_step_refusals.py:" in refusal.source_line
+    with pytest.raises(StepRefused, match="callable 1 does its work when"):
+        graph_callables([later], [(torch.ones(2),)], device=CpuDevice())
 
 
 @pytest.mark.parametrize("name", ["reset", "close"])

@@ -11,7 +11,7 @@ import torch
 from optimizations.capture.callables.installed import as_it_is
 from optimizations.capture.device import CudaDevice, Device
 from optimizations.capture.signature import Same, copies, flatten, refused_tensor
-from optimizations.capture.step.call import refused_sources
+from optimizations.capture.step.call import refused_function, refused_sources
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.reach import of_argument, reach
@@ -47,8 +47,17 @@ def samples_of(
 
     Raises:
         ValueError: there are not as many as callables.
+        TypeError: they are not sequences.
     """
-    keywords = [{} for _ in range(count)] if sample_kwargs is None else [dict(one) for one in sample_kwargs]
+    if not isinstance(sample_args, Sequence):
+        raise TypeError(
+            f"sample_args is a {type(sample_args).__name__}: give a list with a tuple of arguments for each callable, "
+            "or one tuple of tensors for all"
+        )
+    words_given = [{}] * count if sample_kwargs is None else sample_kwargs
+    if not isinstance(words_given, Sequence) or not all(isinstance(one, Mapping) for one in words_given):
+        raise TypeError("sample_kwargs has to be a list with a dict of keyword arguments for each callable")
+    keywords = [dict(one) for one in words_given]
     if len(keywords) != count:
         raise ValueError(f"sample_kwargs has {len(keywords)} entries for {count} callables: give a dict for each")
     if sample_args and not any(isinstance(member, tuple) for member in sample_args):
@@ -87,7 +96,8 @@ def device_of(samples: Sequence[Any]) -> Device:
     flatten(list(samples), tensors)
     found = sorted({tensor.device.index for tensor in tensors if tensor.device.type == "cuda"})
     if len(found) != 1:
-        raise ValueError(f"the sample arguments are on {len(found)} GPUs; put them, and the modules, on one")
+        where = f"{len(found)} GPUs" if found else "no GPU"
+        raise ValueError(f"the sample arguments are on {where}; put them, and the modules, on one")
     return CudaDevice(found[0])
 
 
@@ -125,7 +135,7 @@ def check_callables(
 
     Raises:
         ValueError: a callable is given twice.
-        StepRefused: a module has hooks, or an argument is not a tensor on the GPU.
+        StepRefused: a module has hooks, a call does not do the work, or an argument is not a tensor on the GPU.
     """
     first: dict[int, int] = {}
     for number, (function, sample) in enumerate(zip(callables, samples, strict=True), start=1):
@@ -134,6 +144,9 @@ def check_callables(
                 f"callable {number} is callable {first[id(function)]} again: give each once, and its number in `order` "
                 "as often as it is called"
             )
+        body = function.forward if isinstance(function, torch.nn.Module) else function
+        if (refusal := refused_function(body)) is not None:
+            raise StepRefused(replace(refusal, reason=f"callable {number} {refusal.reason}"))
         if isinstance(function, torch.nn.Module):
             _check_module(number, function)
         tensors: list[torch.Tensor] = []

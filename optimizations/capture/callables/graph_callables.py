@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -340,8 +340,14 @@ def graph_callables(
     """`optimizations.graph_callables`, where it is documented."""
     require_one_of("outputs", outputs, ("static", "copied"))
     require_one_of("host_draws", host_draws, HOST_DRAWS)
+    if type(warm_up) is not int:
+        raise TypeError(f"warm_up={warm_up!r} must be a whole number, not {type(warm_up).__name__}")
     if warm_up < 1:
         raise ValueError(f"warm_up={warm_up}: libraries must run once before a capture")
+    if after_step is not None and not callable(after_step):
+        raise TypeError(f"after_step needs a function without arguments, not {type(after_step).__name__}")
+    if order is not None and not isinstance(order, Iterable):
+        raise TypeError(f"order={order!r} has to be a list of whole numbers, such as [1, 1, 2, -2, -1, 2, -2, -1]")
     flat, sizes = taken_apart(callables)
     samples = samples_of(sample_args, sample_kwargs, len(flat))
     entries = default_order(len(sizes), training=torch.is_grad_enabled()) if order is None else list(order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,22 @@ def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.T
         for tensor, label in zip(tensors, labels, strict=True)
     ]
     return Call(args, kwargs, tensors, labels, origins, state, parameters, gradients(parameters))
+
+
+def refused_function(function: Callable[..., Any]) -> Refusal | None:
+    """Why no call of a function can be captured: what it returns has yet to do the work."""
+    of_class = vars(type(function)).get("__call__")  # which an object's class may define
+    for one in (function, of_class):
+        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
+            advice = "make it a plain function, and await what it needs before it"
+        elif inspect.isgeneratorfunction(one):
+            advice = "return what it yields, or make each part that it runs at one time a function of its own"
+        else:
+            continue
+        code = getattr(inspect.unwrap(getattr(one, "__func__", one)), "__code__", None)
+        line = f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}" if code is not None else None
+        return Refusal("does its work when its result is awaited or iterated over, not when it is called", advice, line)
+    return None
 
 
 def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Refusal | None, bool]:

@@ -24,7 +24,7 @@ from optimizations import torch_internals
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import CudaDevice, Device
 from optimizations.capture.signature import class_of_objects, signature, without_objects
-from optimizations.capture.step.call import call_of, refused_call
+from optimizations.capture.step.call import call_of, refused_call, refused_function
 from optimizations.capture.step.call_recorder import CallRecorder
 from optimizations.capture.step.changing_values import ChangingValues, named
 from optimizations.capture.step.gradients import gradients, pattern
@@ -69,6 +69,7 @@ class GraphedStep(CallRecorder):
             raise TypeError(f"graph_step needs a function, not {type(step).__name__}")
         functools.update_wrapper(self, step, updated=())
         self._unread = unread_arguments(step)
+        self._works_later = refused_function(step)
         self._given_device = device
         self._lock = threading.Lock()
         self._thread: int | None = None
@@ -157,6 +158,9 @@ class GraphedStep(CallRecorder):
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         """A call that is not a steady replay."""
+        if self._works_later is not None:
+            self._note(self._works_later)
+            return self._as_it_is(args, kwargs, self._works_later)
         if watched_by_others() or saved_tensor_hooks(False) is not None:
             return self._as_it_is(args, kwargs, None)
         for recording in self._recordings.steady:
