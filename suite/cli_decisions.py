@@ -114,7 +114,16 @@ def clear(
     folder: Folder = None,
 ) -> None:
     """Remove verdicts; graphs are measured again by the next process."""
-    if everything + stale + bool(verdicts) != 1:
+    given = [
+        *(["--all"] if everything else []),
+        *(["--stale"] if stale else []),
+        *([f"names ({', '.join(verdicts)})"] if verdicts else []),
+    ]
+    if len(given) > 1:
+        raise WrongUse(
+            f"give one of {' and '.join(given)}, not {'both' if len(given) == 2 else 'all'}; nothing was removed"
+        )
+    if not given:
         raise WrongUse("name verdicts as `encore decisions list` shows them, or give --all or --stale")
     store = _store(folder)
     keys = None if everything else _stale(store) if stale else [_one(store, name).key for name in verdicts or ()]
