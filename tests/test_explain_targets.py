@@ -43,6 +43,8 @@ def test_names_are_found_in_any_case_and_once() -> None:
     [
         (["MMX"], None, "unknown workload 'MMX'.*MMC"),
         (["MMC"], "newest", "unknown variant 'newest'.*published, current"),
+        (["my_model"], None, "; a program of your own is named with its function: my_model:make$"),
+        (["my_model.py"], None, "named with its function: my_model:make$"),
         (["a b:make"], None, "not a module:callable"),
         (["module:"], None, "not a module:callable"),
         (["module:make"], "published", "--variant 'published' is for workloads"),

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models import registry
-from models.registry import Size
+from models.registry import Size, UnknownWorkload, Workload
 from suite.checkout import git_state
 from suite.errors import WrongUse
 from suite.explain.records import Explanation
@@ -82,10 +82,21 @@ def find_targets(
             _check_program_name(name, variant, size)
             targets[Target(name, None, size)] = None
         else:
-            (workload, chosen), *_ = select_workloads([name], variant)
+            (workload, chosen), *_ = _workload(name, variant)
             require_whole(workload)
             targets[Target(workload.acronym, chosen, size)] = None
     return list(targets)
+
+
+def _workload(name: str, variant: str | None) -> list[tuple[Workload, str]]:
+    try:
+        return select_workloads([name], variant)
+    except WrongUse as error:
+        unknown = isinstance(error.__cause__, UnknownWorkload) and not registry.is_sourced(name)
+        if not unknown or not all(part.isidentifier() for part in name.removesuffix(".py").split(".")):
+            raise
+        example = f"{name.removesuffix('.py')}:make"
+        raise WrongUse(f"{error}; a program of your own is named with its function: {example}") from error
 
 
 def _check_program_name(name: str, variant: str | None, size: Size) -> None:
