@@ -51,6 +51,7 @@ def explain(
 
     Raises:
         UnsupportedTorch, WrongOption: as the backend does.
+        TypeError: the program cannot be called.
         Exception: whatever the program raises itself.
     """
     from optimizations.report.explanation import explain as explain_call

@@ -89,3 +89,8 @@ def test_an_explanation_changes_nothing_for_the_compilation_after_it() -> None:
         assert len(optimizations.explain(program, torch.ones(7)).graphs) == 1
         compiled(torch.ones(5))
     assert seen == [[[5]]], "what was compiled before is kept"
+
+
+def test_what_cannot_be_called_is_named() -> None:
+    with pytest.raises(TypeError, match=r"explain needs a module or function .* not Tensor$"):
+        optimizations.explain(torch.ones(3))  # type: ignore[arg-type]

@@ -41,6 +41,10 @@ def explain(
     """See `optimizations.explain`."""
     torch_internals.require_supported()
     settings = Options.parse(options)
+    if not callable(program):
+        raise TypeError(
+            f"explain needs a module or function and its arguments, explain(model, x), not {type(program).__name__}"
+        )
     graphs: list[PlacementReport] = []
 
     def collect(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
