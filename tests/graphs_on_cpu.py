@@ -39,6 +39,9 @@ ELSEWHERE: ContextVar[bool] = ContextVar("elsewhere", default=False)
 """Whether what runs does so on another stream than the side stream."""
 
 
+_launches = itertools.count(1)
+
+
 class CpuGraph:
     """Operators with their arguments and results. `reads` are the addresses they were given."""
 
@@ -49,17 +52,27 @@ class CpuGraph:
         self.outlived: list[tuple[int, StorageWeakRef]] = []
         """What it made, once it was freed: others hold it, if anything does."""
         self.references: OwnReferences | None = None
+        self.held: Counter[int] = Counter()
+        """How many tensors it holds over storages, by their addresses in C++."""
         self.led_elsewhere: set[tuple[int, int]] = set()
         """Arguments of its operators in whose place an address was set."""
-        self.replays = 0
+        self.replays = self.launched_at = 0
         self.freed = False
         self.valid = False
         self.later: list[CpuGraph] = []
         """Graphs that were captured in the same pool since. Memory that this one used for a while was free then."""
+        self.left: list[tuple[CpuGraph, list[torch.UntypedStorage]]] = []
+        """What earlier graphs of the pool made, and nobody held any more behind this one: it may lie there."""
 
     def replay(self) -> None:
         assert self.valid and not self.freed, "a graph was launched that was not captured, or freed"
+        if any(not _is_garbage(storage) for storage in self.made.values()):
+            for earlier, storages in self.left:
+                if earlier.launched_at > self.launched_at:  # for this one, and what it left may be written over since
+                    for storage in storages:
+                        _fill_with_garbage(storage)
         self.replays += 1
+        self.launched_at = next(_launches)
         to_come = list(self.later)
         with torch.inference_mode(), self._uncounted():  # what was made in that mode may be written
             for index, (operator, arguments, keywords, results) in enumerate(self.operators):
@@ -85,6 +98,7 @@ class CpuGraph:
         held.update({one._cdata: 0 for one in self.made.values()})
         made = {one._cdata for one in self.made.values()}
         self.references = OwnReferences({key: numpy.array([held[key], key in made]) for key in held})
+        self.held = held
 
     def _uncounted(self) -> contextlib.AbstractContextManager[Any]:
         """A launch counts no versions: PyTorch sees nothing of it."""
@@ -112,8 +126,8 @@ class CpuGraph:
         """What it made holds garbage, but for memory that the program gave back."""
         outlived = [(address, torch_internals.storage_of_weak(one.cdata)) for address, one in self.outlived]
         for address, storage in [*self.made.items(), *outlived]:
-            if storage is not None and storage.nbytes() % 4 == 0 and storage.data_ptr() == address:
-                torch.tensor([], dtype=torch.float32).set_(storage).fill_(GARBAGE)
+            if storage is not None and storage.data_ptr() == address:
+                _fill_with_garbage(storage)
 
     def reset(self) -> None:
         self.freed = True
@@ -121,6 +135,25 @@ class CpuGraph:
         self.operators.clear()
         self.outlived = [(address, StorageWeakRef(one)) for address, one in self.made.items()]
         self.made.clear()
+
+
+def _fill_with_garbage(storage: torch.UntypedStorage) -> None:
+    if storage.nbytes() % 4 == 0:
+        torch.tensor([], dtype=torch.float32).set_(storage).fill_(GARBAGE)
+
+
+def _freed(graph: CpuGraph, held: Mapping[int, int]) -> list[torch.UntypedStorage]:
+    """What it made and nothing but graphs, which hold so many tensors over each, has now."""
+    by_graphs = {key: held[key] + 1 for key in (one._cdata for one in graph.made.values())}
+    return [
+        one for one in graph.made.values() if torch_internals.storage_use_count(one._cdata) <= by_graphs[one._cdata]
+    ]
+
+
+def _is_garbage(storage: torch.UntypedStorage) -> bool:
+    if not storage.nbytes() or storage.nbytes() % 4:
+        return True
+    return bool(torch.tensor([], dtype=torch.float32).set_(storage).isnan().all())
 
 
 class CpuCopy:
@@ -231,7 +264,8 @@ class CpuDevice:
 
     `fail_with` is raised at the end of the next capture, whatever ended it; `broken` counts captures that a host read
     invalidated. `not_ready` is how often it says that the side stream became another one. `stream` is the current one,
-    and `waits` are pairs of streams of which the first was told to wait for the second.
+    and `waits` are pairs of streams of which the first was told to wait for the second. What a graph made and nobody
+    holds any more counts as lying where later graphs of its pool make something.
     """
 
     has_own_random = False
@@ -324,8 +358,10 @@ class CpuDevice:
             graph.valid = True
             for earlier in self._captured[pool]:
                 earlier.later.append(graph)
-            self._captured[pool].append(graph)
             graph.note_references()
+            held = sum((one.held for one in self.graphs), Counter[int]())
+            graph.left = [(earlier, _freed(earlier, held)) for earlier in self._captured[pool]]
+            self._captured[pool].append(graph)
             self.pools[pool] += sum(storage.nbytes() for storage in graph.made.values())
         finally:
             self.broken += mode.broken
@@ -382,6 +418,10 @@ class CpuDevice:
             for address, storage in graph.made.items()
             if storage.nbytes()
         ]
+
+    def used_ranges(self, pool: Any) -> Sequence[MemoryRange]:
+        """Every place there is: all that is made later may lie there."""
+        return [MemoryRange(address=1, size_bytes=2**63)]
 
     def default_generator(self) -> torch.Generator:
         return torch.default_generator

@@ -13,7 +13,7 @@ from cuda_on_cpu import FakeStream
 
 from optimizations import torch_internals
 from optimizations.captured.graph import MemoryRange
-from optimizations.captured.pools import Pool, are_allocated, end_failed_capture, joined, scratch_pool
+from optimizations.captured.pools import Pool, are_allocated, end_failed_capture, joined, scratch_pool, used_memory
 
 STREAM: Any = FakeStream(50)
 
@@ -143,3 +143,14 @@ def test_a_failed_capture_is_ended_once(allocator: Allocator) -> None:
 def test_segments_that_adjoin_are_one() -> None:
     found = joined([(300, 50), (100, 100), (200, 100), (400, 10)])
     assert [(one.address, one.size_bytes) for one in found] == [(100, 250), (400, 10)]
+
+
+def test_what_is_in_use_of_a_pool_is_told_from_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = ["active_allocated", "inactive", "active_pending_free", "active_allocated", "inactive"]
+    blocks = [{"size": 512 * (place + 1), "state": state} for place, state in enumerate(states)]
+    segments = [{"address": 4096, "blocks": blocks}, {"address": 65536, "blocks": [{"size": 512, "state": "inactive"}]}]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda *pool, **options: segments)
+    assert used_memory((0, 7)) == (
+        MemoryRange(address=4096, size_bytes=512),
+        MemoryRange(address=4096 + 1536, size_bytes=1536 + 2048),
+    )

@@ -22,7 +22,7 @@ from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
 from optimizations.captured.memory_ranges import MemoryRanges
-from optimizations.captured.pools import end_failed_capture, new_pool, pool_memory
+from optimizations.captured.pools import end_failed_capture, new_pool, pool_memory, used_memory
 from optimizations.captured.read import read_graph
 from optimizations.captured.recapture import uncollected
 from optimizations.indirection.plan import Choice, Plan
@@ -115,6 +115,9 @@ class Device(Protocol):
 
     def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
         """The memory that a pool holds."""
+
+    def used_ranges(self, pool: Any) -> Sequence[MemoryRange]:
+        """What of it is some tensor's now."""
 
     def default_generator(self) -> torch.Generator:
         """Where the device's random numbers come from, if nothing else is said."""
@@ -276,6 +279,9 @@ class CudaDevice:
 
     def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
         return pool_memory(pool)
+
+    def used_ranges(self, pool: Any) -> Sequence[MemoryRange]:
+        return used_memory(pool)
 
     def default_generator(self) -> torch.Generator:
         return torch.cuda.default_generators[self.index]

@@ -114,6 +114,18 @@ def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:
     return joined((segment["address"], segment["total_size"]) for segment in segments)
 
 
+def used_memory(pool: Any) -> tuple[MemoryRange, ...]:
+    """What of a memory pool is some tensor's now, ascending, what adjoins joined."""
+    found = []
+    for segment in memory_segments(tuple(pool)):
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] != "inactive":
+                found.append((address, block["size"]))
+            address += block["size"]
+    return joined(found)
+
+
 def are_allocated(memory: Iterable[MemoryRange]) -> list[bool]:
     """For each of these ranges, whether PyTorch's allocator has all of it, so that it can be read, whoever uses it now.
 

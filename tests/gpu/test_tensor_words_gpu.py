@@ -42,7 +42,7 @@ def test_a_step_whose_gradients_are_held_call_after_call_does_what_eager_does(he
     sides = []
     for graphed in (True, False):
         model = network("cuda")
-        step = training_step(model, torch.optim.AdamW(model.parameters(), lr=0.01, fused=True))
+        step = training_step(model, torch.optim.AdamW(model.parameters(), lr=0.01, capturable=True))
         sides.append((model, optimizations.graph_step(step) if graphed else step))
     (mine, step), (theirs, eager) = sides
     assert isinstance(step, GraphedStep)

@@ -117,6 +117,7 @@ class Captures:
             with naming(f"callable {event.callable}"):
                 if event.direction == "forward":
                     self._forward(key, plan[key], handles[plan[key]])
+                    self.slots[key].left_memory = MemoryRanges(self._device.used_ranges(handles[plan[key]]))
                 elif any(self.slots[key].differentiable):
                     self._backward(key, handles[plan[key]])
                     self._first_backward.setdefault(event.callable, len(self._captured))
@@ -150,8 +151,11 @@ class Captures:
                 if slot.number == number:
                     slot.gradient_memory = memory
                 overwrites = slot.forward_overwrites if direction == "forward" else slot.backward_overwrites
-                if (direction == "backward" and slot.number == number) or (slot.pool == pool and index < place):
+                before = slot.pool == pool and index < place
+                if (direction == "backward" and slot.number == number) or before:
                     overwrites.append(memory)
+                if direction == "forward" and before and (places := memory.among(slot.left_memory)):
+                    slot.in_left_memory.append((memory, places))
 
     def capture_update(self, update: Member) -> Any:
         """What is launched once per step, as a graph of its own."""

@@ -13,6 +13,10 @@ been overwritten. Then none of them could have stayed in its place, so no addres
 on a second stream end it, as reads may be under way there of what nobody holds any more. So does a `graph_step` in the
 same program, of the optimizer as it may be: its recording would keep what it finds in a `.grad`.
 
+Memory that a backward writes may be memory in which its forward left something for it: it was free again by then. What
+is put back there behind the forward would take the place of what the backward has to read. So a copy of what was left
+is kept, and is there again when the backward is launched.
+
 It is asked of each gradient first whether it may be written by the program: it lies in the graph's pool, in memory of
 its own that nothing else holds, and in none that a graph reads at a fixed address. One for which that does not hold is
 always copied: a hook may take the `.grad` away to which it was to be added, and it would become one itself.
@@ -98,6 +102,19 @@ class GradientMemory:
             self._lost = not self._unchanged() or any(_start(one) != start for one, start in self._unread)
         return self._lost
 
+    def among(self, left: MemoryRanges) -> frozenset[int]:
+        """Places of those that share memory with what a graph left for a later one."""
+        storages = [one.untyped_storage() for one in self._holders.tensors]
+        return frozenset(place for place, one in enumerate(storages) if left.overlap(one.data_ptr(), one.nbytes()))
+
+    def held_in(self, places: Collection[int]) -> list[int]:
+        """Behind `before_launch`: in which of these places somebody holds what lies there."""
+        return sorted(self._held.intersection(places))
+
+    def storage(self, place: int) -> torch.UntypedStorage:
+        """The memory. To be let go of before the next launch: who has it counts as holding it."""
+        return self._holders.tensors[place].untyped_storage()
+
     def before_launch(self) -> bool:
         """Before a launch that may overwrite it: whether the device is to be waited for, before `set_aside`."""
         self._too_late = self._too_late or any(not copy.expired() for copy in self._copies)
@@ -124,7 +141,7 @@ class GradientMemory:
         self.adds = self.adds and self._given  # or it is still in use where it was to be added only
         self.end()
         self.times_put_back += 1
-        storages = [self._holders.tensors[index].untyped_storage() for index in sorted(self._held)]
+        storages = [self.storage(place) for place in sorted(self._held)]
         return [(storage, storage.clone()) for storage in storages]
 
     def _held_now(self) -> list[int]:
@@ -183,6 +200,31 @@ def before_launch(memories: Sequence[GradientMemory], wait: Callable[[], None]) 
         wait()
         return [one for memory in memories for one in memory.set_aside()]
     return []
+
+
+class LeftAside:
+    """What a forward left for its backward in memory where something that is held is put back. See the Note.
+
+    `there`: places of gradients in which a forward leaves something. To be made before the launch, for it takes memory.
+    """
+
+    def __init__(self, there: Iterable[tuple[GradientMemory, Collection[int]]] = ()) -> None:
+        self._copies = []
+        for memory, places in there:
+            for place in memory.held_in(places):
+                of = memory.storage(place)
+                self._copies.append((memory, place, torch.UntypedStorage(of.nbytes(), device=of.device)))
+
+    def take(self) -> None:
+        """Behind the launch of the forward, before anything is put back."""
+        for memory, place, copy in self._copies:
+            copy.copy_(memory.storage(place))
+
+    def give_back(self) -> None:
+        """Before the launch of the backward, when what is held is set aside once more."""
+        for memory, place, copy in self._copies:
+            memory.storage(place).copy_(copy)
+        self._copies = []
 
 
 def put_back(kept: Kept, wait: Callable[[], None]) -> None:

@@ -29,13 +29,14 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.callables.binding import Binding
-from optimizations.capture.callables.gradient_memory import GradientMemory, before_launch, put_back
+from optimizations.capture.callables.gradient_memory import GradientMemory, LeftAside, before_launch, put_back
 from optimizations.capture.callables.results import HandedOut, version_of
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import replaced
 from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.outputs import view_like
 from optimizations.capture.step.written_memory import WrittenMemory, shared_with_written
+from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.torch_internals.autograd_graph import adds_to_gradient, held_by_others
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -91,8 +92,11 @@ class Slot:
     left: Callable[[], AsLeft | None] = lambda: None
     binding: Binding = field(default_factory=Binding)
     gradient_memory: GradientMemory | None = None
+    left_memory: MemoryRanges = field(default_factory=lambda: MemoryRanges(()))
     forward_overwrites: list[GradientMemory] = field(default_factory=list)
     backward_overwrites: list[GradientMemory] = field(default_factory=list)
+    in_left_memory: list[tuple[GradientMemory, frozenset[int]]] = field(default_factory=list)
+    left_aside: LeftAside = field(default_factory=LeftAside)
     copied_out: Sequence[torch.Tensor] = ()
     forwards: int = 0
     backwards: int = 0
@@ -118,8 +122,10 @@ class Slot:
         """Launch the forward for these inputs, for which there is room."""
         self.inputs.bind(inputs)
         kept = before_launch(self.forward_overwrites, self.wait)
+        self.left_aside = LeftAside(self.in_left_memory)
         try:
             self.forward.replay()
+            self.left_aside.take()
         finally:
             put_back(kept, self.wait)
         self.forwards += 1
@@ -165,6 +171,7 @@ class Slot:
     def free(self) -> None:
         """Free the graphs."""
         self.freed = True
+        self.left_aside = LeftAside()
         self.forward.reset()
         if self.backward is not None:
             self.backward.reset()
@@ -202,6 +209,7 @@ class Slot:
         if self.gradient_memory is not None:
             self.gradient_memory.begin_round()
         try:
+            self.left_aside.give_back()
             self.backward.replay()
             self.backwards += 1
             self.ended()
