@@ -24,6 +24,9 @@ from suite.cell_errors import Unsupported
 from suite.errors import WrongUse
 from suite.iteration import iteration
 from suite.matrix import select_modes_for
+from suite.measure import launches
+from suite.metrics import PreparedCell
+from suite.metrics.floor import METRIC
 from suite.modes import MODES
 from suite.protocol import CellSpec, Measure
 from suite.schema import Status
@@ -97,6 +100,23 @@ def test_what_is_checked_and_what_is_timed_are_captured(mode: str, cell: Any, gr
     # The batch, and for callables the gradient of the loss too.
     assert (count.copied_bytes, count.tensors) == ((4 * 8 * 4, 1) if mode == "step" else (4 * 8 * 4 + 4, 2))
     assert count.pointer_bytes == 0
+
+
+@pytest.mark.parametrize("mode", CAPTURING)
+def test_the_floor_of_a_captured_iteration_is_its_graphs_alone(
+    mode: str, cell: Any, graphs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = cell(Mlp, mode)
+    live.prepare()
+    live.measure(Measure(index=0, turn=0, samples=8, throughput_iterations=0, lead_in=1))  # its launches are steady
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", type(graphs[0]))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(launches, "least_graph", lambda: lambda: None)
+    device: Any = SimpleNamespace(type="cuda")
+    found = METRIC.values(PreparedCell(live.once.iterate, device, MODES[mode]))
+    assert found["graphs"] == (1 if mode == "step" else 2)
+    floor_us, whole_us = found["floor_us"], found["whole_us"]
+    assert floor_us is not None and whole_us is not None and 0 < floor_us < whole_us
 
 
 def test_pointers_are_counted_that_the_iteration_writes(graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

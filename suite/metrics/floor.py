@@ -35,7 +35,7 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
     from suite.measure.launches import graphs_of, moving, waited_us
     from suite.measure.timing import bound_to
 
-    if cell.device.type != "cuda" or not cell.mode.uses_cuda_graphs:
+    if cell.device.type != "cuda" or not cell.mode.needs_gpu:
         return {}
 
     iterate = moving(cell.iterate)

@@ -188,7 +188,7 @@ def _made(
     holds_one_at = recording.written_memory.holds_one_at
     moved = inputs.moved if inputs.in_place else None
     bind_at = inputs.bind_at
-    prepare, take_results, replay = outputs.prepare, outputs.take, recording.graph.replay
+    prepare, take_results, graph = outputs.prepare, outputs.take, recording.graph
     copy_out = outputs.copy_out if outputs.copies_behind else None
     only = outputs.only()
     allocate = None if only is None else only.allocate
@@ -250,7 +250,7 @@ def _made(
             bring()
         if before is not None:
             before()
-        replay()
+        graph.replay()  # by its name, for who times launches
         if written:
             inputs.give_back(found, written)
         if copy_out is not None:
