@@ -78,6 +78,7 @@ class Observer(torch_internals.TorchDispatchMode):
         set_aside: gradients that are set aside meanwhile, which no operator may read.
         sparse: names of sparse tensors that were there before, by their identities: no operator may be given one.
         gone: whether what lay at an address before the call is gone, and with it the name of what lies there.
+        taken_over: those of `outside` where that was so when they were read first: of what lay there nothing was read.
         reseeding: looks at generators around draws; `default_generator` is that of draws that name none.
         compares_values: whether values that the host made, and the GPU reads, are arguments that calls are compared by.
         host_generators: identities of generators of the host whose draws decide nothing.
@@ -121,6 +122,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.set_aside: SetAside | None = None
         self.sparse: Mapping[int, str] = {}
         self.gone: Callable[[int], bool] = lambda address: False
+        self.taken_over: set[int] = set()
         self.reseeding: Reseeding | None = None
         self.default_generator: torch.Generator | None = None
         self.compares_values = False
@@ -192,6 +194,8 @@ class Observer(torch_internals.TorchDispatchMode):
             address = storage(tensor)
             if address not in self._made and address not in self.outside:
                 self.outside[address] = weakref.ref(tensor), line
+                if self.gone(address):
+                    self.taken_over.add(address)
                 if self._in_region and not self._name(tensor):
                     self.kept_casts = self.kept_casts or self.is_kept_cast(tensor)
         self.new_casts = self.new_casts or (self._in_region and casts.is_cast_of_a_weight(name, args))

@@ -168,7 +168,7 @@ def observe(
         asked=asked.captured,
         set_up=observer.set_up,
         host_draws=host_random.draws(*of_results) if draws_unused else HostDraws(),
-        drops_gradients=earlier.dropped(after, observer.outside),
+        drops_gradients=earlier.dropped(after, observer.outside.keys() - observer.taken_over),
         running=places_of(running),
     )
 
