@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations.capture.step.earlier_gradients import EarlierGradients
 from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.set_aside import SetAside
 
 
 @pytest.mark.parametrize(
@@ -196,3 +197,30 @@ def test_gradients_of_other_classes_are_known_as_those_from_before() -> None:
             losses.append(call(*args))
     assert torch.equal(torch.stack(losses[:9]), torch.stack(losses[9:]))
     assert isinstance(call, GraphedStep) and call.report().replays == 6
+
+
+def test_what_lies_where_an_earlier_gradient_lay_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code allocates by itself, where memory is free: operators are given what no operator made."""
+    model = network("cpu")
+    weight = next(model.parameters())
+    memory = array.array("f", [1.0] * weight.numel())
+    set_aside: list[int] = []
+    stock = SetAside.take
+
+    def take(self: SetAside, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        set_aside.append(len(gradients))
+        return stock(self, gradients)
+
+    monkeypatch.setattr(SetAside, "take", take)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        model.zero_grad()
+        loss = loss_of(model, batch) + 0 * torch.frombuffer(memory, dtype=torch.float32).sum()
+        loss.backward()
+        return loss.detach()
+
+    call = GraphedStep(step, device=CpuDevice())
+    for args in batches("cpu", 4):
+        weight.grad = torch.frombuffer(memory, dtype=torch.float32).view(weight.shape).detach()
+        call(*args)
+    assert set_aside

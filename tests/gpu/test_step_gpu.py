@@ -560,7 +560,10 @@ def test_memory_stays_near_that_of_eager() -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("zeroes", ["first", "last"])
-def test_memory_stays_near_that_of_eager_while_a_step_is_recorded_whose_gradients_are_most_of_it(zeroes: str) -> None:
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_memory_stays_near_that_of_eager_while_a_step_is_recorded_whose_gradients_are_most_of_it(
+    zeroes: str, backend: str
+) -> None:
     """2 GiB of weights, as much of gradients, and little else. The peak is that of all calls, from the first."""
 
     def peak(graphed: bool) -> tuple[int, torch.Tensor]:
@@ -571,11 +574,12 @@ def test_memory_stays_near_that_of_eager_while_a_step_is_recorded_whose_gradient
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Linear(8192, 8192, bias=False, device="cuda") for _ in range(8)))
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        compiled = torch.compile(model, backend=backend)
 
         def step(x: torch.Tensor) -> torch.Tensor:
             if zeroes == "first":
                 optimizer.zero_grad()
-            loss = model(x).square().mean()
+            loss = compiled(x).square().mean()
             loss.backward()
             optimizer.step()
             if zeroes == "last":
