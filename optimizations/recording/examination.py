@@ -24,7 +24,7 @@ from optimizations.captured.displaced import buffer_bytes, displace, memory_of, 
 from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
 from optimizations.captured.memory_ranges import MemoryRanges
-from optimizations.captured.pools import pool_memory
+from optimizations.captured.pools import are_allocated, pool_memory
 from optimizations.captured.read import read_graph
 from optimizations.captured.recapture import Recaptured
 from optimizations.indirection.exclusions import limit, with_reasons
@@ -327,6 +327,10 @@ class Examination:
             lambda: capture_at(0),
             lambda: capture_at(2 * SHIFT_BYTES),
         ]
+        if not all(are_allocated(candidates.values())):
+            # An input at a fixed address that moved, and its memory went back to the device. Launchers ask the driver
+            # about the addresses that they are given, and it does not know this one any more.
+            doubts = [doubt for doubt in doubts if doubt is not capture_again]
         more: list[Capture] = []
         while True:
             analysis = find_pointer_uses(first, second, further=more, replace_address=self.tools.replace_address)
