@@ -46,6 +46,12 @@ def test_a_gain_is_told_with_its_interval_and_its_verdicts():
     assert result.chart.bars["EOS", "indirection"].value == pytest.approx(2.0, rel=0.02)
 
 
+def test_encore_is_told_by_the_backend_where_steps_and_callables_were_measured_too():
+    steps = [measured("EOS", "step", 25.0), measured("EOS", "callables", 40.0)]
+    assert concluded(*pair("EOS", 100.0, 50.0), *steps).sentence.startswith("Encore (indirection) is ")
+    assert concluded(measured("EOS", "graph", 100.0), *steps).sentence.startswith("Encore (callables) is ")
+
+
 def test_a_mean_whose_interval_holds_one_is_about_as_fast():
     result = concluded(*pair("EOS", 100.0, 100.0))
     assert result.sentence.startswith("Encore (indirection) is about as fast as stock CUDA graphs over 1 workload (")

@@ -72,7 +72,9 @@ def of_run(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpee
     graphs = [mode for mode in run.modes if mode in MODES and MODES[mode].uses_cuda_graphs]
     baseline = GRAPH_MODE if own and GRAPH_MODE in run.modes else REFERENCE_MODE
     modes = own or graphs or [mode for mode in run.modes if mode != baseline]
-    mode = modes[-1] if modes else None
+    # Whole steps and callables are captured where a program asks for it, and measured for some workloads only.
+    mode = next((one for one in reversed(modes) if one not in MODES or not MODES[one].captures_more), None)
+    mode = mode or (modes[-1] if modes else None)
     items = [
         item
         for item in comparisons
