@@ -17,11 +17,13 @@ import optimizations
 from optimizations.recording.budget import spent_at_once
 from optimizations.torch_internals.graph_keys import mark_graphs
 from suite.captured_iteration import CapturedIteration, captured_iteration
+from suite.cell_errors import OomTogether
 from suite.cell_program import CellProgram
 from suite.compile_order import REAL, Follower, Place
 from suite.iteration import Iterate, callable_for, iteration, seed_all
 from suite.measure.captured import CaptureLog
 from suite.measure.compile_times import restart_timers, timer_seconds, waited_s
+from suite.measure.encore_report import graphs_wait_for_memory
 from suite.measure.graphs import GraphLog
 from suite.measure.kernel_sources import KernelSources
 from suite.measure.memory import Peak, peak, release, release_workspaces, restart_peak
@@ -33,6 +35,9 @@ SETTLE_S = 100.0
 of calls, without those in which it waits for its turn. Selection measures for 60 s of calls (`Rules.most_s`), where
 three rounds count by then, behind recordings and looks. After 60 s it was still measuring in VM, and blocks were taken
 of calls that were its turns."""
+
+PAIR = 2
+"""A mode and what it is compared with: fewer are not on the GPU at the same time."""
 
 CALLS_TO_CAPTURE = 4
 """`graph_step` runs the first call as it is, looks at two, and launches a graph from the fourth on."""
@@ -186,7 +191,10 @@ class Compilation:
         """Call on until no graph of Encore's waits for more calls, or time is up; the times with what that took.
 
         A user's graphs are looked at once they have been in use for ten times as long as that takes. Here nobody waits
-        for that; the row has what looking took.
+        for that; the row has what looking took. Nor has a user's program the other modes next to it.
+
+        Raises:
+            OomTogether: graphs wait for memory that other modes have, and fewer of these may be alive.
         """
         calls, spent = 0, 0.0
         with self._noting_graphs(), spent_at_once():
@@ -197,6 +205,8 @@ class Compilation:
                     spent += time.perf_counter() - begin
                 calls += 1
             self._program.timer.synchronize()
+        if self._program.spec.alive_together > PAIR and (short := graphs_wait_for_memory()) is not None:
+            raise OomTogether(f"with other modes on the GPU, Encore's graphs stay as stock's are for lack of {short}")
         if self.captured is not None:
             self.captured.require_replays()
         for error in self.captures.errors:

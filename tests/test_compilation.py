@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch._inductor.runtime.autotune_cache import AutotuneCache
 
 import suite.compilation
 from optimizations.recording.budget import FEWEST_REPLAYS, Use
+from suite.cell_errors import OomTogether
 from suite.compilation import CALLS_TO_REPLAY
 from suite.protocol import Measure
 from suite.schema import CompileConditions
@@ -140,3 +142,24 @@ def test_what_tuning_finds_is_stored_and_looked_up_under_one_key(cell):
     live.build()
     live.compile(CompileConditions.COLD_ALONE)
     assert AutotuneCache._prepare_key("kernel.py") == key
+
+
+@pytest.mark.parametrize("said", ["recording", "selection"])
+@pytest.mark.parametrize(("alive", "fits"), [(8, False), (3, False), (2, True), (1, True)])
+def test_graphs_that_wait_for_memory_which_other_modes_have_are_not_measured(cell, monkeypatch, alive, fits, said):
+    """A mode and what it is compared with are as few as there can be: then it is measured as it is."""
+    waits = SimpleNamespace(waiting="memory: 13 GB are needed", reason="memory: 13 GB are needed")
+    others = SimpleNamespace(waiting="more use", reason=None)
+    graph = SimpleNamespace(
+        recordings=[others, waits] if said == "recording" else [others],
+        selection=[waits] if said == "selection" else [others],
+    )
+    live = cell(Mlp, "encore", spec={"alive_together": alive})
+    live.build()
+    times = live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE)
+    monkeypatch.setattr(suite.compilation.optimizations, "report", lambda: (graph,))
+    if fits:
+        assert live._compilation._settle(times).settled is not None
+        return
+    with pytest.raises(OomTogether, match="for lack of memory: 13 GB are needed"):
+        live._compilation._settle(times)

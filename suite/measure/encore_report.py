@@ -23,6 +23,16 @@ def encore_report() -> list[JsonValue]:
     return [with_short_paths(record) for record in records]
 
 
+def graphs_wait_for_memory() -> str | None:
+    """What a graph of Encore's waits for in this process, or its selection did without, where that is memory."""
+    for graph in optimizations.report():
+        said = [*(one.waiting for one in graph.recordings), *(one.reason for one in graph.selection)]
+        for reason in said:
+            if reason is not None and reason.startswith("memory"):
+                return reason
+    return None
+
+
 def with_short_paths(value: JsonValue) -> JsonValue:
     """The same JSON value without paths of this machine."""
     match value:
