@@ -42,10 +42,11 @@ import torch
 from optimizations.capture.step.gradient_copies import clones, copy_in, copy_over, is_a_part
 from optimizations.capture.step.gradient_holders import Family, Holders, Left, plain, taken_by
 from optimizations.capture.step.gradient_places import GradientPlaces
-from optimizations.capture.step.set_aside import held_by_nobody_else
+from optimizations.capture.step.set_aside import held_by_nobody_else, is_plain
 from optimizations.capture.step.tensor_marks import look
-from optimizations.captured.displaced import size_bytes
+from optimizations.captured.displaced import memory_of, size_bytes
 from optimizations.captured.graph import MemoryRange
+from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.torch_internals.argument_guard import same_gradients
 
 _get: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("grad")
@@ -75,7 +76,8 @@ class Gradients:
 
     `written`: of each that is there before and after, whether the graph writes it. `made`: of each that is left in the
     place of another, or of none, whether the call made its memory. `given_out`: what the step returns lies in the
-    memory of some, other than as what is in a `.grad` behind the call. `places` are those of all that the graph knows,
+    memory of some, other than as what is in a `.grad` behind the call. `writes_there`: what else of the program's the
+    graph writes where it lies. `places` are those of all that the graph knows,
     and `times_kept` counts launches that would have overwritten some that the program held, and was to find as they
     were. `for_now`: the last launch was one of these, or the one before, which left copies in their places. So that
     gradients were found elsewhere tells nothing of later calls.
@@ -91,8 +93,10 @@ class Gradients:
         written: Callable[[torch.Tensor], bool] = lambda gradient: True,
         made: Callable[[torch.Tensor], bool] = lambda gradient: False,
         given_out: bool = False,
+        writes_there: Iterable[torch.Tensor] = (),
     ) -> None:
         self._given_out = given_out
+        self._writes_there = MemoryRanges(map(memory_of, filter(is_plain, writes_there)))
         after = _without_bases(before, after)
         taken_in = functools.partial(Gradients._taken_in, parameters, before, after, indifferent, written, made)
         take_in = functools.partial(self._take_in, parameters, before, after, indifferent, written, made)
@@ -229,6 +233,14 @@ class Gradients:
             if there is not None and expected is not None
         )
 
+    def shared_with(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether one of these lies in a gradient that is there now, and is another than the graph's own, which gets
+        what it holds. What the step does to the one would not show in the other before the end of a launch."""
+        if self._as_before is None or self._as_before(self.parameters):
+            return False
+        there = MemoryRanges(memory(filter(is_plain, gradients(self.parameters))))
+        return any(there.overlap(one.data_ptr(), size_bytes(one)) for one in tensors)
+
     def bring(self) -> None:
         """Before a launch: copy gradients that lie elsewhere to where the graph reads them.
 
@@ -246,7 +258,8 @@ class Gradients:
         """The memory of gradients that launches left and the program holds, each behind the identity of the gradient
         and with a copy; and of those in the memory of such.
 
-        But for those that this one finds where eager does: what it writes there, eager writes.
+        But for those that this one finds where eager does, and those where it writes what it is given: what it writes
+        there, eager writes.
         """
         if not (members := self.family.members()):
             return []
@@ -263,8 +276,12 @@ class Gradients:
             places = filter(left.holders.lasts, there)
             found += [(left.holders, index) for index in places]
         lying = [(holders.keys[index][0], holders.memory(index)) for holders, index in found]
+        lying = [(key, there) for key, there in lying if not self._writes_into(there)]
         copies = clones([there for _, there in lying])
         return [(key, there, copy) for (key, there), copy in zip(lying, copies, strict=True)]
+
+    def _writes_into(self, there: torch.Tensor) -> bool:
+        return self._writes_there.overlap(there.data_ptr(), size_bytes(there))
 
     def _bring_others(self, in_use: Collection[int], kept: Collection[int]) -> None:
         """`in_use`: the identities of those of the graph's own that the program holds; `kept` are the places of those

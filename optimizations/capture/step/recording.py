@@ -126,14 +126,15 @@ class Recording:
     def shares(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether one of these inputs lies in memory that the step writes, other than that input itself.
 
-        And whether one that it writes lies in memory that it reads otherwise.
+        And whether one that it writes lies in memory that it reads otherwise. A gradient that is found elsewhere than
+        the graph's own counts as such.
         """
         if self.written and (
             shared_with_written(tensors, self.written) is not None
             or self.read_memory.holds_one_of([tensors[index] for index in self._written_back])
         ):
             return True
-        return self.written_memory.holds_one_of(tensors)
+        return self.written_memory.holds_one_of(tensors) or self.gradients.shared_with(tensors)
 
     def moved_inputs(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Inputs that lie elsewhere than where the graph reads them, if nothing else stands against a launch."""
@@ -162,10 +163,10 @@ class Recording:
         except Exception:
             self.replays -= 1
             raise
-        if self.written:
-            self.inputs.give_back(tensors, self.written)
         self.outputs.copy_out(fresh)
         self.gradients.leave()
+        if self.written:  # behind that: an argument may lie where what a gradient held is put back
+            self.inputs.give_back(tensors, self.written)
         if counted := self.counted():
             torch_internals.increment_version(counted)
         taken = self.outputs.take(tensors, fresh)
@@ -296,7 +297,8 @@ def capture(
     copied = [index for index in written if index not in inputs.in_place]
     there = [*kept, *(gradient for gradient in call.before if gradient is not None and not indifferent)]
     read_memory = WrittenMemory([*filter(reads, call.state.tensors.values()), *there] if copied else ())
-    refuse_shared(call.tensors, call.labels, written, mutated, copied, read_memory)
+    added_to = [one for one in _both(call.before, after) if writes.include(one)]
+    refuse_shared(call.tensors, call.labels, written, [*mutated, *added_to], copied, read_memory)
     state = [tensor for tensor in call.state.tensors.values() if not any(tensor is entry.old for entry in results)]
     static = [*state, *(gradient for gradient in call.before if gradient is not None)]
     known = call.known(placeholders)
@@ -340,6 +342,7 @@ def capture(
             indifferent=indifferent,
             written=writes.include,
             made=lambda gradient: storage(gradient) not in known and storage(gradient) not in observer.outside,
+            writes_there=[*mutated, *(placeholders[index] for index in written if index in inputs.in_place)],
             given_out=not outputs.static.isdisjoint(_storages([*call.before, *after])),
         ),
         watch=watch,

@@ -251,12 +251,12 @@ def _made(
         if before is not None:
             before()
         graph.replay()  # by its name, for who times launches
-        if written:
-            inputs.give_back(found, written)
         if copy_out is not None:
             copy_out(fresh)
         if leave is not None:
             leave()
+        if written:
+            inputs.give_back(found, written)
         if counted:
             count_up(counted)
         recording.replays += 1
