@@ -61,16 +61,15 @@ class CpuGraph:
         self.valid = False
         self.later: list[CpuGraph] = []
         """Graphs that were captured in the same pool since. Memory that this one used for a while was free then."""
+        self.mates: list[CpuGraph] = []
+        """All graphs of the pool."""
         self.left: list[tuple[CpuGraph, list[torch.UntypedStorage]]] = []
         """What earlier graphs of the pool made, and nobody held any more behind this one: it may lie there."""
 
     def replay(self) -> None:
         assert self.valid and not self.freed, "a graph was launched that was not captured, or freed"
-        if any(not _is_garbage(storage) for storage in self.made.values()):
-            for earlier, storages in self.left:
-                if earlier.launched_at > self.launched_at:  # for this one, and what it left may be written over since
-                    for storage in storages:
-                        _fill_with_garbage(storage)
+        for mate in self.mates:
+            mate.spoil()
         self.replays += 1
         self.launched_at = next(_launches)
         to_come = list(self.later)
@@ -83,6 +82,15 @@ class CpuGraph:
                 for result, value in zip(results, values, strict=True):
                     if result is not None:
                         result.copy_(value)
+
+    def spoil(self) -> None:
+        """Where it made something, what earlier graphs left is written over, if anything was written there since: their
+        launches left garbage."""
+        before = [(graph, storages) for graph, storages in self.left if graph.launched_at > self.launched_at]
+        if before and any(not _is_garbage(storage) for storage in self.made.values()):
+            for _, storages in before:
+                for storage in storages:
+                    _fill_with_garbage(storage)
 
     def note_references(self) -> None:
         """A graph of the GPU holds addresses only: what this one holds in their place is not the program's."""
@@ -340,6 +348,8 @@ class CpuDevice:
     @contextlib.contextmanager
     def capturing(self, graph: CpuGraph, pool: Any, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
         assert not self.capture_now
+        if self._captured[pool] and all(one.freed for one in self._captured[pool]):
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")  # a pool goes with the last graph in it
         self.capture_now, self.capturing_into = True, graph
         self.captures += 1
         mode = _Capture(graph, self.host if self.has_own_random else None)
@@ -362,6 +372,7 @@ class CpuDevice:
             held = sum((one.held for one in self.graphs), Counter[int]())
             graph.left = [(earlier, _freed(earlier, held)) for earlier in self._captured[pool]]
             self._captured[pool].append(graph)
+            graph.mates = self._captured[pool]
             self.pools[pool] += sum(storage.nbytes() for storage in graph.made.values())
         finally:
             self.broken += mode.broken

@@ -116,7 +116,7 @@ class Captures:
                 raise StepRefused(FREED_MEANWHILE)
             with naming(f"callable {event.callable}"):
                 if event.direction == "forward":
-                    self._forward(key, plan[key], handles[plan[key]])
+                    self._forward(key, plan[key], handles)
                     self.slots[key].left_memory = MemoryRanges(self._device.used_ranges(handles[plan[key]]))
                 elif any(self.slots[key].differentiable):
                     self._backward(key, handles[plan[key]])
@@ -187,15 +187,17 @@ class Captures:
             raise StepRefused(changed_itself(name))
         return refuse_changes(member.state, snapshot, forbidding.observer, bound=bound)
 
-    def _forward(self, key: tuple[int, int], pool: int, handle: Any) -> None:
+    def _forward(self, key: tuple[int, int], pool: int, handles: dict[int, Any]) -> None:
         """The graph copies its inputs itself where that is possible. See `copy_nodes`."""
         if self._carries:
             try:
-                self._captured_forward(key, pool, handle)
+                self._captured_forward(key, pool, handles[pool])
                 return
             except NotCarried:
                 self._carries = False
-        self._captured_forward(key, pool, handle)
+                if all(slot.pool != pool for slot in self.slots.values()):
+                    handles[pool] = self._device.new_pool()  # PyTorch's is gone with the only graph that was in it
+        self._captured_forward(key, pool, handles[pool])
 
     def _captured_forward(self, key: tuple[int, int], pool: int, handle: Any) -> None:
         member = self._members[key[0] - 1]
