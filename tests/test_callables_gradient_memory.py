@@ -605,3 +605,25 @@ def test_gradients_that_came_back_late_are_copied_for_good() -> None:
         trained(modules, [torch.randn(2, 3)])
         forget(*modules)
     assert not any(memory.gives for memory in memories(group))
+
+
+def test_an_exception_that_is_kept_holds_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules, references, group, _ = pair()
+    alike(group, modules, references)
+    trained(modules, [torch.randn(2, 3)])
+    held = gradients(*modules)
+    forget(*modules)
+    result = modules[0](torch.randn(2, 3))
+
+    def fails(*args: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(torch, "empty_like", fails)
+        with pytest.raises(torch.OutOfMemoryError, match="no memory") as kept:
+            result.sum().backward()
+    (memory,) = memories(group)
+    assert held and memory.before_launch()
+    held.clear()
+    assert not memory.before_launch()
+    assert kept.value.__traceback__ is not None

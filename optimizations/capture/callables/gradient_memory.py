@@ -228,11 +228,14 @@ class LeftAside:
 
 
 def put_back(kept: Kept, wait: Callable[[], None]) -> None:
-    """Behind the launch, and behind what reads its gradients."""
+    """Behind the launch, and behind what reads its gradients. `kept` is empty then: an exception that the program keeps
+    keeps the frames it came through, and what is in them would count as held."""
     for storage, content in kept:
         storage.copy_(content)
     if kept:
         wait()
+    storage = content = None  # type: ignore[assignment]
+    kept.clear()
 
 
 def writable(gradients: Iterable[torch.Tensor | None], pool: MemoryRanges, used: Collection[int]) -> list[torch.Tensor]:
