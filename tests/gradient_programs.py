@@ -16,7 +16,11 @@ import torch
 from torch import nn
 
 WIDTH, STEPS, POLITE = 3, 10, 3
-ORDERS = ([1, -1], [1, 1, -1, -1], [1, -1, 1, -1], [1, 2, -2, -1], [1, -1, 2, -2], [2, 1, -2, 1, -1, 2, -1, -2])
+ORDERS = (
+    *([1, -1], [1, 1, -1, -1], [1, -1, 1, -1], [1, 2, -2, -1], [1, -1, 2, -2], [2, 1, -2, 1, -1, 2, -1, -2]),
+    *([1, 1, 1, -1, -1, -1], [1, 1, -1, 1, -1, 1, -1, -1], [1, 2, 1, 2, -2, -1, -2, -1], [2, -2, 1, -1, 2, 1, -1, -2]),
+    *([1, -1, 2, -2, 3, -3], [1, 2, 3, -3, -2, -1], [3, -3, 1, 2, -2, -1, 3, 1, -1, -3]),
+)
 TRAITS = ("tied", "frozen", "halves", "double")
 
 
@@ -50,9 +54,12 @@ class Program:
         self.order = self.rng.choice(ORDERS)
         traits = [self.rng.sample(TRAITS, self.rng.randint(0, 2)) for _ in range(max(self.order))]
         self.modules = [Layers(some) for some in traits]
-        self.group = None
+        self.group: Any = None
+        given = self.order if self.rng.random() < 0.8 or self.order != [1, 2, -2, -1] else None
+        outputs = self.rng.choice(["static"] * 7 + ["copied"])
+        samples = [(torch.randn(2, WIDTH),) for _ in traits]
         if graphed is not None:
-            self.group = graphed(self.modules, [(torch.randn(2, WIDTH),) for _ in traits], order=self.order)
+            self.group = graphed(self.modules, samples, order=given, outputs=outputs)
         self.parameters = list({id(one): one for module in self.modules for one in module.parameters()}.values())
         self.averages: dict[int, torch.Tensor] = {}
         self.saved: list[torch.Tensor | None] = []
@@ -83,13 +90,35 @@ class Program:
     def _iterate(self, within: str) -> None:
         waiting: dict[int, list[torch.Tensor]] = {}
         at = self.rng.randrange(len(self.order))
+        ends = self.rng.randrange(len(self.order)) if within and self.rng.random() < 0.2 else None
         for place, entry in enumerate(self.order):
-            if within and place == at:
+            if place == ends:
+                self._leave_early(waiting)
+                return
+            due = place == at or (place > at and self.rng.random() < 0.3)
+            if within and due and (entry > 0 or self.order[place - 1] != -entry):
+                self.acts.append(f"{within} before {place}")
                 WITHIN[within](self)
             if entry > 0:
-                waiting.setdefault(entry, []).append(self.modules[entry - 1](torch.randn(2, WIDTH)).square().sum())
+                x = self._input(place, alone=not waiting.get(entry))
+                waiting.setdefault(entry, []).append(self.modules[entry - 1](x).square().sum())
             else:
                 self._backward(waiting[-entry].pop(0))
+
+    def _input(self, place: int, *, alone: bool) -> torch.Tensor:
+        """A batch, or a part of a gradient that nothing writes until it is read for the last time."""
+        x, entry = torch.randn(2, WIDTH), self.order[place]
+        module = self.modules[entry - 1]
+        gradient = module.first.weight.grad
+        at_once = alone and self.order[place + 1 : place + 2] == [-entry] and "tied" not in module.traits
+        return gradient[:2] if gradient is not None and at_once and self.rng.random() < 0.2 else x
+
+    def _leave_early(self, waiting: dict[int, list[torch.Tensor]]) -> None:
+        """Without the backwards that are to come."""
+        self.acts.append("left early")
+        waiting.clear()
+        if self.group is not None:
+            self.group.restart()
 
     def _backward(self, loss: torch.Tensor) -> None:
         self.found.append(loss.detach())
@@ -224,6 +253,14 @@ class Program:
     def validate(self) -> None:
         with torch.no_grad():
             self.found += [module(torch.randn(2, WIDTH)) for module in self.modules]
+
+    def write(self) -> None:
+        for one in self.gradients()[::2]:
+            one.mul_(0.5)
+
+    def let_go(self) -> None:
+        self.drop()
+        self.forget()
 
     def forget(self) -> None:
         for one in self.parameters:
