@@ -6,6 +6,7 @@ compiler takes longer than any of the programs.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import explain_programs
 import torch
 
 from suite.explain.build import build_program
-from suite.explain.capture import capture
+from suite.explain.capture import SETTINGS, capture
 from suite.explain.generated_code import triton_kernels
 from suite.explain.pretended_gpu import pretended_gpu
 from suite.explain.targets import load_program
@@ -23,6 +24,8 @@ from suite.explain.triton_kernels import compile_kernel
 
 COMPILED = "mask_attribute"
 CAPABILITIES = (80, 90)
+FAILS_BACKWARD = "/fails_backward"
+"""Ends the name of a program that is lowered where Inductor fails at each backward."""
 
 
 def main(answer: Path, names: list[str]) -> None:
@@ -31,7 +34,11 @@ def main(answer: Path, names: list[str]) -> None:
 
 
 def _capture(name: str) -> dict[str, Any]:
-    found = capture(build_program(load_program(f"{explain_programs.__name__}:{name}")))
+    function = name.removesuffix(FAILS_BACKWARD)
+    program = build_program(load_program(f"{explain_programs.__name__}:{function}"))
+    program = dataclasses.replace(program, training=function in explain_programs.TRAINED)
+    more = {"post_grad_custom_post_pass": _fail_at_backward} if function != name else {}
+    found = capture(program, {setting: {**options, **more} for setting, options in SETTINGS.items()})
     sources = {setting: graph.source for lowered in found.lowered for setting, graph in lowered.items()}
     return {
         "graphs": [graph.model_dump(mode="json") for graph in found.graphs],
@@ -39,8 +46,14 @@ def _capture(name: str) -> dict[str, Any]:
         "limits": found.limits,
         "failure": None if found.failure is None else repr(found.failure),
         "sources": sources,
+        "backward_sources": {setting: graph.source for each in found.backward for setting, graph in each.items()},
         "compiled": _compile(sources["graph"]) if name == COMPILED else [],
     }
+
+
+def _fail_at_backward(graph: torch.fx.Graph) -> None:
+    if any(node.name.startswith("tangents") for node in graph.nodes):
+        raise NotImplementedError("a backward that Inductor cannot lower")
 
 
 def _compile(source: str) -> list[dict[str, Any]]:

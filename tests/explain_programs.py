@@ -205,6 +205,107 @@ def device_constant() -> Made:
     return DeviceConstant(), (torch.randn(8, WIDTH),)
 
 
+class LayerNorm(nn.Module):
+    """So many rows that one kernel of its backward reduces along rows and columns at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+def layer_norm() -> Made:
+    return LayerNorm(), (torch.randn(2**17, WIDTH, requires_grad=True),)
+
+
+@torch.library.custom_op("encore_explain::turned", mutates_args=())
+def turned(gradient: Tensor) -> Tensor:
+    return -gradient
+
+
+@turned.register_fake
+def _(gradient: Tensor) -> Tensor:
+    return torch.empty_like(gradient)
+
+
+class TurnedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return turned(gradient)  # in the backward
+
+
+class Turned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return TurnedGradient.apply(self.linear(x))
+
+
+def operator_in_backward() -> Made:
+    return Turned(), (torch.randn(8, WIDTH),)
+
+
+class ScaledGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(scale)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (scale,) = ctx.saved_tensors
+        return gradient * scale.to(gradient.device), None
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.scale = torch.ones(8, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ScaledGradient.apply(self.linear(x), self.scale)
+
+
+def copy_in_backward() -> Made:
+    return Scaled(), (torch.randn(8, WIDTH),)
+
+
+class NoGradientOf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.new_zeros(gradient.shape[0] + 1)  # of another shape than x
+
+
+class Undifferentiable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return NoGradientOf.apply(self.linear(x))
+
+
+def no_backward() -> Made:
+    return Undifferentiable(), (torch.randn(8, WIDTH),)
+
+
+TRAINED = ("layer_norm", "operator_in_backward", "copy_in_backward", "no_backward")
+"""Programs whose backward is of interest."""
+
+
 class WithExampleInputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()

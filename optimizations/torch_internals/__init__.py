@@ -493,7 +493,12 @@ NAMES: dict[str, Private] = {
     "flash_attention": Private(
         "torch", "ops.aten._scaled_dot_product_flash_attention", _CHECKED, "name the kernel attention would take"
     ),
-    "functorch_config": Private("torch._functorch.config", None, _CHECKED, "switch AOTAutograd's cache off"),
+    "functorch_config": Private(
+        "torch._functorch.config", None, _CHECKED, "switch AOTAutograd's cache off, and have backwards lowered at once"
+    ),
+    "fx_traceback": Private(
+        "torch.fx.traceback", None, _CHECKED_HERE, "note the user's line in a backward that is traced without a GPU"
+    ),
     "get_cpp_compiler": Private(
         "torch._inductor.cpp_builder", "get_cpp_compiler", _CHECKED, "lower CPU operations without a C++ compiler"
     ),

@@ -33,7 +33,18 @@ def next_number() -> int:
     """Nodes of autograd made by this thread from now on have this number or a higher one."""
     with torch.inference_mode(False), torch.enable_grad():
         node: Any = torch.zeros((), device="cpu", requires_grad=True).view(()).grad_fn
-    return int(node._sequence_nr()) + 1
+    return number(node) + 1
+
+
+def number(node: Any) -> int:
+    """The number that a node of autograd got when it was recorded; leaves' nodes have the highest there is."""
+    return int(node._sequence_nr())
+
+
+def results(node: Any) -> Sequence[Any]:
+    """`shape`, `dtype` and `device` of each tensor that a node of autograd was recorded for."""
+    described: Sequence[Any] = node._input_metadata
+    return described
 
 
 def recorded_of(outputs: Iterable[torch.Tensor], since: int, *, saved_too: bool) -> Recorded:
@@ -59,7 +70,7 @@ def recorded_of(outputs: Iterable[torch.Tensor], since: int, *, saved_too: bool)
         seen.add(node)
         if (leaf := getattr(node, "variable", None)) is not None:
             leaves[id(leaf)] = leaf
-        elif node._sequence_nr() < since:
+        elif number(node) < since:
             older = True
         else:
             if saved_too:

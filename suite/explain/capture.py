@@ -21,8 +21,9 @@ from optimizations.placement import place
 from optimizations.stack_trace import Frame
 from suite.explain.build import Program
 from suite.explain.fx_graph import read_fx_graph
+from suite.explain.generated_code import Body, not_captured_again
 from suite.explain.known_values import UnknownValue
-from suite.explain.lowering import LoweredGraph, LoweringFailed, lower
+from suite.explain.lowering import LoweredGraph, LoweredPair, LoweringFailed, lower, lower_pair
 from suite.explain.placed import lower_placed, placed, staging_copies
 from suite.explain.pretended_gpu import H100, pretended_gpu
 from suite.explain.records import FxGraph, GraphBreak, Lowering
@@ -34,8 +35,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {name: MODES[name].options for name 
 """Inductor options of each lowering, by the mode that uses them; the first are stock PyTorch's own."""
 
 _TRAINING_LIMIT = (
-    "training: the forward graph is seen, lowered without autograd; the backward graph, what forward keeps for it, and "
-    "the optimizer are not"
+    "training: backward graphs are lowered as if every output gets a gradient; what runs between forward and backward, "
+    "such as the loss, and the optimizer are not seen"
 )
 _GRADIENTS_LIMIT = (
     "the call differentiates: graphs are seen, lowered without autograd; backward graphs, and what is kept for them, "
@@ -49,14 +50,15 @@ _ONE_CALL_LIMIT = "one call is traced: what is compiled again for other shapes o
 class TracedCall:
     """What one call showed: FX graphs in Dynamo's order, breaks between them, and what stayed unseen.
 
-    `lowered` keeps what Inductor generated for each graph, by setting. `failure` is what the program raised, if it did;
-    what was seen before stays.
+    `lowered` keeps what Inductor generated for each graph, by setting, and `backward` the same of backward graphs.
+    `failure` is what the program raised, if it did; what was seen before stays.
     """
 
     graphs: list[FxGraph] = field(default_factory=list)
     breaks: list[GraphBreak] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
     lowered: list[dict[str, LoweredGraph]] = field(default_factory=list)
+    backward: list[dict[str, LoweredGraph]] = field(default_factory=list)
     failure: Exception | None = None
 
 
@@ -73,12 +75,12 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
         pretended_gpu() as shortcuts,
         _functions_left_to_python(found.breaks),
         torch_internals.replaced("engine_run_backward", _gradients_of_inputs),
-        torch.set_grad_enabled(program.differentiates),
+        torch.set_grad_enabled(program.differentiates or program.training),
         program.mode,
         program.surroundings(),
     ):
         announce("tracing the call")
-        call = torch.compile(program.module, backend=_backend(found, settings))
+        call = torch.compile(program.module, backend=_backend(found, settings, training=program.training))
         try:
             call(*program.args, **program.kwargs)
         except UnknownValue as error:
@@ -133,18 +135,26 @@ def _gradients_of_inputs(
     return tuple(torch.empty_like(each, requires_grad=create_graph) for each in inputs)
 
 
-def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any]:
+def _lower_alone(
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any]
+) -> LoweredPair:
+    return LoweredPair(lower(graph_module, example_inputs, options=options))
+
+
+def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, training: bool) -> Callable[..., Any]:
+    lower_one = lower_pair if training else _lower_alone
+
     @torch.no_grad()
     def collect(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        lowered: dict[str, LoweredGraph] = {}
+        lowered: dict[str, LoweredPair] = {}
         failures: dict[str, str] = {}
         placement = place(graph_module, example_inputs)
-        ways: dict[str, Callable[[], LoweredGraph]] = {
-            name: functools.partial(lower, graph_module, example_inputs, options=options)
+        ways: dict[str, Callable[[], LoweredPair]] = {
+            name: functools.partial(lower_one, graph_module, example_inputs, options=options)
             for name, options in settings.items()
         }
         if settings:
-            ways[PLACEMENT_MODE] = lambda: lower_placed(placement, example_inputs, lowered.get(GRAPH_MODE))
+            ways[PLACEMENT_MODE] = lambda: lower_placed(placement, example_inputs, lowered.get(GRAPH_MODE), lower_one)
         for name, way in ways.items():
             announce(f"lowering FX graph {len(found.graphs)} for {name}")
             try:
@@ -162,26 +172,56 @@ def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]]) -> Ca
             record.model_copy(
                 update={
                     "lowerings": [
-                        _lowering(name, graph, staging_copies(placement.report) if name == PLACEMENT_MODE else 0)
-                        for name, graph in lowered.items()
+                        _lowering(
+                            name,
+                            pair.forward,
+                            staging_copies=staging_copies(placement.report) if name == PLACEMENT_MODE else 0,
+                            training=training,
+                        )
+                        for name, pair in lowered.items()
+                    ],
+                    "backward": [
+                        _lowering(name, backward, training=True) for name, backward in _backwards(lowered).items()
                     ],
                     "placement": placed(graph_module, placement.report),
                     "stock_captures": _captures_all(stock) if stock is not None else None,
                 }
             )
         )
-        found.lowered.append(lowered)
+        found.lowered.append({name: pair.forward for name, pair in lowered.items()})
+        found.backward.append(_backwards(lowered))
         found.limits.extend(
-            f"graph {index}: a CUDA graph would take a CPU tensor, and whether it can be recorded is not known: {line}"
-            for line in (stock.takes_cpu_tensors if stock is not None else ())
+            f"{which}: a CUDA graph would take a CPU tensor, and whether it can be recorded is not known: {line}"
+            for which, graph in _parts(stock, index)
+            for line in graph.takes_cpu_tensors
         )
         found.limits.extend(f"graph {index} was not lowered for {name}: {why}" for name, why in failures.items())
+        missing: dict[str, list[str]] = {}
+        for name, pair in lowered.items():
+            if pair.no_backward is not None:
+                missing.setdefault(pair.no_backward, []).append(name)
+        found.limits.extend(
+            f"the backward of graph {index} was not lowered for {', '.join(names)}: {why}"
+            for why, names in missing.items()
+        )
         return graph_module.forward
 
     return collect
 
 
-def _lowering(setting: str, graph: LoweredGraph, staging_copies: int) -> Lowering:
+def _backwards(lowered: Mapping[str, LoweredPair]) -> dict[str, LoweredGraph]:
+    return {name: pair.backward for name, pair in lowered.items() if pair.backward is not None}
+
+
+def _parts(pair: LoweredPair | None, index: int) -> Iterator[tuple[str, LoweredGraph]]:
+    """Forward and backward of the graph that Dynamo made as number `index`, with what they are called."""
+    if pair is not None:
+        yield f"graph {index}", pair.forward
+        if pair.backward is not None:
+            yield f"the backward of graph {index}", pair.backward
+
+
+def _lowering(setting: str, graph: LoweredGraph, *, training: bool, staging_copies: int = 0) -> Lowering:
     inside, outside = graph.in_graphs, graph.outside
     return Lowering(
         setting=setting,
@@ -193,15 +233,21 @@ def _lowering(setting: str, graph: LoweredGraph, staging_copies: int) -> Lowerin
         host_to_device_copies=outside.host_to_device_copies + staging_copies,
         blocking_copies=outside.blocking_copies,
         not_captured=list(graph.not_captured),
+        captured_once=(
+            list(not_captured_again(graph.source, graph.recorded)) if training and setting == PLACEMENT_MODE else []
+        ),
     )
 
 
-def _captures_all(graph: LoweredGraph) -> bool | None:
-    if graph.takes_cpu_tensors:
+def _captures_all(pair: LoweredPair) -> bool | None:
+    graphs = [graph for _, graph in _parts(pair, 0)]
+    if any(graph.takes_cpu_tensors for graph in graphs):
         return None
-    outside = graph.outside
+    outside = sum((graph.outside for graph in graphs), Body())
     left = outside.gpu_kernels + outside.cpu_kernels
-    return left == 0 if left + graph.in_graphs.gpu_kernels else None
+    if left == 0 and pair.no_backward is not None:
+        return None
+    return left == 0 if left + sum(graph.in_graphs.gpu_kernels for graph in graphs) else None
 
 
 def user_place(error: BaseException) -> str | None:

@@ -11,10 +11,10 @@ on the GPU, everything else on the CPU; a `copy_` under the guard brings a CPU t
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from optimizations.recording.generated import SUMMING_UP
+from optimizations.recording.generated import SUMMING_UP, read_function
 
 DEVICE_GUARD = "torch.cuda._DeviceGuard"
 PARTITION_PREFIX = "partition_"
@@ -80,6 +80,24 @@ def read_module(source: str) -> GeneratedModule:
         # All of a partition is on the GPU; a copy in one stays there too.
         partitions=tuple(Body(_body(functions[name].body, kernels, on_gpu=True).gpu_kernels) for name in partitions),
     )
+
+
+def not_captured_again(source: str, recorded: Collection[int]) -> tuple[str, ...]:
+    """Why Encore captures functions of a generated module once only, and then finds no use of their inputs that the
+    generated code does not name: what they call may have effects.
+
+    `recorded` are the places of partitions that become CUDA graphs; -1 stands for the whole of `call`.
+    """
+    tree = ast.parse(source)
+    kernels = {name: name for name, call in _definitions(tree) if _dotted(call.func) == "async_compile.triton"}
+    reasons: dict[str, None] = {}
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        place = -1 if function.name == CALL else _partition_number(function.name)
+        if place in recorded and (opaque := read_function(function, kernels).opaque) is not None:
+            reasons[opaque] = None
+    return tuple(reasons)
 
 
 def triton_kernels(source: str) -> tuple[TritonKernel, ...]:

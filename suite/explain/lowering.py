@@ -4,6 +4,11 @@
 scheduling and code generation run unchanged; what is replaced is the last step (loading the generated module) and the
 step after it (recording CUDA graphs), which here only notes what it was asked to record. The outcome holds the
 generated source, so that its Triton kernels can be had too (`generated_code.triton_kernels`).
+
+Note [Backward graphs]. `torch.compile` lowers a backward when it is first called, which needs a GPU. AOTAutograd can be
+told to lower it together with its forward (`force_non_lazy_backward_lowering`). To get that far it differentiates while
+it traces, and PyTorch's engine asks the driver for streams; `gradients` stands for the engine meanwhile. The gradient
+of every output that can have one is taken to be given, as it is in a real backward.
 """
 
 from __future__ import annotations
@@ -18,8 +23,10 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.report import CompiledGraph
 from optimizations.torch_internals import outcome
 from suite.explain.generated_code import Body, GeneratedModule, read_module
+from suite.explain.gradients import gradients
 from suite.reasons import Reasons
 from suite.schema import NotCaptured
 from suite.source_line import line_of_frame
@@ -70,6 +77,15 @@ class LoweredGraph:
         return {-1: self.module.call, **dict(enumerate(self.module.partitions))}
 
 
+@dataclass(frozen=True, slots=True)
+class LoweredPair:
+    """A forward and its backward. `no_backward` is why there is none although one is needed."""
+
+    forward: LoweredGraph
+    backward: LoweredGraph | None = None
+    no_backward: str | None = None
+
+
 class LoweringFailed(Exception):
     """Inductor could not lower the graph offline; the message is its own, first line only."""
 
@@ -94,6 +110,43 @@ def lower(
         Exception: Dynamo's own signal to trace the frame again, which must go back to Dynamo.
     """
     observer = _Observer()
+    _run(observer, graph_module, example_inputs, options, compiler)
+    return observer.forward.lowered()
+
+
+def lower_pair(
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any]
+) -> LoweredPair:
+    """Lower a graph of a program that trains, and its backward if it has one. Note [Backward graphs].
+
+    If it cannot be differentiated, the forward is lowered without autograd.
+
+    Raises:
+        LoweringFailed: as `lower` does, for the forward.
+    """
+    observer = _Observer()
+    try:
+        with (
+            torch.enable_grad(),
+            torch_internals.functorch_config.patch(force_non_lazy_backward_lowering=True),
+            torch_internals.replaced("engine_run_backward", gradients),
+        ):
+            _run(observer, graph_module, example_inputs, options)
+    except LoweringFailed as error:
+        if not observer.forward.complete:
+            return LoweredPair(lower(graph_module, example_inputs, options=options), no_backward=str(error))
+        return LoweredPair(observer.forward.lowered(), no_backward=str(error))
+    backward = observer.backward.lowered() if observer.backward.complete else None
+    return LoweredPair(observer.forward.lowered(), backward)
+
+
+def _run(
+    observer: _Observer,
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Mapping[str, Any],
+    compiler: Compiler | None = None,
+) -> None:
     work = _copied(graph_module)
     run = compiler or torch_internals.compile_fx.compile_fx
     settings = {**FIXED_OPTIONS, **options}
@@ -112,37 +165,57 @@ def lower(
         except Exception as error:
             first_line = str(error).strip().partition("\n")[0]
             raise LoweringFailed(f"{type(error).__name__}: {first_line}") from error
-    return observer.lowered()
 
 
 @dataclass(slots=True)
 class _Observer:
-    """Stands where Inductor would load the module and record graphs, and keeps what it sees."""
+    """Stands where Inductor would load modules and record graphs, and keeps what it sees of forward and backward."""
 
-    sources: list[str] = field(default_factory=list)
-    reasons: Reasons = field(default_factory=Reasons)
-    recorded: list[int] = field(default_factory=list)
-    takes_cpu_tensors: dict[str, None] = field(default_factory=dict)
-    _partition: int = -1
+    forward: _Seen = field(default_factory=lambda: _Seen())
+    backward: _Seen = field(default_factory=lambda: _Seen())
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch_internals.replaced("compile_to_module_lines", self._load_nothing()))
             stack.enter_context(torch_internals.replaced("cudagraphify", self._record))
-            stack.enter_context(outcome.watched(self.reasons.add_graph))
+            stack.enter_context(outcome.watched(self._note))
             yield
 
     def _load_nothing(self) -> Callable[[Any, Any], Any]:
         def compile_to_module_lines(graph: Any, wrapper_code: Any) -> Any:
-            self.sources.append(wrapper_code.value)
-            self._note_cpu_inputs(graph)
-            runner = SimpleNamespace(partitions=[], recursively_apply_fns=self._record_partitions)
+            seen = self._of(graph.is_backward)
+            seen.sources.append(wrapper_code.value)
+            seen.note_cpu_inputs(graph)
+            runner = SimpleNamespace(partitions=[], recursively_apply_fns=seen.record_partitions)
             return SimpleNamespace(call=_never_called, runner=runner, __file__="<not loaded>")
 
         return compile_to_module_lines
 
-    def _note_cpu_inputs(self, graph: Any) -> None:
+    def _record(self, model: Callable[..., Any], *arguments: Any, is_backward: bool = False, **settings: Any) -> Any:
+        return self._of(is_backward).record(model, *arguments, **settings)
+
+    def _note(self, graph: CompiledGraph) -> None:
+        seen = self._of(graph.direction == "backward")
+        seen.complete = True
+        seen.reasons.add_graph(graph)
+
+    def _of(self, backward: bool) -> _Seen:
+        return self.backward if backward else self.forward
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was seen of one graph. `complete`: Inductor has come to its end with it."""
+
+    sources: list[str] = field(default_factory=list)
+    reasons: Reasons = field(default_factory=Reasons)
+    recorded: list[int] = field(default_factory=list)
+    takes_cpu_tensors: dict[str, None] = field(default_factory=dict)
+    complete: bool = False
+    _partition: int = -1
+
+    def note_cpu_inputs(self, graph: Any) -> None:
         """Operations in partitions that read a CPU tensor."""
         if not torch_internals.inductor_config.graph_partition:
             return
@@ -154,11 +227,11 @@ class _Observer:
                 frame = outcome.scheduled_frame(node)
                 self.takes_cpu_tensors[node.get_name() if frame is None else line_of_frame(frame)] = None
 
-    def _record_partitions(self, record: Sequence[Callable[[Any], Any]]) -> None:
+    def record_partitions(self, record: Sequence[Callable[[Any], Any]]) -> None:
         for self._partition, function in enumerate(record):
             function(_never_called)
 
-    def _record(
+    def record(
         self,
         model: Callable[..., Any],
         static_input_idxs: Sequence[int] = (),
@@ -167,6 +240,7 @@ class _Observer:
         mutated_input_idxs: Sequence[int] = (),
         **ignored: Any,
     ) -> Callable[..., Any]:
+        """Stands for the making of a CUDA graph, of all or of one partition."""
         # Stock PyTorch finds this out at the first call, and then leaves the whole function out. It lets pass inputs
         # that an earlier CUDA graph made; which these are is known at run time only, so none is taken for one here.
         mutated = [index for index in mutated_input_idxs if index not in static_input_idxs]

@@ -5,7 +5,7 @@ Nothing is allocated: placement describes what it feeds a graph with and makes i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,12 +13,17 @@ import torch
 from optimizations.placement import Placement
 from optimizations.report import PlacementReport
 from suite.explain.fx_graph import short_source_line
-from suite.explain.lowering import LoweredGraph, lower
+from suite.explain.lowering import LoweredPair
 from suite.explain.records import LeftInPlace, Placed, PlacedForm, PlacedValue
 from suite.modes import GRAPH_MODE, MODES
 
+Lower = Callable[..., LoweredPair]
+"""Lowers a graph with inputs under `options`, as `lowering.lower_pair` does."""
 
-def lower_placed(placement: Placement, example_inputs: Sequence[Any], stock: LoweredGraph | None) -> LoweredGraph:
+
+def lower_placed(
+    placement: Placement, example_inputs: Sequence[Any], stock: LoweredPair | None, lower: Lower
+) -> LoweredPair:
     """What Inductor makes of a graph after placement, under the options of stock CUDA graphs.
 
     `example_inputs` are those of the graph before placement, and `stock` its outcome without placement, which is also

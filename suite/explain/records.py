@@ -6,7 +6,9 @@ full lowering for an H100. What could not be seen is listed in `limits`, not gue
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from suite.schema import NotCaptured, Record
 
@@ -61,6 +63,9 @@ class Lowering(Record):
     outside run one launch at a time; `cpu_kernels` run on the host each call; `host_to_device_copies` counts copies in
     the call, `blocking_copies` those among them that make the host wait. A kernel is a call in the generated code: a
     library call may launch more than one.
+
+    `captured_once`: why Encore captures the graph only once, so that inputs are copied whose uses the generated code
+    does not name. Told after placement, of programs that train; left out of what is written where there is nothing.
     """
 
     setting: str
@@ -72,6 +77,11 @@ class Lowering(Record):
     host_to_device_copies: int
     blocking_copies: int = 0
     not_captured: list[NotCaptured]
+    captured_once: list[str] = Field(default_factory=list)
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without(write(self), "captured_once")
 
 
 PlacedForm = Literal["kept", "literal", "rebuilt", "staged", "cpu output"]
@@ -116,7 +126,11 @@ class Placed(Record):
 
 
 class FxGraph(Record):
-    """One FX graph of the model, in the order Dynamo made them. `placement` None: it was not planned."""
+    """One FX graph of the model, in the order Dynamo made them. `placement` None: it was not planned.
+
+    `backward`: the lowerings of its backward graph, in a program that trains. Left out of what is written where there
+    are none.
+    """
 
     index: int
     operations: int
@@ -125,10 +139,20 @@ class FxGraph(Record):
     non_static_inputs: list[NonStaticInput]
     non_static_input_bytes: int
     stock_captures: bool | None
-    """Whether stock CUDA graphs (default settings) would capture all its kernels, CPU ones included; None where that
-    cannot be told, and where there is no kernel."""
+    """Whether stock CUDA graphs (default settings) would capture all its kernels, those of its backward and CPU ones
+    included; None where that cannot be told, and where there is no kernel."""
     lowerings: list[Lowering]
     placement: Placed | None = None
+    backward: list[Lowering] = Field(default_factory=list)
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without(write(self), "backward")
+
+
+def _without(written: dict[str, Any], field: str) -> dict[str, Any]:
+    """Without the field, if it is empty: what explanations of programs that do not train never have."""
+    return written if written[field] else {name: value for name, value in written.items() if name != field}
 
 
 class GraphBreak(Record):

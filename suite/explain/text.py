@@ -28,9 +28,9 @@ def summary(explanation: Explanation) -> str:
     if explanation.error is not None and not explanation.graphs:
         return f"failed: {explanation.error.splitlines()[0]}"
     stock = [one for graph in explanation.graphs for one in graph.lowerings if one.setting == GRAPH_MODE]
+    backward = [one for graph in explanation.graphs for one in graph.backward if one.setting == GRAPH_MODE]
     lowered = bool(stock) and len(stock) == len(explanation.graphs)
-    inside = sum(lowering.kernels_in_graphs for lowering in stock)
-    total = inside + sum(lowering.kernels_outside for lowering in stock)
+    captured = _captured(stock) + (f" and {_captured(backward)} of the backward" if backward else "")
     # Scalars are passed by value: no copy is made for them.
     copies = sum(copy.kind != "scalar" for graph in explanation.graphs for copy in graph.copies)
     placed = [graph.placement for graph in explanation.graphs if graph.placement is not None]
@@ -39,9 +39,15 @@ def summary(explanation: Explanation) -> str:
         f"{_count(len(explanation.graphs), 'FX graph')}",
         f"{_count(sum(len(graph.cpu_nodes) for graph in explanation.graphs), 'CPU node')}",
         f"{_count(copies, 'host-to-device copy', 'host-to-device copies')} per call{after}",
-        f"stock captures {inside} of {total} kernels" if lowered else "not lowered as stock would",
+        f"stock captures {captured}" if lowered else "not lowered as stock would",
     ]
     return ", ".join(parts) + ("; failed midway" if explanation.error is not None else "")
+
+
+def _captured(lowerings: Sequence[Lowering]) -> str:
+    inside = sum(lowering.kernels_in_graphs for lowering in lowerings)
+    total = inside + sum(lowering.kernels_outside for lowering in lowerings)
+    return f"{inside} of {total} kernels"
 
 
 def _parts(explanation: Explanation) -> Iterator[RenderableType]:
@@ -89,7 +95,10 @@ def _graph(graph: FxGraph) -> Iterator[RenderableType]:
     if graph.lowerings:
         yield _table(
             ("setting", "CUDA graphs", "kernels in", "kernels out", "CPU kernels", "copies (blocking)", "because"),
-            [_lowering_row(lowering) for lowering in graph.lowerings],
+            [
+                *(_lowering_row(lowering) for lowering in graph.lowerings),
+                *(_lowering_row(lowering, ", backward") for lowering in graph.backward),
+            ],
         )
 
 
@@ -123,13 +132,14 @@ def _copy_row(copy: ExplainedCopy) -> tuple[str, ...]:
     return (copy.node, copy.kind, size, "yes" if copy.blocking else "no", copy.source_line or "")
 
 
-def _lowering_row(lowering: Lowering) -> tuple[str, ...]:
+def _lowering_row(lowering: Lowering, direction: str = "") -> tuple[str, ...]:
     reasons = []
     for each in lowering.not_captured:
         times = f" x{each.count}" if each.count > 1 else ""
         reasons.append(f"{each.reason}{times}" + (f" at {each.source_line}" if each.source_line else ""))
+    reasons.extend(f"Encore captures it once only: {reason}" for reason in lowering.captured_once)
     return (
-        lowering.setting,
+        f"{lowering.setting}{direction}",
         str(lowering.partitions),
         str(lowering.kernels_in_graphs),
         str(lowering.kernels_outside),

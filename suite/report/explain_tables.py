@@ -42,9 +42,21 @@ def settings(explanations: Sequence[Explanation]) -> tuple[str, ...]:
 
 
 def lowerings_of(explanation: Explanation, setting: str) -> list[Lowering]:
-    """The lowering of each FX graph under this setting; empty unless every graph has one, as parts give no total."""
+    """The lowering of each FX graph under this setting; empty unless every graph has one, as parts give no total.
+
+    Those of backward graphs are among them. One that is missing is in the explanation's limits.
+    """
+    found = _forwards_of(explanation, setting)
+    return [*found, *_backwards_of(explanation, setting)] if found else []
+
+
+def _forwards_of(explanation: Explanation, setting: str) -> list[Lowering]:
     found = [one for graph in explanation.graphs for one in graph.lowerings if one.setting == setting]
     return found if len(found) == len(explanation.graphs) else []
+
+
+def _backwards_of(explanation: Explanation, setting: str) -> list[Lowering]:
+    return [one for graph in explanation.graphs for one in graph.backward if one.setting == setting]
 
 
 def is_as_published(explanation: Explanation) -> bool:
@@ -108,7 +120,8 @@ def lowerings(explanations: Sequence[Explanation]) -> Table:
         "What Inductor makes of it",
         "Lowered offline for the target. partitions: pieces that would become CUDA graphs. CPU kernels and copies are "
         "those of one call. Only kernels of FX graphs are seen: what runs between them, after a graph break, is not in "
-        "these counts and is never in a CUDA graph. A model without a row could not be lowered in full.",
+        "these counts and is never in a CUDA graph. A model without a row could not be lowered in full. Backward "
+        "graphs have rows of their own.",
         columns,
         (row for explanation in explanations for row in _lowering_rows(explanation, settings(explanations))),
     )
@@ -158,7 +171,8 @@ def uncaptured(explanations: Sequence[Explanation]) -> Table:
     return make_table(
         "explain_not_captured",
         "Not captured, and why",
-        "Inductor's reasons per setting, and Dynamo's graph breaks: what lies between FX graphs is never captured.",
+        "Inductor's reasons per setting, and Dynamo's graph breaks: what lies between FX graphs is never captured. "
+        "Captured once only: Encore then copies inputs whose uses the generated code does not name.",
         ["workload", "setting", "reason", "source_line", "count"],
         (row for explanation in explanations for row in _uncaptured_rows(explanation)),
     )
@@ -311,8 +325,11 @@ def _captures_text(captures: Sequence[bool | None]) -> str:
 
 
 def _lowering_rows(explanation: Explanation, names: Sequence[str]) -> Iterator[Row]:
-    for setting in names:
-        parts = lowerings_of(explanation, setting)
+    rows = []
+    for name in names:
+        rows.append((name, _forwards_of(explanation, name)))
+        rows.append((f"{name}, backward", _backwards_of(explanation, name)))
+    for setting, parts in rows:
         if not parts:
             continue
         inside, outside = sum(one.kernels_in_graphs for one in parts), sum(one.kernels_outside for one in parts)
@@ -334,9 +351,12 @@ def _uncaptured_rows(explanation: Explanation) -> Iterator[Row]:
     label = explanation_label(explanation)
     totals: Counter[tuple[str, str, str | None]] = Counter()
     for graph in explanation.graphs:
-        for lowering in graph.lowerings:
-            for left in lowering.not_captured:
-                totals[lowering.setting, left.reason, left.source_line] += left.count
+        for direction, lowered in (("", graph.lowerings), (", backward", graph.backward)):
+            for lowering in lowered:
+                setting = f"{lowering.setting}{direction}"
+                for left in lowering.not_captured:
+                    totals[setting, left.reason, left.source_line] += left.count
+                totals.update((setting, f"captured once only: {reason}", None) for reason in lowering.captured_once)
     totals.update(("graph break", one.reason, one.source_line) for one in explanation.breaks)
     for (setting, reason, line), count in totals.items():
         yield {"workload": label, "setting": setting, "reason": reason, "source_line": line, "count": count}

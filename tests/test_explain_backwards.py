@@ -1,0 +1,92 @@
+"""What explain sees of backward graphs, in small programs that are trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from capture_programs import FAILS_BACKWARD
+from explain_seen import Seen, at, captured
+
+from suite.explain.capture import SETTINGS
+from suite.modes import PLACEMENT_MODE
+
+NAMES = (
+    "layer_norm",
+    "operator_in_backward",
+    f"operator_in_backward{FAILS_BACKWARD}",
+    "copy_in_backward",
+    "no_backward",
+)
+TURNED = "it calls a custom operator, encore_explain::turned"
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
+    answers: dict[str, Any] = captured(NAMES, tmp_path_factory.mktemp("backwards"))["programs"]
+    return {name: Seen(answer) for name, answer in answers.items()}
+
+
+def test_a_backward_is_lowered_under_each_setting_and_its_kernels_counted(programs: dict[str, Seen]) -> None:
+    graph = programs["layer_norm"].graph
+    assert [each.setting for each in graph.backward] == [*SETTINGS, PLACEMENT_MODE]
+    for lowering in graph.backward:
+        assert (lowering.partitions, lowering.kernels_outside, lowering.not_captured) == (1, 0, [])
+    assert graph.stock_captures is True
+
+
+def test_a_kernel_that_reduces_along_rows_and_columns_is_counted_with_what_adds_up_and_is_no_obstacle(
+    programs: dict[str, Seen],
+) -> None:
+    seen = programs["layer_norm"]
+    sums = seen.backward_source.count("= workspace_0[")
+    assert sums == 2, "of the gradients of weight and bias"
+    assert seen.backward("graph").kernels_in_graphs == seen.backward_source.count(".run(") + sums
+    assert seen.backward(PLACEMENT_MODE).captured_once == []
+
+
+def test_an_operator_of_the_program_in_the_backward_is_found(programs: dict[str, Seen]) -> None:
+    seen = programs["operator_in_backward"]
+    assert seen.backward(PLACEMENT_MODE).captured_once == [TURNED]
+    assert seen.lowering(PLACEMENT_MODE).captured_once == [], "the forward does not call it"
+    assert seen.backward("graph").captured_once == [], "stock captures once anyway"
+    assert "torch.ops.encore_explain.turned.default(" in seen.backward_source
+
+
+def test_a_copy_to_the_gpu_in_the_backward_is_found_with_its_line(programs: dict[str, Seen]) -> None:
+    seen = programs["copy_in_backward"]
+    backward = seen.backward("graph")
+    assert (backward.host_to_device_copies, backward.blocking_copies) == (1, 1)
+    assert (seen.stock.host_to_device_copies, seen.stock.not_captured) == (0, [])
+    (why,) = backward.not_captured
+    assert "DeviceCopy" in why.reason
+    assert why.source_line is not None
+    assert why.source_line.startswith(at("scale.to(gradient.device)"))
+
+
+def test_the_backward_of_a_forward_that_is_not_captured_is_not_either(programs: dict[str, Seen]) -> None:
+    seen = programs["copy_in_backward"]
+    forward, backward = seen.unpartitioned, seen.backward("graph-unpartitioned")
+    assert (forward.partitions, backward.partitions, backward.kernels_outside) == (0, 0, 2)
+    assert [why.reason for why in backward.not_captured] == ["backward of a graph that was not captured"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (f"operator_in_backward{FAILS_BACKWARD}", "NotImplementedError: a backward that Inductor cannot lower"),
+        ("no_backward", "RuntimeError: "),
+    ],
+    ids=["Inductor fails", "cannot be differentiated"],
+)
+def test_a_backward_that_cannot_be_lowered_is_said_with_the_reason_and_the_forward_stays(
+    programs: dict[str, Seen], name: str, reason: str
+) -> None:
+    seen = programs[name]
+    assert seen.failure is None
+    (limit,) = (limit for limit in seen.limits if limit.startswith("the backward of graph 0 was not lowered"))
+    assert limit.partition(" for ")[2].startswith(f"{', '.join([*SETTINGS, PLACEMENT_MODE])}: ")
+    assert reason in limit
+    assert seen.graph.backward == []
+    assert [each.kernels_in_graphs for each in seen.graph.lowerings] == [2, 2, 2]
+    assert seen.graph.stock_captures is None, "that of the backward is not known"
