@@ -18,6 +18,7 @@ TARGETS = (
     ("ST", "published"),
     ("ST", "current"),
     ("DCGAN", "published"),
+    ("DGPT2", "published"),
 )
 
 pytestmark = pytest.mark.timeout(600)
@@ -106,8 +107,17 @@ def test_st_has_as_many_breaks_and_graphs_as_its_note_says(explanations: dict[tu
     assert "eight graph breaks and six graphs" in notes and "one graph and no break" in notes
 
 
-def test_training_says_what_it_does_not_see(explanations: dict[tuple[str, str], Explanation]) -> None:
-    explanation = explanations["DCGAN", "published"]
+@pytest.mark.parametrize(("acronym", "least"), [("DCGAN", 20), ("DGPT2", 40)])
+def test_training_shows_its_backward_and_says_what_it_does_not_see(
+    explanations: dict[tuple[str, str], Explanation], acronym: str, least: int
+) -> None:
+    """`least`: kernels of a backward, which is two products or convolutions for each of the forward, and more."""
+    explanation = explanations[acronym, "published"]
     assert explanation.task == "training"
-    assert any("backward" in limit for limit in explanation.limits)
-    assert [graph.stock_captures for graph in explanation.graphs] == [True]
+    assert any("the optimizer are not seen" in limit for limit in explanation.limits)
+    (graph,) = explanation.graphs
+    assert graph.stock_captures is True
+    assert [each.setting for each in graph.backward] == [each.setting for each in graph.lowerings]
+    for backward in graph.backward:
+        assert (backward.partitions, backward.kernels_outside, backward.captured_once) == (1, 0, [])
+        assert backward.kernels_in_graphs >= least

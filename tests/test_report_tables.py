@@ -363,6 +363,20 @@ def test_a_model_lowered_in_part_has_no_total():
     assert [one["setting"] for one in rows(explain_tables.lowerings([part]))] == ["graph"]
 
 
+def test_backward_graphs_have_rows_of_their_own_and_count_in_the_overview():
+    first, second = explanation().graphs
+    backward = lowering("graph", 50, 50).model_copy(update={"captured_once": ["it calls a::b"]})
+    trained = explanation(graphs=[first.model_copy(update={"backward": [backward]}), second])
+    table = explain_tables.lowerings([trained])
+    assert [one["setting"] for one in rows(table)] == ["graph", "graph, backward", "graph-unpartitioned"]
+    for setting, percent in (("graph", 90.0), ("graph, backward", 50.0)):
+        assert row(table, setting=setting)["in_graphs_percent"] == percent
+    assert row(explain_tables.overview([trained]))["graph_percent"] == 70.0
+    reasons = [(one["setting"], one["reason"]) for one in rows(explain_tables.uncaptured([trained]))]
+    assert ("graph, backward", "cpu device") in reasons
+    assert ("graph, backward", "captured once only: it calls a::b") in reasons
+
+
 def test_cpu_nodes_breaks_reasons_and_limits_are_listed_with_their_lines():
     found = [explanation("ST"), explanation("MMC", graphs=[], breaks=[], limits=[], error="ValueError: no")]
     (node,) = rows(explain_tables.cpu_nodes(found))
