@@ -116,7 +116,7 @@ def test_gradients_are_not_left_in_tensors() -> None:
 
 
 class Block(nn.Module):
-    """A layer norm, attention, dropout, tied weights and a result that is used in several places."""
+    """A layer norm, attention, dropout, tied weights, a result that is used in several places, and one number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,12 +124,12 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(8)
         self.inner = nn.Linear(8, 8)
 
-    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Tensor) -> tuple[Tensor, ...]:
         x = self.embedding(tokens)
         normed = self.norm(x)
         mixed = functional.scaled_dot_product_attention(normed, self.inner(normed), normed)
         x = functional.dropout(x + mixed, 0.25)
-        return functional.linear(self.norm(x), self.embedding.weight), x.mean(0)
+        return functional.linear(self.norm(x), self.embedding.weight), x.mean(0), x.square().mean()
 
 
 Graph = list[tuple[str, str, str | None]]

@@ -92,12 +92,19 @@ def not_captured_again(source: str, recorded: Collection[int]) -> tuple[str, ...
     kernels = {name: name for name, call in _definitions(tree) if _dotted(call.func) == "async_compile.triton"}
     reasons: dict[str, None] = {}
     for function in ast.walk(tree):
-        if not isinstance(function, ast.FunctionDef):
+        if not isinstance(function, ast.FunctionDef) or not _takes_inputs(function):
             continue
         place = -1 if function.name == CALL else _partition_number(function.name)
         if place in recorded and (opaque := read_function(function, kernels).opaque) is not None:
             reasons[opaque] = None
     return tuple(reasons)
+
+
+def _takes_inputs(function: ast.FunctionDef) -> bool:
+    """Whether it does more with its `args` than to clear them."""
+    nodes = list(ast.walk(function))
+    read = sum(isinstance(node, ast.Name) and node.id == "args" for node in nodes)
+    return read > sum(isinstance(node, ast.Attribute) and _dotted(node) == "args.clear" for node in nodes)
 
 
 def triton_kernels(source: str) -> tuple[TritonKernel, ...]:

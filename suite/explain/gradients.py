@@ -141,7 +141,7 @@ def _call_function(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor 
 def _conform(gradient: Tensor, node: Any, position: int) -> Tensor:
     """A gradient in the shape and dtype of what it is the gradient of."""
     result = autograd_graph.results(node)[position]
-    if gradient.shape != result.shape:
+    if tuple(gradient.shape) != tuple(result.shape):
         gradient = gradient.sum_to_size(result.shape)
     return gradient if gradient.dtype == result.dtype else gradient.to(result.dtype)
 
