@@ -184,6 +184,23 @@ def attention_bf16() -> Made:
     return _attention(torch.bfloat16)
 
 
+class PermutedMask(nn.Module):
+    """A mask whose rows are not contiguous, as T5 makes it of its biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.biases = nn.Embedding(8, 4, dtype=torch.bfloat16)
+        self.register_buffer("distances", torch.arange(24 * 24).view(24, 24) % 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = self.biases(self.distances).permute(2, 0, 1).unsqueeze(0)
+        return functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+def attention_bf16_permuted_mask() -> Made:
+    return PermutedMask(), (torch.randn(2, 4, 24, 32, dtype=torch.bfloat16),)
+
+
 def attention_bf16_masked() -> Made:
     return _attention(torch.bfloat16, masked=True)
 
@@ -279,6 +296,20 @@ def copy_in_backward() -> Made:
     return Scaled(), (torch.randn(8, WIDTH),)
 
 
+def sparse_gradient() -> Made:
+    """The forward can be captured, the backward cannot."""
+    return nn.Embedding(16, WIDTH, sparse=True), (torch.tensor([1, 2, 2]),)
+
+
+class GradientInForward(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.grad(lambda y: y.sin().sum())(x)  # its cosine
+
+
+def gradient_in_forward() -> Made:
+    return GradientInForward(), (torch.randn(8, WIDTH),)
+
+
 class NoGradientOf(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -302,7 +333,7 @@ def no_backward() -> Made:
     return Undifferentiable(), (torch.randn(8, WIDTH),)
 
 
-TRAINED = ("layer_norm", "operator_in_backward", "copy_in_backward", "no_backward")
+TRAINED = ("layer_norm", "operator_in_backward", "copy_in_backward", "sparse_gradient", "no_backward")
 """Programs whose backward is of interest."""
 
 

@@ -16,7 +16,9 @@ NAMES = (
     "operator_in_backward",
     f"operator_in_backward{FAILS_BACKWARD}",
     "copy_in_backward",
+    "sparse_gradient",
     "no_backward",
+    "gradient_in_forward",
 )
 TURNED = "it calls a custom operator, encore_explain::turned"
 
@@ -69,6 +71,22 @@ def test_the_backward_of_a_forward_that_is_not_captured_is_not_either(programs: 
     forward, backward = seen.unpartitioned, seen.backward("graph-unpartitioned")
     assert (forward.partitions, backward.partitions, backward.kernels_outside) == (0, 0, 2)
     assert [why.reason for why in backward.not_captured] == ["backward of a graph that was not captured"]
+
+
+def test_a_backward_that_is_not_captured_behind_a_forward_that_is(programs: dict[str, Seen]) -> None:
+    seen = programs["sparse_gradient"]
+    assert (seen.stock.kernels_in_graphs, seen.stock.kernels_outside) == (1, 0)
+    assert [each.setting for each in seen.graph.backward] == [*SETTINGS, PLACEMENT_MODE]
+    backward = seen.backward("graph")
+    assert (backward.partitions, backward.kernels_in_graphs, backward.kernels_outside) == (0, 0, 1)
+    assert [why.reason for why in backward.not_captured] != []
+    assert seen.graph.stock_captures is False
+
+
+def test_what_a_program_differentiates_itself_is_lowered(programs: dict[str, Seen]) -> None:
+    seen = programs["gradient_in_forward"]
+    assert seen.stock.kernels_in_graphs == 1
+    assert "tl_math.cos(" in seen.source
 
 
 @pytest.mark.parametrize(

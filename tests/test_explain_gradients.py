@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from optimizations import torch_internals
-from suite.explain.gradients import gradients
+from suite.explain.gradients import without_engine
 
 Results = Sequence[Tensor]
 
@@ -32,6 +32,53 @@ class TwoResults(torch.autograd.Function):
         x, y = ctx.saved_tensors
         product, total = incoming
         return None, product * y + total, None, product * x + total * 2
+
+
+class TakesNothing(torch.autograd.Function):
+    """Its backward is given None where there is no gradient, and returns more of it than there are arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return x * 2, y * 3
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
+        first, second = incoming
+        return None if first is None else first * 2, None if second is None else second * 3, None, None
+
+
+class WithAnIndex(torch.autograd.Function):
+    """One of its results has no gradient, and autograd keeps no shape of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, uses_index: bool) -> tuple[Tensor, Tensor]:
+        ctx.uses_index = uses_index
+        return x * 2, x.argmax(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor, None]:
+        return incoming[0] * (incoming[1].sum() + 2 if ctx.uses_index else 2), None
+
+
+class GivesTooLittle(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> Tensor:
+        return incoming[0]
+
+
+class GivesComplex(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> Tensor:
+        return incoming[0].to(torch.complex64)
 
 
 def used_twice(x: Tensor, y: Tensor) -> Results:
@@ -61,6 +108,20 @@ def own_function_with_a_result_that_is_not_used(x: Tensor, y: Tensor) -> Results
     return (TwoResults.apply(3.0, x.sin(), torch.ones(4), y)[0].cos(),)
 
 
+def takes_nothing(x: Tensor, y: Tensor) -> Results:
+    return (TakesNothing.apply(x, y)[1].cos(),)
+
+
+def result_without_gradient(x: Tensor, y: Tensor) -> Results:
+    return (WithAnIndex.apply(x, False)[0] * y,)
+
+
+def differentiates(x: Tensor, y: Tensor) -> Results:
+    """Both inside of `torch.func` and, by `vjp`, after it."""
+    _, pull = torch.func.vjp(lambda a, b: (a * b).sin(), x, y)
+    return (torch.func.grad(lambda a: (a * y).sin().sum())(x), *pull(x))
+
+
 def leaf_is_result(x: Tensor, y: Tensor) -> Results:
     return (x, x * 2)
 
@@ -77,6 +138,9 @@ FUNCTIONS: tuple[Callable[[Tensor, Tensor], Results], ...] = (
     casts,
     own_function,
     own_function_with_a_result_that_is_not_used,
+    takes_nothing,
+    result_without_gradient,
+    differentiates,
     leaf_is_result,
     on_the_way,
 )
@@ -96,7 +160,7 @@ def test_values_are_the_engines(function: Callable[[Tensor, Tensor], Results]) -
         return torch.autograd.grad(results, (x, y, between), incoming, allow_unused=True)
 
     expected = found()
-    with torch_internals.replaced("engine_run_backward", gradients):
+    with without_engine():
         actual = found()
     assert any(each is not None for each in expected)
     for mine, engines in zip(actual, expected, strict=True):
@@ -109,10 +173,46 @@ def test_values_are_the_engines(function: Callable[[Tensor, Tensor], Results]) -
 def test_gradients_are_not_left_in_tensors() -> None:
     x = torch.ones(2, requires_grad=True)
     with (
-        torch_internals.replaced("engine_run_backward", gradients),
+        without_engine(),
         pytest.raises(NotImplementedError, match="left in tensors"),
     ):
         (x * 2).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("function", "engines", "own"),
+    [
+        (lambda x: GivesTooLittle.apply(x, 2.0), "incorrect number of gradients", "incorrect number of gradients"),
+        (lambda x: GivesComplex.apply(x), "isFloatingType", "a complex gradient of a tensor that is not complex"),
+        (lambda x: torch.ones(2, requires_grad=True), "not have been used", "not have been used"),
+        (lambda x: x.detach(), "does not require grad", "does not require grad"),
+    ],
+    ids=["too few", "complex", "not used", "does not require gradients"],
+)
+def test_what_the_engine_refuses_is_refused(function: Callable[[Tensor], Tensor], engines: str, own: str) -> None:
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match=engines):
+        torch.autograd.grad(function(x).sum(), x)
+    with without_engine(), pytest.raises(RuntimeError, match=own):
+        torch.autograd.grad(function(x).sum(), x)
+
+
+def test_a_backward_that_uses_the_gradient_of_a_result_without_one_fails() -> None:
+    """The engine makes zeros for it; without their shape, what is traced would be another backward."""
+    x = torch.ones(2, 3, requires_grad=True)
+    with without_engine(), pytest.raises(AttributeError, match="NoneType"):
+        torch.autograd.grad(WithAnIndex.apply(x, True)[0].sum(), x)
+
+
+def test_edges_are_differentiated_as_the_engine_does() -> None:
+    x = torch.ones(2, requires_grad=True)
+    between = x * 3
+    result = between.sin()
+    edges = [torch.autograd.graph.get_gradient_edge(each) for each in (result, between)]
+    (expected,) = torch.autograd.grad(edges[0], edges[1], torch.ones(2), retain_graph=True)
+    with without_engine():
+        (actual,) = torch.autograd.grad(edges[0], edges[1], torch.ones(2))
+    assert torch.equal(actual, expected)
 
 
 class Block(nn.Module):
@@ -169,7 +269,7 @@ def test_traced_backwards_are_the_engines_node_by_node_and_line_by_line(mixed: b
     module, tokens = Block(), torch.arange(12).view(3, 4)
     with autocast(mixed):
         expected = traced(module, tokens)
-        with torch_internals.replaced("engine_run_backward", gradients):
+        with without_engine():
             actual = traced(module, tokens)
     assert len(expected["backward"]) > 30
     assert sum(line is not None for _, _, line in expected["backward"]) > 20

@@ -505,6 +505,12 @@ NAMES: dict[str, Private] = {
     "maybe_exchange_device": Private(
         "torch.cuda", "_maybe_exchange_device", _CHECKED, "leave a device context without a driver"
     ),
+    "maybe_handle_backward_generation": Private(
+        "torch._inductor.output_code",
+        "maybe_handle_backward_generation",
+        _CHECKED_HERE,
+        "lower a backward that is not captured, without the manager of its forward's CUDA graph",
+    ),
     "module_apply": Private(
         "torch.nn.modules.module", "Module._apply", _CHECKED, "move modules of fake parameters, shared ones too"
     ),

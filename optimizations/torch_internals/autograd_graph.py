@@ -41,6 +41,12 @@ def number(node: Any) -> int:
     return int(node._sequence_nr())
 
 
+def is_of_leaf(node: Any) -> bool:
+    """Whether a node of autograd adds to the gradient of a leaf, its `variable`. A function may call something so, too,
+    but has nodes before it."""
+    return not node.next_functions and hasattr(node, "variable")
+
+
 def results(node: Any) -> Sequence[Any]:
     """`shape`, `dtype` and `device` of each tensor that a node of autograd was recorded for."""
     described: Sequence[Any] = node._input_metadata

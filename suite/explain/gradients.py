@@ -17,41 +17,64 @@ from __future__ import annotations
 import contextlib
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.function import BackwardCFunction, FunctionCtx
+from torch.autograd.graph import GradientEdge
 
 from optimizations import torch_internals
 from optimizations.torch_internals import autograd_graph
 
+_TAKES_NOTHING = "encore_takes_nothing"
+"""Attribute of the context of an `autograd.Function` whose backward wants None where there is no gradient."""
+
+
+@contextlib.contextmanager
+def without_engine() -> Iterator[None]:
+    """`torch.autograd.grad` is answered by `gradients` while the block runs."""
+    method = FunctionCtx.set_materialize_grads
+
+    def noted(context: Any, value: bool) -> None:  # PyTorch lets nobody read it
+        method(context, value)
+        setattr(context, _TAKES_NOTHING, not value)
+
+    with (
+        torch_internals.replaced("engine_run_backward", gradients),
+        torch_internals.replaced_attribute(FunctionCtx, FunctionCtx.set_materialize_grads.__name__, noted),
+    ):
+        yield
+
 
 def gradients(
-    outputs: Sequence[Tensor],
+    outputs: Sequence[Tensor | GradientEdge],
     output_gradients: Sequence[Tensor | None],
     retain_graph: bool,
     create_graph: bool,
-    inputs: Sequence[Tensor] = (),
-    *_: Any,
+    inputs: Sequence[Tensor | GradientEdge] = (),
+    allow_unused: bool = False,
     **settings: Any,
 ) -> tuple[Tensor | None, ...]:
     """In place of the engine's `run_backward`: the gradient of each of the inputs; None where no output leads to it.
 
     Raises:
         NotImplementedError: gradients are to be left in tensors, as `Tensor.backward` does.
+        RuntimeError: what the engine would say: something does not require gradients, or is not used and has to be.
     """
     if settings.get("accumulate_grad") or not inputs:
         raise NotImplementedError("gradients that are left in tensors")
-    roots = [get_gradient_edge(output) for output in outputs]
+    nodes = list(_from_the_leaves([node for node in map(_node, outputs) if node is not None]))
+    leaves = {id(node.variable): node for node in nodes if autograd_graph.is_of_leaf(node)}
     asked: dict[Any, list[tuple[int, int]]] = {}
-    for place, edge in enumerate(map(get_gradient_edge, inputs)):
-        asked.setdefault(edge.node, []).append((edge.output_nr, place))
+    for place, each in enumerate(inputs):
+        if (node := _node(each, leaves)) is not None:
+            asked.setdefault(node, []).append((each.output_nr, place))
     called: set[Any] = set()
-    for node in _from_the_leaves([root.node for root in roots]):
+    for node in nodes:
         if any(earlier in called or earlier in asked for earlier, _ in node.next_functions):
             called.add(node)
     wanted = called | asked.keys()
@@ -59,9 +82,16 @@ def gradients(
 
     found: list[Tensor | None] = [None] * len(inputs)
     given: dict[Any, list[Tensor | None]] = {}
-    for root, gradient in zip(roots, output_gradients, strict=True):
-        if root.node in wanted and gradient is not None:
-            _add(given, root.node, root.output_nr, _conform(gradient, root.node, root.output_nr))
+    for output, gradient in zip(outputs, output_gradients, strict=True):
+        if gradient is None:
+            continue
+        if (node := _node(output, leaves)) is None:  # a leaf that nothing else leads to
+            for place, each in enumerate(inputs):
+                if each is output:
+                    found[place] = _sum(found[place], _conform(gradient, output))
+        elif node in wanted:
+            result = autograd_graph.results(node)[output.output_nr]
+            _add(given, node, output.output_nr, _conform(gradient, result))
     order = count()
     ready = [(-autograd_graph.number(node), next(order), node) for node in given if not missing[node]]
     heapq.heapify(ready)
@@ -83,7 +113,22 @@ def gradients(
                 missing[earlier] -= 1
                 if not missing[earlier]:
                     heapq.heappush(ready, (-autograd_graph.number(earlier), next(order), earlier))
+    if not allow_unused and any(gradient is None for gradient in found):
+        raise RuntimeError("one of the differentiated tensors appears to not have been used in the graph")
     return tuple(found)
+
+
+def _node(tensor: Any, leaves: Mapping[int, Any] = MappingProxyType({})) -> Any:
+    """The node that the gradient of a tensor is given to; None for a leaf that is not among the `leaves`.
+
+    It is not looked for by doing something to the tensor, as `get_gradient_edge` does: what `torch.func` has wrapped
+    would give the node of what is inside.
+    """
+    if isinstance(tensor, GradientEdge):
+        return tensor.node
+    if not tensor.requires_grad:
+        raise RuntimeError("one of the tensors does not require grad and does not have a grad_fn")
+    return leaves.get(id(tensor)) if tensor.grad_fn is None else tensor.grad_fn
 
 
 def _from_the_leaves(roots: Sequence[Any]) -> Iterator[Any]:
@@ -108,8 +153,11 @@ def _from_the_leaves(roots: Sequence[Any]) -> Iterator[Any]:
 
 def _add(given: dict[Any, list[Tensor | None]], node: Any, position: int, gradient: Tensor) -> None:
     held = given.setdefault(node, [None] * len(autograd_graph.results(node)))
-    before = held[position]
-    held[position] = gradient if before is None else before + gradient
+    held[position] = _sum(held[position], gradient)
+
+
+def _sum(before: Tensor | None, gradient: Tensor) -> Tensor:
+    return gradient if before is None else before + gradient
 
 
 def _call(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -120,30 +168,54 @@ def _call(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
         result = node(*incoming)
         outgoing = list(result) if isinstance(result, tuple) else [result]
     return [
-        None if gradient is None or earlier is None else _conform(gradient, earlier, position)
+        None if gradient is None or earlier is None else _conform(gradient, autograd_graph.results(earlier)[position])
         for gradient, (earlier, position) in zip(outgoing, node.next_functions, strict=True)
     ]
 
 
 def _call_function(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The backward of an `autograd.Function`: given zeros where there is no gradient, it returns one per argument."""
-    whole = [
-        torch.zeros(result.shape, dtype=result.dtype, device=result.device) if gradient is None else gradient
-        for gradient, result in zip(incoming, autograd_graph.results(node), strict=True)
-    ]
-    returned = node.apply(*whole)
+    """The backward of an `autograd.Function`: given zeros where there is no gradient, it returns one per argument.
+
+    Where the function said `set_materialize_grads(False)`, it is given None. It may return more than there are
+    arguments, if that is None.
+    """
+    if not getattr(node, _TAKES_NOTHING, False):
+        incoming = [
+            _zeros(result) if gradient is None else gradient
+            for gradient, result in zip(incoming, autograd_graph.results(node), strict=True)
+        ]
+    returned = node.apply(*incoming)
     if not isinstance(returned, tuple):
         returned = (returned,)
-    of_tensors = iter([each for each, needed in zip(returned, node.needs_input_grad, strict=False) if needed])
+    needed = node.needs_input_grad
+    if len(returned) < len(needed) or any(each is not None for each in returned[len(needed) :]):
+        raise RuntimeError(
+            f"function {type(node).__name__} returned an incorrect number of gradients (expected {len(needed)}, "
+            f"got {len(returned)})"
+        )
+    of_tensors = iter([each for each, is_needed in zip(returned, needed, strict=False) if is_needed])
     return [None if earlier is None else next(of_tensors) for earlier, _ in node.next_functions]
 
 
-def _conform(gradient: Tensor, node: Any, position: int) -> Tensor:
+def _zeros(result: Any) -> Tensor | None:
+    """None for what autograd keeps no shape of, a result without gradients; a backward that uses that one fails."""
+    if (tuple(result.shape), result.dtype, result.device.type) == ((), torch.get_default_dtype(), "cpu"):
+        return None
+    zeros: Tensor = torch.ops.aten.zeros.default(
+        list(result.shape), dtype=result.dtype, layout=torch.strided, device=result.device
+    )
+    return zeros
+
+
+def _conform(gradient: Tensor, result: Any) -> Tensor:
     """A gradient in the shape and dtype of what it is the gradient of."""
-    result = autograd_graph.results(node)[position]
     if tuple(gradient.shape) != tuple(result.shape):
         gradient = gradient.sum_to_size(result.shape)
-    return gradient if gradient.dtype == result.dtype else gradient.to(result.dtype)
+    if gradient.dtype == result.dtype:
+        return gradient
+    if gradient.is_complex() and not result.dtype.is_complex:
+        raise RuntimeError("a complex gradient of a tensor that is not complex")
+    return gradient.to(result.dtype)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ generated source, so that its Triton kernels can be had too (`generated_code.tri
 
 Note [Backward graphs]. `torch.compile` lowers a backward when it is first called, which needs a GPU. AOTAutograd can be
 told to lower it together with its forward (`force_non_lazy_backward_lowering`). To get that far it differentiates while
-it traces, and PyTorch's engine asks the driver for streams; `gradients` stands for the engine meanwhile. The gradient
+it traces, and PyTorch's engine asks the driver for streams; `gradients` stands for the engine. The gradient
 of every output that can have one is taken to be given, as it is in a real backward.
 """
 
@@ -26,7 +26,7 @@ from optimizations import torch_internals
 from optimizations.report import CompiledGraph
 from optimizations.torch_internals import outcome
 from suite.explain.generated_code import Body, GeneratedModule, read_module
-from suite.explain.gradients import gradients
+from suite.explain.gradients import without_engine
 from suite.reasons import Reasons
 from suite.schema import NotCaptured
 from suite.source_line import line_of_frame
@@ -129,7 +129,6 @@ def lower_pair(
         with (
             torch.enable_grad(),
             torch_internals.functorch_config.patch(force_non_lazy_backward_lowering=True),
-            torch_internals.replaced("engine_run_backward", gradients),
         ):
             _run(observer, graph_module, example_inputs, options)
     except LoweringFailed as error:
@@ -153,6 +152,8 @@ def _run(
     with (
         torch_internals.inductor_config.patch(settings),
         torch_internals.functorch_config.patch(enable_autograd_cache=False),
+        # Backwards are made by it, and so is what a program differentiates itself (`torch.func.grad`).
+        without_engine(),
         # Inductor asks the C++ compiler what it is and which vector instructions it can use; none need be there.
         torch_internals.replaced("get_cpp_compiler", lambda: "g++"),
         torch_internals.replaced("valid_vec_isa_list", list),
@@ -179,6 +180,8 @@ class _Observer:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch_internals.replaced("compile_to_module_lines", self._load_nothing()))
             stack.enter_context(torch_internals.replaced("cudagraphify", self._record))
+            # It tells the manager of CUDA graphs, which nothing made, that a backward runs outside of them.
+            stack.enter_context(torch_internals.replaced("maybe_handle_backward_generation", lambda *_: None))
             stack.enter_context(outcome.watched(self._note))
             yield
 
