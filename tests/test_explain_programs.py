@@ -30,6 +30,7 @@ NAMES = (
     "convolution",
     "attention_bf16",
     "attention_bf16_masked",
+    "attention_bf16_permuted_mask",
     "attention_fp32",
     "attention_fp64",
     "device_constant",
@@ -207,8 +208,10 @@ def test_attention_is_one_kernel_and_said_to_be_assumed(
     assert any("cuDNN" in limit for limit in seen.limits)
 
 
-def test_attention_fp64__has_no_fused_kernel(seen: Seen) -> None:
-    assert "_scaled_dot_product_" not in seen.source
+@pytest.mark.parametrize("name", ["attention_bf16_permuted_mask", "attention_fp64"])
+def test_attention_has_no_fused_kernel_for_this_mask_and_dtype(answers: dict[str, Any], name: str) -> None:
+    seen = Seen(answers["programs"][name])
+    assert "torch.ops.aten._scaled_dot_product_" not in seen.source
     assert seen.source.count("extern_kernels.bmm(") == 2
     assert not any("cuDNN" in limit for limit in seen.limits)
 

@@ -68,6 +68,8 @@ def choose(
     tensors = (query, key, value)
     if any(tensor.dim() != 4 or tensor.stride(-1) != 1 or tensor.size(-2) == 0 for tensor in tensors):
         return "math"
+    if mask is not None and mask.stride(-1) != 1:
+        return "math"
     half = query.dtype in (torch.float16, torch.bfloat16)
     same_width = query.size(-1) == key.size(-1) == value.size(-1)
     square = query.size(-2) == key.size(-2)
