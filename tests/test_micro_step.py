@@ -23,7 +23,18 @@ from optimizations.capture.step.graphed_step import GraphedStep
 from suite.cli import main
 from suite.errors import EXIT_WRONG_USE, WrongUse
 from suite.micro import step
-from suite.micro.step import BARE, BY_HAND, NONE, STEP, StepCost, StepRun, chosen_ways, table, training_workloads
+from suite.micro.step import (
+    BARE,
+    BY_HAND,
+    NONE,
+    STEP,
+    HostShare,
+    StepCost,
+    StepRun,
+    chosen_ways,
+    table,
+    training_workloads,
+)
 from suite.modes import MODES
 
 
@@ -156,6 +167,24 @@ def test_draws_on_the_host_are_captured_where_the_workload_says_that_they_decide
     assert any(graph.replays for graph in device.graphs) is unused
 
 
+def test_what_the_host_does_around_launches_is_a_part_of_the_cost(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = SimpleNamespace()
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: None)
+    replay = torch.cuda.CUDAGraph.replay
+
+    def make(program: step.Program, way: str, with_optimizer: bool) -> step.Made:
+        return step.Made(lambda index: torch.cuda.CUDAGraph.replay(graph) if way == STEP else None)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(step, "_make", make)
+    costs = {cost.way: cost for cost in step.measure("DCGAN", size="tiny", samples=3, ways=["compile", STEP])}
+    assert costs["compile"].host is None
+    host = costs[STEP].host
+    assert host is not None and min(host.before_us, host.launch_us, host.behind_us) > 0 and host.between_us == 0
+    assert torch.cuda.CUDAGraph.replay is replay
+
+
 def test_only_the_ways_that_are_named_are_measured() -> None:
     assert chosen_ways(None) == list(step.WAYS)
     assert chosen_ways([BY_HAND, STEP]) == [STEP, BY_HAND]
@@ -176,9 +205,10 @@ def cost(way: str, whole_us: list[float], refused: str | None = None, *, with_op
 
 
 def test_the_table_puts_each_way_beside_the_one_by_hand() -> None:
+    host = HostShare(before_us=14.2, launch_us=9.0, between_us=2.0, behind_us=76.4)
     costs = [
         cost("compile", [2000.0, 1000.0, 3000.0]),
-        cost(STEP, [600.0]),
+        cost(STEP, [600.0]).model_copy(update={"host": host}),
         cost(BY_HAND, [500.0]).model_copy(update={"kernels": {"a": 1200, "b": 3}, "kernel_us": 490.4}),
         cost(BARE, [], "out of memory"),
         cost(STEP, [700.0], with_optimizer=True),
@@ -190,11 +220,11 @@ def test_the_table_puts_each_way_beside_the_one_by_hand() -> None:
     rows = [
         [cell.strip() for cell in line.split("│")[1:-1]] for line in text.getvalue().splitlines() if "DCGAN" in line
     ]
-    assert rows[0][:6] == ["DCGAN", "compile", "2,000", "4.00", "2.0 GB", "1"]
-    assert rows[1][2:4] == ["600", "1.20"]
+    assert rows[0][:7] == ["DCGAN", "compile", "2,000", "4.00", NONE, "2.0 GB", "1"]
+    assert rows[1][2:5] == ["600", "1.20", "16, 9, 76"]
     assert rows[3][1:4] == [BARE, NONE, NONE]
-    assert rows[3][8] == "out of memory"
-    assert rows[2][6:8] == ["1,203", "490"]
-    assert rows[0][6:8] == [NONE, NONE]
+    assert rows[3][9] == "out of memory"
+    assert rows[2][7:9] == ["1,203", "490"]
+    assert rows[0][7:9] == [NONE, NONE]
     assert rows[4][0] == "DCGAN with optimizer"
     assert rows[4][3] == NONE  # the one by hand without the optimizer is no measure for it

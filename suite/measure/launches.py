@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -47,6 +48,47 @@ def graphs_of(run: Callable[[], object], wait: Callable[[], None], iterations: i
         waits = sum(wait_us for _, wait_us in launches[1:])
         found.append(Graphs(len(launches), sum(own for own, _ in launches) - waits))
     return found if all(one.count for one in found) else []
+
+
+@dataclass(frozen=True, slots=True)
+class HostParts:
+    """Microseconds of the host in a call that launches graphs: before the first launch, in all launches, and from the
+    last one to the end of the call, when the device is at work. What lies between several launches is `between_us`."""
+
+    before_us: float
+    launch_us: float
+    between_us: float
+    behind_us: float
+
+
+def host_parts(run: Callable[[int], object], wait: Callable[[], None], calls: int) -> HostParts | None:
+    """Medians over so many calls, each begun when the device has nothing to do. None where one launches no graph."""
+    kind: Any = torch.cuda.CUDAGraph
+    replay = kind.replay
+    marks: list[int] = []
+
+    def noted(graph: Any) -> None:
+        marks.append(time.perf_counter_ns())
+        replay(graph)
+        marks.append(time.perf_counter_ns())
+
+    found: list[tuple[int, ...]] = []
+    kind.replay = noted
+    try:
+        for index in range(calls):
+            wait()
+            marks.clear()
+            begin_ns = time.perf_counter_ns()
+            run(index)
+            end_ns = time.perf_counter_ns()
+            if not marks:
+                return None
+            launch_ns = sum(marks[1::2]) - sum(marks[::2])
+            found.append((marks[0] - begin_ns, launch_ns, marks[-1] - marks[0] - launch_ns, end_ns - marks[-1]))
+    finally:
+        kind.replay = replay
+        wait()
+    return HostParts(*(median(part) / 1e3 for part in zip(*found, strict=True)))
 
 
 @contextmanager

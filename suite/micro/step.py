@@ -3,7 +3,8 @@ callable, the whole step by `optimizations.graph_step`, and the whole step captu
 
 The capture by hand is the reference: the same compiled iteration, warmed up on a side stream, recorded with
 `torch.cuda.graph`, launched bare and with one copy for each input. Nothing general can be faster with these kernels.
-Time is the host's from the call until the GPU is done, each iteration waited for.
+Time is the host's from the call until the GPU is done, each iteration waited for. Where an iteration launches graphs,
+what the host does before its launches, in them and behind them is taken in other iterations.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import functools
 import gc
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from suite.captured_iteration import host_draws
 from suite.errors import WrongUse
 from suite.iteration import callable_for, iteration, set_numerics
 from suite.measure.graphs import recorded_graphs
-from suite.measure.launches import waited_us
+from suite.measure.launches import host_parts, waited_us
 from suite.measure.profiling import load_profiler, profile_iterations
 from suite.modes import Mode, select_modes
 from suite.schema import Environment, Record
@@ -46,6 +47,15 @@ SEED = 1337
 NONE = "\N{EN DASH}"
 
 
+class HostShare(Record):
+    """What the host does in an iteration, medians: `suite.measure.launches.HostParts`."""
+
+    before_us: float
+    launch_us: float
+    between_us: float
+    behind_us: float
+
+
 class StepCost(Record):
     """One way of running a workload's iteration.
 
@@ -55,6 +65,7 @@ class StepCost(Record):
         reserved_bytes: most memory that PyTorch reserved while the iteration was warmed up and timed.
         graphs: CUDA graphs there are for the iteration, None where the way is refused.
         refused: why there is no time.
+        host: what of an iteration is the host's; None where it launches no graph, and in older files.
         kernels: which kernels an iteration runs, how often each, and `kernel_us` their time in all; None where they
             were not profiled.
     """
@@ -66,6 +77,7 @@ class StepCost(Record):
     reserved_bytes: int | None
     graphs: int | None
     refused: str | None
+    host: HostShare | None = None
     kernels: dict[str, int] | None = None
     kernel_us: float | None = None
 
@@ -182,14 +194,15 @@ def _cost(name: str, program: Callable[[], Program], way: str, with_optimizer: b
         torch.cuda.reset_peak_memory_stats()
         made = _make(program(), way, with_optimizer)
         whole = _timed(made.call, samples) if made.refused is None else []
+        host = _host_share(made.call, samples) if made.refused is None else None
         peak: int | None = torch.cuda.max_memory_reserved()
         refused = made.refused
         graphs = made.graphs if made.refused is None else None
         made.free()
     except torch.OutOfMemoryError as error:
-        whole, peak, graphs, refused = [], None, None, f"out of memory: {_first_line(error)}"
+        whole, host, peak, graphs, refused = [], None, None, None, f"out of memory: {_first_line(error)}"
     except Exception as error:  # of the program, or of a capture by hand; the other ways are measured all the same
-        whole, peak, graphs, refused = [], None, None, f"{type(error).__name__}: {_first_line(error)}"
+        whole, host, peak, graphs, refused = [], None, None, None, f"{type(error).__name__}: {_first_line(error)}"
         _leave_capture()
     return StepCost(
         workload=name,
@@ -199,6 +212,7 @@ def _cost(name: str, program: Callable[[], Program], way: str, with_optimizer: b
         reserved_bytes=peak,
         graphs=graphs,
         refused=refused,
+        host=host,
     )
 
 
@@ -320,6 +334,11 @@ def _timed(call: Callable[[int], Any], samples: int) -> list[float]:
     return [waited_us(functools.partial(call, index), torch.cuda.synchronize) for index in range(samples)]
 
 
+def _host_share(call: Callable[[int], Any], samples: int) -> HostShare | None:
+    parts = host_parts(call, torch.cuda.synchronize, samples)
+    return None if parts is None else HostShare(**asdict(parts))
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0]
 
@@ -357,6 +376,7 @@ def table(run: StepRun) -> Table:
         "way",
         "µs per iteration",
         "times the one by hand",
+        "before, in and behind launches",
         "reserved",
         "graphs",
         "kernels",
@@ -376,6 +396,7 @@ def table(run: StepRun) -> Table:
             cost.way,
             NONE if median is None else f"{median:,.0f}",
             NONE if median is None or not floor else f"{median / floor:.2f}",
+            NONE if cost.host is None else _in_words(cost.host),
             NONE if cost.reserved_bytes is None else format_bytes(cost.reserved_bytes),
             NONE if cost.graphs is None else str(cost.graphs),
             NONE if cost.kernels is None else f"{sum(cost.kernels.values()):,}",
@@ -383,3 +404,8 @@ def table(run: StepRun) -> Table:
             cost.refused or "",
         )
     return shown
+
+
+def _in_words(host: HostShare) -> str:
+    """Microseconds of the host; those between several launches count as before."""
+    return f"{host.before_us + host.between_us:,.0f}, {host.launch_us:,.0f}, {host.behind_us:,.0f}"
