@@ -365,6 +365,30 @@ def _raise(y: Tensor) -> None:
     raise ArithmeticError("no such number")
 
 
+class Repeats(torch.nn.Module):
+    """A layer that Dynamo leaves in the middle, three times over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = BreaksInside()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = self.layer(x)
+        return x
+
+
+class BreaksInside(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos() + x
+
+
+def repeats() -> Made:
+    return Repeats(), (torch.randn(8, WIDTH),)
+
+
 def raises() -> Made:
     return Raises(), (torch.randn(8, WIDTH),)
 

@@ -37,6 +37,7 @@ NAMES = (
     "WithExampleInputs",
     "with_keywords",
     "raises",
+    "repeats",
 )
 BATCH = 8
 FLOAT_BYTES = 4
@@ -235,6 +236,14 @@ def test_with_keywords__passes_them_on(seen: Seen) -> None:
 def test_raises__keeps_what_was_seen_before(seen: Seen) -> None:
     assert seen.failure == "ArithmeticError('no such number')"
     assert len(seen.graphs) == 1
+
+
+def test_repeats__is_counted_once_and_says_how_often_it_runs(seen: Seen) -> None:
+    assert seen.failure is None and len(seen.graphs) == 2
+    assert [limit for limit in seen.limits if "counted once" in limit] == [
+        "graph 0 runs 3 times in the call, and is counted once",
+        "graph 1 runs 3 times in the call, and is counted once",
+    ]
 
 
 def test_the_pretence_ends_with_the_capture(answers: dict[str, Any]) -> None:

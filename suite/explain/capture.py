@@ -50,13 +50,14 @@ _ONE_CALL_LIMIT = "one call is traced: what is compiled again for other shapes o
 class TracedCall:
     """What one call showed: FX graphs in Dynamo's order, breaks between them, and what stayed unseen.
 
-    `lowered` keeps what Inductor generated for each graph, by setting, and `backward` the same of backward graphs.
-    `failure` is what the program raised, if it did; what was seen before stays.
+    `calls` says how often each graph ran. `lowered` keeps what Inductor generated for each graph, by setting, and
+    `backward` the same of backward graphs. `failure` is what the program raised, if it did; what was seen before stays.
     """
 
     graphs: list[FxGraph] = field(default_factory=list)
     breaks: list[GraphBreak] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
     lowered: list[dict[str, LoweredGraph]] = field(default_factory=list)
     backward: list[dict[str, LoweredGraph]] = field(default_factory=list)
     failure: Exception | None = None
@@ -92,6 +93,11 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
             for reason in reasons
         )
     found.limits.extend(shortcuts.taken)
+    found.limits.extend(
+        f"graph {index} runs {count} times in the call, and is counted once"
+        for index, count in enumerate(found.calls)
+        if count > 1
+    )
     if found.breaks:
         found.limits.append(_BREAK_LIMIT)
     if program.differentiates:
@@ -204,7 +210,13 @@ def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, tr
             f"the backward of graph {index} was not lowered for {', '.join(names)}: {why}"
             for why, names in missing.items()
         )
-        return graph_module.forward
+        found.calls.append(0)
+
+        def run(*args: Any) -> Any:
+            found.calls[index] += 1
+            return graph_module.forward(*args)
+
+        return run
 
     return collect
 
