@@ -17,12 +17,13 @@ from pathlib import Path
 import torch
 
 from models.instance import Instance, instantiate
-from models.registry import find
+from models.registry import Inputs, find
 from suite.cell_errors import Unsupported
 from suite.cell_turns import TURNS, turns_of
 from suite.gpu import LEAST_COMPUTE_CAPABILITY
 from suite.iteration import set_numerics
 from suite.measure.gpu_state import gpu_reader
+from suite.measure.memory import release
 from suite.measure.results import State
 from suite.measure.timing import require_distinct_addresses, timer_for
 from suite.memory_need import require_memory
@@ -80,7 +81,10 @@ class CellProgram:
         if isinstance(self.ranks, RankGroup):
             assert workload.sharding is not None
             workload.sharding.shard(self.instance.module, self.ranks.mesh)
-        self.input_sets = [self.instance.inputs(index) for index in range(spec.input_sets)]
+        self.input_sets: list[Inputs] = []
+        for index in range(spec.input_sets):
+            self.input_sets.append(self.instance.inputs(index))
+            release(self.instance.device)  # drawn in float32: twice what stays, and other modes need it
         require_distinct_addresses(self.input_sets)
         self.checked = self.input_sets[: spec.check_inputs]
         self.states = [State(self.instance.module, inputs) for inputs in self.checked]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_cells import Mlp, cell
 
+import suite.cell_program
 from models import registry
 from suite.cell_errors import Unsupported
 from suite.schema import Status
@@ -19,6 +20,20 @@ def test_input_sets_that_share_memory_are_refused(cell):
     live = cell(Mlp, inputs=lambda variant, size, generator: registry.Inputs(args=(shared,)))
     with pytest.raises(ValueError, match="same address"):
         live.prepare()
+
+
+def test_what_an_input_set_took_while_it_was_made_is_given_back_before_the_next(cell, monkeypatch):
+    """Those of eight processes are made at the same time, and drawn in float32 each."""
+    events = []
+
+    def inputs(variant, size, generator):
+        events.append("made")
+        return registry.Inputs(args=(torch.randn(4, 8, generator=generator),))
+
+    monkeypatch.setattr(suite.cell_program, "release", lambda device: events.append("given back"))
+    live = cell(Mlp, inputs=inputs, spec={"input_sets": 3})
+    live.build()
+    assert events == ["made", "given back"] * 3
 
 
 def test_without_a_gpu_a_gpu_cell_is_unsupported(cell, monkeypatch):
