@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -61,14 +63,14 @@ class CpuGraph:
         self.valid = False
         self.later: list[CpuGraph] = []
         """Graphs that were captured in the same pool since. Memory that this one used for a while was free then."""
-        self.mates: list[CpuGraph] = []
-        """All graphs of the pool."""
-        self.left: list[tuple[CpuGraph, list[torch.UntypedStorage]]] = []
+        self.mates: Callable[[], Sequence[CpuGraph]] = lambda: ()
+        """All graphs of the pool, which it does not hold."""
+        self.left: list[tuple[weakref.ref[CpuGraph], list[torch.UntypedStorage]]] = []
         """What earlier graphs of the pool made, and nobody held any more behind this one: it may lie there."""
 
     def replay(self) -> None:
         assert self.valid and not self.freed, "a graph was launched that was not captured, or freed"
-        for mate in self.mates:
+        for mate in self.mates():
             mate.spoil()
         self.replays += 1
         self.launched_at = next(_launches)
@@ -86,9 +88,9 @@ class CpuGraph:
     def spoil(self) -> None:
         """Where it made something, what earlier graphs left is written over, if anything was written there since: their
         launches left garbage."""
-        before = [(graph, storages) for graph, storages in self.left if graph.launched_at > self.launched_at]
+        before = [storages for graph, storages in self.left if (one := graph()) and one.launched_at > self.launched_at]
         if before and any(not _is_garbage(storage) for storage in self.made.values()):
-            for _, storages in before:
+            for storages in before:
                 for storage in storages:
                     _fill_with_garbage(storage)
 
@@ -143,6 +145,11 @@ class CpuGraph:
         self.operators.clear()
         self.outlived = [(address, StorageWeakRef(one)) for address, one in self.made.items()]
         self.made.clear()
+
+
+def _of_pool(device: weakref.ref[CpuDevice], pool: Any) -> Sequence[CpuGraph]:
+    there = device()
+    return there._captured[pool] if there is not None else ()
 
 
 def _fill_with_garbage(storage: torch.UntypedStorage) -> None:
@@ -370,9 +377,9 @@ class CpuDevice:
                 earlier.later.append(graph)
             graph.note_references()
             held = sum((one.held for one in self.graphs), Counter[int]())
-            graph.left = [(earlier, _freed(earlier, held)) for earlier in self._captured[pool]]
+            graph.left = [(weakref.ref(earlier), _freed(earlier, held)) for earlier in self._captured[pool]]
             self._captured[pool].append(graph)
-            graph.mates = self._captured[pool]
+            graph.mates = functools.partial(_of_pool, weakref.ref(self), pool)
             self.pools[pool] += sum(storage.nbytes() for storage in graph.made.values())
         finally:
             self.broken += mode.broken
