@@ -22,13 +22,13 @@ from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step.graphed_step import GraphedStep
 from suite.cli import main
 from suite.errors import EXIT_WRONG_USE, WrongUse
+from suite.measure.launches import HostParts
 from suite.micro import step
 from suite.micro.step import (
     BARE,
     BY_HAND,
     NONE,
     STEP,
-    HostShare,
     StepCost,
     StepRun,
     chosen_ways,
@@ -205,7 +205,7 @@ def cost(way: str, whole_us: list[float], refused: str | None = None, *, with_op
 
 
 def test_the_table_puts_each_way_beside_the_one_by_hand() -> None:
-    host = HostShare(before_us=14.2, launch_us=9.0, between_us=2.0, behind_us=76.4)
+    host = HostParts(before_us=14.2, launch_us=9.0, between_us=2.0, behind_us=76.4)
     costs = [
         cost("compile", [2000.0, 1000.0, 3000.0]),
         cost(STEP, [600.0]).model_copy(update={"host": host}),

@@ -24,6 +24,9 @@ FEWEST_REPLAYS = 8
 LONGEST_GAP_S = 0.1
 """Of the time between two calls, no more counts as use of the graph: a program may be doing something else."""
 
+MEMORY = "memory"
+"""What a reason begins with that is about lack of device memory."""
+
 FREE_SHARE = 0.5
 """Of the memory that is free on the device, the work takes at most this much."""
 
@@ -135,5 +138,10 @@ def waiting_for_memory(needed_bytes: int, free_bytes: int) -> str | None:
     """What is waited for before work that takes this much device memory for a while; None where it may be done."""
     if needed_bytes > FREE_SHARE * free_bytes:
         free = format_bytes(free_bytes)
-        return f"memory: {format_bytes(needed_bytes)} are needed, and half of the free {free} may be taken"
+        return f"{MEMORY}: {format_bytes(needed_bytes)} are needed, and half of the free {free} may be taken"
     return None
+
+
+def is_about_memory(reason: str | None) -> bool:
+    """Whether something waits, or was given up, because memory is short: more calls alone do not help then."""
+    return reason is not None and reason.startswith(MEMORY)

@@ -42,7 +42,7 @@ from optimizations.indirection.exclusions import with_reasons
 from optimizations.indirection.plan import Choice, make_plan
 from optimizations.indirection.pointers import ReasonCode
 from optimizations.one_line import one_line
-from optimizations.recording.budget import Together, Use, waiting_for_memory
+from optimizations.recording.budget import Together, Use, is_about_memory, waiting_for_memory
 from optimizations.recording.examination import (
     Examination,
     Findings,
@@ -196,8 +196,7 @@ class Session:
     @property
     def pending(self) -> bool:
         """Whether something is still to be done that only takes more calls."""
-        waits_for_memory = self.waiting is not None and self.waiting.startswith("memory")
-        return self.stage is not Stage.DONE and not waits_for_memory
+        return self.stage is not Stage.DONE and not is_about_memory(self.waiting)
 
     @property
     def waits_for(self) -> str | None:

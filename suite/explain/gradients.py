@@ -31,7 +31,7 @@ from optimizations import torch_internals
 from optimizations.torch_internals import autograd_graph
 
 _TAKES_NOTHING = "encore_takes_nothing"
-"""Attribute of the context of an `autograd.Function` whose backward wants None where there is no gradient."""
+"""Set on the context of an `autograd.Function` whose backward takes None, and not zeros, for a missing gradient."""
 
 
 @contextlib.contextmanager
@@ -174,10 +174,10 @@ def _call(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 
 def _call_function(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The backward of an `autograd.Function`: given zeros where there is no gradient, it returns one per argument.
+    """Calls the backward of an `autograd.Function`, which returns a gradient for each argument of the forward.
 
-    Where the function said `set_materialize_grads(False)`, it is given None. It may return more than there are
-    arguments, if that is None.
+    It gets zeros for a missing gradient, or None if the function said `set_materialize_grads(False)`. What it returns
+    beyond the number of arguments has to be None.
     """
     if not getattr(node, _TAKES_NOTHING, False):
         incoming = [

@@ -139,8 +139,8 @@ class FxGraph(Record):
     non_static_inputs: list[NonStaticInput]
     non_static_input_bytes: int
     stock_captures: bool | None
-    """Whether stock CUDA graphs (default settings) would capture all its kernels, those of its backward and CPU ones
-    included; None where that cannot be told, and where there is no kernel."""
+    """Whether stock CUDA graphs (default settings) would capture all its kernels. Kernels of its backward and on the
+    CPU count, too. None if that is not known, or if there is no kernel."""
     lowerings: list[Lowering]
     placement: Placed | None = None
     backward: list[Lowering] = Field(default_factory=list)
@@ -179,6 +179,14 @@ class Explanation(Record):
     breaks: list[GraphBreak]
     limits: list[str]
     error: str | None
+
+    def forwards(self, setting: str) -> list[Lowering]:
+        """The lowerings of FX graphs under this setting; those that could not be lowered have none."""
+        return [one for graph in self.graphs for one in graph.lowerings if one.setting == setting]
+
+    def backwards(self, setting: str) -> list[Lowering]:
+        """Those of their backward graphs."""
+        return [one for graph in self.graphs for one in graph.backward if one.setting == setting]
 
 
 class WorkerAnswer(Record):

@@ -27,8 +27,7 @@ def summary(explanation: Explanation) -> str:
     """One line: what was found, or why nothing was."""
     if explanation.error is not None and not explanation.graphs:
         return f"failed: {explanation.error.splitlines()[0]}"
-    stock = [one for graph in explanation.graphs for one in graph.lowerings if one.setting == GRAPH_MODE]
-    backward = [one for graph in explanation.graphs for one in graph.backward if one.setting == GRAPH_MODE]
+    stock, backward = explanation.forwards(GRAPH_MODE), explanation.backwards(GRAPH_MODE)
     lowered = bool(stock) and len(stock) == len(explanation.graphs)
     captured = _captured(stock) + (f" and {_captured(backward)} of the backward" if backward else "")
     # Scalars are passed by value: no copy is made for them.

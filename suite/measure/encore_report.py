@@ -11,6 +11,7 @@ import json
 from pydantic import JsonValue
 
 import optimizations
+from optimizations.recording.budget import is_about_memory
 from suite.environment import without_paths
 from suite.source_line import reason_and_line, short_line
 
@@ -26,9 +27,8 @@ def encore_report() -> list[JsonValue]:
 def graphs_wait_for_memory() -> str | None:
     """What a graph of Encore's waits for in this process, or its selection did without, where that is memory."""
     for graph in optimizations.report():
-        said = [*(one.waiting for one in graph.recordings), *(one.reason for one in graph.selection)]
-        for reason in said:
-            if reason is not None and reason.startswith("memory"):
+        for reason in [*(one.waiting for one in graph.recordings), *(one.reason for one in graph.selection)]:
+            if is_about_memory(reason):
                 return reason
     return None
 

@@ -17,6 +17,9 @@ from typing import Any
 
 import torch
 
+from optimizations.torch_internals import replaced_attribute
+from suite.schema import Record
+
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
@@ -50,8 +53,7 @@ def graphs_of(run: Callable[[], object], wait: Callable[[], None], iterations: i
     return found if all(one.count for one in found) else []
 
 
-@dataclass(frozen=True, slots=True)
-class HostParts:
+class HostParts(Record):
     """Microseconds of the host in a call that launches graphs: before the first launch, in all launches, and from the
     last one to the end of the call, when the device is at work. What lies between several launches is `between_us`."""
 
@@ -73,22 +75,22 @@ def host_parts(run: Callable[[int], object], wait: Callable[[], None], calls: in
         marks.append(time.perf_counter_ns())
 
     found: list[tuple[int, ...]] = []
-    kind.replay = noted
     try:
-        for index in range(calls):
-            wait()
-            marks.clear()
-            begin_ns = time.perf_counter_ns()
-            run(index)
-            end_ns = time.perf_counter_ns()
-            if not marks:
-                return None
-            launch_ns = sum(marks[1::2]) - sum(marks[::2])
-            found.append((marks[0] - begin_ns, launch_ns, marks[-1] - marks[0] - launch_ns, end_ns - marks[-1]))
+        with replaced_attribute(kind, "replay", noted):
+            for index in range(calls):
+                wait()
+                marks.clear()
+                begin_ns = time.perf_counter_ns()
+                run(index)
+                end_ns = time.perf_counter_ns()
+                if not marks:
+                    return None
+                launch_ns = sum(marks[1::2]) - sum(marks[::2])
+                found.append((marks[0] - begin_ns, launch_ns, marks[-1] - marks[0] - launch_ns, end_ns - marks[-1]))
     finally:
-        kind.replay = replay
         wait()
-    return HostParts(*(median(part) / 1e3 for part in zip(*found, strict=True)))
+    before_us, launch_us, between_us, behind_us = (median(part) / 1e3 for part in zip(*found, strict=True))
+    return HostParts(before_us=before_us, launch_us=launch_us, between_us=between_us, behind_us=behind_us)
 
 
 @contextmanager
@@ -104,11 +106,8 @@ def timed_launches(
         own = before() if found else 0.0
         found.append((waited_us(lambda: replay(graph), wait), own))
 
-    kind.replay = timed
-    try:
+    with replaced_attribute(kind, "replay", timed):
         yield found
-    finally:
-        kind.replay = replay
 
 
 def least_graph() -> Callable[[], object]:

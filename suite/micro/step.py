@@ -14,7 +14,7 @@ import functools
 import gc
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from suite.captured_iteration import host_draws
 from suite.errors import WrongUse
 from suite.iteration import callable_for, iteration, set_numerics
 from suite.measure.graphs import recorded_graphs
-from suite.measure.launches import host_parts, waited_us
+from suite.measure.launches import HostParts, host_parts, waited_us
 from suite.measure.profiling import load_profiler, profile_iterations
 from suite.modes import Mode, select_modes
 from suite.schema import Environment, Record
@@ -45,15 +45,6 @@ WARM_UP = 8
 INPUT_SETS = 3
 SEED = 1337
 NONE = "\N{EN DASH}"
-
-
-class HostShare(Record):
-    """What the host does in an iteration, medians: `suite.measure.launches.HostParts`."""
-
-    before_us: float
-    launch_us: float
-    between_us: float
-    behind_us: float
 
 
 class StepCost(Record):
@@ -77,7 +68,7 @@ class StepCost(Record):
     reserved_bytes: int | None
     graphs: int | None
     refused: str | None
-    host: HostShare | None = None
+    host: HostParts | None = None
     kernels: dict[str, int] | None = None
     kernel_us: float | None = None
 
@@ -194,7 +185,7 @@ def _cost(name: str, program: Callable[[], Program], way: str, with_optimizer: b
         torch.cuda.reset_peak_memory_stats()
         made = _make(program(), way, with_optimizer)
         whole = _timed(made.call, samples) if made.refused is None else []
-        host = _host_share(made.call, samples) if made.refused is None else None
+        host = host_parts(made.call, torch.cuda.synchronize, samples) if made.refused is None else None
         peak: int | None = torch.cuda.max_memory_reserved()
         refused = made.refused
         graphs = made.graphs if made.refused is None else None
@@ -334,11 +325,6 @@ def _timed(call: Callable[[int], Any], samples: int) -> list[float]:
     return [waited_us(functools.partial(call, index), torch.cuda.synchronize) for index in range(samples)]
 
 
-def _host_share(call: Callable[[int], Any], samples: int) -> HostShare | None:
-    parts = host_parts(call, torch.cuda.synchronize, samples)
-    return None if parts is None else HostShare(**asdict(parts))
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0]
 
@@ -406,6 +392,6 @@ def table(run: StepRun) -> Table:
     return shown
 
 
-def _in_words(host: HostShare) -> str:
+def _in_words(host: HostParts) -> str:
     """Microseconds of the host; those between several launches count as before."""
     return f"{host.before_us + host.between_us:,.0f}, {host.launch_us:,.0f}, {host.behind_us:,.0f}"

@@ -73,8 +73,8 @@ def of_run(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpee
     baseline = GRAPH_MODE if own and GRAPH_MODE in run.modes else REFERENCE_MODE
     modes = own or graphs or [mode for mode in run.modes if mode != baseline]
     # Whole steps and callables are captured where a program asks for it, and measured for some workloads only.
-    mode = next((one for one in reversed(modes) if one not in MODES or not MODES[one].captures_more), None)
-    mode = mode or (modes[-1] if modes else None)
+    usual = [mode for mode in modes if mode not in MODES or not MODES[mode].captures_more] or modes
+    mode = usual[-1] if usual else None
     items = [
         item
         for item in comparisons

@@ -47,16 +47,12 @@ def lowerings_of(explanation: Explanation, setting: str) -> list[Lowering]:
     Those of backward graphs are among them. One that is missing is in the explanation's limits.
     """
     found = _forwards_of(explanation, setting)
-    return [*found, *_backwards_of(explanation, setting)] if found else []
+    return [*found, *explanation.backwards(setting)] if found else []
 
 
 def _forwards_of(explanation: Explanation, setting: str) -> list[Lowering]:
-    found = [one for graph in explanation.graphs for one in graph.lowerings if one.setting == setting]
+    found = explanation.forwards(setting)
     return found if len(found) == len(explanation.graphs) else []
-
-
-def _backwards_of(explanation: Explanation, setting: str) -> list[Lowering]:
-    return [one for graph in explanation.graphs for one in graph.backward if one.setting == setting]
 
 
 def is_as_published(explanation: Explanation) -> bool:
@@ -328,7 +324,7 @@ def _lowering_rows(explanation: Explanation, names: Sequence[str]) -> Iterator[R
     rows = []
     for name in names:
         rows.append((name, _forwards_of(explanation, name)))
-        rows.append((f"{name}, backward", _backwards_of(explanation, name)))
+        rows.append((f"{name}, backward", explanation.backwards(name)))
     for setting, parts in rows:
         if not parts:
             continue

@@ -146,36 +146,27 @@ def _sparse_and_unseen(state: HostState) -> list[str]:
 def refused_sources(state: HostState) -> Refusal | None:
     """Why code that reaches this cannot be repeated: something in it gives another value each time it is asked, or may
     change unseen."""
-    if state.iterators:
-        return Refusal(
-            f"reads from an iterator, {state.iterators[0]}",
-            "call next() before it and pass what it gives as an argument",
-            line_that_names(state.code, state.iterators[0]),
-        )
-    if state.queues:
-        return Refusal(
-            f"reads from a queue, {state.queues[0]}, or writes into it",
+    for paths, reads, advice in (
+        (state.iterators, "reads from an iterator, {}", "call next() before it and pass what it gives as an argument"),
+        (
+            state.queues,
+            "reads from a queue, {}, or writes into it",
             "call get() before it and pass what it gives as an argument",
-            line_that_names(state.code, state.queues[0]),
-        )
-    if state.entropy:
-        return Refusal(
-            f"draws random numbers of the operating system, {state.entropy[0]}",
+        ),
+        (
+            state.entropy,
+            "draws random numbers of the operating system, {}",
             "draw them before it and pass them as arguments, or draw them on the GPU",
-            line_that_names(state.code, state.entropy[0]),
-        )
-    if state.shared:
-        return Refusal(
-            f"reads what other processes may write, {state.shared[0]}",
+        ),
+        (
+            state.shared,
+            "reads what other processes may write, {}",
             "read it before, and pass what it says as an argument",
-            line_that_names(state.code, state.shared[0]),
-        )
-    if state.clocks:
-        return Refusal(
-            f"reads the clock, {state.clocks[0]}",
-            ADVICE_ON_CLOCKS,
-            line_that_names(state.code, state.clocks[0]),
-        )
+        ),
+        (state.clocks, "reads the clock, {}", ADVICE_ON_CLOCKS),
+    ):
+        if paths:
+            return Refusal(reads.format(paths[0]), advice, line_that_names(state.code, paths[0]))
     if sparse := _sparse_and_unseen(state):
         return Refusal(*uses_sparse(sparse[0]))
     if scripts := [path for path, module in state.modules.items() if isinstance(module, torch.jit.ScriptModule)]:

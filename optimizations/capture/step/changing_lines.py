@@ -43,7 +43,7 @@ def line_that_calls(codes: Iterable[types.CodeType], path: str, method: str) -> 
 
 
 def _words(path: str) -> list[str]:
-    """The names in a path such as `trainer.sources[0]`, without places in lists; none of what is no path."""
+    """The names in a path such as `trainer.sources[0]`, without places in lists. Other texts have none."""
     name = path.split(" in ")[0]
     return [] if " " in name else [word for word in re.findall(r"\w+", name) if not word.isdigit()]
 
