@@ -20,6 +20,7 @@ from trees_on_cpu import Compiled, Model
 
 import optimizations
 from optimizations.agreement.ballot import Ballot
+from optimizations.agreement.store_exchange import current_ballot
 from optimizations.agreement.votes import NO, YES, Question, Topic, Vote, decide
 from optimizations.recording.generated import GeneratedCode
 from optimizations.selection import ranks
@@ -44,7 +45,12 @@ def test_ranks_that_cannot_exchange_votes_select_nothing(make: Any) -> None:
     """The store of this process group cannot be used by two at a time."""
     with process_group(2):
         prices, compiled = make()
-        run(compiled, 200)
+        run(compiled, 10)
+        ballot = current_ballot()
+        assert ballot is not None
+        ballot.wait_for_end(60)  # its thread finds out, while calls go on
+        assert ballot.closed is not None
+        run(compiled, 5)
     report = selection(compiled)
     assert report.state == "off"
     assert report.reason.startswith("2 ranks compute together, and they cannot exchange votes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from optimizations.capture.step import gradient_holders, replaying
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.guard import PROBE_EVERY
-from optimizations.capture.step.replaying import MISSED, WORTH
+from optimizations.capture.step.replaying import MISSED, SOONEST, WORTH
 from optimizations.torch_internals import argument_guard, tensor_words
 from optimizations.torch_internals.tensor_words import TensorWords
 
@@ -666,7 +667,8 @@ def test_a_number_that_is_another_object_of_the_same_value_is_steady_again() -> 
     first = recording.steady.serve
     assert first(recording, given[0], {}) is MISSED
     assert graphed(*given[1]).item() == 7.5
-    for _ in range(2 * WORTH + 1):
+    for _ in range(SOONEST):  # and not only after as many calls as one is worth that served for long
+        assert recording.steady.serve is None
         assert graphed(*given[1]).item() == 7.5
     assert recording.steady.serve not in (None, first)
     assert recording.steady.serve(recording, given[0], {}) is not MISSED
@@ -675,7 +677,7 @@ def test_a_number_that_is_another_object_of_the_same_value_is_steady_again() -> 
 
 
 def test_a_state_that_is_another_in_each_call_is_looked_at_in_the_full_way() -> None:
-    """Making a steady replay looks at everything, so it is not made again and again."""
+    """Making a steady replay looks at everything, so it is not made again and again: each time after twice the calls."""
     held = {"scale": float("2.5")}
     given = [(torch.ones(3) * index,) for index in range(6)]
     graphed, recording = recorded(lambda x: (x * held["scale"]).sum(), given)
@@ -685,4 +687,18 @@ def test_a_state_that_is_another_in_each_call_is_looked_at_in_the_full_way() -> 
         before = recording.steady.serve
         assert graphed(*given[1]).item() == 7.5
         made += recording.steady.serve is not None and recording.steady.serve is not before
-    assert 0 < made <= 3
+    assert 4 < made <= math.log2(300)
+
+
+def test_one_that_served_for_long_is_made_again_at_once() -> None:
+    held = {"scale": float("2.5")}
+    given = [(torch.ones(3) * index,) for index in range(6)]
+    graphed, recording = recorded(lambda x: (x * held["scale"]).sum(), given)
+    for calls in (WORTH + 2, WORTH + 2, 1):
+        for _ in range(calls):
+            assert graphed(*given[1]).item() == 7.5
+        served = recording.steady.serve
+        held["scale"] = float("2.5")
+        assert graphed(*given[1]).item() == 7.5
+        assert recording.steady.serve is not served
+        assert (recording.steady.serve is not None) is (calls > WORTH)

@@ -20,6 +20,7 @@ from optimizations.capture.step import graphed_step
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.steady import Arguments
 from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_gradients, same_values
+from optimizations.torch_internals.dict_guard import HeldEntries, add_absent, same_entries
 
 
 @dataclasses.dataclass
@@ -322,3 +323,60 @@ def test_values_are_the_same_until_one_is_exchanged_added_or_deleted() -> None:
     assert can_be_asked(collections.OrderedDict(a=1), [("a", 1)])
     assert not can_be_asked({x: 1}, [(x, 1)]) and not can_be_asked({3: 2}, [(3, 2)]) and not can_be_asked({1}, [(0, 1)])
     assert not can_be_asked(held, [("cell_contents", held)])
+
+
+MANY = frozenset(f"name {index}" for index in range(40))
+"""Keys that a dict lacks: more than it has."""
+
+
+@pytest.mark.parametrize("in_dicts", [False, True])
+@pytest.mark.parametrize("absent", [frozenset(("one",)), MANY])
+@pytest.mark.parametrize("of_module", [False, True])
+def test_a_key_that_was_absent_is_seen_however_many_are(
+    in_dicts: bool, absent: frozenset[str], of_module: bool
+) -> None:
+    """Of modules many are not asked for one by one: it is counted what is there."""
+
+    def made() -> tuple[dict[str, Any], Callable[[], bool]]:
+        content = {"a": 1.5, "b": None, "bound": x, **({"_parameters": {}} if of_module else {})}
+        entries = (("a", content["a"]), ("b", None))
+        if in_dicts:
+            return content, same_entries([HeldEntries(content, entries, None, absent)])
+        return content, same_values([Held(content, entries, None, absent=absent)])
+
+    added = min(absent)
+    content, same = made()
+    assert same() and same()
+    content["bound"] = y  # which one stands there is not compared
+    assert same() and same()
+    content[added] = x
+    assert not same()
+    del content["bound"]  # as many as before
+    assert not same()
+    content["bound"] = x
+    del content[added]
+    assert same()
+    content["a"] = 2.5
+    assert not same()
+    content, same = made()
+    content[added] = content.pop("a")
+    assert not same()
+    content, same = made()
+    there = {"a": 1.5, added: 2}
+    assert not same_values([Held(there, (("a", 1.5),), None, absent=absent)])(), "it is there from the beginning"
+    content, same = made()
+    content["other"] = 1
+    assert same() is not (of_module and absent is MANY)
+
+
+def test_many_absent_keys_take_no_guard_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BERT's masks are bound to attributes of twelve modules in each call: their dicts are asked key by key."""
+    content = {"a": x, "bound": y, "_parameters": {}}
+    names: list[str] = []
+
+    class Node:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: names.append(name)
+
+    add_absent(Node(), "held", content, ["a"], MANY)
+    assert sorted(names) == ["add_dict_contains_guard"] * 2 + ["add_dict_length_check_guard"]

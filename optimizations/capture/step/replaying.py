@@ -40,6 +40,9 @@ MISSED = object()
 WORTH = 64
 """Calls that one must have served to be made again at once."""
 
+SOONEST = 2
+"""Calls after which one is made again that had served fewer, for the first time."""
+
 HELD_OFTEN = 4
 """Calls in a row for which gradients were held, after which that counts as usual."""
 
@@ -56,16 +59,16 @@ class SteadyReplay:
     def __init__(self) -> None:
         self.serve: _Serve | None = None
         self._made_at = 0
-        self._next = 1
-        self._wait = WORTH
+        self._next = self._wait = 1
         self._held = self._told_at = 0
         self._for_held = False
 
     def served_otherwise(self, recording: Recording, tensors: Sequence[torch.Tensor], rates: LearningRates) -> None:
         """To be told that the recording has served a call with these tensors in the full way.
 
-        What is there now is what is steady from then on. Making a steady replay looks at everything, so one that soon
-        missed is made again after so many calls, twice as many each time. Where gradients were held from before it
+        What is there now is what is steady from then on. Making a steady replay looks at everything, and takes as long
+        as a few calls. So one that soon missed is made again after two calls, then four, twice as many each time: a
+        program that begins to be steady late has its steady replay before it has made as many calls again. Where gradients were held from before it
         stays: they are let go of, as a rule, and it serves the calls after that. Where some are held call after call,
         one is made that puts back what is held, until none is.
         """
@@ -79,8 +82,9 @@ class SteadyReplay:
         if self.serve is not None:
             if gradients.for_now and not self._for_held:
                 return
-            self._wait = WORTH if recording.replays - self._made_at > self._wait else 2 * self._wait
-            self._next = recording.replays if self._wait == WORTH else recording.replays + self._wait
+            worth = recording.replays - self._made_at > max(self._wait, WORTH)
+            self._wait = 1 if worth else SOONEST * self._wait
+            self._next = recording.replays + (0 if worth else self._wait)
             self.serve = None
         if recording.replays >= self._next:
             self._made_at = recording.replays
