@@ -42,6 +42,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from statistics import median
 from typing import Protocol
 
 import numpy as np
@@ -332,7 +333,7 @@ def log_medians(blocks: Sequence[Sequence[float]]) -> NDArray[np.float64]:
     for index, block in enumerate(blocks):
         if not block or not all(math.isfinite(sample) and sample > 0 for sample in block):
             raise ValueError(f"block {index} must hold finite times above 0; got {list(block)!r:.80}")
-    return np.array([math.log(float(np.median(block))) for block in blocks])
+    return np.array([math.log(median(block)) for block in blocks])  # of so few, NumPy's takes ten times as long
 
 
 def interval(log_replicates: NDArray[np.float64], confidence: float) -> NDArray[np.float64]:

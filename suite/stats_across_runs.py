@@ -31,7 +31,7 @@ from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import ndtr, stdtrit
 
 from suite.stats import CONFIDENCE, Verdict, log_medians
 
@@ -164,7 +164,7 @@ def _estimate(log_ratio: float, replicates: NDArray[np.float64], blocks: int) ->
     if blocks < 2:
         return RatioAcrossRuns(value, 0.0, math.inf, blocks, replicates)
     widened = log_ratio + (replicates - log_ratio) * math.sqrt(blocks / (blocks - 1))
-    tail = stats.norm.cdf(stats.t.ppf((1 - CONFIDENCE) / 2, df=blocks - 1))
+    tail = ndtr(stdtrit(blocks - 1, (1 - CONFIDENCE) / 2))
     low, high = np.exp(np.quantile(widened, [tail, 1 - tail]))
     return RatioAcrossRuns(value, min(float(low), value), max(float(high), value), blocks, widened)
 

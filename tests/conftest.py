@@ -6,6 +6,7 @@ share what was found out once, and Triton's kernels, in the folder ENCORE_TEST_T
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -24,6 +25,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes: threads of 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not Path("/dev/nvidiactl").exists():
     os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
+
+# pytest gives its handlers to loggers that do not propagate, too. Once this one has any, PyTorch writes all graphs of
+# each compilation as JSON, which takes a third of the time of compiling.
+logging.getLogger("torch.__trace").addHandler = lambda handler: None  # type: ignore[method-assign]
 
 if _TOOLCHAIN:
     from suite.measure.compile_times import share_toolchain

@@ -117,9 +117,7 @@ class CpuGraph:
 
     def nodes(self) -> list[int]:
         """Places of the operators that do something: memory is not made by nodes."""
-        return [
-            index for index, (operator, *_) in enumerate(self.operators) if not str(operator).startswith("aten.empty")
-        ]
+        return [index for index, (operator, *_) in enumerate(self.operators) if not _makes_memory(operator)]
 
     def copy_node(self, source: torch.Tensor, target: torch.Tensor) -> CpuCopy:
         found = [
@@ -201,6 +199,11 @@ class CpuCopy:
 
     def write_to(self, address: int) -> None:
         self._set(0, address)
+
+
+@functools.cache
+def _makes_memory(operator: Any) -> bool:
+    return str(operator).startswith("aten.empty")
 
 
 def _nothing() -> list[torch.Tensor]:

@@ -677,7 +677,7 @@ def test_a_number_that_is_another_object_of_the_same_value_is_steady_again() -> 
 
 
 def test_a_state_that_is_another_in_each_call_is_looked_at_in_the_full_way() -> None:
-    """Making a steady replay looks at everything, so it is not made again and again: each time after twice the calls."""
+    """Making a steady replay looks at everything, so it is made again after twice the calls each time."""
     held = {"scale": float("2.5")}
     given = [(torch.ones(3) * index,) for index in range(6)]
     graphed, recording = recorded(lambda x: (x * held["scale"]).sum(), given)
@@ -702,3 +702,61 @@ def test_one_that_served_for_long_is_made_again_at_once() -> None:
         assert graphed(*given[1]).item() == 7.5
         assert recording.steady.serve is not served
         assert (recording.steady.serve is not None) is (calls > WORTH)
+
+
+class Masked(nn.Module):
+    """Layers that each keep the mask of the last call, as BERT's do."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = x > 0
+        for layer in self.layers:
+            layer.mask = mask
+            x = layer(x * layer.mask)
+        return x.sum()
+
+
+MASKS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "shape": lambda mask: mask[:1],
+    "dtype": lambda mask: mask.float(),
+    "nothing": lambda mask: None,
+    "no tensor": lambda mask: "mask",
+}
+
+
+@pytest.mark.parametrize("index", [0, 1, 4])
+@pytest.mark.parametrize("name", MASKS)
+def test_what_was_bound_to_many_attributes_is_looked_at_in_each(name: str, index: int) -> None:
+    """One tensor stands in all of them, as a rule. Where another kind of object stands in one, it is seen."""
+    torch.manual_seed(3)
+    model = Masked(5)
+    given = [(torch.randn(3, 4),) for _ in range(8)]
+    graphed, recording = recorded(lambda x: model(x).detach(), given)
+    steady = recording.steady.serve
+    for one in given:
+        assert steady(recording, one, {}) is not MISSED
+        assert all(torch.equal(layer.mask, one[0] > 0) for layer in model.layers)
+    layer = model.layers[index]
+    layer.mask = layer.mask.clone()  # another one of its kind
+    assert steady(recording, given[0], {}) is not MISSED
+    layer.mask = MASKS[name](layer.mask)
+    assert steady(recording, given[1], {}) is MISSED
+    expected = Masked(5)
+    expected.load_state_dict(model.state_dict())
+    torch.testing.assert_close(graphed(*given[1]), expected(*given[1]).detach())
+    assert all(torch.equal(layer.mask, given[1][0] > 0) for layer in model.layers)
+
+
+def test_one_tensor_in_many_attributes_is_looked_at_once() -> None:
+    looks = []
+    for layers in (2, 12):
+        model = Masked(layers)
+        given = [(torch.randn(3, 4),) for _ in range(8)]
+        graphed, _ = recorded(lambda x, model=model: model(x).detach(), given)
+        with counted() as names:
+            graphed(*given[1])
+        looks.append(names.count("is_such"))
+    assert looks == [1, 1]

@@ -78,8 +78,8 @@ def add_entries(tree: Any, place: int, held: Sequence[HeldEntries]) -> Any:
 def add_absent(
     node: Any, name: str, dictionary: Mapping[str, Any], compared: Collection[str], absent: Collection[str]
 ) -> None:
-    """Add guards of a dictionary, which the node stands for, that these keys are absent. `compared` are those that it is
-    known to have, by other guards.
+    """Add guards of a dictionary, which the node stands for, that these keys are absent. Those that are `compared` are
+    asked for by other guards.
 
     Many may be absent: whatever a module's code takes from its class. A module that was called has all its attributes,
     as a rule. So where it has few beside those compared, these are guarded instead, and how many there are in all: then

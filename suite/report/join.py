@@ -28,6 +28,7 @@ from suite.modes import MODES
 from suite.report.load import Run, Superseded, cell_label, cell_order, load_run
 from suite.report.same_time import beside_others
 from suite.schema import Status
+from suite.store import without_collections
 
 
 def load_runs(folders: Sequence[Path]) -> Run:
@@ -37,7 +38,9 @@ def load_runs(folders: Sequence[Path]) -> Run:
         InvalidResults: see `load_run`.
         WrongUse: see `join_runs`.
     """
-    return join_runs([load_run(folder) for folder in folders])
+    with without_collections():  # behind each run there would be one over all runs before
+        runs = [load_run(folder) for folder in folders]
+    return join_runs(runs)
 
 
 def join_runs(runs: Sequence[Run]) -> Run:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -109,11 +109,20 @@ class Recording:
         return [index for index in self.written if index not in self.inputs.in_place]
 
     def results_fit(self) -> bool:
-        """Whether what results are bound to holds something of the kind it held, and nothing that stands elsewhere."""
+        """Whether what results are bound to holds something of the kind it held, and nothing that stands elsewhere.
+
+        BERT binds one mask to an attribute of each layer. A tensor is looked at once as long as it is asked for as the
+        same kind.
+        """
+        known: Any = None
+        like: torch.Tensor | None = None
         for entry in self.bound:
-            now = entry.current()
-            if not is_such(now, entry.old) or ((other := self.others.get(id(now))) is not None and other() is now):
+            now, old = entry.current(), entry.old
+            if now is known and now is not None and old is like:
+                continue
+            if not is_such(now, old) or ((other := self.others.get(id(now))) is not None and other() is now):
                 return False
+            known, like = now, old
         return True
 
     def bind_results(self, taken: tuple[Any, Sequence[Any]]) -> Any:
@@ -353,7 +362,7 @@ def capture(
         read_memory=read_memory,
         kept=kept,
         arguments=Arguments(call.args, call.kwargs, call.tensors, RunningInputs(running)),
-        bound=list(map(_without_memory, results)),
+        bound=_without_memory(results),
         others={id(tensor): weakref.ref(tensor) for tensor in state} if results else {},
         region=_mark(call) if observer.kept_casts else None,
         report=RecordedStep(
@@ -506,10 +515,21 @@ def is_such(now: Any, old: torch.Tensor | None) -> bool:
     return isinstance(now, torch.Tensor) and now.shape == old.shape and now.dtype == old.dtype
 
 
-def _without_memory(entry: Rebound) -> Rebound:
-    """What an entry held and was bound to is let go of: all that counts is how what it held looked."""
-    old = None if entry.old is None else torch.empty(entry.old.shape, dtype=entry.old.dtype, device="meta")
-    return replace(entry, old=old, new=torch.empty(0, device="meta"))
+def _without_memory(entries: Iterable[Rebound]) -> list[Rebound]:
+    """What entries held and were bound to is let go of: all that counts is how what they held looked. What looks alike
+    is one tensor."""
+    alike: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
+
+    def kind_of(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        kind = tensor.shape, tensor.dtype
+        if kind not in alike:
+            alike[kind] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        return alike[kind]
+
+    nothing = torch.empty(0, device="meta")
+    return [replace(entry, old=kind_of(entry.old), new=nothing) for entry in entries]
 
 
 def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress, changes: Sequence[Refusal]) -> None:

@@ -68,9 +68,9 @@ class SteadyReplay:
 
         What is there now is what is steady from then on. Making a steady replay looks at everything, and takes as long
         as a few calls. So one that soon missed is made again after two calls, then four, twice as many each time: a
-        program that begins to be steady late has its steady replay before it has made as many calls again. Where gradients were held from before it
-        stays: they are let go of, as a rule, and it serves the calls after that. Where some are held call after call,
-        one is made that puts back what is held, until none is.
+        program that begins to be steady late has its steady replay before it has made as many calls again. Where
+        gradients were held from before it stays: they are let go of, as a rule, and it serves the calls after that.
+        Where some are held call after call, one is made that puts back what is held, until none is.
         """
         gradients = recording.gradients
         # What was held is in the way of every other launch where all gradients are: the one before left copies.
