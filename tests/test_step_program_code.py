@@ -14,6 +14,7 @@ def installed(folder: Path, package: str) -> None:
     """As `pip install --target` leaves it."""
     (folder / package).mkdir(parents=True)
     (folder / package / "__init__.py").write_text("")
+    (folder / f"{package}.py").write_text("")  # Python 3.12 leaves out files that are not there
     described = folder / f"{package}-1.0.dist-info"
     described.mkdir()
     (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")

@@ -82,12 +82,12 @@ def test_kernels_that_are_undecided_or_gone_are_passed_over(cache: Path, hashes:
 
 
 def test_a_name_that_stands_for_two_kernels_is_passed_over(cache: Path, tmp_path: Path) -> None:
-    twin = cache / "twin"
+    first, twin = folder_of(cache), cache / "twin"
     twin.mkdir()
-    for path in folder_of(cache).glob(f"{KERNEL.name}.*"):
+    for path in first.glob(f"{KERNEL.name}.*"):
         (twin / path.name).write_bytes(path.read_bytes())
     try:
-        model = function_in(first=autotuner(folder_of(cache).name), second=autotuner("twin"))
+        model = function_in(first=autotuner(first.name), second=autotuner("twin"))
         assert triton_kernels(model, 0) == {}
     finally:
         for path in twin.iterdir():
