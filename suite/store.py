@@ -12,12 +12,11 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import gc
 import gzip
 import itertools
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +24,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from optimizations import atomic_file
+from optimizations.uncollected import uncollected
 from suite.errors import EncoreError, WrongUse
 from suite.schema import READABLE_VERSIONS, Cell, Environment, Record
 
@@ -153,20 +153,7 @@ def read_run(run: Path) -> RecordedRun:
     return RecordedRun(run, environment, tuple(cells.values()), rest or None, left)
 
 
-@contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """Rows are millions of numbers. In the block Python does not look for cycles among them, which there are none of:
-    that takes four fifths of the time of reading."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@without_collections()
+@uncollected()  # looking for cycles among millions of numbers takes four fifths of the time of reading
 def _checked_rows(path: Path, text: bytes) -> dict[tuple[str, str, str, str], Cell]:
     """The rows in these lines, by key."""
     cells: dict[tuple[str, str, str, str], Cell] = {}

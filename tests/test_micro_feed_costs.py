@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import statistics
-import time
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-from suite.micro.feed_costs import MASK_BYTES, measure_steady_feeds
+from suite.micro.feed_costs import MASK_BYTES, _attributes, _times, measure_steady_feeds
 
 ROUNDS, CALLS = 15, 2000
 
 
 def compared_by_pytorch_us() -> float:
     """The median time that `torch.equal` takes for four scalars and the mask: the yardstick of this machine."""
-    attributes = [torch.tensor(8.0 + i, dtype=torch.float64) for i in range(4)] + [torch.zeros(1, MASK_BYTES // 4)]
-    pairs = [(attribute, attribute.clone()) for attribute in attributes]
-    times = []
-    for _ in range(ROUNDS):
-        start = time.thread_time_ns()
-        for _ in range(CALLS):
-            for one, other in pairs:
-                torch.equal(one, other)
-        times.append((time.thread_time_ns() - start) / CALLS / 1000)
-    return statistics.median(times)
+    pairs: Any = tuple((attribute, attribute.clone()) for attribute in _attributes(4, 1, MASK_BYTES))
+
+    def compare(pairs: Any) -> None:
+        for one, other in pairs:
+            torch.equal(one, other)
+
+    feeds: Any = SimpleNamespace(bind=compare)
+    return statistics.median(_times(pairs, feeds, ROUNDS, CALLS))
 
 
 def test_feeds_with_nothing_to_refresh_cost_less_than_comparing_with_pytorch() -> None:

@@ -24,9 +24,9 @@ from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode, 
 from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.captured.pools import end_failed_capture, new_pool, pool_memory, used_memory
 from optimizations.captured.read import read_graph
-from optimizations.captured.recapture import uncollected
 from optimizations.indirection.plan import Choice, Plan
 from optimizations.replay.streams import make_context_current, stream_of, wait_for_stream
+from optimizations.uncollected import uncollected
 
 
 class Graph(Protocol):

@@ -16,15 +16,11 @@ the program has a memory pool: a graph that it captured by hand since stock's la
 that was allocated before, and would write to a tensor that gets its memory. Then the capture is made on a stream of its
 own, where cuBLAS has none yet. What it allocates there, in the pool of the first such capture, stays until stock
 records again, and counts as the memory of every such capture.
-
-Note [No collection while capturing]. A graph that is collected as garbage frees memory by calls that end the capture of
-whoever is capturing. So nothing is collected during one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +34,7 @@ from optimizations.captured.graph import CapturedGraph, MemoryRange
 from optimizations.captured.own_stream import own_stream
 from optimizations.captured.pools import end_failed_capture, others_have_pools, pool_memory, scratch_pool
 from optimizations.captured.read import read_graph
+from optimizations.uncollected import uncollected
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +161,3 @@ def register_generators(graph: torch.cuda.CUDAGraph, inputs: Iterable[Any], devi
         for generator in inputs:
             if isinstance(generator, torch.Generator):
                 graph.register_generator_state(generator)
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Collect no garbage inside the block. Note [No collection while capturing]."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

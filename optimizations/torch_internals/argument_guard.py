@@ -208,8 +208,7 @@ def _add_values(tree: Any, held: Sequence[Held], looked_at: _LookedAt) -> tuple[
         node = tree.tuple_getitem_manager(index, name, one.holder, kind)
         if one.size is not None:
             (node.add_dict_length_check_guard if is_dict else node.add_length_check_guard)(one.size, (name,), None)
-        if one.absent:
-            add_absent(node, name, one.holder, [key for key, _ in one.entries], one.absent)
+        add_absent(node, name, one.holder, one.entries, one.absent)
         for key, value in one.entries:
             leaf = _place(node, one, key, name, _CHANGES_ITSELF if looked_at.has(value) else value)
             leaf.add_id_match_guard(id(value), (name,), None)

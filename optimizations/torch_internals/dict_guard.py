@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,7 @@ def add_entries(tree: Any, place: int, held: Sequence[HeldEntries]) -> Any:
         entries = attributes.dict_getitem_manager(name, name, one.dictionary, kind)
         if one.size is not None:
             entries.add_dict_length_check_guard(one.size, (name,), None)
-        add_absent(entries, name, one.dictionary, [key for key, _ in one.entries], one.absent)
+        add_absent(entries, name, one.dictionary, one.entries, one.absent)
         for key, value in one.entries:
             leaf = entries.dict_getitem_manager(key, name, None, kind)
             leaf.add_id_match_guard(id(value), (name,), None)
@@ -76,15 +76,21 @@ def add_entries(tree: Any, place: int, held: Sequence[HeldEntries]) -> Any:
 
 
 def add_absent(
-    node: Any, name: str, dictionary: Mapping[str, Any], compared: Collection[str], absent: Collection[str]
+    node: Any,
+    name: str,
+    dictionary: Mapping[str, Any],
+    entries: Iterable[tuple[str, Any]],
+    absent: Collection[str],
 ) -> None:
-    """Add guards of a dictionary, which the node stands for, that these keys are absent. Those that are `compared` are
-    asked for by other guards.
+    """Add guards of a dictionary, which the node stands for, that these keys are absent; others ask for `entries`.
 
-    Many may be absent: whatever a module's code takes from its class. A module that was called has all its attributes,
-    as a rule. So where it has few beside those compared, these are guarded instead, and how many there are in all: then
-    no other one can be there. Other objects may get any attribute at any time, which means nothing for these keys.
+    Many keys may be absent: whatever a module's code takes from its class. A module that was called has all its
+    attributes, as a rule. If each of them is still there, and there are not more, no other key can be there. Where that
+    takes fewer guards, it is asked instead. Other objects may get any attribute at any time, which means nothing here.
     """
+    if not absent:
+        return
+    compared = {key for key, _ in entries}
     others = [key for key in dictionary if key not in compared]
     of_module = "_parameters" in dictionary
     if of_module and len(others) + 1 < len(absent) and not any(key in dictionary for key in absent):

@@ -139,8 +139,8 @@ class FxGraph(Record):
     non_static_inputs: list[NonStaticInput]
     non_static_input_bytes: int
     stock_captures: bool | None
-    """Whether stock CUDA graphs (default settings) would capture all its kernels. Kernels of its backward and on the
-    CPU count, too. None if that is not known, or if there is no kernel."""
+    """Whether stock CUDA graphs (default settings) would capture all its kernels: those of its backward and those that
+    run on the CPU are included. None if nobody can tell, or if it has no kernel."""
     lowerings: list[Lowering]
     placement: Placed | None = None
     backward: list[Lowering] = Field(default_factory=list)

@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from optimizations.uncollected import uncollected
 from suite.errors import WrongUse
 from suite.modes import MODES
 from suite.report.load import Run, Superseded, cell_label, cell_order, load_run
 from suite.report.same_time import beside_others
 from suite.schema import Status
-from suite.store import without_collections
 
 
 def load_runs(folders: Sequence[Path]) -> Run:
@@ -38,7 +38,7 @@ def load_runs(folders: Sequence[Path]) -> Run:
         InvalidResults: see `load_run`.
         WrongUse: see `join_runs`.
     """
-    with without_collections():  # behind each run there would be one over all runs before
+    with uncollected():  # behind each run there would be one over all runs before
         runs = [load_run(folder) for folder in folders]
     return join_runs(runs)
 

@@ -26,8 +26,8 @@ import numpy
 import torch
 
 from optimizations.capture.step.set_aside import is_plain
-from optimizations.captured.recapture import uncollected
 from optimizations.torch_internals.reference_counts import COUNTS, ReferenceCounts, unheld
+from optimizations.uncollected import uncollected
 
 Made = TypeVar("Made")
 

@@ -118,7 +118,7 @@ class Recording:
         like: torch.Tensor | None = None
         for entry in self.bound:
             now, old = entry.current(), entry.old
-            if now is known and now is not None and old is like:
+            if now is known and old is like:
                 continue
             if not is_such(now, old) or ((other := self.others.get(id(now))) is not None and other() is now):
                 return False

@@ -59,7 +59,7 @@ class SteadyReplay:
     def __init__(self) -> None:
         self.serve: _Serve | None = None
         self._made_at = 0
-        self._next = self._wait = 1
+        self._next, self._wait = 1, 0
         self._held = self._told_at = 0
         self._for_held = False
 
@@ -83,8 +83,8 @@ class SteadyReplay:
             if gradients.for_now and not self._for_held:
                 return
             worth = recording.replays - self._made_at > max(self._wait, WORTH)
-            self._wait = 1 if worth else SOONEST * self._wait
-            self._next = recording.replays + (0 if worth else self._wait)
+            self._wait = 0 if worth else 2 * self._wait or SOONEST
+            self._next = recording.replays + self._wait
             self.serve = None
         if recording.replays >= self._next:
             self._made_at = recording.replays

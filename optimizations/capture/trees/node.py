@@ -39,7 +39,7 @@ from optimizations.capture.trees.results_node import CUDAGraphNode, ResultsNode
 from optimizations.captured.capture_order import in_order
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.pools import pool_memory
-from optimizations.captured.recapture import recapture, register_generators, uncollected
+from optimizations.captured.recapture import recapture, register_generators
 from optimizations.one_line import one_line
 from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.description import Counted, describe
@@ -50,6 +50,7 @@ from optimizations.recording.trial import Effects
 from optimizations.replay.addresses import AddressTracker
 from optimizations.replay.swaps import Swaps
 from optimizations.report.recordings import RecordingReport
+from optimizations.uncollected import uncollected
 
 _forward_mode: Any = torch_internals.forward_ad
 
