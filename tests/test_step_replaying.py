@@ -26,7 +26,7 @@ from optimizations.capture.step.replaying import MISSED, SOONEST, WORTH
 from optimizations.torch_internals import argument_guard, tensor_words
 from optimizations.torch_internals.tensor_words import TensorWords
 
-MOST_CALLS = 61
+MOST_CALLS = 48
 """Functions of Python and of C that a steady call may run, with those of the simulated copy nodes and of the count, and
 those that look a batch that lies elsewhere up in what the step writes. Fourteen read words of tensors, in three stages
 before the launch and three behind it: as many for all tensors as for one."""

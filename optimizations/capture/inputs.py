@@ -213,9 +213,14 @@ class CopiedInputs:
                 self.bind(inputs)  # it is copied, and again in the next call
                 return
             sources[index] = address
-        if self._tracker is not None:
-            self._follow(inputs)
-            stays = stays and self._tracker.reads_at(addresses)
+        if (tracker := self._tracker) is not None:
+            try:
+                followed = tracker.follow_at(addresses)
+            except CudaCallFailed as error:
+                raise NotCarried(str(error)) from error
+            if not followed:
+                self._follow(inputs)
+                stays = False
         if stays:
             self.bound_at = addresses
         elif self._copied:

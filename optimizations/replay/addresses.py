@@ -212,6 +212,28 @@ class AddressTracker:
             self.swaps.patched(inputs, time.perf_counter() - started)
         self.moves += 1
 
+    def follow_at(self, addresses: Sequence[int]) -> bool:
+        """The same for inputs that lie at these addresses, each by its index, of a graph that writes none of them.
+
+        False where one cannot be read there: then nothing was done.
+        """
+        now, borders = self.addresses, self._overwritten.borders
+        moved: dict[int, int] = {}
+        for index, below_alignment, _, size in self._checks:
+            if (address := addresses[index]) == now[index]:
+                continue
+            if (
+                address & below_alignment
+                or (below := bisect_right(borders, address)) & 1
+                or bisect_left(borders, address + size) != below
+            ):
+                return False
+            moved[index] = address
+        if moved:
+            self._point(moved)
+            self.moves += 1
+        return True
+
     def _written_moved(self, inputs: Sequence[Any]) -> bool:
         """Whether an input that the graph writes has moved: what others lie in its memory is to be found out again."""
         followed = self._followed_and_written
@@ -232,11 +254,6 @@ class AddressTracker:
             for index in moved:
                 self.addresses[index] = 0  # unknown: the next call writes them all again
             raise
-
-    def reads_at(self, addresses: Sequence[int]) -> bool:
-        """Whether the graph reads each input where these (by input) say, and none in its placeholder."""
-        now = self.addresses
-        return [now[index] for index in self.indices] == [addresses[index] for index in self.indices]
 
     def rest(self, resting: bool) -> None:
         """Let the graph read inputs that have a placeholder from there, whoever fills it, until told otherwise.

@@ -145,12 +145,13 @@ def read_behind(stages: Sequence[Words], addresses: Sequence[int], size: int = W
     compare = [_TO_BYTES] * len(compared)
     then = [*[one for stage in stages for one in stage.then], *[None] * len(wanted)]  # None is what `append` gives
     none = numpy.zeros(0, dtype=numpy.int64)
+    count = len(wanted)
 
     def read() -> Any:
         found: list[Any] = []
-        take = chain(compare, repeat(found.append, len(wanted)))
+        take = chain(compare, repeat(found.append, count))
         if not all(map(same, map(call, take, map(get, memories, places)), then)):
             return None
-        return found[0] if len(found) == 1 else numpy.concatenate(found) if found else none
+        return found[0] if count == 1 else numpy.concatenate(found) if count else none
 
     return read

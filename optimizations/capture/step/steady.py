@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -198,16 +199,12 @@ def _of_sequence(kind: Any, nest: Sequence[Any]) -> _Take | None:
         (only,) = known
         return lambda value, found: type(value) is kind and len(value) == 1 and only(value[0], found)
 
+    call: Any = operator.call
+
     def take(value: Any, found: list[Any]) -> bool:
-        if not _is(value, kind, length):
-            return False
-        return all(member(one, found) for member, one in zip(known, value, strict=True))
+        return type(value) is kind and len(value) == length and all(map(call, known, value, repeat(found)))
 
     return take
-
-
-def _is(value: Any, kind: Any, length: int) -> bool:
-    return type(value) is kind and len(value) == length
 
 
 def _of_mapping(kind: Any, nest: Mapping[str, Any]) -> _Take | None:

@@ -256,7 +256,10 @@ class Watch:
 
     def _contents_stand(self) -> bool:
         """Whether sets hold what they held, and no object has got an attribute that the step takes from its class."""
-        return all(now == then for now, then in self._sets) and _lack(self._without_others)
+        for now, then in self._sets:  # on the way of every call, where a generator costs another frame of Python
+            if now != then:
+                return False
+        return not self._without_others or _lack(self._without_others)
 
     def _arrays_stand(self) -> bool:
         return self._array_bytes() == self._bytes
