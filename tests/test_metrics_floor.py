@@ -177,6 +177,9 @@ def test_the_host_is_told_before_between_and_behind_launches(cuda: Any, clock: C
     assert host_parts(run, wait, 3) == HostParts(before_us=30, launch_us=1000, between_us=7, behind_us=11)
     assert len(waits) == 4, "each call begins when the device has nothing to do, and none is left behind"
     assert host_parts(lambda index: None, wait, 3) is None
+    waits.clear()
+    assert host_parts(run, wait, 3, at_work=True) == HostParts(before_us=30, launch_us=1000, between_us=7, behind_us=11)
+    assert len(waits) == 2, "before the first call, and behind the last"
 
 
 def test_the_least_graph_is_none_of_the_programs(cuda: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

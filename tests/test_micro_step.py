@@ -182,6 +182,7 @@ def test_what_the_host_does_around_launches_is_a_part_of_the_cost(
     assert costs["compile"].host is None
     host = costs[STEP].host
     assert host is not None and min(host.before_us, host.launch_us, host.behind_us) > 0 and host.between_us == 0
+    assert costs[STEP].host_at_work is not None and costs["compile"].host_at_work is None
     assert torch.cuda.CUDAGraph.replay is replay
 
 
@@ -206,9 +207,10 @@ def cost(way: str, whole_us: list[float], refused: str | None = None, *, with_op
 
 def test_the_table_puts_each_way_beside_the_one_by_hand() -> None:
     host = HostParts(before_us=14.2, launch_us=9.0, between_us=2.0, behind_us=76.4)
+    at_work = HostParts(before_us=8.0, launch_us=6.0, between_us=0.0, behind_us=3.0)
     costs = [
         cost("compile", [2000.0, 1000.0, 3000.0]),
-        cost(STEP, [600.0]).model_copy(update={"host": host}),
+        cost(STEP, [600.0]).model_copy(update={"host": host, "host_at_work": at_work}),
         cost(BY_HAND, [500.0]).model_copy(update={"kernels": {"a": 1200, "b": 3}, "kernel_us": 490.4}),
         cost(BARE, [], "out of memory"),
         cost(STEP, [700.0], with_optimizer=True),
@@ -216,15 +218,15 @@ def test_the_table_puts_each_way_beside_the_one_by_hand() -> None:
     run = StepRun(micro_schema_version=1, environment=environment(), size="full", costs=costs)
     assert StepRun.model_validate_json(run.model_dump_json()) == run
     text = io.StringIO()
-    Console(file=text, width=200).print(table(run))
+    Console(file=text, width=220).print(table(run))
     rows = [
         [cell.strip() for cell in line.split("│")[1:-1]] for line in text.getvalue().splitlines() if "DCGAN" in line
     ]
-    assert rows[0][:7] == ["DCGAN", "compile", "2,000", "4.00", NONE, "2.0 GB", "1"]
-    assert rows[1][2:5] == ["600", "1.20", "16, 9, 76"]
+    assert rows[0][:8] == ["DCGAN", "compile", "2,000", "4.00", NONE, NONE, "2.0 GB", "1"]
+    assert rows[1][2:6] == ["600", "1.20", "16, 9, 76", "8, 6, 3"]
     assert rows[3][1:4] == [BARE, NONE, NONE]
-    assert rows[3][9] == "out of memory"
-    assert rows[2][7:9] == ["1,203", "490"]
-    assert rows[0][7:9] == [NONE, NONE]
+    assert rows[3][10] == "out of memory"
+    assert rows[2][8:10] == ["1,203", "490"]
+    assert rows[0][8:10] == [NONE, NONE]
     assert rows[4][0] == "DCGAN with optimizer"
     assert rows[4][3] == NONE  # the one by hand without the optimizer is no measure for it

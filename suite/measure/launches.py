@@ -63,8 +63,15 @@ class HostParts(Record):
     behind_us: float
 
 
-def host_parts(run: Callable[[int], object], wait: Callable[[], None], calls: int) -> HostParts | None:
-    """Medians over so many calls, each begun when the device has nothing to do. None where one launches no graph."""
+def host_parts(
+    run: Callable[[int], object], wait: Callable[[], None], calls: int, *, at_work: bool = False
+) -> HostParts | None:
+    """Medians over so many calls. None where one launches no graph.
+
+    Each begins when the device has nothing to do. Or, `at_work`, when the one before has returned, and the device is
+    still at work: as in a loop that reads no result. Who waits has done something else meanwhile, and finds what a call
+    needs no longer in the processor's caches.
+    """
     kind: Any = torch.cuda.CUDAGraph
     replay = kind.replay
     marks: list[int] = []
@@ -77,8 +84,10 @@ def host_parts(run: Callable[[int], object], wait: Callable[[], None], calls: in
     found: list[tuple[int, ...]] = []
     try:
         with replaced_attribute(kind, "replay", noted):
+            wait()
             for index in range(calls):
-                wait()
+                if index and not at_work:
+                    wait()
                 marks.clear()
                 begin_ns = time.perf_counter_ns()
                 run(index)

@@ -4,7 +4,8 @@ callable, the whole step by `optimizations.graph_step`, and the whole step captu
 The capture by hand is the reference: the same compiled iteration, warmed up on a side stream, recorded with
 `torch.cuda.graph`, launched bare and with one copy for each input. Nothing general can be faster with these kernels.
 Time is the host's from the call until the GPU is done, each iteration waited for. Where an iteration launches graphs,
-what the host does before its launches, in them and behind them is taken in other iterations.
+what the host does before its launches, in them and behind them is taken in other iterations, some of which wait for the
+GPU before and some do not.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class StepCost(Record):
         reserved_bytes: most memory that PyTorch reserved while the iteration was warmed up and timed.
         graphs: CUDA graphs there are for the iteration, None where the way is refused.
         refused: why there is no time.
-        host: what of an iteration is the host's; None where it launches no graph, and in older files.
+        host: what of an iteration is the host's, the device having nothing to do before; None where it launches no
+            graph, and in older files.
+        host_at_work: the same in a loop that waits for nothing, so that the device is at work on iterations before.
         kernels: which kernels an iteration runs, how often each, and `kernel_us` their time in all; None where they
             were not profiled.
     """
@@ -69,6 +72,7 @@ class StepCost(Record):
     graphs: int | None
     refused: str | None
     host: HostParts | None = None
+    host_at_work: HostParts | None = None
     kernels: dict[str, int] | None = None
     kernel_us: float | None = None
 
@@ -180,31 +184,36 @@ def _compiled(name: str, mode_name: str, size: Size) -> Program:
 
 
 def _cost(name: str, program: Callable[[], Program], way: str, with_optimizer: bool, samples: int) -> StepCost:
+    cost = StepCost(
+        workload=name,
+        with_optimizer=with_optimizer,
+        way=way,
+        whole_us=[],
+        reserved_bytes=None,
+        graphs=None,
+        refused=None,
+    )
     try:
         _clear(program())
         torch.cuda.reset_peak_memory_stats()
         made = _make(program(), way, with_optimizer)
-        whole = _timed(made.call, samples) if made.refused is None else []
-        host = host_parts(made.call, torch.cuda.synchronize, samples) if made.refused is None else None
-        peak: int | None = torch.cuda.max_memory_reserved()
-        refused = made.refused
-        graphs = made.graphs if made.refused is None else None
+        found: dict[str, Any] = {"refused": made.refused}
+        if made.refused is None:
+            found |= {"whole_us": _timed(made.call, samples), "host": _parts(made, samples), "graphs": made.graphs}
+        found["reserved_bytes"] = torch.cuda.max_memory_reserved()
+        if made.refused is None:
+            found["host_at_work"] = _parts(made, samples, at_work=True)
         made.free()
     except torch.OutOfMemoryError as error:
-        whole, host, peak, graphs, refused = [], None, None, None, f"out of memory: {_first_line(error)}"
+        found = {"refused": f"out of memory: {_first_line(error)}"}
     except Exception as error:  # of the program, or of a capture by hand; the other ways are measured all the same
-        whole, host, peak, graphs, refused = [], None, None, None, f"{type(error).__name__}: {_first_line(error)}"
+        found = {"refused": f"{type(error).__name__}: {_first_line(error)}"}
         _leave_capture()
-    return StepCost(
-        workload=name,
-        with_optimizer=with_optimizer,
-        way=way,
-        whole_us=whole,
-        reserved_bytes=peak,
-        graphs=graphs,
-        refused=refused,
-        host=host,
-    )
+    return cost.model_copy(update=found)
+
+
+def _parts(made: Made, samples: int, *, at_work: bool = False) -> HostParts | None:
+    return host_parts(made.call, torch.cuda.synchronize, samples, at_work=at_work)
 
 
 def _seen(program: Callable[[], Program], cost: StepCost) -> StepCost:
@@ -362,7 +371,8 @@ def table(run: StepRun) -> Table:
         "way",
         "µs per iteration",
         "times the one by hand",
-        "before, in and behind launches",
+        "host before, in and behind launches",
+        "GPU at work",
         "reserved",
         "graphs",
         "kernels",
@@ -382,7 +392,8 @@ def table(run: StepRun) -> Table:
             cost.way,
             NONE if median is None else f"{median:,.0f}",
             NONE if median is None or not floor else f"{median / floor:.2f}",
-            NONE if cost.host is None else _in_words(cost.host),
+            _in_words(cost.host),
+            _in_words(cost.host_at_work),
             NONE if cost.reserved_bytes is None else format_bytes(cost.reserved_bytes),
             NONE if cost.graphs is None else str(cost.graphs),
             NONE if cost.kernels is None else f"{sum(cost.kernels.values()):,}",
@@ -392,6 +403,8 @@ def table(run: StepRun) -> Table:
     return shown
 
 
-def _in_words(host: HostParts) -> str:
+def _in_words(host: HostParts | None) -> str:
     """Microseconds of the host; those between several launches count as before."""
+    if host is None:
+        return NONE
     return f"{host.before_us + host.between_us:,.0f}, {host.launch_us:,.0f}, {host.behind_us:,.0f}"
