@@ -540,7 +540,7 @@ def alternates(device: str) -> Refused:
         loss = train(batch)
         return loss.sin() if hidden[0] % 2 else loss.cos()
 
-    return Refused(step, model, "two calls with equal shapes differ: one ran")
+    return Refused(step, model, "differs in two calls with equal shapes: one ran")
 
 
 @refused

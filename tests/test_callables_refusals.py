@@ -101,7 +101,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
         r"draws random numbers on the host \(random\)",
     ),
     "NumPy's random numbers": (lambda: lambda x: x * numpy.random.rand(), (), r"\(numpy\.random\)"),
-    "no run is like the one before": (Flips, (), "two calls with equal shapes differ"),
+    "no run is like the one before": (Flips, (), "differs in two calls with equal shapes"),
     "a weight's memory is exchanged": (
         lambda: functools.partial(renormalizes, linear=nn.Linear(3, 3)),
         (),

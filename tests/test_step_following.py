@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
+import struct
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from cuda.bindings import driver as real
 from graphs_on_cpu import CpuDevice, copies_outside_of_graphs
 from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph, floats, word
+from synthetic_captures import kernel as synthetic_kernel
 from torch import nn
 
 from optimizations import torch_internals
@@ -20,7 +23,7 @@ from optimizations.capture.copy_nodes import NotCarried, find_copies
 from optimizations.capture.device import host_pointers
 from optimizations.capture.step.following import plan_of, worth_reading
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.launches import Launch, Launches
+from optimizations.capture.step.launches import Launch, Launches, numbers_of
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import MemoryRange
 from optimizations.captured.read import read_graph
@@ -231,6 +234,17 @@ def an_address_as_a_number(run: Any, kernel: Kernel, x: torch.Tensor, out: torch
     run(x, out, x.data_ptr() + 64, stream=0)
 
 
+def an_address_for_an_operator(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
+    """A table of addresses, as a kernel for several products of matrices takes one."""
+    table = torch.empty(1, dtype=torch.int64).fill_(x.data_ptr() + 64)
+    run(x, out, table, stream=0)
+
+
+def a_part_under_another_storage(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
+    run(x, out, stream=0)
+    out[1:].add_(torch.from_dlpack(x[1:]))
+
+
 def a_part_of_it(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
     run(x, out, stream=0)
     run(x, out, x[1:], stream=0)
@@ -270,6 +284,50 @@ def test_an_input_of_which_anything_is_in_doubt_is_copied(use: Use) -> None:
     step, device = run(use, calls())
     assert followed(step) == (0, 2)
     assert device.set_nodes == 0
+
+
+@pytest.mark.parametrize(
+    ("use", "differs"),
+    [
+        (an_address_for_an_operator, "differs in two calls with equal shapes: one gave fill_"),
+        (a_part_under_another_storage, "reads a tensor that is another one in each call"),
+    ],
+)
+def test_an_input_that_is_led_past_its_tensor_is_noticed_before_anything_is_recorded(use: Use, differs: str) -> None:
+    given, device = calls(), CpuDevice()
+    eager = training(NOWHERE, use)
+    expected = [eager(*one) for one in given]
+    step = GraphedStep(training(on(device), use), device=device)
+    with pytest.warns(UserWarning, match=differs):
+        found = [step(*one) for one in given]
+    assert all(map(torch.equal, found, expected)) and step.report().replays == 0
+
+
+@pytest.mark.parametrize("of_the_kernel", [False, True])
+def test_what_was_in_memory_before_an_operators_arguments_says_nothing(
+    of_the_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Structures that PyTorch does not fill hold old addresses. What Inductor's kernel was given more is in doubt."""
+    device, given = CpuDevice(), calls()
+    stock = device.read
+
+    def read(graph: Any) -> Any:
+        captured = stock(graph)
+        (source,) = [node.parameters[0] for node in captured.nodes if node.name == "triton_double"]
+        garbage = struct.pack("<QQ", 1, int.from_bytes(source.data, "little") + 64)
+        nodes = [*captured.nodes]
+        for index, node in enumerate(nodes):
+            if (node.name == "triton_double") is of_the_kernel:
+                parameters = [one.data for one in node.parameters]
+                nodes[index] = synthetic_kernel([*parameters, garbage], name=node.name)
+        return captured.model_copy(update={"nodes": tuple(nodes)})
+
+    monkeypatch.setattr(device, "read", read)
+    eager = training(NOWHERE)
+    expected = [eager(*one) for one in given]
+    step = GraphedStep(training(on(device)), device=device)
+    assert all(map(torch.equal, [step(*one) for one in given], expected))
+    assert followed(step) == ((0, 2) if of_the_kernel else (1, 1))
 
 
 def test_an_input_that_several_kernels_read_is_set_in_each() -> None:
@@ -342,15 +400,32 @@ def test_launches_of_other_threads_and_a_failed_count_are_no_part_of_it() -> Non
     assert launches.read_by_operators == {77}
 
 
+def test_numbers_that_may_be_addresses_are_told_from_others() -> None:
+    def holds(tensor: torch.Tensor) -> bool:
+        return tensor is there
+
+    there, here = torch.tensor(2**40), torch.tensor(2**41)
+    given: list[Any] = [there, here, torch.tensor(2.0**42), torch.tensor([2**43, 1]), [2**44, (2**45, "a")], 2.0**46]
+    assert list(numbers_of([*given, True, 7, -(2**40), math.inf, math.nan, 1j, None], holds)) == [
+        2**power for power in (41, 42, 44, 45, 46)
+    ]
+
+
+def at(address: int) -> MemoryRange:
+    return MemoryRange(address=address, size_bytes=16)
+
+
 def test_nothing_is_concluded_where_a_node_is_unknown() -> None:
     launches = Launches(lambda: 0)
     launches.launches.append(Launch(0, "a", ((64, 64),)))
-    assert worth_reading(launches, {0: 64, 1: 128}) == [0]
-    launches.read_by_operators.add(64)
-    assert worth_reading(launches, {0: 64}) == []
+    assert worth_reading(launches, {0: at(64), 1: at(128)}) == [0]
+    launches.read_by_operators |= {63, 80}
+    assert worth_reading(launches, {0: at(64)}) == [0]
+    launches.read_by_operators.add(79)
+    assert worth_reading(launches, {0: at(64)}) == []
     launches.read_by_operators.clear()
     launches.unknown = "a node"
-    assert worth_reading(launches, {0: 64}) == []
+    assert worth_reading(launches, {0: at(64)}) == []
 
 
 # The driver's side.

@@ -153,12 +153,12 @@ def scales_in_place(x: torch.Tensor) -> torch.Tensor:
 
 SAYS = "that seem to decide something, other than host_draws='unused' says: "
 DECIDE: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
-    "a number": (lambda x: x * random.random(), f"(random) {SAYS}two calls with equal shapes differ: one gave mul"),
-    "a tensor": (lambda x: x * torch.rand([]), f"(torch's CPU generator) {SAYS}two calls with equal shapes differ"),
-    "what is computed of a tensor": (lambda x: x * (torch.rand([]) + 1).sqrt(), f"{SAYS}two calls"),
-    "a tensor that is written": (scales_in_place, f"{SAYS}two calls"),
-    "many values": (lambda x: x[torch.rand(40).argsort()[:3] % 3], f"{SAYS}two calls"),
-    "a value that is read": (lambda x: x * torch.rand([]).item(), f"{SAYS}two calls"),
+    "a number": (lambda x: x * random.random(), f"(random) {SAYS}differs in two calls with equal shapes: one gave mul"),
+    "a tensor": (lambda x: x * torch.rand([]), f"(torch's CPU generator) {SAYS}differs in two calls with equal shapes"),
+    "what is computed of a tensor": (lambda x: x * (torch.rand([]) + 1).sqrt(), f"{SAYS}differs in two calls"),
+    "a tensor that is written": (scales_in_place, f"{SAYS}differs in two calls"),
+    "many values": (lambda x: x[torch.rand(40).argsort()[:3] % 3], f"{SAYS}differs in two calls"),
+    "a value that is read": (lambda x: x * torch.rand([]).item(), f"{SAYS}differs in two calls"),
     "a number that is returned": (lambda x: (x * 2, random.random()), f"{SAYS}returns something else than a tensor"),
     "a tensor that is returned": (lambda x: (x * 2, torch.rand([])), f"{SAYS}returns, or keeps in an attribute"),
     "a tensor that is kept": (binds, f"{SAYS}returns, or keeps in an attribute"),
@@ -212,7 +212,8 @@ def test_a_branch_that_is_seen_to_be_decided_is_refused(taken: tuple[bool, ...],
         if graphed:
             (refusal,) = step.report().refusals
             assert (
-                f"draws random numbers on the host (random) {SAYS}two calls with equal shapes differ" in refusal.reason
+                f"draws random numbers on the host (random) {SAYS}differs in two calls with equal shapes"
+                in refusal.reason
             )
             assert (step.report().replays, device.captures) == (0, captures)
     assert torch.equal(*results)
@@ -240,8 +241,14 @@ def test_a_tensor_of_the_host_may_reach_the_gpu_as_long_as_it_holds_the_same(bou
 
 
 CHOICES: dict[str, tuple[Callable[[torch.Tensor, bool], Any], str]] = {
-    "one of two that it computed": (lambda x, first: (x + 1, x + 2)[first] * 3, "two calls with equal shapes differ"),
-    "one of two parts": (lambda x, first: torch.stack([x, x + 1]).unbind(0)[first] * 2, "two calls with equal"),
+    "one of two that it computed": (
+        lambda x, first: (x + 1, x + 2)[first] * 3,
+        "differs in two calls with equal shapes",
+    ),
+    "one of two parts": (
+        lambda x, first: torch.stack([x, x + 1]).unbind(0)[first] * 2,
+        "differs in two calls with equal",
+    ),
     "a result that it computed": (lambda x, first: (x + 1, x + 2)[first], "returns, or keeps in an attribute, another"),
     "a result that it was given": (lambda x, first: (x, x * 2)[first], "returns, or keeps in an attribute, another"),
     "a number that it returns": (lambda x, first: (x * 2, first), "returns something else than a tensor"),

@@ -3,7 +3,8 @@
 Note [By name]. Where only Triton kernels that Inductor wrote were given an input (`launches`), its addresses are
 parameters of these launches (`indirection.named_uses`), and the host sets them. The placeholder of an input has memory
 of its own for as long as the recording lives. So no word of the graph may lie in it but these parameters, and the copy
-that filled it, which is switched off. Nothing has to be tried out.
+that filled it, which is switched off; of operators that launch kernels counts what they were given (Note [What an
+operator was given] in `launches`). Nothing has to be tried out.
 
 An input is copied into its placeholder after all, in a call where it is not aligned as the kernels may rely on, or lies
 in memory that the graph writes (`replay.addresses`).
@@ -11,7 +12,8 @@ in memory that the graph writes (`replay.addresses`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 
 from optimizations.appliers.registry import APPLIERS
 from optimizations.capture.device import words_of
@@ -21,6 +23,7 @@ from optimizations.captured.graph import (
     CapturedGraph,
     KernelNode,
     MemoryRange,
+    Node,
     NodePath,
     Placeholder,
 )
@@ -33,12 +36,17 @@ MOST_NODES = 4
 """An input that more kernels read is copied: each takes a call of the driver when it moved, and a copy takes one."""
 
 
-def worth_reading(launches: Launches, storages: Mapping[int, int]) -> list[int]:
-    """Inputs, given by their placeholders' storages, that launches name, and nothing else was given."""
+def worth_reading(launches: Launches, memory: Mapping[int, MemoryRange]) -> list[int]:
+    """Inputs, given by their placeholders' memory, that launches name, and of which nothing else was given a part."""
     if launches.unknown is not None:
         return []
     named = {storage for launch in launches.launches for _, storage in launch.tensors}
-    return [index for index, place in storages.items() if place in named - launches.read_by_operators]
+    read = sorted(launches.read_by_operators)
+
+    def is_read(place: MemoryRange) -> bool:
+        return bisect_left(read, place.address) < bisect_left(read, place.address + place.size_bytes)
+
+    return [index for index, place in memory.items() if place.address in named and not is_read(place)]
 
 
 def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, MemoryRange]) -> Plan:
@@ -47,7 +55,7 @@ def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, Memor
     Args:
         graph: the captured graph.
         launches: what put its nodes there.
-        memory: by input, its placeholder, for inputs that nothing but launches was given.
+        memory: by input, its placeholder, for inputs that nothing but launches was given (`worth_reading`).
     """
     by_address = {place.address: index for index, place in memory.items()}
     passed = [
@@ -63,7 +71,7 @@ def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, Memor
     analysis = find_named_uses(
         Capture(graph=graph, placeholders=placeholders), passed, set(memory), set(triton), "an operator reads it"
     )
-    analysis = _without_others(analysis, graph, memory, launches.own)
+    analysis = _without_others(analysis, graph, memory, launches)
     many = {
         verdict.input: f"{len({use.node for use in verdict.uses})} kernels read it"
         for verdict in analysis.verdicts
@@ -74,10 +82,16 @@ def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, Memor
 
 
 def _without_others(
-    analysis: Analysis, graph: CapturedGraph, memory: Mapping[int, MemoryRange], own: Collection[int]
+    analysis: Analysis, graph: CapturedGraph, memory: Mapping[int, MemoryRange], launches: Launches
 ) -> Analysis:
-    """Leave out inputs whose placeholder other words of the graph lie in."""
-    nodes = (node for path, node in graph.walk() if len(path) > 1 or path[0] not in own)
+    """Leave out inputs whose placeholder other words of the graph lie in, but for those of kernels of operators."""
+    launched = {launch.node for launch in launches.launches}
+
+    def tells(path: NodePath, node: Node) -> bool:
+        of_an_operator = path[0] not in launched and isinstance(node, KernelNode)
+        return len(path) > 1 or not (path[0] in launches.own or of_an_operator)
+
+    nodes = (node for path, node in graph.walk() if tells(path, node))
     words = [word for node in nodes for word in words_of(node)]
     others = {}
     for verdict in analysis.verdicts:

@@ -5,11 +5,18 @@ alone does not tell which nodes can read it. Counting does: around every operato
 that Inductor wrote, the nodes of the graph are counted. An operator that adds none has read nothing (it made a view, or
 memory). One that adds some may have read all the tensors it was given. A launch names its arguments. Nodes that
 appeared in between came from unknown code, and then nothing is concluded for any input.
+
+Note [What an operator was given]. The words in the nodes of PyTorch's operators tell less than what they were given.
+Kernels for lists of tensors, such as those of optimizers, take a structure of four kilobytes that PyTorch fills as far
+as it needs it. In the rest stands what was in that memory before, old addresses among it, and where an input has
+gigabytes some are likely to lie in it. An operator reads the tensors it is given, and may hand on a number: one that is
+an address counts as given, in whichever way it was (`numbers_of`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -47,7 +54,8 @@ class Launches:
     Attributes:
         own: the nodes that copy inputs to their placeholders.
         launches: in order.
-        read_by_operators: storages of tensors that operators were given which added nodes.
+        read_by_operators: storages of tensors that operators were given which added nodes, and large numbers. Note
+            [What an operator was given].
         unknown: why nothing is known of some node; None where all are known.
     """
 
@@ -80,8 +88,8 @@ class Launches:
         self.own, self._last = range(self._last, now), now
 
     @contextlib.contextmanager
-    def operator(self, func: Any, storages: Iterable[int]) -> Iterator[None]:
-        """Around an operator on tensors with these storages."""
+    def operator(self, func: Any, given: Iterable[int]) -> Iterator[None]:
+        """Around an operator on tensors with these storages, and on these numbers."""
         if self._inside:  # part of what is counted already
             yield
             return
@@ -93,7 +101,7 @@ class Launches:
             self._inside = False
         now = self._count()
         if now > self._last:
-            self.read_by_operators.update(storages)
+            self.read_by_operators.update(given)
             namespace = getattr(func, "namespace", None)
             if namespace not in PURE_OPERATORS:
                 self._note(f"{func} may keep what it was given in an earlier call")
@@ -138,3 +146,24 @@ class Launches:
 
     def _note(self, reason: str) -> None:
         self.unknown = self.unknown or reason
+
+
+_LEAST_ADDRESS = 1 << 32
+"""Of what a GPU has in its address space, as CUDA hands it out. Sizes and counts are smaller."""
+
+
+def numbers_of(values: Iterable[Any], holds: Callable[[torch.Tensor], bool]) -> Iterator[int]:
+    """The numbers among an operator's arguments, and in tensors of one element on the CPU, that may be addresses.
+
+    `holds`: whether a tensor is the device's.
+    """
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from numbers_of(value, holds)
+            continue
+        if isinstance(value, torch.Tensor):
+            if value.numel() != 1 or value.device.type != "cpu" or value.is_complex() or holds(value):
+                continue
+            value = value.item()
+        if isinstance(value, (int, float)) and value >= _LEAST_ADDRESS and value < math.inf:
+            yield int(value)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
 from optimizations.capture.step import casts
-from optimizations.capture.step.launches import Launches
+from optimizations.capture.step.launches import Launches, numbers_of
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.set_aside import SetAside
@@ -170,6 +171,12 @@ class Observer(torch_internals.TorchDispatchMode):
         if self._forbid:
             raise StepRefused(refusal)
 
+    def _counted(self, func: Any, args: Any, kwargs: Any, storages: set[int]) -> AbstractContextManager[None]:
+        if self.launches is None:
+            return contextlib.nullcontext()
+        numbers = numbers_of([*args, *kwargs.values()], self.holds)
+        return self.launches.operator(func, storages.union(numbers))
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             return NotImplemented  # a tensor that holds others: what it does with them is seen
@@ -202,7 +209,7 @@ class Observer(torch_internals.TorchDispatchMode):
         if self.before_write is not None:
             for tensor in _written(func, args, kwargs):
                 self.before_write(tensor)
-        with self.launches.operator(func, made_from) if self.launches is not None else contextlib.nullcontext():
+        with self._counted(func, args, kwargs, made_from):
             result = func(*args, **kwargs)
         if drawn_from is not None and self.reseeding is not None:
             self.reseeding.drew(drawn_from)

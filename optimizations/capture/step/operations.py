@@ -36,7 +36,7 @@ def first_difference(before: Sequence[Operation], after: Sequence[Operation]) ->
 
 def _differs(what: str, line: str | None) -> Refusal:
     return Refusal(
-        f"two calls with equal shapes differ: one {what}",
+        f"differs in two calls with equal shapes: one {what}",
         "a graph repeats one call exactly: take decisions that vary before the step and pass them as tensors, or as "
         "arguments of which each value gets a graph of its own",
         line,

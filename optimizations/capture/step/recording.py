@@ -396,12 +396,13 @@ def _follow(
         NotCarried: a copy cannot be taken out of the graph.
     """
     placeholders = {index: one for index, one in inputs.placeholders().items() if index not in written}
-    found = worth_reading(launches, {index: storage(one) for index, one in placeholders.items()})
+    memory = {index: memory_of(one) for index, one in placeholders.items()}
+    found = worth_reading(launches, memory)
     if not found:
         return
     try:
         captured = device.read(graph)
-        plan = plan_of(captured, launches, {index: memory_of(placeholders[index]) for index in found})
+        plan = plan_of(captured, launches, {index: memory[index] for index in found})
         pointers = HostPointers(device.pointers(graph, captured, plan))
     except CudaCallFailed:
         return  # all are copied
