@@ -85,13 +85,13 @@ class Returning(nn.Module):
     drawn: torch.Tensor | None = None
 
 
-SAYS = "that seem to decide something, other than host_draws='unused' says: "
+SAYS = "that seem to decide something, other than host_draws='unused' says: it "
 DECIDE: dict[str, tuple[Callable[..., Any], str]] = {
     "a number": (
         lambda x: x * random.random(),
-        f"callable 1 draws random numbers on the host .random. {SAYS}two calls",
+        f"callable 1 draws random numbers on the host .random. {SAYS}differs in two calls",
     ),
-    "a tensor": (lambda x: x * torch.rand([]), rf"\(torch's CPU generator\) {SAYS}two calls"),
+    "a tensor": (lambda x: x * torch.rand([]), rf"\(torch's CPU generator\) {SAYS}differs in two calls"),
     "a tensor that is returned": (lambda x: (x * 2, torch.rand([])), f"{SAYS}returns, or keeps"),
     "a tensor that is kept": (Returning(), f"{SAYS}returns, or keeps|is bound to another tensor"),
 }

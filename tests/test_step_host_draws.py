@@ -151,7 +151,7 @@ def scales_in_place(x: torch.Tensor) -> torch.Tensor:
     return x * drawn
 
 
-SAYS = "that seem to decide something, other than host_draws='unused' says: "
+SAYS = "that seem to decide something, other than host_draws='unused' says: it "
 DECIDE: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "a number": (lambda x: x * random.random(), f"(random) {SAYS}differs in two calls with equal shapes: one gave mul"),
     "a tensor": (lambda x: x * torch.rand([]), f"(torch's CPU generator) {SAYS}differs in two calls with equal shapes"),

@@ -68,7 +68,7 @@ def decides(difference: Refusal, names: Iterable[str]) -> Refusal:
     return replace(
         difference,
         reason=f"draws random numbers on the host ({', '.join(names)}) that seem to decide something, other than "
-        f"host_draws='unused' says: {difference.reason}",
+        f"host_draws='unused' says: it {difference.reason}",
         advice="draw them before the step and pass them as arguments, or draw them on the GPU",
     )
 
