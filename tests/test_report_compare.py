@@ -364,6 +364,20 @@ def test_where_modes_lack_workloads_means_are_also_given_over_the_common_ones():
     assert shown["graph", True].value == pytest.approx(8**0.5)
 
 
+def test_a_step_of_one_workload_does_not_narrow_the_means_of_the_modes_that_all_have():
+    cells = workloads_run(lacking="C").cells
+    step = [cell(name, "step", **steady([100] * 6)) for name in "ABC"]
+
+    def common(*more):
+        means = compare.mean_speedups(compare.compare(run_of(*cells, *more)))
+        return {one.mode: one.mean.count for one in means if one.common and one.metric is TimeKind.LATENCY}
+
+    assert common(step[0]) == {"eager": 2, "graph": 2}
+    assert common(*step) == {"eager": 2, "graph": 2, "step": 2}, "it ran in all of them"
+    failed = failed_cell("A", "step", Status.UNSUPPORTED)
+    assert common(failed, *step[1:]) == {"eager": 1, "graph": 1, "step": 1}
+
+
 def with_kernels(*names, **changes):
     return {"metrics": metrics().model_copy(update={"kernels": dict.fromkeys(names, 1), **changes})}
 

@@ -192,23 +192,38 @@ def mean_speedups(comparisons: Sequence[Comparison]) -> tuple[MeanSpeedup, ...]:
 
     Each is given over all workloads of `of_one_kind` that both modes have; ratios of other kernels are left out. Where
     the modes of one baseline and metric differ in their workloads, each also has a mean over those that all of these
-    modes have, as only such means can be set side by side; a mode without a single result is left out of this.
+    modes have, as only such means can be set side by side; a mode without a single result is left out of this, and so
+    is one that runs only where it is named and ran in a part of the workloads: `step`, which training alone has.
     """
     ratios: dict[tuple[str, TimeKind], dict[str, dict[str, stats.Ratio]]] = {}
-    for item in of_one_kind(comparisons):
+    kind = of_one_kind(comparisons)
+    for item in kind:
         if item.ratio is not None and item.is_gain:
             modes = ratios.setdefault((item.baseline, item.metric), {})
             modes.setdefault(item.cell.mode, {})[cell_label(item.cell)] = item.ratio
+    in_part = _named_in_part(kind)
     means = []
     for (baseline, metric), modes in ratios.items():
-        common = set.intersection(*(set(own) for own in modes.values()))
-        partial = any(set(own) != common for own in modes.values())
+        shown = {mode: set(own) for mode, own in modes.items() if mode not in in_part}
+        common = set.intersection(*shown.values()) if shown else set()
+        partial = any(own != common for own in shown.values())
         for mode, own in modes.items():
             means.append(MeanSpeedup(mode, baseline, metric, False, stats.geometric_mean(list(own.values()))))
-            if partial and common:
+            if partial and common and mode not in in_part:
                 shared = [own[label] for label in sorted(common)]
                 means.append(MeanSpeedup(mode, baseline, metric, True, stats.geometric_mean(shared)))
     return tuple(means)
+
+
+def _named_in_part(comparisons: Sequence[Comparison]) -> set[str]:
+    """Modes that run only where they are named, and were named for some of these workloads."""
+    workloads: dict[str, set[str]] = {}
+    for item in comparisons:
+        workloads.setdefault(item.cell.mode, set()).add(cell_label(item.cell))
+    everything = set().union(*workloads.values())
+    return {
+        mode for mode, own in workloads.items() if mode in MODES and MODES[mode].captures_more and own != everything
+    }
 
 
 def _compare_cells(cell: Cell, reference: Cell, metric: TimeKind, spread: stats.Spread) -> Comparison:
