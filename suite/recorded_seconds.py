@@ -18,17 +18,17 @@ RECORDED_S: Mapping[str, int] = {
     "DGPT2": 236,
     "DLRM": 116,
     "DMLM": 222,
-    "DMLM-16": 247,
+    "DMLM-16": 220,
     "DNET": 154,
-    "DR-I": 161,
+    "DR-I": 509,
     "DR-I-256": 115,
     "DR-T": 139,
     "DR-T-4096": 234,
-    "ECML": 151,
+    "ECML": 319,
     "EOS": 87,
     "GFNET": 187,
     "LCNET": 129,
-    "LLAMA-G": 552,
+    "LLAMA-G": 522,
     "LLAMA-G-8": 571,
     "LP": 138,
     "MBERT": 145,
@@ -46,11 +46,13 @@ RECORDED_S: Mapping[str, int] = {
     "XLNET-T": 448,
 }
 """Seconds by workload in full size, from the first `started_at` of its rows to the last `started_at` + `wall_s`, with
-compilation; eight modes, three processes each (ECML: one to three), `--measure-s 3`. Of the newest recorded run in
-which all modes were timed: DR-I of 20261126-125144-h200 (`--measure-s 5`), with four GPUs of a host used at the same
-time; all others of 20261127-013319-h200, with eight. That is what shards of one host take. A GPU alone on its host
-needs less: runs before, next to none to three others, took 0.6 of these seconds in the mean, 0.4 (DCGAN) to 0.9 (TEFD).
-So `--budget` may leave a workload for later there that it had time for, and starts none that it had not.
+compilation; eight modes (DMLM-16 and ECML: ten, with `step` and `callables`), three processes each, `--measure-s 3`. Of
+the newest recorded run in which all modes were timed: DR-I of 20261127-083937-h200-dr-i, and DMLM-16, ECML and LLAMA-G
+of 20261127-083937-h200, with four GPUs of a host used at the same time; all others of 20261127-013319-h200, with eight.
+That is what shards of one host take. DR-I was measured in pairs, and ECML and DMLM-16 in halves. A GPU alone on its
+host needs less: runs before, next to none to three others, took 0.6 of the seconds of the eight in the mean, 0.4
+(DCGAN) to 0.9 (TEFD). So `--budget` may leave a workload for later there that it had time for, and starts none that it
+had not.
 `tests/test_schedule.py` holds it to the rows."""
 
 RECORDED_MODES = 8
