@@ -15,6 +15,7 @@ from test_step_gradients_held import BEHIND, ZERO, Alike, Training
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations.capture.step import gradient_copies, gradient_holders
+from optimizations.capture.step.gradient_holders import Holders, Left, taken_by
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.torch_internals import reference_counts
 from optimizations.torch_internals.reference_counts import ReferenceCounts
@@ -600,6 +601,59 @@ def test_counts_of_a_tensor_whose_part_in_another_language_was_exchanged_are_not
     assert counts.now().any()
     torch.utils.swap_tensors(tensor, tensor.detach())
     assert not counts.now().any()
+
+
+def test_counts_are_compared_of_tensors_that_have_the_storage_that_is_read() -> None:
+    """One who holds the storage from before makes up for the tensor that has another."""
+    tensor = torch.zeros(3)
+    counts = ReferenceCounts([tensor])
+    same = counts.compared(counts.now())
+    assert same()
+    other = tensor.detach()
+    assert not same()
+    tensor.data = torch.zeros(3)
+    assert not same()
+    del other
+
+
+class Stand:
+    """Says whether gradients are where they were left."""
+
+    said = True
+
+    def stands(self) -> bool:
+        return self.said
+
+
+def test_counts_that_are_usual_say_nothing_of_gradients_that_are_not_known_to_stand() -> None:
+    gradient, parameter, stand = torch.zeros(3), torch.nn.Parameter(torch.zeros(3)), Stand()
+    parameter.grad = gradient
+    found = [gradient]
+    holders, own = taken_by(lambda: Holders(found), found)
+    left = Left(holders, {id(gradient): 1}, weakref.WeakMethod(stand.stands))
+    found.clear()
+    del gradient
+    for _ in range(3):
+        assert left.family.unheld(left)
+        assert left.family.unheld(None)
+        stand.said = False
+        assert left.family.unheld(left) and not left.family.unheld(None)
+        held = parameter.grad
+        assert not left.family.unheld(left)
+        parameter.grad = None
+        assert not left.family.unheld(left) and not left.family.unheld(None)
+        del held
+        assert left.family.unheld(left) and left.family.unheld(None)
+        parameter.grad = holders.tensors[0]
+        stand.said = True
+    del own
+
+
+def test_counts_are_usual_until_encore_holds_others() -> None:
+    usual = gradient_holders._Usual(lambda: True, None, gradient_holders._last_change[0])
+    assert usual.holds(None)
+    gradient_holders._changed()
+    assert not usual.holds(None)
 
 
 def test_counts_are_asked_for_where_their_words_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

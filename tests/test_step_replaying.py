@@ -26,7 +26,7 @@ from optimizations.capture.step.replaying import MISSED, SOONEST, WORTH
 from optimizations.torch_internals import argument_guard, tensor_words
 from optimizations.torch_internals.tensor_words import TensorWords
 
-MOST_CALLS = 48
+MOST_CALLS = 47
 """Functions of Python and of C that a steady call may run, with those of the simulated copy nodes and of the count, and
 those that look a batch that lies elsewhere up in what the step writes. Fourteen read words of tensors, in three stages
 before the launch and three behind it: as many for all tensors as for one."""
@@ -645,6 +645,25 @@ def test_a_dict_that_was_written_costs_nothing_for_long(monkeypatch: pytest.Monk
     assert recording.steady.serve is serve, "calls are served all the time"
     model[0].weight = nn.Parameter(torch.zeros(16, 8))
     assert serve(recording, given[0], {}) is MISSED
+
+
+def test_a_list_that_is_filled_again_in_each_call_is_asked_for_its_entries() -> None:
+    """Read as words it is another one each time; what stands in it is the same."""
+    kept = [torch.ones(3), torch.ones(3) * 2]
+    given = [(torch.ones(3) * index,) for index in range(6)]
+    graphed, recording = recorded(lambda x: (x * kept[0] * kept[1]).sum(), given)
+    others = [kept.copy() for _ in range(50)]  # so that arrays move
+    made = []
+    for index in range(12):
+        same = [*kept]
+        kept.clear()
+        kept += [*same, *others[index]]
+        del kept[2:]
+        assert graphed(*given[1]).item() == 6
+        made.append(recording.steady.serve)
+    assert made[-1] is not None and made[-1] is made[-4], "it serves these calls"
+    kept[1] = torch.ones(3) * 3
+    assert graphed(*given[1]).item() == 9
 
 
 def test_a_step_that_nobody_holds_is_freed_at_once() -> None:

@@ -113,23 +113,24 @@ def word(address: int) -> int:
 
 
 class Words:
-    """The words at these addresses, and what they should be."""
+    """The words, or parts of this size, at these addresses, and what they should be."""
 
-    def __init__(self, addresses: Sequence[int], values: Any) -> None:
-        expected = numpy.array(values, dtype=numpy.int64)
-        self.places = _places_of(addresses)
+    def __init__(self, addresses: Sequence[int], values: Any, size: int = WORD) -> None:
+        expected = numpy.array(values, dtype=numpy.int64 if size == WORD else numpy.int32)
+        self.size = size
+        self.places = _places_of(addresses, size)
         self.then = [expected[start : start + AT_ONCE].tobytes() for start in range(0, len(expected), AT_ONCE)]
 
 
 def as_expected(*stages: Words) -> Callable[[], bool]:
     """Tells whether all words are as they should be. Those of a stage are read if the stages before are so."""
-    memory, to_bytes = _memory()[WORD], _TO_BYTES
+    memories = [_memory()[stage.size] for stage in stages for _ in stage.places]
     places = [one for stage in stages for one in stage.places]
     then = [one for stage in stages for one in stage.then]
-    same, get = operator.eq, operator.getitem
+    same, get, to_bytes = operator.eq, operator.getitem, _TO_BYTES
 
     def holds() -> bool:
-        return all(map(same, map(to_bytes, map(get, repeat(memory), places)), then))
+        return all(map(same, map(to_bytes, map(get, memories, places)), then))
 
     return holds
 

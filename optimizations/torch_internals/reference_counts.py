@@ -22,7 +22,7 @@ import numpy
 import torch
 
 from optimizations import torch_internals
-from optimizations.torch_internals.memory_words import PART, WORD, Words, no_lock, read_behind, word
+from optimizations.torch_internals.memory_words import PART, WORD, Words, as_expected, no_lock, read_behind, word
 
 _COUNT = 4
 """Bytes of a count. PyTorch keeps that of weak references behind it, and Python its flags, or another half."""
@@ -38,15 +38,21 @@ class ReferenceCounts:
         storages: those that the tensors had then.
         now: gives the counts, `COUNTS` for each tensor, in their order. They are all 0 where a tensor's part in C++, or
             its storage, was exchanged for another. It holds what it reads.
+        compared: of such counts, gives a function that tells whether `now` gives them. That holds what it reads, too.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self.tensors = tuple(tensors)
         self.storages = tuple([tensor.untyped_storage() for tensor in self.tensors])
-        self.now = (_gathered if _can_be_read() else _asked_for)(self.tensors, self.storages)
+        find = _gathered if _can_be_read() else _asked_for
+        self.now, self.compared = find(self.tensors, self.storages)
 
 
-def _gathered(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedStorage, ...]) -> Callable[[], Any]:
+_Functions = tuple[Callable[[], Any], Callable[[Any], Callable[[], bool]]]
+"""`now` and `compared`."""
+
+
+def _gathered(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedStorage, ...]) -> _Functions:
     objects = tensors, storages
     parts = Words(
         [id(one) + PART for some in objects for one in some], [one._cdata for some in objects for one in some]
@@ -64,10 +70,15 @@ def _gathered(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedSt
         found = read() if objects else None
         return numpy.zeros(len(addresses), dtype=numpy.int32) if found is None else found
 
-    return now
+    def compared(counts: Any) -> Callable[[], bool]:
+        same = as_expected(parts, cells, Words(addresses, counts, _COUNT))
+        vars(same)["reads"] = objects
+        return same
+
+    return now, compared
 
 
-def _asked_for(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedStorage, ...]) -> Callable[[], Any]:
+def _asked_for(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedStorage, ...]) -> _Functions:
     cells = [storage._cdata for storage in storages]
 
     def now() -> Any:
@@ -83,7 +94,7 @@ def _asked_for(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedS
             )
         return numpy.array(found, dtype=numpy.int32)
 
-    return now
+    return now, lambda counts: lambda: bool((now() == counts).all())
 
 
 _STORAGE = 2 * WORD
@@ -108,7 +119,7 @@ def _are_found() -> bool:
                 return False
         if word(tensor._cdata + _STORAGE) != storage._cdata:
             return False
-        now = _gathered((tensor,), (storage,))
+        now, _ = _gathered((tensor,), (storage,))
 
         def changed_by(hold: Callable[[], Any]) -> list[int]:
             before = now()

@@ -27,13 +27,16 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
 from optimizations.torch_internals.memory_words import PART, WORD, Words, as_expected, no_lock, read_behind, word
+
+if TYPE_CHECKING:
+    from optimizations.torch_internals.entry_words import EntryWords
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +78,7 @@ class TensorWords:
 
     Those that cannot be read are left out: `tells_of` says of which tensors it tells that they lie where they lay and
     look as they did, `tells_of_gradient` of which parameters it tells that they have the gradient expected of them.
+    `beside`: what is compared in the same go.
     """
 
     def __init__(
@@ -82,13 +86,14 @@ class TensorWords:
         tensors: Iterable[torch.Tensor],
         parameters: Sequence[torch.Tensor] = (),
         expected: Sequence[torch.Tensor | None] = (),
+        beside: EntryWords | None = None,
     ) -> None:
         found = {id(one): one for one in [*tensors, *(one for one in expected if one is not None)]}
         self._tensors = _read(list(found.values()))
         self._gradients = {
             id(one): gradient for one, gradient in zip(parameters, expected, strict=True) if self._reads(one, gradient)
         }
-        self.unchanged = _unchanged(self._tensors, self._gradients)
+        self.unchanged = _unchanged(self._tensors, self._gradients, beside)
 
     def _reads(self, parameter: torch.Tensor, gradient: torch.Tensor | None) -> bool:
         """Whether it is seen that a parameter has this gradient. One that autograd keeps nothing of has none."""
@@ -140,11 +145,25 @@ def _of_objects(tensors: Sequence[torch.Tensor], parts: Sequence[int]) -> Words:
     )
 
 
-def _unchanged(known: Mapping[int, _Read], expected: Mapping[int, torch.Tensor | None]) -> Callable[[], bool]:
+def _unchanged(
+    known: Mapping[int, _Read], expected: Mapping[int, torch.Tensor | None], beside: EntryWords | None = None
+) -> Callable[[], bool]:
     """What tells whether tensors are as they were read, and have the gradients expected of some, by identities."""
     read = tuple(known.values())
-    if not read:
+    stages = [] if beside is None else beside.stages
+    if read:
+        if (of_tensors := _stages(read, expected)) is None:
+            return lambda: False
+        stages = [*stages, *of_tensors]
+    if not stages:
         return lambda: True
+    unchanged = as_expected(*stages)
+    vars(unchanged)["reads"] = read, beside  # it holds what it reads
+    return unchanged
+
+
+def _stages(read: Sequence[_Read], expected: Mapping[int, torch.Tensor | None]) -> list[Words] | None:
+    """The words of tensors; None where some have changed already."""
     of_parts = [one.part + place for one in read for place in _places((len(one.words) - _FIXED) // 2)]
     rest: list[int] = []
     gradients = {}
@@ -160,12 +179,10 @@ def _unchanged(known: Mapping[int, _Read], expected: Mapping[int, torch.Tensor |
     parts = Words(of_parts, [value for one in read for value in one.words])
     then = read_behind([objects, parts], rest)()
     if then is None:
-        return lambda: False
+        return None
     for index, part in gradients.items():
         then[index] = part
-    unchanged = as_expected(objects, parts, Words(rest, then))
-    vars(unchanged)["reads"] = read  # it holds what it reads
-    return unchanged
+    return [objects, parts, Words(rest, then)]
 
 
 @functools.cache

@@ -19,6 +19,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -139,7 +140,7 @@ class Holders:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = list(tensors)
         self._counts = ReferenceCounts(self.tensors)
-        self.now = self._counts.now
+        self.now, self.compared = self._counts.now, self._counts.compared
         self.keys = _keys(self.tensors)
         self._lie = [(one.dtype, one.storage_offset(), one.shape, one.stride()) for one in self.tensors]
         self._starts = [one.data_ptr() for one in self._counts.storages]
@@ -236,6 +237,25 @@ _Known = tuple[weakref.ref[Left], Callable[[], Any], bytes, bytes]
 """What a recording left, the function that gives the counts, and these without and with each in its `.grad`."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Usual:
+    """What the counts of a family's only member were in the call before, when nobody else held any.
+
+    `same` tells whether they are that again. `stood`: the member, if each was in its `.grad`. `known_at`: what
+    `_last_change` was before they were reckoned.
+    """
+
+    same: Callable[[], bool]
+    stood: weakref.ref[Left] | None
+    known_at: int
+
+    def holds(self, stands: Left | None) -> bool:
+        """Whether nobody else holds any now. Where it does not tell, they are counted."""
+        if self.known_at != _last_change[0] or (self.stood is not None and self.stood() is not stands):
+            return False
+        return self.same()
+
+
 def _forget(family: weakref.ref[Family], gone: object) -> None:
     if (found := family()) is not None:
         found.forget()
@@ -248,16 +268,18 @@ class Family:
         self._members: list[weakref.ref[Left]] = []
         self._outlived: list[tuple[Left, OwnReferences]] = []
         self._known: Sequence[_Known] | None = None
+        self._usual: _Usual | None = None
+        self._unusual = 0
 
     def add(self, left: Left) -> None:
         self._members.append(weakref.ref(left, functools.partial(_forget, weakref.ref(self))))
-        self._known = None
+        self.forget()
         for keys in left.holders.keys:
             _asked_by.update(dict.fromkeys(keys, weakref.ref(self)))
 
     def forget(self) -> None:
         """What the counts should be: Encore holds others than before, or something is gone."""
-        self._known = None
+        self._known = self._usual = None
 
     def keep(self, left: Left, own: OwnReferences) -> None:
         """What a recording left that is freed, and what this holds of it, until nobody else does."""
@@ -287,11 +309,22 @@ class Family:
         """
         if self._outlived:
             self.members()
-        for reference, now, absent, standing in self._known or self._settled():
+        if (usual := self._usual) is not None and usual.holds(stands):
+            return True
+        known_at = _last_change[0]
+        known = self._known or self._settled()
+        for reference, now, absent, standing in known:
             if (found := now().tobytes()) == absent:
                 continue
             if found != standing or (left := reference()) is None:
                 return False
             if left is not stands and not left.stands():
                 return False
+        self._unusual += 1
+        if len(known) == 1 and self._unusual & (self._unusual - 1) == 0:  # it takes as long as many calls
+            ((reference, _, _, standing),) = known
+            stood = found == standing
+            if (left := reference()) is not None and (not stood or left is stands):
+                counts = left.holders.expected(left.standing if stood else NOWHERE)
+                self._usual = _Usual(left.holders.compared(counts), reference if stood else None, known_at)
         return True

@@ -27,6 +27,7 @@ from optimizations.capture.step.surroundings import KERNELS, watched_by_others
 from optimizations.capture.step.watched_entries import UNREADABLE
 from optimizations.torch_internals import hook_registry
 from optimizations.torch_internals.argument_guard import Found, same_call
+from optimizations.torch_internals.entry_words import EntryWords
 from optimizations.torch_internals.tensor_words import TensorWords
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ class SteadyReplay:
         if recording.replays >= self._next:
             self._made_at = recording.replays
             self._for_held = for_held
-            make = functools.partial(_made, recording, tensors, rates, for_held=for_held)
+            # A list that is filled again in each call is another one to who reads words: asked, it is the same.
+            by_words = not self._wait
+            make = functools.partial(_made, recording, tensors, rates, for_held=for_held, by_words=by_words)
             self.serve, holds = taken_by(make, recording.gradients.known())
             if self.serve is not None:
                 vars(self.serve)["holds"] = holds  # for as long as it lives
@@ -135,11 +138,18 @@ _Serve = Callable[["Recording", tuple[Any, ...], dict[str, Any]], Any]
 
 
 def _made(
-    recording: Recording, tensors: Sequence[torch.Tensor], rates: LearningRates, *, for_held: bool = False
+    recording: Recording,
+    tensors: Sequence[torch.Tensor],
+    rates: LearningRates,
+    *,
+    for_held: bool = False,
+    by_words: bool = True,
 ) -> _Serve | None:
     """The function of a recording whose last launch was a moment ago; None where its calls bring gradients.
 
-    `for_held`: the program holds gradients of the calls before, which are put back behind the launch.
+    Args:
+        for_held: the program holds gradients of the calls before, which are put back behind the launch.
+        by_words: what stands in lists and cells is read as words of memory.
     """
     expected, leaves = ((), True) if for_held else recording.gradients.steady()
     if expected is None:
@@ -149,11 +159,13 @@ def _made(
     parameters = recording.gradients.parameters if expected else ()
     places, states = recording.gradients.places, watch.states
     looked_at = [*watch.tensors, *places.apart_from(expected)]
-    words = TensorWords(looked_at, parameters, expected)
+    entries = EntryWords(watch.held() if by_words else ())
+    words = TensorWords(looked_at, parameters, expected, entries)
     as_they_are = words.unchanged
 
     def compare(tensors: Sequence[torch.Tensor]) -> tuple[Callable[[Found], bool], Any]:
-        state = looked_at, watch.held(), watch.held_in_dicts(), parameters, expected
+        asked = [one for one in watch.held() if not entries.tells_of(one)]
+        state = looked_at, asked, watch.held_in_dicts(), parameters, expected
         return same_call(
             tensors,
             *state,

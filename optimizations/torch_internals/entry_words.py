@@ -1,0 +1,92 @@
+"""Whether the very same objects stand in lists and closure cells, read as words of memory (`memory_words`).
+
+PyTorch's guards ask for one entry after the other, 35 ns for each where all is in caches: an optimizer's list of its
+parameters alone takes as long as all else that is compared. What stands in a list is an array of addresses, and the
+list says where that begins and how long it is. It is read only where list and array are those of before: the array of a
+list that was made longer or shorter may be gone. Who reads holds the lists, the cells, and the objects.
+
+A list that is filled again in each call, with the same objects, has another array then, most likely. It counts as
+changed, though nothing that matters is.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from optimizations.torch_internals.memory_words import PART, WORD, Words, no_lock, word
+
+if TYPE_CHECKING:
+    from optimizations.torch_internals.argument_guard import Held
+
+_CONTENT = PART
+"""Where a cell has the address of its content: behind what all objects have."""
+_SIZE, _ITEMS = PART, PART + WORD
+"""Where a list has how many it holds, and the address of its array."""
+
+
+class EntryWords:
+    """What stands in these lists and cells, as it is now.
+
+    Attributes:
+        stages: words to compare, those of the second where those of the first are as they were.
+        reads: what is read, to be held by whoever does.
+    """
+
+    def __init__(self, held: Sequence[Held]) -> None:
+        self.reads = [one for one in held if _is_told(one)] if _can_be_read() else []
+        self._told = {id(one.holder) for one in self.reads}
+        self.stages = _stages(self.reads)
+
+    def tells_of(self, held: Held) -> bool:
+        """Whether it tells whether the same objects stand there."""
+        return id(held.holder) in self._told and _is_told(held)
+
+
+def _is_told(held: Held) -> bool:
+    """Whether it is a cell, or a list all of whose entries are looked at, and nothing else is looked at there."""
+    if held.attributes or held.looks or not held.entries:
+        return False
+    if type(held.holder) is types.CellType:
+        return True
+    places = [key for key, _ in held.entries]
+    return type(held.holder) is list and held.size == len(held.holder) and places == list(range(len(held.holder)))
+
+
+def _stages(held: Sequence[Held]) -> list[Words]:
+    first: list[tuple[int, int]] = []
+    second: list[tuple[int, int]] = []
+    for one in held:
+        address, values = id(one.holder), [id(value) for _, value in one.entries]
+        if type(one.holder) is types.CellType:
+            first.append((address + _CONTENT, values[0]))
+            continue
+        items = word(address + _ITEMS)
+        first += [(address + _SIZE, len(values)), (address + _ITEMS, items)]
+        second += [(items + WORD * index, value) for index, value in enumerate(values)]
+    return [Words([place for place, _ in some], [value for _, value in some]) for some in (first, second) if some]
+
+
+@functools.cache
+def _can_be_read() -> bool:
+    """Whether the words are what they should be."""
+    try:
+        return not no_lock() and _are_found()
+    except Exception:  # whatever this build has otherwise: guards ask for them
+        return False
+
+
+def _are_found() -> bool:
+    one, other = object(), object()
+    held: list[Any] = [one, other, one]
+    cell = types.CellType(one)
+    if word(id(cell) + _CONTENT) != id(one) or word(id(held) + _SIZE) != len(held):
+        return False
+    items = word(id(held) + _ITEMS)
+    if [word(items + WORD * index) for index in range(len(held))] != list(map(id, held)):
+        return False
+    cell.cell_contents = other
+    held[1] = one
+    return word(id(cell) + _CONTENT) == id(other) and word(items + WORD) == id(one)

@@ -1,0 +1,119 @@
+"""The objects that stand in lists and closure cells, read as words of memory."""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from optimizations.torch_internals import entry_words
+from optimizations.torch_internals.argument_guard import Held
+from optimizations.torch_internals.entry_words import EntryWords
+from optimizations.torch_internals.memory_words import as_expected
+
+
+class Kept:
+    """An object like others."""
+
+
+class MyList(list[Any]):
+    """A list of a program's own class."""
+
+
+A, B, C = Kept(), Kept(), Kept()
+
+
+def held(holder: Any) -> Held:
+    if isinstance(holder, types.CellType):
+        return Held(holder, (("content", holder.cell_contents),), None)
+    return Held(holder, tuple(enumerate(holder)), len(holder))
+
+
+CHANGES: dict[str, Callable[[list[Any]], object]] = {
+    "another object": lambda some: some.__setitem__(1, Kept()),
+    "another order": list.reverse,
+    "one more": lambda some: some.append(A),
+    "one less": list.pop,
+    "another for one": lambda some: (some.pop(), some.append(A)),
+    "one more in front": lambda some: some.insert(0, A),
+    "none": list.clear,
+    "many more": lambda some: some.extend([A] * 100),
+    "an equal one": lambda some: some.__setitem__(1, float("1e3")),
+}
+
+
+@pytest.mark.parametrize("change", sorted(CHANGES))
+def test_a_change_of_a_list_is_seen(change: str) -> None:
+    some, other = [A, float("1e3"), B, C], [C]
+    words = EntryWords([held(other), held(some)])
+    same = as_expected(*words.stages)
+    assert words.tells_of(held(some)) and words.tells_of(held(other))
+    assert same() and same()
+    CHANGES[change](some)
+    assert not same()
+
+
+def test_what_is_put_back_where_it_stood_is_no_change() -> None:
+    some = [A, B]
+    same = as_expected(*EntryWords([held(some)]).stages)
+    some[0] = C
+    assert not same()
+    some[0] = A
+    assert same()
+
+
+def test_a_change_of_a_cell_is_seen() -> None:
+    cells = [types.CellType(one) for one in (A, B)]
+    words = EntryWords(list(map(held, cells)))
+    same = as_expected(*words.stages)
+    assert all(words.tells_of(held(one)) for one in cells) and same()
+    cells[1].cell_contents = C
+    assert not same()
+    cells[1].cell_contents = B
+    assert same()
+    del cells[0].cell_contents
+    assert not same()
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        held([]),
+        held(MyList([A])),
+        held((A, B)),
+        Held(deque([A]), ((0, A),), 1),
+        Held({"a": A}, (("a", A),), 1),
+        Held([A, B], ((0, A),), 2),
+        Held([A, B], ((1, B), (0, A)), 2),
+        Held([A, B], ((0, A), (1, B)), None),
+        Held([A], ((0, A),), 1, attributes=True),
+    ],
+)
+def test_all_else_is_left_to_others(one: Held) -> None:
+    words = EntryWords([one])
+    assert not words.tells_of(one) and not words.stages and not words.reads
+
+
+def test_of_one_list_that_is_looked_at_in_two_ways_one_is_left_to_others() -> None:
+    some = [A, B]
+    part = Held(some, ((0, A),), None)
+    words = EntryWords([held(some), part])
+    assert words.tells_of(held(some)) and not words.tells_of(part)
+
+
+@pytest.mark.parametrize("place", ["_SIZE", "_ITEMS", "_CONTENT"])
+def test_nothing_is_read_where_words_are_elsewhere(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    can_be_read = entry_words._can_be_read.__wrapped__
+    assert can_be_read()
+    monkeypatch.setattr(entry_words, place, getattr(entry_words, place) - 8)  # the class of the object, or its size
+    assert not can_be_read()
+    monkeypatch.setattr(entry_words, "_can_be_read", can_be_read)
+    assert not EntryWords([held([A])]).stages
+
+
+def test_nothing_is_read_where_other_threads_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry_words, "no_lock", lambda: "Python has no lock")
+    assert not entry_words._can_be_read.__wrapped__()
