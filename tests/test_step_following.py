@@ -407,8 +407,30 @@ def test_numbers_that_may_be_addresses_are_told_from_others() -> None:
     there, here = torch.tensor(2**40), torch.tensor(2**41)
     given: list[Any] = [there, here, torch.tensor(2.0**42), torch.tensor([2**43, 1]), [2**44, (2**45, "a")], 2.0**46]
     assert list(numbers_of([*given, True, 7, -(2**40), math.inf, math.nan, 1j, None], holds)) == [
-        2**power for power in (41, 42, 44, 45, 46)
+        2**power for power in (41, 42, 43, 44, 45, 46)
     ]
+    several = torch.tensor([math.nan, -(2.0**47), 2.0**47, math.inf, 2.0**48], requires_grad=True)
+    assert list(numbers_of([several, -several], holds)) == [2**47, 2**48, 2**47]
+
+
+def given_back() -> torch.Tensor:
+    made = torch.ones(1)
+    made.untyped_storage().resize_(0)
+    return made
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        given_back,
+        lambda: torch.ones(1).to_mkldnn(),
+        lambda: torch.ones(1, 1).to_sparse_csr(),
+        lambda: torch.empty(1, dtype=torch.bits8),
+        lambda: torch.empty(1, dtype=torch.uint4),
+    ],
+)
+def test_a_tensor_that_has_no_numbers_is_not_asked_for_any(make: Callable[[], torch.Tensor]) -> None:
+    assert list(numbers_of([make()], lambda tensor: False)) == []
 
 
 def at(address: int) -> MemoryRange:

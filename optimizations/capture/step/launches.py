@@ -89,7 +89,7 @@ class Launches:
 
     @contextlib.contextmanager
     def operator(self, func: Any, given: Iterable[int]) -> Iterator[None]:
-        """Around an operator on tensors with these storages, and on these numbers."""
+        """Around an operator on tensors with these storages, and on these numbers. They are asked for if it counts."""
         if self._inside:  # part of what is counted already
             yield
             return
@@ -153,17 +153,27 @@ _LEAST_ADDRESS = 1 << 32
 
 
 def numbers_of(values: Iterable[Any], holds: Callable[[torch.Tensor], bool]) -> Iterator[int]:
-    """The numbers among an operator's arguments, and in tensors of one element on the CPU, that may be addresses.
+    """The numbers among an operator's arguments, and in tensors on the CPU, that may be addresses.
 
     `holds`: whether a tensor is the device's.
     """
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from numbers_of(value, holds)
-            continue
-        if isinstance(value, torch.Tensor):
-            if value.numel() != 1 or value.device.type != "cpu" or value.is_complex() or holds(value):
-                continue
-            value = value.item()
-        if isinstance(value, (int, float)) and value >= _LEAST_ADDRESS and value < math.inf:
+        elif isinstance(value, torch.Tensor):
+            if value.device.type == "cpu" and _holds_numbers(value) and not holds(value):
+                numbers: Any = value.numpy(force=True)
+                yield from map(int, numbers[(numbers >= _LEAST_ADDRESS) & (numbers < math.inf)])
+        elif isinstance(value, (int, float)) and value >= _LEAST_ADDRESS and value < math.inf:
             yield int(value)
+
+
+def _holds_numbers(tensor: torch.Tensor) -> bool:
+    """Whether an address can be an element. Memory that was given back holds nothing, and asking for it would raise."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in _OF_ADDRESSES:
+        return False
+    return bool(tensor.untyped_storage().nbytes())
+
+
+_OF_ADDRESSES = (torch.int64, torch.uint64, torch.float64, torch.float32)
+"""Types whose numbers can be exact enough for an address, all of which NumPy has."""

@@ -24,6 +24,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -175,7 +176,7 @@ class Observer(torch_internals.TorchDispatchMode):
         if self.launches is None:
             return contextlib.nullcontext()
         numbers = numbers_of([*args, *kwargs.values()], self.holds)
-        return self.launches.operator(func, storages.union(numbers))
+        return self.launches.operator(func, chain(storages, numbers))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
