@@ -102,7 +102,7 @@ class CpuGraph:
             for place, some in enumerate([*arguments, rest])
             if (index, place) not in self.led_elsewhere
             for one in _flat(some)
-            if isinstance(one, torch.Tensor)
+            if _has_memory(one)
         ]
         held = Counter(one.untyped_storage()._cdata for one in {id(one): one for one in tensors}.values())
         held.update({one._cdata: 0 for one in self.made.values()})
@@ -257,7 +257,7 @@ class _Capture(TorchDispatchMode):
         result = func(*args, **kwargs)
         results: list[torch.Tensor | None] = []
         for value in _flat(result):
-            fresh = isinstance(value, torch.Tensor) and _storage(value) not in before
+            fresh = _has_memory(value) and _storage(value) not in before
             results.append(_where_it_lies(value.detach()) if fresh else None)
             if fresh:
                 self.graph.made.setdefault(_storage(value), value.untyped_storage())
@@ -529,7 +529,12 @@ def _is_of_host(func: Any, args: Any, kwargs: Any, host: Collection[int]) -> boo
 
 
 def _has_address(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or type(value) is int
+    return _has_memory(value) or type(value) is int
+
+
+def _has_memory(value: Any) -> bool:
+    """Whether it is a tensor other than a sparse one, which is made of others."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -215,6 +215,14 @@ def a_view_to_an_operator(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.
     out[1:].add_(x[1:])
 
 
+ROW_NUMBERS = torch.arange(ROWS)[None]
+
+
+def inside_of_a_sparse_tensor(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
+    run(x, out, stream=0)
+    out.add_(torch.sparse_coo_tensor(ROW_NUMBERS, x, x.shape, is_coalesced=True))
+
+
 def by_itself(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
     kernel.launch(x, out)
 
@@ -271,6 +279,7 @@ def an_operator_of_its_own(run: Any, kernel: Kernel, x: torch.Tensor, out: torch
     [
         and_an_operator,
         a_view_to_an_operator,
+        inside_of_a_sparse_tensor,
         by_itself,
         by_name_and_by_itself,
         a_kernel_of_its_own_elsewhere,

@@ -10,7 +10,8 @@ Note [What an operator was given]. The words in the nodes of PyTorch's operators
 Kernels for lists of tensors, such as those of optimizers, take a structure of four kilobytes that PyTorch fills as far
 as it needs it. In the rest stands what was in that memory before, old addresses among it, and where an input has
 gigabytes some are likely to lie in it. An operator reads the tensors it is given, and may hand on a number: one that is
-an address counts as given, in whichever way it was (`numbers_of`).
+an address counts as given, in whichever way it was (`numbers_of`). A sparse tensor is made of others, without a node,
+and does not tell where they lie: behind an operator that was given one, nothing is concluded.
 """
 
 from __future__ import annotations
@@ -88,8 +89,11 @@ class Launches:
         self.own, self._last = range(self._last, now), now
 
     @contextlib.contextmanager
-    def operator(self, func: Any, given: Iterable[int]) -> Iterator[None]:
-        """Around an operator on tensors with these storages, and on these numbers. They are asked for if it counts."""
+    def operator(self, func: Any, given: Iterable[int], *, sparse: bool = False) -> Iterator[None]:
+        """Around an operator on tensors with these storages, and on these numbers. They are asked for if it counts.
+
+        `sparse`: whether some of its tensors have no storage of their own.
+        """
         if self._inside:  # part of what is counted already
             yield
             return
@@ -105,6 +109,8 @@ class Launches:
             namespace = getattr(func, "namespace", None)
             if namespace not in PURE_OPERATORS:
                 self._note(f"{func} may keep what it was given in an earlier call")
+            if sparse:
+                self._note(f"{func} was given a sparse tensor, which is made of others")
         self._last = now
 
     @contextlib.contextmanager

@@ -172,11 +172,14 @@ class Observer(torch_internals.TorchDispatchMode):
         if self._forbid:
             raise StepRefused(refusal)
 
-    def _counted(self, func: Any, args: Any, kwargs: Any, storages: set[int]) -> AbstractContextManager[None]:
+    def _counted(
+        self, func: Any, args: Any, kwargs: Any, inputs: Iterable[torch.Tensor], storages: set[int]
+    ) -> AbstractContextManager[None]:
         if self.launches is None:
             return contextlib.nullcontext()
         numbers = numbers_of([*args, *kwargs.values()], self.holds)
-        return self.launches.operator(func, chain(storages, numbers))
+        sparse = any(tensor.layout is not torch.strided for tensor in inputs)
+        return self.launches.operator(func, chain(storages, numbers), sparse=sparse)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
@@ -210,7 +213,7 @@ class Observer(torch_internals.TorchDispatchMode):
         if self.before_write is not None:
             for tensor in _written(func, args, kwargs):
                 self.before_write(tensor)
-        with self._counted(func, args, kwargs, made_from):
+        with self._counted(func, args, kwargs, inputs, made_from):
             result = func(*args, **kwargs)
         if drawn_from is not None and self.reseeding is not None:
             self.reseeding.drew(drawn_from)
