@@ -295,6 +295,66 @@ def test_an_input_of_which_anything_is_in_doubt_is_copied(use: Use) -> None:
     assert device.set_nodes == 0
 
 
+def left_in_grad(parameter: nn.Parameter, x: torch.Tensor) -> None:
+    parameter.grad = x
+
+
+def left_by_a_backward(parameter: nn.Parameter, x: torch.Tensor) -> None:
+    """Autograd takes a gradient that it is given, where nobody else has that tensor."""
+    parameter.grad = None
+    parameter.view(-1).backward(x.view(-1))  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("leaves", [left_in_grad, left_by_a_backward])
+def test_an_input_that_is_left_as_a_gradient_is_copied(leaves: Callable[[nn.Parameter, torch.Tensor], None]) -> None:
+    def program(device: Hidden) -> tuple[Callable[[torch.Tensor], torch.Tensor], nn.Parameter]:
+        parameter, kernel = nn.Parameter(torch.ones(ROWS, COLUMNS)), tuned(Kernel(device, "triton_double"))
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty(ROWS, COLUMNS)
+            kernel.run(x, out, stream=0)
+            leaves(parameter, x)
+            return out.sum()
+
+        return step, parameter
+
+    device = CpuDevice()
+    (eager, expected), (captured, found) = program(NOWHERE), program(on(device))
+    step = GraphedStep(captured, device=device)
+    for x, _ in calls():
+        assert torch.equal(step(x), eager(x))
+        assert found.grad is not None and expected.grad is not None and torch.equal(found.grad, expected.grad)
+    assert step.report().replays == 6 and followed(step) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda x: torch.from_dlpack(x[:, 1:]),
+        lambda x: torch.sparse_coo_tensor(ROW_NUMBERS, x, x.shape, is_coalesced=True),
+    ],
+)
+def test_an_input_of_which_a_result_is_copied_behind_a_launch_is_copied(
+    result: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    def program(device: Hidden) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+        kernel = tuned(Kernel(device, "triton_double"))
+
+        def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            out = torch.empty(ROWS, COLUMNS)
+            kernel.run(x, out, stream=0)
+            return out.sum(), result(x)
+
+        return step
+
+    device = CpuDevice()
+    eager, step = program(NOWHERE), GraphedStep(program(on(device)), device=device)
+    for x, _ in calls():
+        for found, expected in zip(step(x), eager(x), strict=True):
+            assert torch.equal(found.to_dense(), expected.to_dense())
+    assert step.report().replays == 6 and followed(step) == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("use", "differs"),
     [

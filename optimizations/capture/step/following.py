@@ -4,7 +4,8 @@ Note [By name]. Where only Triton kernels that Inductor wrote were given an inpu
 parameters of these launches (`indirection.named_uses`), and the host sets them. The placeholder of an input has memory
 of its own for as long as the recording lives. So no word of the graph may lie in it but these parameters, and the copy
 that filled it, which is switched off; of operators that launch kernels counts what they were given (Note [What an
-operator was given] in `launches`). Nothing has to be tried out.
+operator was given] in `launches`). Nor may a gradient lie in it that the call left, or a result that is copied behind
+the launch. Nothing has to be tried out.
 
 An input is copied into its placeholder after all, in a call where it is not aligned as the kernels may rely on, or lies
 in memory that the graph writes (`replay.addresses`).
@@ -41,7 +42,7 @@ def worth_reading(launches: Launches, memory: Mapping[int, MemoryRange]) -> list
     if launches.unknown is not None:
         return []
     named = {storage for launch in launches.launches for _, storage in launch.tensors}
-    read = sorted(launches.read_by_operators)
+    read = sorted(launches.read_by_operators | launches.read_elsewhere)
 
     def is_read(place: MemoryRange) -> bool:
         return bisect_left(read, place.address) < bisect_left(read, place.address + place.size_bytes)

@@ -57,6 +57,7 @@ class Launches:
         launches: in order.
         read_by_operators: storages of tensors that operators were given which added nodes, and large numbers. Note
             [What an operator was given].
+        read_elsewhere: storages of tensors that are read behind a launch.
         unknown: why nothing is known of some node; None where all are known.
     """
 
@@ -68,6 +69,7 @@ class Launches:
         self.own = range(0)
         self.launches: list[Launch] = []
         self.read_by_operators: set[int] = set()
+        self.read_elsewhere: set[int] = set()
         self.unknown: str | None = None
         self._last = self._count()
 
@@ -112,6 +114,15 @@ class Launches:
             if sparse:
                 self._note(f"{func} was given a sparse tensor, which is made of others")
         self._last = now
+
+    def read_behind(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Who reads these behind a launch finds what the graph left there, without a node: gradients, and results that
+        are copied then."""
+        for tensor in tensors:
+            try:
+                self.read_elsewhere.add(tensor.untyped_storage().data_ptr())
+            except RuntimeError:  # it has none of its own, as sparse ones
+                self._note("a tensor that is made of others is read behind a launch")
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:

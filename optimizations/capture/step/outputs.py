@@ -124,6 +124,10 @@ class Outputs:
         fresh += map(torch.empty_like, self._copied)
         return fresh
 
+    def copied(self) -> list[torch.Tensor]:
+        """The tensors of the recording that results are copies of."""
+        return [*(tensor for _, tensor in self._nodes), *self._copied]
+
     def only(self) -> Memory | None:
         """Where one tensor is all that is returned and the graph copies it: where to."""
         return self._memory[0] if self._single and self._as_prepared else None

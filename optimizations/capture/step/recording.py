@@ -330,6 +330,7 @@ def capture(
     )
     outputs, held_by_outputs = taken_by(make_outputs, plain([*call.before, *after]))
     if carry:
+        launches.read_behind([*outputs.copied(), *(gradient for gradient in after if gradient is not None)])
         _follow(device, graph, pool, inputs, launches, set(written))
     outputs.prepare()  # what the driver does not take shows here, while the capture can be thrown away
     watch = Watch(
