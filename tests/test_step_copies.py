@@ -251,3 +251,26 @@ def test_a_sparse_result_is_copied_out_where_the_step_reaches_a_tensor_without_e
     result = outputs.take([], fresh)
     returned._values().zero_()  # as the next launch writes it
     assert torch.equal(result.to_dense(), torch.eye(2))
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda x: x.conj(),
+        lambda x: x.mH[1:],
+        lambda x: x.conj().imag,
+        lambda x: torch._neg_view(torch.view_as_real(x))[0],
+    ],
+)
+def test_a_lazy_view_of_an_argument_stands_for_what_it_stands_for_in_eager(
+    result: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    step = GraphedStep(lambda x: (x.abs(), result(x)), device=CpuDevice())
+    for index in range(6):
+        x = torch.full((2, 2), complex(index, 3))
+        (size, found), expected = step(x), result(x)
+        assert torch.equal(size, x.abs()) and torch.equal(found, expected)
+        assert (found.is_conj(), found.is_neg()) == (expected.is_conj(), expected.is_neg())
+        x.add_(1)
+        assert torch.equal(found, expected)  # it still lies in the argument's memory
+    assert step.report().replays == 3

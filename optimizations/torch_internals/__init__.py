@@ -292,6 +292,7 @@ NAMES: dict[str, Private] = {
     "stands_for_another": Private(
         "torch", "_is_functional_tensor", _CHECKED_HERE, "read nothing of a tensor whose memory is that of another"
     ),
+    "neg_view": Private("torch", "_neg_view", _CHECKED_HERE, "give a result that stands for negatives of an argument"),
     "lazy_clone": Private(
         "torch", "_lazy_clone", _CHECKED_HERE, "try out whether it is seen that memory is shared until one writes"
     ),

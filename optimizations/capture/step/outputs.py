@@ -217,11 +217,21 @@ def _given(
 
 
 def view_of(tensor: torch.Tensor, base: torch.Tensor) -> tuple[Any, ...]:
-    """How a tensor lies in the memory of another: its shape, strides, offset from there, and dtype."""
-    return tensor.shape, tensor.stride(), tensor.storage_offset() - base.storage_offset(), tensor.dtype
+    """How a tensor lies in the memory of another: its shape, strides, offset from there, dtype, and whether it stands
+    for conjugates or negatives of what lies there."""
+    offset = tensor.storage_offset() - base.storage_offset()
+    return tensor.shape, tensor.stride(), offset, tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
-def view_like(base: torch.Tensor, shape: Any, stride: Any, offset: int, dtype: torch.dtype) -> torch.Tensor:
-    """What lies in the memory of `base` as `view_of` says, for a base like the one there."""
+def view_like(
+    base: torch.Tensor, shape: Any, stride: Any, offset: int, dtype: torch.dtype, conjugates: bool, negatives: bool
+) -> torch.Tensor:
+    """What lies in the memory of `base` as `view_of` says, for a base like the one there, which is no lazy view."""
     base = base.detach()
-    return (base if base.dtype == dtype else base.view(dtype)).as_strided(shape, stride, base.storage_offset() + offset)
+    found = base if base.dtype == dtype else base.view(dtype)
+    found = found.as_strided(shape, stride, base.storage_offset() + offset)
+    if conjugates:
+        found = found.conj()
+    if negatives:
+        found = torch_internals.neg_view(found)
+    return found
