@@ -24,8 +24,9 @@ from optimizations.capture.device import host_pointers
 from optimizations.capture.step.following import plan_of, worth_reading
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.launches import Launch, Launches, numbers_of
+from optimizations.capture.step.observer import Observer
 from optimizations.captured.driver import CudaCallFailed
-from optimizations.captured.graph import MemoryRange
+from optimizations.captured.graph import CapturedGraph, ChildGraphNode, Edge, MemoryRange
 from optimizations.captured.read import read_graph
 
 Hidden = contextlib.nullcontext[CpuDevice | None]
@@ -220,7 +221,7 @@ ROW_NUMBERS = torch.arange(ROWS)[None]
 
 def inside_of_a_sparse_tensor(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
     run(x, out, stream=0)
-    out.add_(torch.sparse_coo_tensor(ROW_NUMBERS, x, x.shape, is_coalesced=True))
+    out.add_(torch.sparse_coo_tensor(ROW_NUMBERS, x, x.shape, is_coalesced=True, check_invariants=False))
 
 
 def by_itself(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -331,7 +332,7 @@ def test_an_input_that_is_left_as_a_gradient_is_copied(leaves: Callable[[nn.Para
     "result",
     [
         lambda x: torch.from_dlpack(x[:, 1:]),
-        lambda x: torch.sparse_coo_tensor(ROW_NUMBERS, x, x.shape, is_coalesced=True),
+        lambda x: torch.sparse_coo_tensor(ROW_NUMBERS, x, x.shape, is_coalesced=True, check_invariants=False),
     ],
 )
 def test_an_input_of_which_a_result_is_copied_behind_a_launch_is_copied(
@@ -500,6 +501,29 @@ def given_back() -> torch.Tensor:
 )
 def test_a_tensor_that_has_no_numbers_is_not_asked_for_any(make: Callable[[], torch.Tensor]) -> None:
     assert list(numbers_of([make()], lambda tensor: False)) == []
+
+
+def test_a_number_that_an_operator_hands_on_counts_as_given() -> None:
+    table = torch.zeros(2, dtype=torch.int64)
+    launches = Launches(lambda: int(table.count_nonzero()))  # an operator that writes it added nodes
+    observer = Observer(lambda tensor: True, {}, forbid=False)
+    observer.launches = launches
+    with observer:
+        table.view(-1)
+        table.fill_(2**45)
+    assert launches.read_by_operators == {table.data_ptr(), 2**45} and launches.unknown is None
+
+
+def test_a_word_in_a_graph_inside_of_the_graph_is_in_doubt() -> None:
+    place = MemoryRange(address=2**40, size_bytes=64)
+    source, inside = (address.to_bytes(8, "little") for address in (2**40, 2**40 + 16))
+    launches = Launches(lambda: 0)
+    launches.launches.append(Launch(0, "triton_double", ((2**40, 2**40),)))
+    for word_of_another in (b"", inside):
+        inner = CapturedGraph(nodes=(synthetic_kernel([word_of_another], name="another"),), edges=())
+        nodes = synthetic_kernel([source], name="triton_double"), ChildGraphNode(graph=inner)
+        plan = plan_of(CapturedGraph(nodes=nodes, edges=(Edge(source=0, target=1),)), launches, {0: place})
+        assert plan.inputs[0].indirect is not bool(word_of_another)
 
 
 def at(address: int) -> MemoryRange:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -295,6 +296,16 @@ def test_no_other_thread_runs_while_words_are_read() -> None:
             assert words.unchanged() and counts.now() is not None and as_now()
             ran += busy.rounds != before
     assert not ran
+
+
+def test_what_tells_whether_tensors_are_unchanged_holds_them_for_as_long_as_it_lives() -> None:
+    found = tensors("parameters")
+    unchanged = TensorWords(found).unchanged
+    weak = [weakref.ref(one) for one in found]
+    found.clear()
+    assert all(one() is not None for one in weak) and unchanged()
+    del unchanged
+    assert all(one() is None for one in weak)
 
 
 def test_the_place_of_a_storage_that_was_exchanged_is_no_other_s_and_its_memory_is_free() -> None:
