@@ -150,6 +150,29 @@ def test_what_was_written_anew_with_the_same_value_is_no_change() -> None:
     assert loop.graphed.report().replays == 5
 
 
+def exchanged(chosen: set[str]) -> None:
+    chosen.remove("twice")
+    chosen.add("more")
+
+
+@pytest.mark.parametrize("change", [exchanged, set.clear])
+def test_other_members_of_a_set_are_noticed(change: Callable[[set[str]], None]) -> None:
+    chosen = {"twice", "once"}
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * (2 if "twice" in chosen else 1) * len(chosen)
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    x = torch.ones(2)
+    for _ in range(7):
+        assert torch.equal(graphed(x), step(x))
+    replays = graphed.report().replays
+    assert replays
+    change(chosen)
+    assert torch.equal(graphed(x), step(x))
+    assert graphed.report().replays == replays
+
+
 def test_a_hook_that_is_registered_after_the_recording_runs() -> None:
     loop = Loop()
     seen: list[torch.Size] = []
