@@ -260,3 +260,49 @@ def test_a_sparse_gradient_from_before_is_named_in_the_refusal() -> None:
             graphed(torch.tensor([index, 1]))
     gradient = table.weight.grad
     assert gradient is not None and gradient.to_dense()[4].abs().sum() > 0
+
+
+def exchanged_in_turn(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [*gradients[1:], gradients[0]]
+
+
+def two_the_same_view(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [gradients[0], gradients[0].detach(), gradients[2]]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("change", [exchanged_in_turn, two_the_same_view])
+@pytest.mark.parametrize("zero", ["set to zero", "added to"])
+def test_parameters_that_share_gradients_otherwise_than_when_recorded_get_what_they_get_in_eager(
+    zero: str, change: Callable[[list[torch.Tensor]], list[torch.Tensor]], shared: bool
+) -> None:
+    """As many share one as before, but others; or two lie in one memory."""
+
+    def run(graphed: bool) -> list[torch.Tensor]:
+        weights = [torch.nn.Parameter(torch.full((3,), index + 1.0)) for index in range(3)]
+        for one in weights:
+            one.grad = torch.zeros(3)
+        if shared:
+            weights[1].grad = weights[0].grad
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            if zero == "set to zero":
+                for one in weights:
+                    assert one.grad is not None
+                    one.grad.zero_()
+            loss = torch.stack([(one * x).square().sum() for one in weights]).sum()
+            loss.backward()
+            return loss.detach()
+
+        call = GraphedStep(step, device=CpuDevice()) if graphed else step
+        found = []
+        for index in range(16):
+            if index == 8:
+                now = change([one.grad for one in weights if one.grad is not None])
+                for one, gradient in zip(weights, now, strict=True):
+                    one.grad = gradient
+            found.append(call(torch.full((3,), index + 1.0)))
+            found += [one.grad.clone() for one in weights if one.grad is not None]
+        return found
+
+    assert all(map(torch.equal, run(True), run(False)))

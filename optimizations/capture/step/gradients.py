@@ -225,8 +225,8 @@ class Gradients:
         if self._exchanges:
             return False  # which of them gets what is to be seen in what stands there
         now = gradients(self.parameters)
-        if pattern(now) != self._pattern or len(_distinct(now)) != len(_distinct(self._before)):
-            return False  # gradients are there for others, or parameters share one
+        if pattern(now) != self._pattern or _shared(now) != _shared(self._before):
+            return False  # gradients are there for others, or others share one
         return all(
             there is expected or look(there) == look(expected)
             for there, expected in zip(now, self._before, strict=True)
@@ -390,8 +390,16 @@ def _times(found: Iterable[torch.Tensor | None]) -> Counter[int]:
     return Counter(id(gradient) for gradient in found if gradient is not None)
 
 
-def _distinct(found: Iterable[torch.Tensor | None]) -> set[int]:
-    return {id(gradient) for gradient in found if gradient is not None}
+def _shared(found: Sequence[torch.Tensor | None]) -> tuple[list[int], list[int]]:
+    """For each the place of the first that is the same tensor, and of the first that lies where it does."""
+    tensors = [id(one) for one in found]
+    starts = [one.data_ptr() if one is not None and is_plain(one) else 0 for one in found]
+    return _firsts(tensors), _firsts([start or key for start, key in zip(starts, tensors, strict=True)])
+
+
+def _firsts(keys: Sequence[int]) -> list[int]:
+    first: dict[int, int] = {}
+    return [first.setdefault(key, index) for index, key in enumerate(keys)]
 
 
 def _places(found: Iterable[torch.Tensor]) -> set[int]:
