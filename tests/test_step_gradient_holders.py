@@ -885,3 +885,31 @@ def test_a_view_of_a_held_gradient_in_its_place_is_written_where_the_held_one_li
         return found
 
     assert all(map(torch.equal, run(True), run(False)))
+
+
+@pytest.mark.parametrize("place", [1, 3, 6])
+def test_what_is_held_of_a_recording_that_was_freed_stays_where_the_gradient_itself_has_moved(place: int) -> None:
+    """It is let go of when the program does so."""
+    mine, theirs = Alike("set to None"), Alike("set to None")
+    mine.held, theirs.held = [], []
+    step = GraphedStep(mine.step, device=CpuDevice())
+    freed: list[StorageWeakRef] = []
+    for index in range(30):
+        (batch,) = batches("cpu", 30, 7 if index < 4 or index >= 8 else 6)[index]
+        if index == 7:
+            for one in (mine, theirs):
+                gradient = one.gradients()[place]
+                one.held = [gradient.detach()]
+                gradient.data = gradient.data.clone()
+                del gradient
+            freed = [StorageWeakRef(one.untyped_storage()) for one in mine.held]
+            recording = step._recordings.steady[0]
+            key = next(key for key, found in step._recordings._by_key.items() if found[0] is recording)
+            step._recordings.drop(key, recording)
+            del recording
+        if index == 20:
+            mine.held, theirs.held = [], []
+        assert torch.equal(step(batch), theirs.step(batch)), index
+        assert all(map(torch.equal, mine.gradients(), theirs.gradients())), index
+        assert all(map(torch.equal, mine.held, theirs.held)), index
+    assert len(freed) == 1 and freed[0].expired()

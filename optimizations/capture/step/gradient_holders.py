@@ -159,6 +159,11 @@ class Holders:
         storage = self._counts.storages[index]
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *lies)
 
+    def lying(self, index: int) -> torch.Tensor:
+        """This one, if it lies where it lay. If it has moved, `memory`: the program may hold that apart from it."""
+        tensor = self.tensors[index]
+        return tensor if tensor.untyped_storage()._cdata == self.keys[index][1] else self.memory(index)
+
     def lasts(self, index: int) -> bool:
         """Whether that memory is where it was: what the program gave back (`resize_`) is nobody's."""
         return self._counts.storages[index].data_ptr() == self._starts[index]
@@ -224,8 +229,8 @@ class Left:
         held, keys = self.holders.held(), self.holders.keys
         cells = {storage for tensor, storage in keys if tensor in held}
         found = [
-            one
-            for index, (one, (_, cell)) in enumerate(zip(self.holders.tensors, keys, strict=True))
+            self.holders.lying(index)
+            for index, (_, cell) in enumerate(keys)
             if cell in cells and self.holders.lasts(index)
         ]
         if found:
