@@ -329,7 +329,7 @@ class Family:
         if len(known) == 1 and self._unusual & (self._unusual - 1) == 0:  # it takes as long as many calls
             ((reference, _, _, standing),) = known
             stood = found == standing
-            if (left := reference()) is not None and (not stood or left is stands):
+            if self._known is known and (left := reference()) is not None and (not stood or left is stands):
                 counts = left.holders.expected(left.standing if stood else NOWHERE)
                 self._usual = _Usual(left.holders.compared(counts), reference if stood else None, known_at)
         return True
