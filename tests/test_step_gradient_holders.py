@@ -21,6 +21,15 @@ from optimizations.torch_internals import reference_counts
 from optimizations.torch_internals.reference_counts import ReferenceCounts
 
 
+@pytest.fixture(scope="module", autouse=True)
+def not_the_first_step() -> None:
+    """The first one of a process takes a call more until it is recorded, and calls are counted here."""
+    training = Alike(BEHIND)
+    step = GraphedStep(training.step, device=CpuDevice())
+    for batch in batches("cpu", 6):
+        step(*batch)
+
+
 class Counted(GraphedStep):
     """`full` counts its calls that are no steady replays."""
 
