@@ -312,8 +312,10 @@ def test_parameters_that_share_memory_or_lie_apart(
     training = Training(Flat)
     training.expected = torch.compile(training.twin, backend="inductor")
     training.both(lambda net: way(net, 1))
+    taken: list[torch.Tensor] = []
     for step in range(12):
         if step > 3:
+            taken += training.weights()
             training.both(lambda net, step=step: way(net, 10 * step))  # type: ignore[misc]
         training.step(backwards=2)
         training.update()
