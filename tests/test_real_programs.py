@@ -521,7 +521,7 @@ def workers_of(pid: int) -> list[str]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     found = []
     for child in children:
-        with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
             if b"real_programs.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(child)
     return found
