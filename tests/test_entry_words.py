@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from optimizations.torch_internals import entry_words
+from optimizations.torch_internals import entry_words, memory_words
 from optimizations.torch_internals.argument_guard import Held
 from optimizations.torch_internals.entry_words import EntryWords
 from optimizations.torch_internals.memory_words import as_expected
@@ -115,5 +115,5 @@ def test_nothing_is_read_where_words_are_elsewhere(place: str, monkeypatch: pyte
 
 
 def test_nothing_is_read_where_other_threads_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_words, "no_lock", lambda: "Python has no lock")
+    monkeypatch.setattr(memory_words, "no_lock", lambda: "Python has no lock")
     assert not entry_words._can_be_read.__wrapped__()

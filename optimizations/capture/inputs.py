@@ -179,12 +179,16 @@ class CopiedInputs:
         if self._copied:
             self._copy(inputs)
 
-    def _follow(self, inputs: Sequence[torch.Tensor]) -> None:
+    def _follow(self, inputs: Sequence[torch.Tensor], addresses: Sequence[int] | None = None) -> bool:
+        """Whether they lie at these `addresses`, if those are known, and each is read there."""
         assert self._tracker is not None
         try:
+            if addresses is not None and self._tracker.follow_at(addresses):
+                return True
             self._tracker.follow(inputs)
         except CudaCallFailed as error:
             raise NotCarried(str(error)) from error
+        return False
 
     def _copy(self, inputs: Sequence[torch.Tensor]) -> None:
         sources = [
@@ -213,14 +217,8 @@ class CopiedInputs:
                 self.bind(inputs)  # it is copied, and again in the next call
                 return
             sources[index] = address
-        if (tracker := self._tracker) is not None:
-            try:
-                followed = tracker.follow_at(addresses)
-            except CudaCallFailed as error:
-                raise NotCarried(str(error)) from error
-            if not followed:
-                self._follow(inputs)
-                stays = False
+        if self._tracker is not None:
+            stays = self._follow(inputs, addresses) and stays
         if stays:
             self.bound_at = addresses
         elif self._copied:

@@ -282,8 +282,13 @@ def tensor_key(tensor: torch.Tensor) -> Hashable:
 
 def alias_pattern(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """For each tensor the index of the first that is the same object."""
-    first: dict[int, int] = {}
-    return tuple([first.setdefault(id(tensor), index) for index, tensor in enumerate(tensors)])
+    return first_places(map(id, tensors))
+
+
+def first_places(keys: Iterable[Hashable]) -> tuple[int, ...]:
+    """For each key the index of the first that equals it."""
+    first: dict[Hashable, int] = {}
+    return tuple([first.setdefault(key, index) for index, key in enumerate(keys)])
 
 
 def signature(arguments: Any, tensors: list[torch.Tensor]) -> Hashable:

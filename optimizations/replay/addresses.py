@@ -191,11 +191,7 @@ class AddressTracker:
             address = inputs[index].data_ptr()
             if address == addresses[index] and not again:
                 continue
-            if placeholder is not None and (
-                address & below_alignment
-                or (below := bisect_right(borders, address)) & 1
-                or bisect_left(borders, address + size) != below
-            ):
+            if placeholder is not None and not _reads_in_place(address, size, below_alignment, borders):
                 # Note [When an input is copied after all]
                 self._fill(index, inputs[index])
                 self.placeholder_bytes += inputs[index].nbytes
@@ -222,11 +218,7 @@ class AddressTracker:
         for index, below_alignment, _, size in self._checks:
             if (address := addresses[index]) == now[index]:
                 continue
-            if (
-                address & below_alignment
-                or (below := bisect_right(borders, address)) & 1
-                or bisect_left(borders, address + size) != below
-            ):
+            if not _reads_in_place(address, size, below_alignment, borders):
                 return False
             moved[index] = address
         if moved:
@@ -285,3 +277,9 @@ class AddressTracker:
 
 
 _data_ptrs_equal = torch_internals.data_ptrs_equal
+
+
+def _reads_in_place(address: int, size: int, below_alignment: int, borders: Sequence[int]) -> bool:
+    """Whether a graph may read so many bytes there. Note [When an input is copied after all]."""
+    below = bisect_right(borders, address)
+    return not (address & below_alignment or below & 1 or bisect_left(borders, address + size) != below)

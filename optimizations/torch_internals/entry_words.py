@@ -16,7 +16,7 @@ import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from optimizations.torch_internals.memory_words import PART, WORD, Words, no_lock, word
+from optimizations.torch_internals.memory_words import PART, WORD, Words, can_be_read, word
 
 if TYPE_CHECKING:
     from optimizations.torch_internals.argument_guard import Held
@@ -72,10 +72,7 @@ def _stages(held: Sequence[Held]) -> list[Words]:
 @functools.cache
 def _can_be_read() -> bool:
     """Whether the words are what they should be."""
-    try:
-        return not no_lock() and _are_found()
-    except Exception:  # whatever this build has otherwise: guards ask for them
-        return False
+    return can_be_read(_are_found)
 
 
 def _are_found() -> bool:

@@ -55,6 +55,15 @@ def no_lock() -> str:
     return "" if _is_kept(AT_ONCE) else f"NumPy {numpy.__version__} gives Python's lock away"
 
 
+def can_be_read(are_found: Callable[[], bool]) -> bool:
+    """Whether words may be read, and are where `are_found` has looked for them. Another build may have others there, or
+    let that raise anything: then whoever wants to know asks otherwise."""
+    try:
+        return not no_lock() and are_found()
+    except Exception:
+        return False
+
+
 @functools.cache
 def _is_kept(count: int) -> bool:
     """Whether no other thread of Python runs while NumPy gathers so many words.
@@ -122,8 +131,11 @@ class Words:
         self.then = [expected[start : start + AT_ONCE].tobytes() for start in range(0, len(expected), AT_ONCE)]
 
 
-def as_expected(*stages: Words) -> Callable[[], bool]:
-    """Tells whether all words are as they should be. Those of a stage are read if the stages before are so."""
+def as_expected(*stages: Words, reads: object = None) -> Callable[[], bool]:
+    """Tells whether all words are as they should be. Those of a stage are read if the stages before are so.
+
+    The function that is returned holds `reads`, which is to be the objects whose memory it reads.
+    """
     memories = [_memory()[stage.size] for stage in stages for _ in stage.places]
     places = [one for stage in stages for one in stage.places]
     then = [one for stage in stages for one in stage.then]
@@ -132,6 +144,7 @@ def as_expected(*stages: Words) -> Callable[[], bool]:
     def holds() -> bool:
         return all(map(same, map(to_bytes, map(get, memories, places)), then))
 
+    vars(holds)["reads"] = reads
     return holds
 
 

@@ -22,7 +22,7 @@ import numpy
 import torch
 
 from optimizations import torch_internals
-from optimizations.torch_internals.memory_words import PART, WORD, Words, as_expected, no_lock, read_behind, word
+from optimizations.torch_internals.memory_words import PART, WORD, Words, as_expected, can_be_read, read_behind, word
 
 _COUNT = 4
 """Bytes of a count. PyTorch keeps that of weak references behind it, and Python its flags, or another half."""
@@ -71,9 +71,7 @@ def _gathered(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedSt
         return numpy.zeros(len(addresses), dtype=numpy.int32) if found is None else found
 
     def compared(counts: Any) -> Callable[[], bool]:
-        same = as_expected(parts, cells, Words(addresses, counts, _COUNT))
-        vars(same)["reads"] = objects
-        return same
+        return as_expected(parts, cells, Words(addresses, counts, _COUNT), reads=objects)
 
     return now, compared
 
@@ -104,10 +102,7 @@ _STORAGE = 2 * WORD
 @functools.cache
 def _can_be_read() -> bool:
     """Whether the words are what they should be."""
-    try:
-        return not no_lock() and _are_found()
-    except Exception:  # whatever this build has otherwise: they can be asked for
-        return False
+    return can_be_read(_are_found)
 
 
 def _are_found() -> bool:

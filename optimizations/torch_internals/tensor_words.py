@@ -78,7 +78,7 @@ class TensorWords:
 
     Those that cannot be read are left out: `tells_of` says of which tensors it tells that they lie where they lay and
     look as they did, `tells_of_gradient` of which parameters it tells that they have the gradient expected of them.
-    `beside`: what is compared in the same go.
+    `unchanged` also tells whether the lists and cells of `beside` hold what they held.
     """
 
     def __init__(
@@ -157,9 +157,7 @@ def _unchanged(
         stages = [*stages, *of_tensors]
     if not stages:
         return lambda: True
-    unchanged = as_expected(*stages)
-    vars(unchanged)["reads"] = read, beside  # it holds what it reads
-    return unchanged
+    return as_expected(*stages, reads=(read, beside))
 
 
 def _stages(read: Sequence[_Read], expected: Mapping[int, torch.Tensor | None]) -> list[Words] | None:

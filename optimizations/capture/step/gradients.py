@@ -39,6 +39,7 @@ from typing import Any
 
 import torch
 
+from optimizations.capture.signature import first_places
 from optimizations.capture.step.gradient_copies import clones, copy_in, copy_over, is_a_part
 from optimizations.capture.step.gradient_holders import Family, Holders, Left, plain, taken_by
 from optimizations.capture.step.gradient_places import GradientPlaces
@@ -390,16 +391,11 @@ def _times(found: Iterable[torch.Tensor | None]) -> Counter[int]:
     return Counter(id(gradient) for gradient in found if gradient is not None)
 
 
-def _shared(found: Sequence[torch.Tensor | None]) -> tuple[list[int], list[int]]:
+def _shared(found: Sequence[torch.Tensor | None]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """For each the place of the first that is the same tensor, and of the first that lies where it does."""
     tensors = [id(one) for one in found]
     starts = [one.data_ptr() if one is not None and is_plain(one) else 0 for one in found]
-    return _firsts(tensors), _firsts([start or key for start, key in zip(starts, tensors, strict=True)])
-
-
-def _firsts(keys: Sequence[int]) -> list[int]:
-    first: dict[int, int] = {}
-    return [first.setdefault(key, index) for index, key in enumerate(keys)]
+    return first_places(tensors), first_places([start or key for start, key in zip(starts, tensors, strict=True)])
 
 
 def _places(found: Iterable[torch.Tensor]) -> set[int]:

@@ -226,7 +226,7 @@ def view_of(tensor: torch.Tensor, base: torch.Tensor) -> tuple[Any, ...]:
 def view_like(
     base: torch.Tensor, shape: Any, stride: Any, offset: int, dtype: torch.dtype, conjugates: bool, negatives: bool
 ) -> torch.Tensor:
-    """What lies in the memory of `base` as `view_of` says, for a base like the one there, which is no lazy view."""
+    """The view of `base` that `view_of` has described, of another base of the same kind. `base` is no lazy view."""
     base = base.detach()
     found = base if base.dtype == dtype else base.view(dtype)
     found = found.as_strided(shape, stride, base.storage_offset() + offset)
