@@ -198,7 +198,7 @@ class Observer(torch_internals.TorchDispatchMode):
             self.reseeding.look(drawn_from)
         made_from = {storage(tensor) for tensor in inputs}
         line = current_line()
-        if not name.startswith(_ALLOCATIONS):
+        if not name.startswith(_UNCOMPARED):
             values = self._values_for_gpu(inputs) if self.compares_values else ()
             self.operations.append(Operation(name, (*self._summaries((args, kwargs)), *values), line))
         for tensor in inputs:
@@ -236,7 +236,7 @@ class Observer(torch_internals.TorchDispatchMode):
                 else:  # of a rate may have been what lay there before
                     self._from_rates.pop(storage(tensor), None)
             if self.compares_values:
-                if not name.startswith(_ALLOCATIONS):
+                if not name.startswith(_UNCOMPARED):
                     self._note_origin(tensor, number)
                 if made:
                     self._note_who_made(tensor, inputs)
@@ -450,7 +450,10 @@ _MULTIPLIES = tuple(
 )
 """Operators that may compute in a workspace of cuBLAS. See `side_stream`."""
 _LONGEST_VALUE = 64
-_ALLOCATIONS = ("aten.empty", "aten.new_empty")
+_UNCOMPARED = ("aten.empty", "aten.new_empty", "aten.detach.")
+"""Operators that run nothing on the GPU, and by which calls are not compared. Compiled code detaches an argument that
+it saves for a backward where that is a view, such as a row of a data set: a placeholder is none, and the next batch may
+be none either."""
 _INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl_")
 
 
