@@ -24,6 +24,7 @@ from suite.cli import main
 from suite.errors import EXIT_WRONG_USE, WrongUse
 from suite.measure.launches import HostParts
 from suite.micro import step
+from suite.micro.in_turns import Times
 from suite.micro.step import (
     BARE,
     BY_HAND,
@@ -184,6 +185,57 @@ def test_what_the_host_does_around_launches_is_a_part_of_the_cost(
     assert host is not None and min(host.before_us, host.launch_us, host.behind_us) > 0 and host.between_us == 0
     assert costs[STEP].host_at_work is not None and costs["compile"].host_at_work is None
     assert torch.cuda.CUDAGraph.replay is replay
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Who is made and freed; a call takes as many us as its way has letters."""
+    order: list[str] = []
+
+    def make(program: step.Program, way: str, with_optimizer: bool) -> step.Made:
+        order.append(f"make {way}")
+        return step.Made(lambda index: len(way), graphs=1, free=lambda: order.append(f"free {way}"))
+
+    def in_turns(calls: list[Any], wait: Any, samples: int) -> list[Times]:
+        order.append("turns")
+        parts = HostParts(before_us=1.0, launch_us=2.0, between_us=0.0, behind_us=3.0)
+        return [Times([float(call(0))] * samples, parts, None) for call in calls]
+
+    monkeypatch.setattr(step, "_make", make)
+    monkeypatch.setattr(step, "times_in_turns", in_turns)
+    monkeypatch.setattr(step, "_leave_capture", lambda: None)
+    return order
+
+
+def test_ways_that_capture_the_whole_step_are_timed_again_side_by_side(compiled: list[str], turns: list[str]) -> None:
+    found = list(step.measure("DCGAN", size="tiny", samples=2, ways=["compile", STEP, BY_HAND]))
+    each = [("compile", False), (STEP, False), (BY_HAND, False), (STEP, True), (BY_HAND, True)]
+    kept = {(one.way, one.in_turns): one for one in found if not one.with_optimizer}
+    assert [(one.way, one.in_turns) for one in found if not one.with_optimizer] == [*each[:3], *each[3:]]
+    assert kept[STEP, True].whole_us == [4.0, 4.0] and kept[BY_HAND, True].whole_us == [7.0, 7.0]
+    assert kept[STEP, False].whole_us == [1.0, 1.0] and kept[STEP, True].host is not None
+    assert kept[STEP, True].reserved_bytes == kept[STEP, False].reserved_bytes == 7, "memory is that of each way alone"
+    alone = [f"{what} {way}" for way in ("compile", STEP, BY_HAND) for what in ("make", "free")]
+    both = ["make step", "make by hand", "turns", "free step", "free by hand"]
+    assert turns == [*alone, *both] * 2
+    assert compiled == ["compile"], "nothing is compiled again for that"
+
+
+def test_ways_that_do_not_fit_side_by_side_keep_their_times(
+    compiled: list[str], turns: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def too_large(*given: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    monkeypatch.setattr(step, "times_in_turns", too_large)
+    found = list(step.measure("DCGAN", size="tiny", samples=2, ways=[STEP, BY_HAND]))
+    assert [(one.way, one.whole_us, one.in_turns) for one in found[:2]] == [
+        (STEP, [1.0, 1.0], False),
+        (BY_HAND, [1.0, 1.0], False),
+    ]
+    assert len(found) == 4
+    assert "step, by hand are not timed in turns, OutOfMemoryError: no memory is left" in capsys.readouterr().out
+    assert turns.count("make step") == turns.count("free step") == 4
 
 
 def test_only_the_ways_that_are_named_are_measured() -> None:

@@ -6,6 +6,9 @@ The capture by hand is the reference: the same compiled iteration, warmed up on 
 Time is the host's from the call until the GPU is done, each iteration waited for. Where an iteration launches graphs,
 what the host does before its launches, in them and behind them is taken in other iterations, some of which wait for the
 GPU before and some do not.
+
+Those that capture the whole step are timed once more, side by side (`in_turns`), and these times count. Memory is that
+of each way alone.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from suite.iteration import callable_for, iteration, set_numerics
 from suite.measure.graphs import recorded_graphs
 from suite.measure.launches import HostParts, host_parts, waited_us
 from suite.measure.profiling import load_profiler, profile_iterations
+from suite.micro.in_turns import times_in_turns
 from suite.modes import Mode, select_modes
 from suite.schema import Environment, Record
 
@@ -41,6 +45,8 @@ COMPILED = ("compile", "graph", "indirection")
 """Modes whose graphs end where the module ends."""
 CALLABLES, STEP, BY_HAND, BARE = "callables", "step", "by hand", "by hand, bare"
 WAYS = (*COMPILED, CALLABLES, STEP, BY_HAND, BARE)
+WHOLE = (STEP, BY_HAND, BARE)
+"""Ways that capture the whole step."""
 
 WARM_UP = 8
 INPUT_SETS = 3
@@ -60,6 +66,7 @@ class StepCost(Record):
         host: what of an iteration is the host's, the device having nothing to do before; None where it launches no
             graph, and in older files.
         host_at_work: the same in a loop that waits for nothing, so that the device is at work on iterations before.
+        in_turns: whether its times were taken in turns with others that capture the whole step; not so in older files.
         kernels: which kernels an iteration runs, how often each, and `kernel_us` their time in all; None where they
             were not profiled.
     """
@@ -73,6 +80,7 @@ class StepCost(Record):
     refused: str | None
     host: HostParts | None = None
     host_at_work: HostParts | None = None
+    in_turns: bool = False
     kernels: dict[str, int] | None = None
     kernel_us: float | None = None
 
@@ -146,28 +154,43 @@ def measure(
     """A cost for each of these ways, without and with the optimizer.
 
     Ways that run the same compiled program share it: compiling takes most of the time. Those that capture the whole
-    step come last and one after the other. `profiled`: afterwards each is made once more, for its kernels; the cost
-    comes again then. A profiler makes all later launches slower, so the programs are compiled again, too.
+    step come last; the costs of these come again, timed in turns. `profiled`: afterwards each is made once more, for
+    its kernels; the cost comes again then, too. A profiler makes all later launches slower, so the programs are
+    compiled again.
     """
-    timed = []
-    for cost in _each(name, ways, size, lambda program, way, optimizer: _cost(name, program, way, optimizer, samples)):
-        timed.append(cost)
+    known = {}
+    for cost in _each(
+        name,
+        ways,
+        size,
+        lambda program, way, optimizer: _cost(name, program, way, optimizer, samples),
+        lambda program, costs: _in_turns(program, costs, samples),
+    ):
+        known[cost.way, cost.with_optimizer] = cost
         yield cost
     if profiled:
-        known = {(cost.way, cost.with_optimizer): cost for cost in timed}
         yield from _each(name, ways, size, lambda program, way, optimizer: _seen(program, known[way, optimizer]))
 
 
 def _each(
-    name: str, ways: Sequence[str], size: Size, cost_of: Callable[[Callable[[], Program], str, bool], StepCost]
+    name: str,
+    ways: Sequence[str],
+    size: Size,
+    cost_of: Callable[[Callable[[], Program], str, bool], StepCost],
+    again: Callable[[Callable[[], Program], list[StepCost]], Iterator[StepCost]] | None = None,
 ) -> Iterator[StepCost]:
+    """The cost of each way, and behind those of a program without, and with the optimizer, what comes of them again."""
     for mode in dict.fromkeys(_mode_of(way) for way in ways):
         _forget()
         program = functools.cache(functools.partial(_compiled, name, mode, size))
         for with_optimizer in (False, True):
+            costs = []
             for way in ways:
                 if _mode_of(way) == mode:
-                    yield cost_of(program, way, with_optimizer)
+                    costs.append(cost_of(program, way, with_optimizer))
+                    yield costs[-1]
+            if again is not None:
+                yield from again(program, costs)
         del program
 
 
@@ -210,6 +233,32 @@ def _cost(name: str, program: Callable[[], Program], way: str, with_optimizer: b
         found = {"refused": f"{type(error).__name__}: {_first_line(error)}"}
         _leave_capture()
     return cost.model_copy(update=found)
+
+
+def _in_turns(program: Callable[[], Program], costs: Sequence[StepCost], samples: int) -> Iterator[StepCost]:
+    """The costs of ways that capture the whole step, if there are several."""
+    whole = [cost for cost in costs if cost.way in WHOLE and cost.refused is None]
+    if len(whole) < 2:
+        return
+    made: list[Made] = []
+    try:
+        _clear(program())
+        for cost in whole:
+            made.append(_make(program(), cost.way, cost.with_optimizer))
+            if made[-1].refused is not None:
+                raise RuntimeError(made[-1].refused)
+        times = times_in_turns([one.call for one in made], torch.cuda.synchronize, samples)
+    except Exception as error:  # too large side by side, as a rule: the times of each alone are known
+        names = ", ".join(cost.way for cost in whole)
+        print(f"{whole[0].workload}: {names} are not timed in turns, {type(error).__name__}: {_first_line(error)}")
+        _leave_capture()
+        return
+    finally:
+        for one in made:
+            one.free()
+    for cost, found in zip(whole, times, strict=True):
+        update = {"whole_us": found.whole_us, "host": found.host, "host_at_work": found.host_at_work}
+        yield cost.model_copy(update=update | {"in_turns": True})
 
 
 def _parts(made: Made, samples: int, *, at_work: bool = False) -> HostParts | None:

@@ -1,0 +1,71 @@
+"""Times of several ways to do the same, taken side by side.
+
+A host is twice as slow in some seconds as in others, where what runs beside it is not its own. Ways that were timed one
+after the other would differ by that. So each has a turn of a few iterations, and all have as many turns.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from suite.measure.launches import HostParts, host_parts, waited_us
+
+TURN = 10
+"""Iterations of one way, after which the next one has its turn."""
+
+WARM_UP = 8
+"""Iterations of each before the first turn: it finds what others have made since it was made, other gradients, say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Microseconds of one way: each sample until the device is done, and medians over its turns of what is the host's.
+
+    `host` and `host_at_work` are as in `host_parts`, None where no graph is launched.
+    """
+
+    whole_us: list[float]
+    host: HostParts | None
+    host_at_work: HostParts | None
+
+
+def times_in_turns(
+    calls: Sequence[Callable[[int], Any]], wait: Callable[[], None], samples: int, *, turn: int = TURN
+) -> list[Times]:
+    """So many samples of each of these, `turn` at a time. Each round begins with another one.
+
+    Args:
+        calls: each runs the iteration with this number.
+        wait: until the device is done.
+    """
+    for call in calls:
+        for index in range(WARM_UP):
+            call(index)
+    whole_us: list[list[float]] = [[] for _ in calls]
+    parts: list[list[tuple[HostParts | None, HostParts | None]]] = [[] for _ in calls]
+    for number, start in enumerate(range(0, samples, turn)):
+        taken = min(samples - start, turn)
+        for place in range(len(calls)):
+            which = (place + number) % len(calls)
+            call = calls[which]
+            call(0)  # the first behind others finds other caches
+            whole_us[which] += [waited_us(functools.partial(call, index), wait) for index in range(taken)]
+            parts[which].append((host_parts(call, wait, taken), host_parts(call, wait, taken, at_work=True)))
+    return [
+        Times(whole, _median([waiting for waiting, _ in both]), _median([at_work for _, at_work in both]))
+        for whole, both in zip(whole_us, parts, strict=True)
+    ]
+
+
+def _median(found: Sequence[HostParts | None]) -> HostParts | None:
+    """The median of each part over turns."""
+    there = [one for one in found if one is not None]
+    if not there:
+        return None
+    return HostParts(
+        **{name: statistics.median(getattr(one, name) for one in there) for name in HostParts.model_fields}
+    )
