@@ -1,4 +1,4 @@
-"""The objects that stand in lists and closure cells, read as words of memory."""
+"""The objects that stand in lists and closure cells, and that sets are empty, read as words of memory."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ A, B, C = Kept(), Kept(), Kept()
 def held(holder: Any) -> Held:
     if isinstance(holder, types.CellType):
         return Held(holder, (("content", holder.cell_contents),), None)
+    if isinstance(holder, set):
+        return Held(holder, (), len(holder))
     return Held(holder, tuple(enumerate(holder)), len(holder))
 
 
@@ -78,10 +80,26 @@ def test_a_change_of_a_cell_is_seen() -> None:
     assert not same()
 
 
+def test_an_entry_of_a_set_that_was_empty_is_seen() -> None:
+    sets: list[set[object]] = [set(), set()]
+    words = EntryWords(list(map(held, sets)))
+    same = as_expected(*words.stages)
+    assert all(words.tells_of(held(one)) for one in sets) and same()
+    sets[1].add(A)
+    assert not same()
+    sets[1].discard(A)
+    assert same()
+    sets[0] |= {A, B, C}
+    assert not same()
+    sets[0].clear()
+    assert same()
+
+
 @pytest.mark.parametrize(
     "one",
     [
         held([]),
+        held({A}),
         held(MyList([A])),
         held((A, B)),
         Held(deque([A]), ((0, A),), 1),
@@ -104,7 +122,7 @@ def test_of_one_list_that_is_looked_at_in_two_ways_one_is_left_to_others() -> No
     assert words.tells_of(held(some)) and not words.tells_of(part)
 
 
-@pytest.mark.parametrize("place", ["_SIZE", "_ITEMS", "_CONTENT"])
+@pytest.mark.parametrize("place", ["_SIZE", "_ITEMS", "_CONTENT", "_USED"])
 def test_nothing_is_read_where_words_are_elsewhere(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     can_be_read = entry_words._can_be_read.__wrapped__
     assert can_be_read()

@@ -22,6 +22,15 @@ from optimizations.capture.step.watched_entries import LONG
 from optimizations.torch_internals.dict_guard import HeldEntries, same_entries
 
 
+@pytest.fixture(scope="module", autouse=True)
+def not_the_first_step() -> None:
+    """The first one of a process takes a call more until it is recorded, and calls are counted here."""
+    model = network("cpu")
+    step = GraphedStep(lambda batch: loss_of(model, batch).backward(), device=CpuDevice())
+    for batch in batches("cpu", 6):
+        step(*batch)
+
+
 class Loop:
     """A loop whose step is recorded; `settings` and `rates` are Python's."""
 
@@ -139,6 +148,42 @@ def test_what_stands_in_dicts_of_modules_and_optimizers_is_not_looked_at_in_pyth
     for batch in batches("cpu", 3):
         loop.graphed(*batch)
     assert loop.graphed.report().replays == 5
+
+
+def test_a_set_that_is_empty_costs_nothing_in_python_and_an_entry_of_it_is_noticed() -> None:
+    model, names = network("cpu"), set[str]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch) * (2.0 if "twice" in names else 1.0)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for batch in batches("cpu", 5):
+        graphed(*batch)
+    (recording,) = graphed._recordings
+    watch = recording.watch
+    assert watch.unchanged() and watch.rest().in_python == ()
+    assert any(one.holder is names for one in watch.held())
+    keys = []
+    for name in ("one", "other"):
+        names.add(name)
+        assert not watch.unchanged()
+        keys.append(watch.host_key())
+        names.clear()
+        assert watch.unchanged() and watch.host_key() == ()
+    assert keys[0] != keys[1], "calls with other names are others"
+    names.add("one")
+    for batch in batches("cpu", 5):
+        graphed(*batch)
+    filled = [one.watch for one in graphed._recordings if one.watch.unchanged()]
+    assert len(filled) == 1 and filled[0].rest().in_python, "what it holds is compared in Python"
+    names.clear()
+    names.add("other")
+    assert not filled[0].unchanged(), "as many, and others"
 
 
 def test_what_was_written_anew_with_the_same_value_is_no_change() -> None:

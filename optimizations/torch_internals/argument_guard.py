@@ -105,7 +105,7 @@ def _add_gradient(node: Any, name: str, gradient: torch.Tensor | None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What stands in a dict under keys, in a list, or in a closure cell (under any key).
+    """What stands in a dict under keys, in a list, or in a closure cell (under any key); or an empty set.
 
     `size` is how many there are, None where that does not matter. `attributes`: the entries are attributes of `holder`,
     an object with slots or a class. `absent` are keys that a dict does not have. `looks` are tensors under keys where
@@ -124,8 +124,15 @@ def can_be_asked(holder: Any, entries: Sequence[tuple[Any, Any]], *, sized: bool
     """Whether C++ reads the holder as Python does. `sized`: how many there are is compared, too."""
     if type(holder) in _DICTS:  # C++ compares the keys, which tensors do element by element
         return _by_name(entries) or (sized and _are_all(holder, entries))
+    if is_empty_set(holder):
+        return sized
     empty = any(value is holder for _, value in entries)  # what stands for the content of an empty cell
     return type(holder) in (list, types.CellType) and not empty
+
+
+def is_empty_set(holder: Any) -> bool:
+    """Whether all that is to know of it is how many it holds: none. That of a dataclass's `__repr__` is one."""
+    return type(holder) is set and not holder
 
 
 def _by_name(entries: Sequence[tuple[Any, Any]]) -> bool:

@@ -1,4 +1,5 @@
-"""Whether the very same objects stand in lists and closure cells, read as words of memory (`memory_words`).
+"""Whether the very same objects stand in lists and closure cells, and none in sets that were empty, read as words of
+memory (`memory_words`).
 
 PyTorch's guards ask for one entry after the other, 35 ns for each where all is in caches: an optimizer's list of its
 parameters alone takes as long as all else that is compared. What stands in a list is an array of addresses, and the
@@ -25,10 +26,12 @@ _CONTENT = PART
 """Where a cell has the address of its content: behind what all objects have."""
 _SIZE, _ITEMS = PART, PART + WORD
 """Where a list has how many it holds, and the address of its array."""
+_USED = PART + WORD
+"""Where a set has how many it holds: behind how many places of its table were ever taken."""
 
 
 class EntryWords:
-    """What stands in these lists and cells, as it is now.
+    """What stands in these lists and cells, as it is now; and that these sets are empty.
 
     Attributes:
         stages: words to compare, those of the second where those of the first are as they were.
@@ -46,7 +49,10 @@ class EntryWords:
 
 
 def _is_told(held: Held) -> bool:
-    """Whether it is a cell, or a list all of whose entries are looked at, and nothing else is looked at there."""
+    """Whether it is a cell, or a list all of whose entries are looked at, and nothing else is looked at there. Or an
+    empty set."""
+    if type(held.holder) is set:
+        return held.size == 0
     if held.attributes or held.looks or not held.entries:
         return False
     if type(held.holder) is types.CellType:
@@ -60,6 +66,9 @@ def _stages(held: Sequence[Held]) -> list[Words]:
     second: list[tuple[int, int]] = []
     for one in held:
         address, values = id(one.holder), [id(value) for _, value in one.entries]
+        if type(one.holder) is set:
+            first.append((address + _USED, 0))
+            continue
         if type(one.holder) is types.CellType:
             first.append((address + _CONTENT, values[0]))
             continue
@@ -78,8 +87,12 @@ def _can_be_read() -> bool:
 def _are_found() -> bool:
     one, other = object(), object()
     held: list[Any] = [one, other, one]
-    cell = types.CellType(one)
+    cell, filled = types.CellType(one), {one, other}
     if word(id(cell) + _CONTENT) != id(one) or word(id(held) + _SIZE) != len(held):
+        return False
+    used = [word(id(filled) + _USED)]
+    filled.discard(one)
+    if [*used, word(id(filled) + _USED), word(id(set()) + _USED)] != [2, 1, 0]:
         return False
     items = word(id(held) + _ITEMS)
     if [word(items + WORD * index) for index in range(len(held))] != list(map(id, held)):

@@ -49,7 +49,7 @@ from optimizations.capture.step.watched_entries import (
     is_watched,
     own_entries,
 )
-from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_values
+from optimizations.torch_internals.argument_guard import Held, can_be_asked, is_empty_set, same_values
 from optimizations.torch_internals.dict_guard import HeldEntries, can_be_guarded, same_entries
 
 _PLAIN = (dict, OrderedDict, defaultdict, list)
@@ -97,6 +97,7 @@ class Watch:
         self._named: list[tuple[str, Any, Any, Any]] = []
         self._in_dicts, self._asked, self._others = Entries(), Entries(), Entries()
         self._sets: list[tuple[set[Any], frozenset[Any]]] = []
+        self._sets_in_python: list[tuple[set[Any], frozenset[Any]]] = []
         self._without_in_dicts: list[tuple[Any, frozenset[str]]] = []
         self._without_asked: list[tuple[Any, frozenset[str]]] = []
         self._without_others: list[tuple[Any, frozenset[str]]] = []
@@ -125,6 +126,11 @@ class Watch:
                 isinstance(container.held, ClassCode) and not data(container.held.kind)
             )
             guarded = rarely_written and can_be_guarded(owner)
+            if isinstance(container.held, set) and len(container.held) <= LONG:
+                self._sets.append((container.held, frozenset(container.held)))
+                if not is_empty_set(container.held):
+                    self._sets_in_python.append(self._sets[-1])
+                    sized = None
             size = None if sized is None else len(sized)
             attributes = isinstance(owner, Slots)
             holder = owner.cell if isinstance(owner, Cell) else owner.value if attributes else owner
@@ -155,8 +161,6 @@ class Watch:
             if lacks:
                 (without if in_cpp else self._without_others).append((owner.keys(), absent))
             entries_of.add(owner, watched, may_view=plain, sized=sized)
-            if isinstance(container.held, set) and len(container.held) <= LONG:
-                self._sets.append((container.held, frozenset(container.held)))
         self._hooks_of_modules = [
             (hooks, tuple(hooks.values()))
             for module in state.modules.values()
@@ -181,7 +185,7 @@ class Watch:
         self._bytes = self._array_bytes()
         self._host = host
         others = None if self._others.empty else self._others.unchanged
-        contents = self._contents_stand if self._sets or self._without_others else None
+        contents = self._contents_stand if self._sets_in_python or self._without_others else None
         arrays = self._arrays_stand if self._arrays else None
         in_host_memory = host.unchanged if host else None
         # What is compared in Python, where there is such, on the way of every call.
@@ -256,7 +260,10 @@ class Watch:
 
     def _contents_stand(self) -> bool:
         """Whether sets hold what they held, and no object has got an attribute that the step takes from its class."""
-        for now, then in self._sets:  # on the way of every call, where a generator costs another frame of Python
+        for (
+            now,
+            then,
+        ) in self._sets_in_python:  # on the way of every call, where a generator costs another frame of Python
             if now != then:
                 return False
         return not self._without_others or _lack(self._without_others)
