@@ -18,6 +18,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
 from optimizations.torch_internals import memory_words, reference_counts, tensor_words
+from optimizations.torch_internals.argument_guard import Held
+from optimizations.torch_internals.entry_words import EntryWords
 from optimizations.torch_internals.reference_counts import ReferenceCounts
 from optimizations.torch_internals.tensor_words import TensorWords
 
@@ -320,6 +322,31 @@ def test_the_place_of_a_storage_that_was_exchanged_is_no_other_s_and_its_memory_
     weak.clear()
     made = [torch.zeros(3) for _ in range(1000)]
     assert cells.isdisjoint(one.untyped_storage()._cdata for one in made)
+
+
+def test_tensors_and_entries_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three gathers are as many as tensors alone take, and what is read of either counts."""
+    tensors: list[torch.Tensor] = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    names: list[object] = ["one", "other"]
+    empty: set[str] = set()
+    held = Held(names, tuple(enumerate(names)), len(names)), Held(empty, (), 0)
+    gathered: list[int] = []
+    to_bytes = memory_words._TO_BYTES
+    monkeypatch.setattr(memory_words, "_TO_BYTES", lambda words: gathered.append(len(words)) or to_bytes(words))
+    words = TensorWords(tensors, beside=EntryWords(held))
+    gathered.clear()
+    assert words.unchanged() and len(gathered) == 3
+    for change, back in (
+        (lambda: names.__setitem__(0, "another"), lambda: names.__setitem__(0, held[0].entries[0][1])),
+        (lambda: empty.add("one"), empty.clear),
+        (lambda: tensors[1].requires_grad_(False), tensors[1].requires_grad_),
+    ):
+        change()
+        assert not words.unchanged()
+        back()
+        assert words.unchanged()
+    names.append("third")
+    assert not words.unchanged()
 
 
 def test_a_tensor_that_stands_for_another_is_left_to_others() -> None:

@@ -20,7 +20,7 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from itertools import chain, repeat
+from itertools import chain, repeat, zip_longest
 from typing import Any
 
 import numpy
@@ -126,9 +126,21 @@ class Words:
 
     def __init__(self, addresses: Sequence[int], values: Any, size: int = WORD) -> None:
         expected = numpy.array(values, dtype=numpy.int64 if size == WORD else numpy.int32)
-        self.size = size
+        self.addresses, self.values, self.size = addresses, expected, size
         self.places = _places_of(addresses, size)
         self.then = [expected[start : start + AT_ONCE].tobytes() for start in range(0, len(expected), AT_ONCE)]
+
+
+def side_by_side(*stages: Sequence[Words]) -> list[Words]:
+    """Several series of stages as one: the first of each together, then the second, and so on.
+
+    What is read of one series depends on none of the others. Each gather takes a third of a microsecond, however few
+    words it has.
+    """
+    return [
+        Words([place for one in some if one for place in one.addresses], [*chain(*(one.values for one in some if one))])
+        for some in zip_longest(*stages)
+    ]
 
 
 def as_expected(*stages: Words, reads: object = None) -> Callable[[], bool]:

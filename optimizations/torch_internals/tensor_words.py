@@ -33,7 +33,16 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
-from optimizations.torch_internals.memory_words import PART, WORD, Words, as_expected, no_lock, read_behind, word
+from optimizations.torch_internals.memory_words import (
+    PART,
+    WORD,
+    Words,
+    as_expected,
+    no_lock,
+    read_behind,
+    side_by_side,
+    word,
+)
 
 if TYPE_CHECKING:
     from optimizations.torch_internals.entry_words import EntryWords
@@ -154,7 +163,7 @@ def _unchanged(
     if read:
         if (of_tensors := _stages(read, expected)) is None:
             return lambda: False
-        stages = [*stages, *of_tensors]
+        stages = side_by_side(stages, of_tensors)
     if not stages:
         return lambda: True
     return as_expected(*stages, reads=(read, beside))
