@@ -94,3 +94,25 @@ def test_a_batch_that_is_overwritten_between_calls_is_read_as_it_is_then() -> No
         found.append(step(*held))
     assert step.report().replays >= 12 - 5
     assert all(map(torch.equal, found, expected)), (found, expected)
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["rows", "rows and others in turn"])
+def test_rows_of_a_data_set_are_batches_like_others(others: bool) -> None:
+    """Compiled code detaches what it saves of its arguments if that is a view. A placeholder is none."""
+    given = calls()
+    rows = list(torch.stack([x for x, _ in given]))
+    batches = [
+        (x if others and index % 2 else row, y) for index, (row, (x, y)) in enumerate(zip(rows, given, strict=True))
+    ]
+    torch.compiler.reset()
+    eager = training(as_it_is)
+    expected = [eager(*one) for one in batches]
+    torch.compiler.reset()
+    step = optimizations.graph_step(training(as_it_is))
+    found = [step(*one) for one in batches]
+    report = step.report()
+    assert report.refusals == ()
+    assert all(map(torch.equal, found, expected)), (found, expected)
+    (recording,) = report.recordings
+    assert recording.replays >= 12 - 5
+    step.close()

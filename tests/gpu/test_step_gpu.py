@@ -623,11 +623,12 @@ def test_gradients_are_there_again_after_a_recording_that_failed() -> None:
 
 
 def test_the_microbenchmark_puts_every_way_beside_the_capture_by_hand() -> None:
-    from suite.micro.step import BY_HAND, STEP, WAYS, measure
+    from suite.micro.step import BY_HAND, STEP, WAYS, WHOLE, measure
 
     measured = list(measure("DCGAN", size="tiny", samples=5))
     costs = {cost.way: cost for cost in measured if cost.with_optimizer}
-    assert len(measured) == 2 * len(WAYS)
+    assert len(measured) == 2 * (len(WAYS) + len(WHOLE))
+    assert {way for way, cost in costs.items() if cost.in_turns} == set(WHOLE)
     assert set(costs) == set(WAYS)
     assert {way: cost.refused for way, cost in costs.items() if cost.refused} == {}
     assert all(len(cost.whole_us) == 5 and cost.reserved_bytes for cost in costs.values())
