@@ -101,6 +101,23 @@ def test_a_way_that_ends_with_an_error_is_a_row_and_the_others_are_measured(
     assert [way for mode, _, way in made if mode == "compile"] == ["compile", *whole] * 2
 
 
+def test_times_are_kept_where_the_way_ends_with_an_error_behind_them(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step, "_make", lambda *given: step.Made(lambda index: None, graphs=1))
+
+    def parts(made: step.Made, samples: int, *, at_work: bool = False) -> HostParts | None:
+        if at_work:
+            raise RuntimeError("an illegal memory access was encountered")
+        return None
+
+    monkeypatch.setattr(step, "_parts", parts)
+    monkeypatch.setattr(step, "_leave_capture", lambda: None)
+    first = next(step.measure("DCGAN", size="tiny", samples=2, ways=[STEP]))
+    assert first.whole_us == [1.0, 1.0] and first.reserved_bytes == 7
+    assert first.refused == "RuntimeError: an illegal memory access was encountered"
+
+
 def test_kernels_are_counted_behind_all_that_is_timed(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 

@@ -216,11 +216,12 @@ def _cost(name: str, program: Callable[[], Program], way: str, with_optimizer: b
         graphs=None,
         refused=None,
     )
+    found: dict[str, Any] = {}
     try:
         _clear(program())
         torch.cuda.reset_peak_memory_stats()
         made = _make(program(), way, with_optimizer)
-        found: dict[str, Any] = {"refused": made.refused}
+        found["refused"] = made.refused
         if made.refused is None:
             found |= {"whole_us": _timed(made.call, samples), "host": _parts(made, samples), "graphs": made.graphs}
         found["reserved_bytes"] = torch.cuda.max_memory_reserved()
@@ -228,9 +229,9 @@ def _cost(name: str, program: Callable[[], Program], way: str, with_optimizer: b
             found["host_at_work"] = _parts(made, samples, at_work=True)
         made.free()
     except torch.OutOfMemoryError as error:
-        found = {"refused": f"out of memory: {_first_line(error)}"}
+        found["refused"] = f"out of memory: {_first_line(error)}"  # what was timed until then is kept
     except Exception as error:  # of the program, or of a capture by hand; the other ways are measured all the same
-        found = {"refused": f"{type(error).__name__}: {_first_line(error)}"}
+        found["refused"] = f"{type(error).__name__}: {_first_line(error)}"
         _leave_capture()
     return cost.model_copy(update=found)
 
