@@ -11,12 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 import typer
+from fixtures.command_server import CommandServer
 from fixtures.fake_runs import default_signals, fake_worker, living, recorded_pids
 from fixtures.synthetic_results import cell, environment, explanation, write_explanations, write_run
 
@@ -35,16 +36,18 @@ COMMANDS = ("list", "run", "merge", "report", "compare", "explain", "decisions",
 CPU = ("--device", "cpu", "--size", "tiny", "--blocks", "5", "--samples", "10", "--measure-s", "0")
 
 
-def encore(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+COMMANDS_STARTED = CommandServer()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_server_is_left() -> Iterator[None]:
+    yield
+    COMMANDS_STARTED.stop()
+
+
+def encore(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The real command, as `python -m suite`."""
-    return subprocess.run(
-        [sys.executable, "-m", "suite", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"},
-        **options,
-    )
+    return COMMANDS_STARTED.run("suite", arguments, {**os.environ, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"})
 
 
 class Fake:
@@ -56,14 +59,15 @@ class Fake:
 
     def command(self, arguments: Sequence[str], behave: Mapping[str, str] | None) -> list[str]:
         worker = json.dumps(fake_worker(behave, self.folder))
-        return [sys.executable, str(FAKE_ENCORE), worker, str(self.runs), *arguments]
+        return [str(FAKE_ENCORE), worker, str(self.runs), *arguments]
 
     def __call__(self, *arguments: str, behave: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.command(arguments, behave), capture_output=True, text=True, timeout=120)
+        program, *told = self.command(arguments, behave)
+        return COMMANDS_STARTED.run(program, told)
 
     def start(self, *arguments: str, behave: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.command(arguments, behave),
+            [sys.executable, *self.command(arguments, behave)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -119,7 +123,8 @@ def test_json_is_offered_by_every_command() -> None:
 def test_version_is_that_of_the_distribution() -> None:
     from importlib.metadata import version
 
-    assert encore("--version").stdout == f"encore {version('encore')}\n"
+    command = [sys.executable, "-m", "suite", "--version"]  # not from the server: the module starts as it is
+    assert subprocess.run(command, capture_output=True, text=True).stdout == f"encore {version('encore')}\n"
 
 
 def test_list_shows_workloads_and_modes() -> None:
