@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
+from fixtures import fake_worker
 
 from suite.bitwise import bitwise_failure, compare_bitwise
 from suite.modes import MODES, Mode
@@ -12,14 +13,8 @@ from suite.schema import Correctness
 
 
 def correctness(digests: Sequence[str], deterministic: bool = True) -> Correctness:
-    from fixtures.fake_worker import prepared
-
-    from suite.protocol import CellSpec
-
-    spec = CellSpec.model_construct(check_inputs=2, warm_cache=False)
-    return prepared(spec, "same").correctness.model_copy(
-        update={"digests": list(digests), "deterministic": deterministic}
-    )
+    fields = fake_worker.correctness(len(digests), "same")
+    return Correctness.model_validate({**fields, "digests": list(digests), "deterministic": deterministic})
 
 
 def test_bits_are_compared_for_information_where_the_mode_does_not_promise_them() -> None:
