@@ -31,6 +31,12 @@ if [ $# -gt 0 ]; then
     exec "$encore_python" -m pytest "$@"
 fi
 
+# It takes a minute, on one core: linters and the first tests run meanwhile.
+types="$(mktemp)"
+"$encore_python" -m mypy >"$types" 2>&1 &
+mypy=$!
+trap 'kill "$mypy" 2>/dev/null; rm -f -- "$types"' EXIT
+
 failed=()
 check() {
     echo "== $1" >&2
@@ -39,11 +45,6 @@ check() {
 check "ruff check" -m ruff check .
 check "ruff format" -m ruff format --check .
 check "lint-imports" -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
-# It takes a minute, on one core: the first tests run meanwhile.
-types="$(mktemp)"
-"$encore_python" -m mypy >"$types" 2>&1 &
-mypy=$!
-trap 'kill "$mypy" 2>/dev/null; rm -f -- "$types"' EXIT
 
 # Two at a time: the tests start compilers and workers themselves.
 # First, in their own processes, files that count what Dynamo and autocast do: other tests leave state behind that

@@ -26,6 +26,12 @@ find_python() {
     return 2
 }
 
+# Bytecode, without which each process would compile what it imports where Python is told to write none. On all cores:
+# pip would use one. Packages' own tests are left out, and what is written for another Python fails without a word.
+compile_packages() {
+    "$encore_python" -m compileall -qq -j 0 -x '/site-packages/.*/tests?/' "$venv/lib" || true
+}
+
 set_up() {
     local stamp="$venv/made-from" python
     if [ -f "$stamp" ] && is_usable_python "$encore_python" && set_up_stamp | cmp -s - "$stamp"; then
@@ -39,7 +45,9 @@ set_up() {
     fi
     echo "set-up: installing what requirements.lock says (several GB at first; minutes)" >&2
     rm -f "$stamp"
-    "$encore_python" -m pip install --disable-pip-version-check --requirement "$root/requirements.lock" >&2 || return
+    "$encore_python" -m pip install --disable-pip-version-check --no-compile --requirement "$root/requirements.lock" \
+        >&2 || return
+    compile_packages
     "$encore_python" -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable "$root" >&2 ||
         return
     set_up_stamp >"$stamp"

@@ -123,9 +123,11 @@ def test_scripts_are_executable_bash(script: str) -> None:
 def test_the_first_start_makes_the_environment_from_the_lock(checkout: Checkout) -> None:
     done = checkout.run("run_all.sh", STUB_GPU="NVIDIA H200")
     assert done.returncode == 0, done.stderr
-    venv, lock, package = checkout.calls()[:3]
+    venv, lock, bytecode, package = checkout.calls()[:4]
     assert venv == f"<-m><venv><--clear><{checkout.root}/.venv>"
     assert f"<--requirement><{checkout.root}/requirements.lock>" in lock
+    assert "<--no-compile>" in lock
+    assert bytecode.startswith("<-m><compileall>") and bytecode.endswith(f"<{checkout.root}/.venv/lib>")
     assert f"<--editable><{checkout.root}>" in package
     assert "--no-deps" in package
     assert "index-url" not in done.stderr + lock + package
@@ -369,8 +371,8 @@ def test_a_broken_installation_is_not_taken_for_a_missing_gpu(checkout: Checkout
 def test_all_checks_run_and_pytest_speaks_last(checkout: Checkout) -> None:
     done = checkout.run("run_tests.sh")
     assert done.returncode == 0
-    checks = checkout.calls()[3:]
-    checks.remove("<-m><mypy>")  # it runs at the same time as the first tests, so its place is not fixed
+    checks = checkout.calls()[4:]
+    checks.remove("<-m><mypy>")  # it runs at the same time as linters and the first tests, so its place is not fixed
     for call, words in zip(
         checks, ("<ruff><check>", "<ruff><format>", "importlinter", "<pytest>", "<pytest>"), strict=True
     ):
