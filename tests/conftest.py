@@ -84,7 +84,20 @@ def fresh_encore() -> Iterator[None]:
     torch_internals.reset_dynamo()
 
 
+# Files with a test, or a fixture of all their tests, of 15 s and more, nearly all of it in processes that they start.
+# They begin first: where one is among the last, the other core has nothing to do meanwhile.
+LONG_WITHOUT_A_GPU = frozenset(
+    f"test_{name}.py"
+    for name in (
+        "broken_context", "docs_extending", "end_to_end", "endings", "explain_obstacles", "explain_workloads",
+        "own_packages", "packaging", "rank_programs", "ranked_worker", "real_programs", "thread_state",
+        "torchbench_set", "unfinished_rows", "worker",
+    )
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG_WITHOUT_A_GPU)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return
