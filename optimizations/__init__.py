@@ -134,7 +134,8 @@ def graph_callables(
         order: forwards as 1, 2, ..., their backwards as -1, -2, ..., micro-batch after micro-batch, as
             `[1, 1, 2, -2, -1, 2, -2, -1]`; numbers stand for the entries of `callables`. Default: all forwards, then
             all backwards in reverse; without the latter under `torch.no_grad()`. Where the default is taken, and no
-            `after_step` given, a program may leave events out, and a forward out of order runs as it is.
+            `after_step` given, events may be left out and come in any order, and a forward runs as it is while the
+            backward of the callable's last one may still come.
         sample_kwargs: keyword arguments of each, where it is called with such.
         warm_up: runs of each before its capture, at least 1. What they change (buffers, the random state) is put back.
         outputs: "static" hands out results where the graph writes them, and gives those that are still held memory of

@@ -139,28 +139,6 @@ def test_a_call_out_of_order_says_what_was_expected_and_changes_nothing() -> Non
     assert follower.forward(1) == 0
 
 
-def test_events_may_be_left_out_where_no_backward_can_come_any_more() -> None:
-    alive: set[int] = set()
-    follower = Follower(events([1, 2, -2, -1], 2), lambda number, micro_batch: number in alive)
-    follower.forward(1)
-    alive.add(1)
-    assert not follower.turn_to(1) and follower.forward(2) == 0
-    assert not follower.turn_to(2)  # the backward of callable 1 may come, though that of callable 2 cannot
-    follower.backward(1, 0)
-    alive.clear()
-    assert follower.forward(1) == 0
-    follower.backward(1, 0)  # callable 2 was left out
-    assert follower.at_start
-    assert follower.turn_to(2) and follower.forward(2) == 0
-    with pytest.raises(WrongOrder):
-        follower.backward(1, 0)  # it did not run forward since
-    follower.backward(2, 0)
-    assert follower.at_start
-    follower.forward(1)
-    assert follower.turn_to(1) and follower.forward(1) == 0
-    assert not Follower(events([1, 2, -2, -1], 2)).turn_to(2)  # the program said in which order it runs
-
-
 def test_a_forward_without_a_graph_takes_its_backward_along() -> None:
     follower = Follower(events([1, 2, -2, -1], 2))
     follower.forward(1)

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.callables.graphed import Overwritten
 
 
 class Holder:
@@ -177,6 +178,25 @@ def the_second_first(call: Sequence[Any], batch: Callable[[], torch.Tensor]) -> 
         yield loss
 
 
+def a_part_before_a_whole(call: Sequence[Any], batch: Callable[[], torch.Tensor]) -> Iterator[Any]:
+    """As where layers are left out at random. The backward of the part comes first, while that of the last layer of
+    the whole is still to come."""
+    for _ in range(3):
+        part = call[0](batch()).square().sum()
+        whole = call[1](call[0](batch())).square().sum()
+        part.backward()
+        whole.backward()
+        yield part + whole
+
+
+def backwards_as_the_forwards(call: Sequence[Any], batch: Callable[[], torch.Tensor]) -> Iterator[Any]:
+    for _ in range(3):
+        losses = [one(batch().requires_grad_(one is call[1])).square().sum() for one in call]
+        for loss in losses:
+            loss.backward()
+        yield losses[0] + losses[1]
+
+
 @pytest.mark.filterwarnings("ignore:callable .* runs without its graphs")
 @pytest.mark.parametrize(
     "program",
@@ -185,6 +205,8 @@ def the_second_first(call: Sequence[Any], batch: Callable[[], torch.Tensor]) -> 
         one_callable_now_and_then,
         two_forwards_then_two_backwards,
         the_second_first,
+        a_part_before_a_whole,
+        backwards_as_the_forwards,
     ],
 )
 def test_where_no_order_is_given_any_is_followed(program: Callable[..., Iterator[Any]]) -> None:
@@ -206,6 +228,56 @@ def test_where_no_order_is_given_any_is_followed(program: Callable[..., Iterator
     assert all(
         sum(one.replays for one in call.report() if one.direction == way) >= 3 for way in ("forward", "backward")
     )
+
+
+def adversarial(generator: Any, critic: Any, seed: int) -> list[torch.Tensor]:
+    """The critic has a backward of its own twice, while the generator's is still to come."""
+    torch.manual_seed(seed)
+    found = []
+    parameters = [*generator.parameters(), *critic.parameters()]
+    for _ in range(4):
+        made = generator(torch.randn(2, 4))
+        critic(torch.randn(2, 4).requires_grad_()).square().sum().backward()
+        critic(made.detach().requires_grad_()).square().sum().backward()
+        critic(made).square().mean().backward()
+        found += [made.detach().clone(), *(one.grad.clone() for one in parameters)]
+        for one in parameters:
+            one.grad = None
+    return found
+
+
+def test_where_no_order_is_given_callables_do_not_wait_for_each_other() -> None:
+    found = []
+    for graphs in (False, True):
+        torch.manual_seed(0)
+        layers = nn.Linear(4, 4), nn.Linear(4, 4)
+        if graphs:
+            samples = [(torch.ones(2, 4),), (torch.ones(2, 4, requires_grad=True),)]
+            group = graph_callables(list(layers), samples, device=CpuDevice())
+        found.append(adversarial(*layers, seed=1))
+    assert same(*found)
+    assert group.calls_without_graph == 0
+    assert [(one.replays, one.pool) for one in group.report()] == [(4, 0), (12, 1), (12, 1), (4, 0)]
+
+
+def test_after_a_restart_no_backward_is_waited_for() -> None:
+    layer = nn.Linear(4, 4)
+    group = graph_callables([layer], [(torch.ones(2, 4),)], device=CpuDevice())
+    left = layer(torch.ones(2, 4)).sum()
+    group.restart()
+    layer(torch.ones(2, 4)).sum().backward()
+    assert group.calls_without_graph == 0
+    with pytest.raises(Overwritten):
+        left.backward()
+
+
+def test_a_graph_that_is_kept_behind_its_backward_is_not_waited_for() -> None:
+    layer = nn.Linear(4, 4)
+    group = graph_callables([layer], [(torch.ones(2, 4),)], device=CpuDevice())
+    for _ in range(3):
+        loss = layer(torch.randn(2, 4)).sum()
+        loss.backward()
+    assert group.calls_without_graph == 0
 
 
 def test_without_backwards_a_callable_may_be_left_out() -> None:

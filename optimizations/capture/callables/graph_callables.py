@@ -67,13 +67,15 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         host_draws: str = "refused",
         any_order: bool = False,
     ) -> None:
+        """`any_order`: the program gave none. Each callable has one micro-batch then, in memory of its own: it may run
+        whenever no backward of its own may still come, and its backward whenever it comes."""
         self._callables = list(callables)
         self._device = device
         check_callables(self._callables, samples, device.holds)
         self._order = order
         self._outputs = outputs
         self._any_order = any_order
-        self._follower = Follower(order, self._comes if any_order else None)
+        self._follower = Follower(order)
         self._training = is_training(order)
         self._keys = [signature(sample, []) for sample in samples]
         self._arguments = [arguments_of(sample) for sample in samples]
@@ -153,6 +155,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
     def restart(self) -> None:
         """Begin the order from its first event, after an iteration that was left early."""
         self._follower.restart()
+        for slot in self._slots.values():
+            slot.left = lambda: None
 
     def close(self) -> None:
         """Free the graphs. Calls run as they are from then on."""
@@ -199,20 +203,15 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             self._run_update()
         if torch.is_grad_enabled() != self._training:  # validation between steps is not part of the order
             return installed.before(*args, **kwargs)
-        try:
-            micro_batch = self._follower.micro_batch(number)
-        except WrongOrder:
-            if not self._any_order:
-                raise
-            if not self._follower.turn_to(number):
-                self._warn(
-                    number,
-                    "it is called while the backward of an earlier call may still come; let go of that call's results, "
-                    "or give graph_callables the order in which the program runs",
-                )
-                self.calls_without_graph += 1
-                return installed.before(*args, **kwargs)
-            micro_batch = self._follower.micro_batch(number)
+        micro_batch = 0 if self._any_order else self._follower.micro_batch(number)
+        if self._any_order and self._slots[number, micro_batch].awaits_backward:
+            self._warn(
+                number,
+                "it is called while the backward of an earlier call may still come; let go of that call's results, or "
+                "give graph_callables the order in which the program runs",
+            )
+            self.calls_without_graph += 1
+            return installed.before(*args, **kwargs)
         arguments = self._arguments[number - 1]
         tensors = arguments.tensors_of(args, kwargs)
         if tensors is None:
@@ -257,13 +256,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._passed(number)
         return slot.returned(tensors, results)
 
-    def _comes(self, number: int, micro_batch: int) -> bool:
-        """Whether the backward of the last forward may still come."""
-        return self._slots[number, micro_batch].awaits_backward
-
     def _passed(self, number: int, *, skip: bool = False) -> None:
         """A forward was called. If it was the last event, what is updated once per step is so before the next call:
         it may have a backward that no graph runs for."""
+        if self._any_order:
+            return
         self._follower.forward(number, skip=skip)
         if self._follower.at_start:
             if self._training:
@@ -283,7 +280,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     def _begin_backward(self, number: int, micro_batch: int) -> None:
         """Before the launch of a backward, which is on the stream of its forward."""
-        self._follower.backward(number, micro_batch)
+        if not self._any_order:
+            self._follower.backward(number, micro_batch)
         self._follow()
 
     def _follow(self) -> None:

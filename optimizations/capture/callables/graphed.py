@@ -115,8 +115,9 @@ class Slot:
 
     @property
     def awaits_backward(self) -> bool:
-        """Whether autograd still holds the last forward."""
-        return self.left() is not None
+        """Whether the backward of the last forward may still come: autograd holds it, and it did not run."""
+        left = self.left()
+        return left is not None and not left.used
 
     def run_forward(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Launch the forward for these inputs, for which there is room."""

@@ -7,7 +7,7 @@ backward of the n-th c, as in the schedules of Megatron and Transformer Engine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -116,16 +116,10 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> lis
 
 
 class Follower:
-    """Where the program stands in the order, so that no graph runs when its memory belongs to another.
+    """Where the program stands in the order, so that no graph runs when its memory belongs to another."""
 
-    `comes`: whether a backward may still come, by its callable and micro-batch, where the program may leave events out.
-    Passing over a forward that did not run, or a backward that can run no more, leaves less memory in use than planned.
-    None where it may not, for it was the program that gave the order.
-    """
-
-    def __init__(self, order: Sequence[Event], comes: Callable[[int, int], bool] | None = None) -> None:
+    def __init__(self, order: Sequence[Event]) -> None:
         self._order = tuple(order)
-        self._comes = comes
         self._without: frozenset[tuple[int, int]] = frozenset()
         self.restart()
 
@@ -172,35 +166,9 @@ class Follower:
             WrongOrder: another event comes now.
         """
         event, here = self._expected(), Event(number, micro_batch, "backward")
-        if event != here and not self._left_out(self._order.index(here)):
+        if event != here:
             raise WrongOrder(self._message(str(here), event))
         self._advance()
-
-    def turn_to(self, number: int) -> bool:
-        """Pass over what the program leaves out before a forward of this callable, if that is all there is before the
-        next one. False, and nothing is done, if it is not."""
-        ahead = [*range(self._place, len(self._order)), *range(self._place)]
-        there = (place for place in ahead if self._order[place].callable == number)
-        place = next(place for place in there if self._order[place].direction == "forward")
-        return self._left_out(place)
-
-    def _left_out(self, place: int) -> bool:
-        """Go to this place, if all before it was left out; one that lies behind is of the next iteration, in which
-        no backward comes before its forward."""
-        if self._comes is None:
-            return False
-        again = place < self._place
-        before = self._order[self._place : None if again else place]
-        absent = {(one.callable, one.micro_batch) for one in before if one.direction == "forward"} | self._skipped
-        event = self._order[place]
-        if event.direction == "backward" and (again or (event.callable, event.micro_batch) in absent):
-            return False
-        backwards = {(one.callable, one.micro_batch) for one in before if one.direction == "backward"}
-        if any(self._comes(*key) for key in backwards - absent - self._without):
-            return False
-        self._place = place
-        self._skipped = {(one.callable, one.micro_batch) for one in self._order[:place]} if again else absent
-        return True
 
     def _expected(self) -> Event:
         return self._order[self._place]
