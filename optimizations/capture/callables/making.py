@@ -21,6 +21,7 @@ from optimizations.capture.callables.capturing import Captures, Member, check_ke
 from optimizations.capture.callables.graphed import Slot
 from optimizations.capture.callables.installed import as_it_is
 from optimizations.capture.callables.order import Event, is_training
+from optimizations.capture.callables.parallel import not_run
 from optimizations.capture.callables.run import Run, naming, run_once
 from optimizations.capture.callables.warm_up import FirstWrites, warmed_up
 from optimizations.capture.device import Device
@@ -142,7 +143,7 @@ def _all_warmed_up(
             for number, (function, sample) in enumerate(zip(callables, samples, strict=True), start=1):
                 member = Member(number, as_it_is(function), sample, states[number - 1], Run())
                 given = member.function, sample, parameters_of(function), training, member.state
-                with naming(f"callable {number}"):
+                with naming(f"callable {number}"), not_run(function, member.state.modules):
                     member.run = warmed(device, functools.partial(run_once, *given), member.state, least, writes)
                 members.append(member)
             update = None
