@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.callables.graphed import Overwritten
+from optimizations.capture.step.observer import StepRefused
 
 
 class Holder:
@@ -240,7 +241,7 @@ def adversarial(generator: Any, critic: Any, seed: int) -> list[torch.Tensor]:
         critic(torch.randn(2, 4).requires_grad_()).square().sum().backward()
         critic(made.detach().requires_grad_()).square().sum().backward()
         critic(made).square().mean().backward()
-        found += [made.detach().clone(), *(one.grad.clone() for one in parameters)]
+        found += [made.detach().clone(), *(one.grad.clone() for one in parameters if one.grad is not None)]
         for one in parameters:
             one.grad = None
     return found
@@ -255,7 +256,7 @@ def test_where_no_order_is_given_callables_do_not_wait_for_each_other() -> None:
             samples = [(torch.ones(2, 4),), (torch.ones(2, 4, requires_grad=True),)]
             group = graph_callables(list(layers), samples, device=CpuDevice())
         found.append(adversarial(*layers, seed=1))
-    assert same(*found)
+    assert same(*found) and len(found[0]) == 4 * 5
     assert group.calls_without_graph == 0
     assert [(one.replays, one.pool) for one in group.report()] == [(4, 0), (12, 1), (12, 1), (4, 0)]
 
@@ -520,3 +521,72 @@ def test_schedules_of_pipelines_give_what_eager_gives(name: str) -> None:
     call = graphed(stages, [(torch.randn(5, 4, requires_grad=True),)] * 2, order=order)
     assert same(pipeline(stages, order), expected)
     assert call.calls_without_graph == 0
+
+
+class Normalized(nn.Module):
+    """With a layer whose weight a hook computes before each forward."""
+
+    def __init__(self, normalize: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.outer = normalize(nn.Linear(3, 3)), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.outer(self.inner(x).tanh())
+
+
+def scaled(layer: nn.Module, scale: list[float]) -> nn.Module:
+    layer.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    layer.register_forward_hook(lambda module, args, result: result * scale[0])
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("name", ["spectral_norm", "weight_norm", "of the program's own"])
+def test_hooks_of_the_forward_on_modules_within_are_part_of_it(name: str) -> None:
+    found = []
+    for graphs in (False, True):
+        own = functools.partial(scaled, scale=[2.0])
+        module = Normalized(getattr(nn.utils, name) if name.endswith("norm") else own)
+        if graphs:
+            call = graph_callables([module], [torch.randn(2, 3)], device=CpuDevice())
+        torch.manual_seed(1)
+        for _ in range(4):
+            module(torch.randn(2, 3)).square().sum().backward()
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(0.1 * parameter.grad)
+        found.append([*module.parameters(), *gradients(module), *module.buffers()])
+    assert same(*found)
+    assert call.calls_without_graph == 0
+
+
+@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
+def test_what_hooks_on_modules_within_read_is_watched_and_so_are_they() -> None:
+    found = []
+    for graphs in (False, True):
+        scale = [2.0]
+        module = Normalized(functools.partial(scaled, scale=scale))
+        if graphs:
+            call = graph_callables([module], [torch.randn(2, 3)], device=CpuDevice())
+        torch.manual_seed(1)
+        handle = None
+        for index in range(6):
+            if index == 2:
+                scale[0] = 3.0
+            if index == 3:
+                scale[0] = 2.0
+                handle = module.outer.register_forward_hook(lambda module, args, result: result * 5)
+            if index == 5 and handle is not None:
+                handle.remove()
+            found.append(module(torch.randn(2, 3)).detach().clone())
+    assert same(found[:6], found[6:])
+    assert call.calls_without_graph == 3
+
+
+def test_hooks_of_the_backward_on_modules_within_are_refused() -> None:
+    module = Normalized(lambda layer: layer)
+    module.inner.register_full_backward_hook(lambda module, of_inputs, of_results: None)
+    with pytest.raises(StepRefused, match="callable 1 has hooks of the backward on inner"):
+        graph_callables([module], [torch.randn(2, 3)], device=CpuDevice())

@@ -12,7 +12,7 @@ from optimizations.capture.callables.installed import as_it_is
 from optimizations.capture.device import CudaDevice, Device
 from optimizations.capture.signature import Same, copies, flatten, refused_tensor
 from optimizations.capture.step.call import refused_function, refused_sources
-from optimizations.capture.step.host_state import HostState
+from optimizations.capture.step.host_state import MODULE_HOOKS, HostState
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.steady import Arguments
@@ -165,12 +165,20 @@ def check_callables(
 
 
 def _check_module(number: int, function: torch.nn.Module) -> None:
+    """Hooks of modules in it are part of what it does: those of the forward run in its captures, and are watched."""
+    if _has_hooks(function):
+        raise StepRefused(
+            Refusal(
+                f"callable {number} has hooks on itself",
+                "they run around its graphs: register them after graph_callables, and give as samples what they pass",
+            )
+        )
     for name, module in function.named_modules():
-        if has_hooks(module):
+        if _has_hooks(module, of_backward=True):
             raise StepRefused(
                 Refusal(
-                    f"callable {number} has hooks on {name or 'itself'}",
-                    "a graph runs no Python: register them after graph_callables, on what it returns",
+                    f"callable {number} has hooks of the backward on {name}",
+                    "a graph runs no Python: use hooks of what the callable returns, or leave that module out",
                 )
             )
     if vars(function).get("_compiled_call_impl") is not None:
@@ -188,8 +196,6 @@ def modes_of(function: Callable[..., Any]) -> tuple[Hashable, ...]:
     return (ambient(), *[module.training for module in modules])
 
 
-def has_hooks(module: torch.nn.Module) -> bool:
-    held = vars(module)
-    return any(
-        held.get(name) for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    )
+def _has_hooks(module: torch.nn.Module, *, of_backward: bool = False) -> bool:
+    names = [name for name in MODULE_HOOKS if "backward" in name] if of_backward else MODULE_HOOKS
+    return any(vars(module).get(name) for name in names)
