@@ -571,3 +571,56 @@ def test_modes_and_settings_that_change_make_a_call_run_as_it_is_and_serve_again
     finally:
         torch.set_num_threads(threads)
     assert group.calls_without_graph == 1
+
+
+def called_with_a_keyword(module: nn.Module, x: torch.Tensor) -> Any:
+    return module(input=x)
+
+
+def in_evaluation(module: nn.Module, x: torch.Tensor) -> Any:
+    module.eval()
+    found = module(x)
+    module.train()
+    return found
+
+
+UNSERVED: dict[str, tuple[Callable[[nn.Module, torch.Tensor], Any], str]] = {
+    "another shape": (lambda module, x: module(x[:1]), "tensor 0 of its arguments looks otherwise than the sample's"),
+    "a gradient": (lambda module, x: module(x.requires_grad_()), "or whether it requires gradients"),
+    "a keyword": (called_with_a_keyword, "passed by keyword in calls has to be so in sample_kwargs"),
+    "another mode": (in_evaluation, "another mode than when they were captured"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(UNSERVED))
+def test_the_report_says_why_calls_had_no_graph(name: str) -> None:
+    use, words = UNSERVED[name]
+    module = nn.Linear(3, 3)
+    call = graph_callables([module], [torch.randn(2, 3)], device=CpuDevice())
+    for _ in range(2):
+        x = torch.randn(2, 3)
+        found = use(module, x)
+        assert torch.equal(found, nn.functional.linear(x, module.weight, module.bias)[: len(found)])
+        found.sum().backward()
+    module(torch.randn(2, 3)).sum().backward()
+    forward, backward = call.report()
+    assert [words in reason for reason in forward.without_graph] == [True]
+    assert list(forward.without_graph.values()) == [2] and call.calls_without_graph == 2
+    assert forward.replays == 1 and not backward.without_graph
+
+
+def test_the_report_counts_calls_without_graph_by_micro_batch() -> None:
+    module = nn.Linear(3, 3)
+    call = graph_callables([module], [torch.randn(2, 3)], order=[1, 1, -1, -1], device=CpuDevice())
+    for sizes in ((2, 1), (2, 2), (1, 1)):
+        for loss in [module(torch.randn(size, 3)).sum() for size in sizes]:
+            loss.backward()
+    counts = [sum(one.without_graph.values()) for one in call.report()]
+    assert counts == [1, 2, 0, 0] and call.calls_without_graph == 3
+
+
+def test_two_tensors_in_place_of_one_are_told_apart() -> None:
+    call = graph_callables(lambda x, y: x * y, [(x := torch.randn(3), x)], device=CpuDevice())
+    assert torch.equal(call[0](x, x + 1), x * (x + 1))
+    (forward, *_) = call.report()
+    assert ["passed twice" in reason for reason in forward.without_graph] == [True]

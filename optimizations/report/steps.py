@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,8 @@ class CallableReport:
         copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
         copied_gradient_bytes: gradients that were copied out of the graphs' memory behind the last backward.
         times_put_back: launches that overwrote gradients of this callable which the program held, and were put back.
+        without_graph: of a forward, how many of its calls ran as they are, by the reason. Calls that are not part of
+            the order, such as those without gradients, are not among them.
     """
 
     callable: int
@@ -115,3 +118,4 @@ class CallableReport:
     replays: int
     copied_gradient_bytes: int = 0
     times_put_back: int = 0
+    without_graph: Mapping[str, int] = field(default_factory=dict)

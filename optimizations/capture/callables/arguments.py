@@ -77,6 +77,25 @@ def arguments_of(sample: Sample) -> Arguments:
     return Arguments(*sample, tensors)
 
 
+def difference(sample: Any, found: Any) -> str | None:
+    """How arguments differ from the sample's, by the signatures of both; None if they do not."""
+    if sample == found:
+        return None
+    (structure, looks, _), (other, others, _) = sample, found
+    if structure != other:
+        return (
+            "its arguments are nested or named otherwise than the sample's, or hold other numbers or objects: what is "
+            "passed by keyword in calls has to be so in sample_kwargs"
+        )
+    for index, pair in enumerate(zip(looks, others, strict=True)):
+        if pair[0] != pair[1]:
+            return (
+                f"tensor {index} of its arguments looks otherwise than the sample's: shape, strides, dtype, or whether "
+                "it requires gradients"
+            )
+    return "the same tensor is passed twice where the sample has two, or the other way round"
+
+
 def called(function: Callable[..., Any], sample: Sample) -> Any:
     args, kwargs = sample
     return function(*args, **kwargs)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -23,11 +24,13 @@ from optimizations.capture.callables.arguments import (
     arguments_of,
     check_callables,
     device_of,
+    difference,
     modes_of,
     samples_of,
     taken_apart,
 )
 from optimizations.capture.callables.capturing import Member
+from optimizations.capture.callables.graphed import Slot
 from optimizations.capture.callables.installed import Installed
 from optimizations.capture.callables.making import make_graphs
 from optimizations.capture.callables.order import (
@@ -47,6 +50,8 @@ from optimizations.capture.step.surroundings import saved_tensors_are_watched, w
 from optimizations.capture.step.watch import Watch
 from optimizations.report.steps import CallableReport
 from optimizations.weak_registry import WeakRegistry
+
+OTHER_MODE = "it is called in another mode than when they were captured: training, autocast or another setting"
 
 _groups: WeakRegistry[GraphedCallables] = WeakRegistry()
 
@@ -82,7 +87,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         with torch.set_grad_enabled(self._training):  # as captures have it, and calls that graphs serve
             self._modes = [modes_of(function) for function in callables]
         self._update_due = False
-        self.calls_without_graph = 0
+        self._without_graph: Counter[tuple[int, int, str]] = Counter()
         self._closed = False
         self._warned: set[int] = set()
         self._left: dict[int, list[weakref.ref[torch.Tensor]]] = {}
@@ -170,6 +175,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             self._update.reset()
         self._slots.clear()
 
+    @property
+    def calls_without_graph(self) -> int:
+        """Calls of the order that ran as they are. `report()` has the reasons."""
+        return self._without_graph.total()
+
     def report(self) -> tuple[CallableReport, ...]:
         """The graphs, in the order of the schedule."""
         found = []
@@ -188,6 +198,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                         replays=slot.forwards if forward else slot.backwards,
                         copied_gradient_bytes=0 if forward else slot.copied_gradient_bytes,
                         times_put_back=0 if memory is None else memory.times_put_back,
+                        without_graph={
+                            reason: count
+                            for (number, micro_batch, reason), count in self._without_graph.items()
+                            if forward and (number, micro_batch) == (event.callable, event.micro_batch)
+                        },
                     )
                 )
         return tuple(found)
@@ -204,57 +219,61 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if torch.is_grad_enabled() != self._training:  # validation between steps is not part of the order
             return installed.before(*args, **kwargs)
         micro_batch = 0 if self._any_order else self._follower.micro_batch(number)
-        if self._any_order and self._slots[number, micro_batch].awaits_backward:
-            self._warn(
-                number,
-                "it is called while the backward of an earlier call may still come; let go of that call's results, or "
-                "give graph_callables the order in which the program runs",
-            )
-            self.calls_without_graph += 1
-            return installed.before(*args, **kwargs)
-        arguments = self._arguments[number - 1]
-        tensors = arguments.tensors_of(args, kwargs)
-        if tensors is None:
-            tensors = []
-            fits = signature((args, kwargs), tensors) == self._keys[number - 1] and self._in_mode(number)
-            if fits:
-                arguments.renew(tensors)
-        else:
-            fits = True
-        if fits and not self._watches[number - 1].unchanged():
-            fits = False
-            if self._in_mode(number):
-                self._warn(
-                    number,
-                    "it uses other tensors or numbers than those they were captured with; write new values into the "
-                    "same tensors, or call close() and graph_callables again",
-                )
         slot = self._slots[number, micro_batch]
-        if fits and not slot.binding.fits():
-            fits = False
-            self._warn(
-                number,
-                f"{slot.binding.name} holds another kind of value than when they were captured, which its code may ask "
-                "for: None or a tensor, its shape and dtype; leave there what the last call put there",
-            )
-        fits = fits and not slot.shares(tensors)
-        if fits and not slot.makes_room():
-            fits = False
-            self._warn(
-                number,
-                "a result of an earlier call is held through a view, or because its backward did not run, or was "
-                "resized, as a gradient may have been; drop it before, clone what you keep or resize, or pass "
-                "outputs='copied'",
-            )
-        if not fits:
+        tensors, reason = self._fitting(number, slot, args, kwargs)
+        if reason is not None:
+            self._without_graph[number, micro_batch, reason] += 1
             self._passed(number, skip=True)
-            self.calls_without_graph += 1
             return installed.before(*args, **kwargs)
         results = slot.run(tensors)
         if self._outputs == "static":
             slot.results.remember(results)
         self._passed(number)
         return slot.returned(tensors, results)
+
+    def _fitting(
+        self, number: int, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[torch.Tensor], str | None]:
+        """The tensors of a call, and why its graph cannot serve it; None if it can."""
+        if self._any_order and slot.awaits_backward:
+            return [], self._warn(
+                number,
+                "it is called while the backward of an earlier call may still come; let go of that call's results, or "
+                "give graph_callables the order in which the program runs",
+            )
+        tensors = self._arguments[number - 1].tensors_of(args, kwargs)
+        if tensors is None:
+            tensors = []
+            found = signature((args, kwargs), tensors)
+            if (reason := difference(self._keys[number - 1], found)) is not None:
+                return tensors, reason
+            if not self._in_mode(number):
+                return tensors, OTHER_MODE
+            self._arguments[number - 1].renew(tensors)
+        if not self._watches[number - 1].unchanged():
+            if not self._in_mode(number):
+                return tensors, OTHER_MODE
+            return tensors, self._warn(
+                number,
+                "it uses other tensors or numbers than those they were captured with; write new values into the same "
+                "tensors, or call close() and graph_callables again",
+            )
+        if not slot.binding.fits():
+            return tensors, self._warn(
+                number,
+                f"{slot.binding.name} holds another kind of value than when they were captured, which its code may ask "
+                "for: None or a tensor, its shape and dtype; leave there what the last call put there",
+            )
+        if slot.shares(tensors):
+            return tensors, "an argument lies in memory that it writes, other than that argument's own"
+        if not slot.makes_room():
+            return tensors, self._warn(
+                number,
+                "a result of an earlier call is held through a view, or because its backward did not run, or was "
+                "resized, as a gradient may have been; drop it before, clone what you keep or resize, or pass "
+                "outputs='copied'",
+            )
+        return tensors, None
 
     def _passed(self, number: int, *, skip: bool = False) -> None:
         """A forward was called. If it was the last event, what is updated once per step is so before the next call:
@@ -272,11 +291,12 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         """Whether training or evaluation, and autocast, are those of the capture."""
         return modes_of(self._callables[number - 1]) == self._modes[number - 1]
 
-    def _warn(self, number: int, reason: str) -> None:
-        """Say once, for each callable, why one of its calls has no graph."""
+    def _warn(self, number: int, reason: str) -> str:
+        """Say once, for each callable, why one of its calls has no graph; gives the reason."""
         if number not in self._warned:
             self._warned.add(number)
-            warnings.warn(f"callable {number} runs without its graphs: {reason}", stacklevel=4)
+            warnings.warn(f"callable {number} runs without its graphs: {reason}", stacklevel=5)
+        return reason
 
     def _begin_backward(self, number: int, micro_batch: int) -> None:
         """Before the launch of a backward, which is on the stream of its forward."""
