@@ -12,7 +12,8 @@ from graphs_on_cpu import CpuDevice
 from torch import nn
 
 from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
-from optimizations.capture.callables.graphed import NotTwice, Overwritten
+from optimizations.capture.callables.graphed import NotTransformed, NotTwice, Overwritten
+from optimizations.capture.callables.order import WrongOrder
 from optimizations.capture.step.observer import StepRefused
 
 
@@ -457,3 +458,27 @@ def test_a_checkpoint_inside_is_captured_where_its_backward_can_be_computed_apar
     assert call.calls_without_graph == 0
     with pytest.raises(StepRefused, match=r"callable 1 uses torch\.utils\.checkpoint with use_reentrant=True"):
         graphed(Checkpointed(reentrant=True), batches(1, requires_grad=True))
+
+
+@pytest.mark.parametrize("order", [None, [1, -1]])
+def test_a_batch_of_backwards_is_an_error_that_says_so_and_leaves_the_order_as_it_is(order: list[int] | None) -> None:
+    module = nn.Linear(3, 3)
+    sample = batches(1, requires_grad=True)
+    call = graphed(module, sample, order=order)
+    for x in batches(2, requires_grad=True):
+        y = module(x)
+        with pytest.raises(NotTransformed, match="is_grads_batched=True"):
+            torch.autograd.grad(y, x, torch.randn(5, 2, 3), is_grads_batched=True)
+        y.sum().backward()
+        assert x.grad is not None and torch.equal(x.grad, torch.ones(2, 3) @ module.weight)
+    assert call.calls_without_graph == 0
+
+
+def test_one_backward_of_a_sum_runs_the_last_first_and_is_told_of_it() -> None:
+    module = nn.Linear(3, 3)
+    graphed(module, batches(1), order=[1, 1, -1, -1])
+    losses = [module(x).sum() for x in batches(2)]
+    with pytest.raises(WrongOrder, match="call that of each loss, not of a sum"):
+        torch.stack(losses).sum().backward()
+    for loss in losses:
+        loss.backward()

@@ -323,6 +323,9 @@ NAMES: dict[str, Private] = {
     "functorch_level": Private(
         "torch", "_C._functorch.peek_interpreter_stack", _CHECKED_HERE, "see that a function is transformed"
     ),
+    "is_batched": Private(
+        "torch", "_C._functorch.is_legacy_batchedtensor", _CHECKED_HERE, "see that a gradient stands for several"
+    ),
     "forward_ad": Private("torch.autograd.forward_ad", None, _CHECKED_HERE, "see derivatives in forward mode"),
     "will_engine_execute_node": Private(
         "torch", "_C._will_engine_execute_node", _CHECKED_HERE, "see where a gradient goes"

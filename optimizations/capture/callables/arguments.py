@@ -90,8 +90,8 @@ def difference(sample: Any, found: Any) -> str | None:
     for index, pair in enumerate(zip(looks, others, strict=True)):
         if pair[0] != pair[1]:
             return (
-                f"tensor {index} of its arguments looks otherwise than the sample's: shape, strides, dtype, or whether "
-                "it requires gradients"
+                f"tensor {index} of its arguments looks otherwise than the sample's: shape, strides, dtype, class, or "
+                "whether it requires gradients"
             )
     return "the same tensor is passed twice where the sample has two, or the other way round"
 

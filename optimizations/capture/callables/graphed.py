@@ -347,6 +347,13 @@ class Graphed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
+        if torch_internals.functorch_level() is not None or any(
+            of is not None and torch_internals.is_batched(of) for of in tangents
+        ):
+            raise NotTransformed(
+                "a backward of a graphed callable is transformed (is_grads_batched=True, or vmap around a backward), "
+                "and a graph computes the gradients of one; leave the callable out of graph_callables"
+            )
         ctx.left.check(ctx.slot)
         nodes = [node for node, _ in ctx.next_functions]
         creates_graph = torch.is_grad_enabled()
@@ -375,6 +382,10 @@ class Once(torch.autograd.Function):
 
 class NotTwice(RuntimeError):
     """A gradient of a gradient was asked for."""
+
+
+class NotTransformed(RuntimeError):
+    """A graph was asked for several backwards at once."""
 
 
 _apply: Any = super(torch.autograd.Function, Graphed).apply

@@ -167,7 +167,10 @@ class Follower:
         """
         event, here = self._expected(), Event(number, micro_batch, "backward")
         if event != here:
-            raise WrongOrder(self._message(str(here), event))
+            message = self._message(str(here), event)
+            if (event.callable, event.direction) == (number, "backward"):
+                message += "; backwards of a callable come as its forwards did, so call that of each loss, not of a sum"
+            raise WrongOrder(message)
         self._advance()
 
     def _expected(self) -> Event:
