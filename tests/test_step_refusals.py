@@ -495,7 +495,7 @@ def test_a_step_is_saved_as_the_function_or_method_that_it_is() -> None:
         one.twice(x)
         copies = saved_and_loaded(one), saved_and_loaded(one.twice)._step.__self__
         for other in (*copies, copy.deepcopy(one)):
-            assert other is not one and other.twice is vars(other)["twice"] is not one.twice
+            assert other is not one and other.twice is other.twice is not one.twice
             assert other.twice.report().calls == 0
             assert torch.equal(other.twice(x), 2 * x) and other.twice.report().calls == 1
             assert isinstance(other.twice._step.__func__, types.FunctionType)

@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -24,6 +24,7 @@ from optimizations import torch_internals
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import CudaDevice, Device
 from optimizations.capture.signature import class_of_objects, signature, without_objects
+from optimizations.capture.step.bound_steps import NAME, is_no_method, step_of, steps_of
 from optimizations.capture.step.call import call_of, refused_call, refused_function
 from optimizations.capture.step.call_recorder import CallRecorder
 from optimizations.capture.step.changing_values import ChangingValues, named
@@ -71,9 +72,11 @@ class GraphedStep(CallRecorder):
         self._unread = unread_arguments(step)
         self._works_later = refused_function(step)
         self._given_device = device
+        self._no_method = is_no_method(step)
+        self._of: tuple[GraphedStep, Any] | None = None
+        """What decorates the method that this is, and the object whose method it is. See `bound_steps`."""
         self._lock = threading.Lock()
         self._thread: int | None = None
-        self._attribute = getattr(step, "__name__", "step")
         super().__init__(step, device, StepOptions(**options))
         _steps.add(self)
 
@@ -87,27 +90,31 @@ class GraphedStep(CallRecorder):
         self._calls = self._in_vain = 0
         self._all: Refusal | None = None
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._attribute = name
-
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A decorated method is a step of its own for each instance, which keeps it."""
-        if instance is None:
+        if instance is None or self._no_method:
             return self
+        try:  # on the way of every call of a method
+            kept = instance.__dict__.get(NAME)
+            if kept is not None and kept.owner() is instance:
+                return kept.steps[self]
+        except (AttributeError, KeyError):
+            pass
         held = getattr(instance, "__dict__", None)
         if not isinstance(held, dict):  # of a class, or an object with slots: one step for all, the object an argument
             return types.MethodType(self, instance)
-        bound = self._like(types.MethodType(self._step, instance), self._given_device)
-        held[self._attribute] = bound
-        return bound
+        bound = self._like(self._step.__get__(instance, owner), self._given_device)
+        bound._of = self, instance
+        return steps_of(instance, held).setdefault(self, bound)
 
     def _like(self, step: Callable[..., Any], device: Device | None = None) -> GraphedStep:
-        made = GraphedStep(step, device=device, **asdict(self._options))
-        made._attribute = self._attribute
-        return made
+        return GraphedStep(step, device=device, **asdict(self._options))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphedStep:
         """A copy is the step of the copied objects, and begins from its first call."""
+        if self._of is not None:
+            method, instance = self._of
+            return cast(GraphedStep, step_of(method, copy.deepcopy(instance, memo)))
         return self._like(copy.deepcopy(self._step, memo))
 
     def __copy__(self) -> GraphedStep:
@@ -115,10 +122,9 @@ class GraphedStep(CallRecorder):
 
     def __reduce__(self) -> Any:
         """What is saved is where to find it: a function's name leads to its step, and so does a method's object."""
-        if isinstance(self._step, types.MethodType):
-            if getattr(self._step.__self__, "__dict__", {}).get(self._attribute) is self:
-                return getattr, (self._step.__self__, self._attribute)
-        else:
+        if self._of is not None:
+            return step_of, self._of
+        if not isinstance(self._step, types.MethodType):
             found: Any = sys.modules.get(str(getattr(self._step, "__module__", "")))
             for name in self._name().split("."):
                 found = getattr(found, name, None)

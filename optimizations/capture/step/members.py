@@ -37,6 +37,7 @@ from optimizations.capture.step.name_uses import asks_for_equality
 from optimizations.capture.step.program_code import (
     CACHED,
     PARTIALS,
+    behind_step,
     data,
     inherited,
     is_clock,
@@ -180,6 +181,8 @@ class Members(FunctionMembers):
             yield path, content["get"]
         elif isinstance(value, CACHED):
             yield path, value.__wrapped__
+        elif (function := behind_step(value)) is not value:
+            yield path, function
         elif isinstance(value, PARTIALS):
             yield f"{path}.func", value.func
             yield f"{path}.args", value.args

@@ -28,6 +28,7 @@ PARTIALS = (functools.partial, functools.partialmethod)
 CACHED = type(functools.lru_cache(lambda: None))
 
 _BUILT_IN = (types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType)
+_STEPS = "optimizations.capture.step."
 _WITHOUT_LOOKUPS = ("abc", "typing", "collections.abc")
 """Modules of bases that know nothing of the attributes of their objects."""
 MAKING = frozenset({"__init__", "__new__", "__post_init__"})
@@ -151,7 +152,14 @@ def _code(member: Any) -> Any:
         return member.func
     if isinstance(member, functools.singledispatchmethod):
         return member.dispatcher
-    return getattr(member, "__func__", member)
+    return behind_step(getattr(member, "__func__", member))
+
+
+def behind_step(value: Any) -> Any:
+    """The function that `graph_step` was given, of the step that it made; all else itself."""
+    while str(type(value).__module__).startswith(_STEPS) and hasattr(value, "__wrapped__"):
+        value = value.__wrapped__
+    return value
 
 
 def _is_users_object(value: Any) -> bool:

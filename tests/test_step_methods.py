@@ -1,0 +1,189 @@
+"""Methods as steps: which one an object has is as Python says, and what a step reads through another one is noticed."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_parts import batches, loss_of, network
+from torch import nn
+
+from optimizations.capture.step.graphed_step import GraphedStep
+
+CALLS = 12
+Decorate = Callable[[Any], Any]
+
+
+def as_it_is(function: Any) -> Any:
+    return function
+
+
+def graphed(function: Any) -> Any:
+    return GraphedStep(function, device=CpuDevice())
+
+
+class Base:
+    def __init__(self) -> None:
+        self.model = network("cpu")
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.weight = 1.0
+
+    def train(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = loss_of(self.model, batch) * self.weight
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def overrides(decorate: Decorate) -> Any:
+    class Plain(Base):
+        train = decorate(Base.train)
+
+    class Doubled(Plain):
+        def train(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return super().train(batch) * 2
+
+    return Doubled()
+
+
+def overrides_with_a_step(decorate: Decorate) -> Any:
+    class Plain(Base):
+        train = decorate(Base.train)
+
+    class Doubled(Plain):
+        @decorate
+        def train(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return super().train(batch) * 2
+
+    return Doubled()
+
+
+@pytest.mark.parametrize("make", [overrides, overrides_with_a_step])
+def test_a_derived_class_may_override_a_step_and_call_it(make: Callable[[Decorate], Any]) -> None:
+    theirs, ours = make(as_it_is), make(graphed)
+    for index, batch in enumerate(batches("cpu", CALLS)):
+        assert torch.equal(ours.train(*batch), theirs.train(*batch)), index
+        if index == 7:
+            theirs.weight = ours.weight = 0.5
+    last = type(ours).train if make is overrides_with_a_step else super(type(ours), ours).train
+    step = last.__get__(ours) if make is overrides_with_a_step else last
+    assert step.report().replays == CALLS - 5
+
+
+def test_a_shallow_copy_of_an_object_has_a_step_of_its_own() -> None:
+    class Trainer(Base):
+        train = graphed(Base.train)
+
+    one, reference = Trainer(), Base()
+    for batch in batches("cpu", 5):
+        assert torch.equal(one.train(*batch), reference.train(*batch))
+    other = copy.copy(one)
+    other.model, other.weight = network("cpu"), 0.5
+    other.optimizer = torch.optim.SGD(other.model.parameters(), lr=0.1)
+    expected = Base()
+    expected.weight = 0.5
+    for batch in batches("cpu", CALLS):
+        assert torch.equal(other.train(*batch), expected.train(*batch))
+        assert torch.equal(one.train(*batch), reference.train(*batch))
+    assert other.train is not one.train
+    assert other.train.report().replays == CALLS - 3 and one.train.report().replays == CALLS + 2
+
+
+def test_a_class_may_get_another_method_in_the_place_of_a_step() -> None:
+    class Trainer(Base):
+        train = graphed(Base.train)
+
+    one, reference = Trainer(), Base()
+    for index, batch in enumerate(batches("cpu", CALLS)):
+        if index == 8:
+            Trainer.train = lambda self, batch: Base.train(self, batch) * 3
+        factor = 1 if index < 8 else 3
+        assert torch.equal(one.train(*batch), reference.train(*batch) * factor)
+
+
+def test_a_step_may_have_two_names() -> None:
+    class Trainer(Base):
+        train = learn = graphed(Base.train)
+
+    one, reference = Trainer(), Base()
+    assert one.train is one.learn
+    for batch in batches("cpu", CALLS):
+        assert torch.equal(one.train(*batch), reference.train(*batch))
+    assert one.train.report().replays == CALLS - 3
+
+
+class Called:
+    def __init__(self, reference: Base) -> None:
+        self.reference = reference
+
+    def __call__(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.reference.train(batch)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Called,
+        lambda one: one.train,
+        lambda one: staticmethod(one.train),
+        lambda one: functools.partial(Base.train, one),
+        lambda one: graphed(one.train),
+    ],
+    ids=["object", "method of another", "static", "partial", "a step"],
+)
+def test_what_is_no_method_of_an_object_is_not_given_it(make: Callable[[Base], Any]) -> None:
+    theirs = Base()
+
+    class Trainer:
+        train = graphed(make(Base()))
+
+    one = Trainer()
+    for batch in batches("cpu", CALLS):
+        assert torch.equal(one.train(*batch), theirs.train(*batch))
+
+
+def of_a_function(decorate: Decorate) -> tuple[Any, Base]:
+    base = Base()
+    inner = decorate(lambda batch: base.train(batch))
+    return decorate(lambda batch: inner(batch) * 2), base
+
+
+def of_a_method(decorate: Decorate) -> tuple[Any, Base]:
+    class Trainer(Base):
+        loss = decorate(lambda self, batch: loss_of(self.model, batch) * self.weight)
+
+        @decorate
+        def train(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            self.optimizer.zero_grad()
+            loss = self.loss(batch)
+            loss.backward()
+            self.optimizer.step()
+            return loss.detach()
+
+    one = Trainer()
+    return one.train, one
+
+
+def of_a_method_that_is_overridden(decorate: Decorate) -> tuple[Any, Base]:
+    one = overrides_with_a_step(decorate)
+    return one.train, one
+
+
+@pytest.mark.parametrize("make", [of_a_function, of_a_method, of_a_method_that_is_overridden])
+def test_what_a_step_reads_through_another_step_is_noticed(make: Callable[[Decorate], tuple[Any, Base]]) -> None:
+    (expected, theirs), (step, ours) = make(as_it_is), make(graphed)
+    for index, batch in enumerate(batches("cpu", 16)):
+        assert torch.equal(step(*batch), expected(*batch)), index
+        for one in (theirs, ours):
+            if index == 6:
+                one.weight = 0.5
+            if index == 10:
+                torch.manual_seed(1)
+                one.model[0] = nn.Linear(8, 16)
+    assert step.report().replays >= 5
