@@ -686,6 +686,57 @@ def a_level_of_the_logger_above() -> Case:
     return of_logger(logging.LoggerAdapter(logging.getLogger("encore.steps"), {}), logging.getLogger("encore"))
 
 
+# Names that stand nowhere as such.
+
+
+class Rates:
+    of_maker = 2.0
+    maker, kind = "maker", "of"
+
+
+def put_together(part: str, owner: Any) -> Callable[[], float]:
+    return lambda: getattr(owner, f"of_{part}")
+
+
+@case
+def a_name_that_is_put_together_of_a_class() -> Case:
+    kind = type("Kind", (Rates,), {"__module__": __name__, "of_maker": 2.0})
+    return put_together("maker", kind), lambda: setattr(kind, "of_maker", 3.0)
+
+
+@case
+def a_name_that_is_put_together_of_what_a_class_holds_for_an_object() -> Case:
+    kind = type("Kind", (Rates,), {"__module__": __name__, "of_maker": 2.0})
+    return put_together("maker", kind()), lambda: setattr(kind, "of_maker", 3.0)
+
+
+@case
+def a_name_that_is_put_together_and_an_object_gets_later() -> Case:
+    one = Rates()
+    return put_together("maker", one), lambda: setattr(one, "of_maker", 3.0)
+
+
+@case
+def a_name_that_is_put_together_of_texts_that_are_held() -> Case:
+    one = types.SimpleNamespace(held=Rates())
+    one.held.of_maker = 2.0
+    return lambda: getattr(one.held, f"{one.held.kind}_{one.held.maker}"), lambda: setattr(one.held, "of_maker", 3.0)
+
+
+@case
+def a_name_that_no_code_could_write() -> Case:
+    one = Rates()
+    setattr(one, "weight.of", 2.0)
+    return lambda: getattr(one, "weight.of"), lambda: setattr(one, "weight.of", 3.0)
+
+
+@case
+def such_a_name_among_the_attributes() -> Case:
+    one = Rates()
+    vars(one)["weight-of"] = 2.0
+    return lambda: one.__dict__["weight-of"], lambda: vars(one).update({"weight-of": 3.0})
+
+
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_a_change_is_seen(name: str) -> None:
     CASES.check(name, most_behind=8)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from optimizations.capture.step.host_state import cell_content
@@ -101,6 +101,7 @@ class CountedNames:
         self.met_another = self.in_whole = self.by_strings = False
         self._words: set[str] = set()
         self._pieces: set[str] = set()
+        self._said: set[str] = set()
         self._stored: set[str] = set()
         self._globals: set[str] = set()
         self._functions: list[tuple[types.FunctionType, NameUses]] = []
@@ -122,6 +123,7 @@ class CountedNames:
         self.by_variable = self.by_variable or looks_up_by_variable(code)
         self._words |= uses.words
         self._pieces |= uses.pieces
+        self._said.update(strings(code))
         self._stored |= uses.stored
         self._globals |= uses.globals
         asked = set() if named.isdisjoint(("getattr", "hasattr")) else set(strings(code))
@@ -181,10 +183,31 @@ class CountedNames:
         """All of them, for objects whose classes have a base of a library."""
         return self.attributes | self.keys | self.of_others
 
-    @property
-    def pieces_looked_up(self) -> tuple[str, ...]:
-        """Beginnings and ends of names that code may put together."""
-        return tuple(self._pieces) if self.by_variable else ()
+    def looked_up_unnamed(self, given: Iterable[str]) -> set[str]:
+        """Those of these attributes that code may ask for though their names stand nowhere.
+
+        It may put a name together: of a beginning or an end that stands in it, or of texts that are held, with a piece
+        between them or a number behind. A name that is none can only be asked for so, or by a text that stands there.
+        """
+        odd = {name for name in given if not name.isidentifier()}
+        if not self.by_variable:
+            return odd
+        pieces = tuple(self._pieces)
+        texts = self.strings | self._said
+        return odd.union(
+            name
+            for name in given
+            if name.startswith(pieces) or name.endswith(pieces) or self._is_of_texts(name, pieces, texts)
+        )
+
+    @staticmethod
+    def _is_of_texts(name: str, pieces: Iterable[str], texts: Collection[str]) -> bool:
+        for end in range(1, len(name)):
+            if name[:end] in texts:
+                rest = [name[end:], *(name[end + len(one) :] for one in pieces if name.startswith(one, end))]
+                if any(one in texts or one.isdigit() for one in rest):
+                    return True
+        return False
 
     @property
     def called_unnamed(self) -> frozenset[str]:

@@ -26,6 +26,7 @@ from optimizations.capture.step.name_uses import MATCHED
 from optimizations.capture.step.program_code import (
     MAKING,
     compares_fields,
+    data,
     is_clock,
     is_implicit,
     is_plain,
@@ -97,7 +98,6 @@ class _Walk(Members):
         self._look_at_sparse()
         with_keys = names.with_keys
         running: dict[tuple[type, bool], list[tuple[str, Any, bool]]] = {}
-        pieces = names.pieces_looked_up
         for one in self._objects:
             of_libraries = self._inherited[one.kind]
             if (container := one.container) is not None:
@@ -106,8 +106,8 @@ class _Walk(Members):
                 used = names.attributes if self._is_plain(one.kind, but=torch.nn.Module) else with_keys
                 if of_libraries:
                     used = used | used_by(of_libraries, with_keys)
-                if pieces:
-                    used = used.union(name for name in content if name.startswith(pieces) or name.endswith(pieces))
+                # An object may get what code asks of its class so far.
+                used = used | names.looked_up_unnamed([*content, *data(one.kind)] if names.by_variable else content)
                 if MATCHED in names.attributes and isinstance(matched := getattr(one.kind, MATCHED, ()), tuple):
                     used = used.union(matched)
                 if names.in_whole and issubclass(one.kind, PLAIN_OBJECTS):
@@ -209,7 +209,8 @@ class _Walk(Members):
             assert container.names is not None
             scope = container.held if isinstance(container.held, Scope) else None
             content = scope.scope if scope is not None else container.content()
-            for name in self._names_for(container).intersection(content).difference(container.names):
+            used = self._names_for(container) | self.names.looked_up_unnamed(content)
+            for name in used.intersection(content).difference(container.names):
                 if scope is not None:
                     if isinstance(content[name], Iterator) or is_clock(content[name]):
                         continue  # another function's, for all that is known
