@@ -7,6 +7,7 @@ be compared at the end. `PROGRAMS` holds them all, those of `step_changes` and `
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import step_changes  # noqa: F401 - its programs are among them
@@ -275,6 +276,30 @@ def autocast_around_several_calls(device: str) -> Program:
 
     made.around_all, made.between = enter, between
     made.replays, made.recordings = 4 + 0 + 1, 1
+    return made
+
+
+@program
+def autocast_switched_on_for_good(device: str) -> Program:
+    """Behind the fifth call, in no region: the casts of the sixth are kept until some region is left."""
+    made = fused_adamw_with_clipping(device)
+    made.batches = batches(device, 16)
+
+    def between(index: int) -> None:
+        if index == 4:
+            torch.set_autocast_dtype(device, torch.bfloat16)
+            torch.set_autocast_enabled(device, True)
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            torch.set_autocast_enabled(device, False)
+            torch.clear_autocast_cache()
+
+    made.around_all, made.between = around, between
+    made.replays, made.recordings = 2 + 8, 2
     return made
 
 

@@ -22,10 +22,11 @@ _CAST_TYPES = (torch.bfloat16, torch.float16)
 
 
 def inside_region() -> bool:
-    """Whether an autocast region surrounds this call."""
+    """Whether an autocast region surrounds this call, or autocast was switched on for good (`set_autocast_enabled`)."""
     depth: int = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
-    return depth > 0 and torch.is_autocast_cache_enabled()
+    on = depth > 0 or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+    return on and torch.is_autocast_cache_enabled()
 
 
 def may_be_kept(tensor: torch.Tensor) -> bool:
@@ -47,8 +48,12 @@ class RegionMark:
     def __init__(self, device: torch.device) -> None:
         self._leaf = torch.zeros(1, 1, device=device, requires_grad=True)
         casts = _Casts()
-        with torch.enable_grad(), torch.autocast(device.type, dtype=torch.bfloat16), casts:
-            torch.mm(self._leaf, self._leaf)
+        torch.autocast_increment_nesting()  # the region below is never the outermost, behind which casts are forgotten
+        try:
+            with torch.enable_grad(), torch.autocast(device.type, dtype=torch.bfloat16), casts:
+                torch.mm(self._leaf, self._leaf)
+        finally:
+            torch.autocast_decrement_nesting()
         self._cast = casts.found
 
     def lasts(self) -> bool:
