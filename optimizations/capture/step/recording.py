@@ -24,7 +24,7 @@ from optimizations.capture.step.following import HostPointers, plan_of, worth_re
 from optimizations.capture.step.gradient_holders import OwnReferences, plain, taken_by
 from optimizations.capture.step.gradients import Gradients, gradients, memory
 from optimizations.capture.step.host_random import HostDraws
-from optimizations.capture.step.host_state import Change, ChangeKind, Rebound
+from optimizations.capture.step.host_state import Change, ChangeKind, HostState, Rebound
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
@@ -43,7 +43,7 @@ from optimizations.capture.step.operations import first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import OTHER_RETURNED, Progress
 from optimizations.capture.step.replaying import SteadyReplay
-from optimizations.capture.step.running_values import RunningInputs, places_of
+from optimizations.capture.step.running_values import RunningInputs, places_of, tensors_in_two_places
 from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.source_lines import line_of
 from optimizations.capture.step.steady import Arguments
@@ -336,7 +336,7 @@ def capture(
     watch = Watch(
         replace(call.state, containers=[*call.state.containers, *rates.compared_apart()]),
         ignored,
-        reads,
+        _decides(reads, outputs.static, call.state, [call.tensors[index] for index in inputs.in_place]),
         unknown,
         host=_host_tensors(device, observer, call, progress, unknown),
     )
@@ -600,6 +600,16 @@ def _reads(device: Device, graph: Any, observer: Observer, call: Call) -> Callab
     unseen = [t for t in call.state.tensors.values() if device.holds(t) and storage(t) not in observer.outside]
     in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen))
     return lambda tensor: in_compiled_code or storage(tensor) in observer.outside
+
+
+def _decides(
+    reads: Callable[[torch.Tensor], bool], returned: Collection[int], state: HostState, given: Iterable[torch.Tensor]
+) -> Callable[[torch.Tensor], bool]:
+    """Whether it matters which tensor stands in its place: also where the step returns it (storages), and where it
+    stands in a second place, too, or is `given` in each call. The step may bind it there each time, which only shows
+    once another tensor stands in one of the two."""
+    twice = tensors_in_two_places(state).union(map(id, given))
+    return lambda tensor: reads(tensor) or storage(tensor) in returned or id(tensor) in twice
 
 
 def _host_tensors(

@@ -77,6 +77,17 @@ def _places_by_storage(state: HostState, before: Sequence[Any]) -> dict[int, set
     return found
 
 
+def tensors_in_two_places(state: HostState) -> set[int]:
+    """Identities of tensors that stand in more than one of the places that are reached."""
+    first: dict[int, Place] = {}
+    found: set[int] = set()
+    for container, content in zip(state.containers, state.snapshot(), strict=True):
+        for key, value in entries_of(container, content):
+            place = place_of(container.held, _hashable(key))
+            found.update(id(tensor) for tensor in _tensors(value) if first.setdefault(id(tensor), place) != place)
+    return found
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
