@@ -25,6 +25,7 @@ from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.changing_values import numbers_in, with_names
+from optimizations.capture.step.deciding_values import DecidingValues
 from optimizations.capture.step.gradient_copies import copied
 from optimizations.capture.step.gradients import put
 from optimizations.capture.step.host_random import HostRandom, decides
@@ -63,6 +64,7 @@ class CallRecorder(ABC):
     def _start(self) -> None:
         self._rates = LearningRates()
         self._recordings = KeptRecordings()
+        self._deciding = DecidingValues()
         self._refused: dict[Hashable, Refusal] = {}
         self._refusals: list[Refusal] = []
         self._drawn: set[str] = set()
@@ -105,9 +107,15 @@ class CallRecorder(ABC):
         if seen.findings and progress.told_to_be_captured():
             return seen.returned
         numbers = numbers_in(call.state, self._rates.stands_for)
-        if (refusal := progress.note(seen.operations, seen.structure, seen.findings, seen.host_draws)) is not None:
+        first = not progress.observed
+        refusal = progress.note(seen.operations, seen.structure, seen.findings, seen.host_draws)
+        compared = not (first or seen.findings)
+        progress.suspects.note(numbers, agrees=progress.difference is None if compared else None)
+        if refusal is not None:
             differs = refusal is progress.difference
-            self._refuse(key, with_names(refusal, progress.numbers, numbers) if differs else refusal, progress)
+            refusal = with_names(refusal, progress.numbers, numbers) if differs else refusal
+            if not (differs and self._deciding.tell_apart(key, progress.suspects, refusal)):
+                self._refuse(key, refusal, progress)
         progress.numbers = numbers
         progress.outside, progress.generators, progress.draws = seen.outside, seen.generators, seen.draws
         progress.kept_casts = seen.kept_casts
@@ -264,6 +272,12 @@ class CallRecorder(ABC):
             again, refusal = False, decides(refusal, progress.host_draws.states)
         elif isinstance(error, StepDiffers):
             again = progress.differed()
+            if not again:
+                numbers = numbers_in(call.state, self._rates.stands_for)
+                progress.suspects.note(numbers, agrees=False)
+                refusal = with_names(refusal, progress.numbers, numbers)
+                if self._deciding.tell_apart(key, progress.suspects, refusal):
+                    return functools.partial(self._as_it_is, call.args, call.kwargs, None)
         else:
             again = progress.told_to_be_captured()
         if again:

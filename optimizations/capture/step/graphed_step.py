@@ -27,7 +27,7 @@ from optimizations.capture.signature import class_of_objects, signature, without
 from optimizations.capture.step.bound_steps import NAME, is_no_method, step_of, steps_of
 from optimizations.capture.step.call import call_of, refused_call, refused_function
 from optimizations.capture.step.call_recorder import CallRecorder
-from optimizations.capture.step.changing_values import ChangingValues, named
+from optimizations.capture.step.changing_values import ChangingValues, named, numbers_in
 from optimizations.capture.step.gradients import gradients, pattern
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.optimizer_states import StatesMoved
@@ -240,7 +240,12 @@ class GraphedStep(CallRecorder):
             if (changing := self._changing.note(key, host_key, names, self._recordings.replays)) is not None:
                 self._note(changing)
         frozen = tuple([not parameter.requires_grad for parameter in call.parameters])
-        action, progress = self._plan.next((key, pattern(call.before), frozen, host_key))
+        told_by: Hashable = ()
+        if self._deciding.known(key):
+            told_by = self._deciding.of(key, numbers_in(state, self._rates.stands_for))
+            if (refusal := self._deciding.too_many(key)) is not None and not others:
+                return self._refuse_and_run_call(key, refusal, call)
+        action, progress = self._plan.next((key, pattern(call.before), frozen, host_key, told_by))
         exhausted = self._plan.exhausted()
         if exhausted is not None and self._changing.refusal is not None:
             exhausted = self._changing.refusal

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from optimizations.capture.signature import is_gone
+from optimizations.capture.step.deciding_values import Suspects
 from optimizations.capture.step.host_random import SAME_DRAWS, HostDraws, decides
 from optimizations.capture.step.host_tensors import HostTensors
 from optimizations.capture.step.operations import Operation, first_difference
@@ -50,9 +51,10 @@ class Progress:
     those it drew from other than the default one, `failed` the captures that were not what was observed, `set_ups` the
     calls and captures in which something was compiled. `host_draws`: what the last observed call drew on the host,
     where that is said to decide nothing. `host`: tensors in CPU memory, as the last observed call left them. `asked`:
-    it asks whether it is captured, and is told `as_captured`. `numbers`: what it read in Python. `drops_gradients`: it
-    let go of gradients from before, unread. `needs_gradients`: a capture did not, so they are not set aside again.
-    `running`: where values stand that it reads and binds again, `others` how often something else stood there.
+    it asks whether it is captured, and is told `as_captured`. `numbers`: what it read in Python, and `suspects` which
+    of these changed when calls differed. `drops_gradients`: it let go of gradients from before, unread.
+    `needs_gradients`: a capture did not, so they are not set aside again. `running`: where values stand that it reads
+    and binds again, `others` how often something else stood there.
     `refusal`: why its calls run as they are, where others of their signature are replayed."""
 
     trace: Sequence[Operation] = ()
@@ -74,6 +76,7 @@ class Progress:
     same_inputs: set[int] = field(default_factory=set)
     difference: Refusal | None = None
     numbers: dict[tuple[int, Any], tuple[str, Any]] = field(default_factory=dict)
+    suspects: Suspects = field(default_factory=Suspects)
     drops_gradients: bool = False
     needs_gradients: bool = False
     running: frozenset[tuple[int, Any]] = frozenset()
