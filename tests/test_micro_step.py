@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import io
+import itertools
 import random
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -253,6 +257,52 @@ def test_ways_that_do_not_fit_side_by_side_keep_their_times(
     assert len(found) == 4
     assert "step, by hand are not timed in turns, OutOfMemoryError: no memory is left" in capsys.readouterr().out
     assert turns.count("make step") == turns.count("free step") == 4
+
+
+def test_what_cannot_be_freed_behind_an_error_ends_no_other_workload(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def make(program: step.Program, way: str, with_optimizer: bool) -> step.Made:
+        made.append(way)
+        return step.Made(lambda index: None, graphs=1, free=fails if len(made) > 2 else lambda: None)
+
+    made: list[str] = []
+    monkeypatch.setattr(step, "_make", make)
+    monkeypatch.setattr(step, "_leave_capture", lambda: None)
+    monkeypatch.setattr(step, "times_in_turns", fails)
+    found = list(itertools.islice(step.measure("DCGAN", size="tiny", samples=2, ways=[STEP, BY_HAND]), 3))
+    assert made[2:4] == [STEP, BY_HAND], "they were made side by side"
+    assert [one.whole_us for one in found[:2]] == [[1.0, 1.0]] * 2 and found[2].with_optimizer
+
+
+def test_a_capture_by_hand_holds_what_its_graph_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of an optimizer that is gone is others' memory, and is written in each launch."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    alive = weakref.ref(optimizer)
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None:
+            pass
+
+    graph = SimpleNamespace(replay=lambda: None, reset=lambda: None)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: contextlib.nullcontext())
+    instance = instance_of(lambda: torch.nn.Linear(8, 4), task="training", loss=lambda output: output.square().mean())
+    made = step._by_hand(instance, functools.partial(lambda optimizer, inputs: None, optimizer), [], copies=False)
+    del optimizer
+    gc.collect()
+    assert alive() is not None
+    made.free()
+    del made
+    gc.collect()
+    assert alive() is None
 
 
 def test_only_the_ways_that_are_named_are_measured() -> None:

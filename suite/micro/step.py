@@ -100,12 +100,17 @@ class StepRun(Record):
 
 @dataclass(slots=True)
 class Made:
-    """An iteration that is ready to be timed: `call(index)`; `free` gives its graphs back."""
+    """An iteration that is ready to be timed: `call(index)`; `free` gives its graphs back.
+
+    `held`: what its graphs read and write and the call does not refer to, such as an optimizer's state. PyTorch gives
+    the memory of what is gone to others, or back, and a graph would write there all the same.
+    """
 
     call: Callable[[int], Any]
     graphs: int | None = None
     refused: str | None = None
     free: Callable[[], None] = lambda: None
+    held: object = None
 
 
 def training_workloads(names: list[str] | None) -> list[str]:
@@ -256,7 +261,8 @@ def _in_turns(program: Callable[[], Program], costs: Sequence[StepCost], samples
         return
     finally:
         for one in made:
-            one.free()
+            with contextlib.suppress(RuntimeError):  # behind an error of the device each call to it raises that error
+                one.free()
     for cost, found in zip(whole, times, strict=True):
         update = {"whole_us": found.whole_us, "host": found.host, "host_at_work": found.host_at_work}
         yield cost.model_copy(update=update | {"in_turns": True})
@@ -376,7 +382,7 @@ def _by_hand(instance: Instance, iterate: Callable[[Inputs], Any], sets: list[In
         graph.replay()
         return outcome
 
-    return Made(launch, graphs=1, free=graph.reset)
+    return Made(launch, graphs=1, free=graph.reset, held=iterate)
 
 
 def _timed(call: Callable[[int], Any], samples: int) -> list[float]:
