@@ -590,3 +590,36 @@ def test_hooks_of_the_backward_on_modules_within_are_refused() -> None:
     module.inner.register_full_backward_hook(lambda module, of_inputs, of_results: None)
     with pytest.raises(StepRefused, match="callable 1 has hooks of the backward on inner"):
         graph_callables([module], [torch.randn(2, 3)], device=CpuDevice())
+
+
+class KeepsFeatures(nn.Module):
+    """As those do whose hidden states are looked at behind a call: a dict gets them in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.layer = nn.Linear(4, 4)
+        self.features: dict[str, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.layer(x)
+        self.features["hidden"] = hidden.detach()
+        return hidden.square().mean()
+
+
+def test_a_dict_that_the_first_call_fills_is_no_other_one_then() -> None:
+    plain, module = KeepsFeatures(), KeepsFeatures()
+    group = graph_callables([module], [(torch.ones(2, 4),)], device=CpuDevice())
+    kept = []
+    for index in range(5):
+        x = torch.full((2, 4), 0.1 * index)
+        loss = group[0](x)
+        assert torch.equal(loss, plain(x))
+        loss.backward()
+        kept.append(module.features["hidden"])
+        assert list(module.features) == ["hidden"] and torch.equal(kept[-1], plain.features["hidden"])
+    assert group.calls_without_graph == 0 and [one.replays for one in group.report()] == [5, 5]
+    module.features["other"] = torch.ones(1)
+    with pytest.warns(UserWarning, match="uses other tensors or numbers"):
+        group[0](torch.ones(2, 4))
+    assert group.calls_without_graph == 1, "what others put there is noticed as ever"

@@ -118,7 +118,15 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         for place, slot in enumerate(slots):
             slot.in_place = self._watches[slot.number - 1].in_place
             slot.mates = [later for later in slots[place + 1 :] if later.pool == slot.pool]
+        # Watched again behind their first launch, which adds entries to a dict.
+        self._add_entries = {member.number: member for member in made.members if self._adds_entries(member.number)}
         _groups.add(self)
+
+    def _adds_entries(self, number: int) -> bool:
+        """Whether the graphs of a callable bind entries of dicts that have none under these keys."""
+        slots = [slot for slot in self._slots.values() if slot.number == number]
+        entries = [entry for slot in slots for entry, _ in [*slot.bound, *slot.bound_results]]
+        return any(isinstance(held := entry.container.held, dict) and entry.key not in held for entry in entries)
 
     def __len__(self) -> int:
         return len(self._callables)
@@ -229,7 +237,13 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if self._outputs == "static":
             slot.results.remember(results)
         self._passed(number)
-        return slot.returned(tensors, results)
+        returned = slot.returned(tensors, results)
+        if number in self._add_entries:
+            watch = self._watches[number - 1] = self._watch(self._add_entries.pop(number))
+            for one in self._slots.values():
+                if one.number == number:
+                    one.in_place = watch.in_place
+        return returned
 
     def _fitting(
         self, number: int, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any]
