@@ -75,7 +75,7 @@ def test_a_flag_is_told_from_a_count_that_changes_as_well() -> None:
     suspects.note(calls[0], agrees=None)
     for before, now in itertools.pairwise(calls):
         suspects.note(now, agrees=before[flag] == now[flag])
-    assert suspects.found() == (flag,) and suspects.differed == {flag, count}
+    assert suspects.found() == (flag,) and suspects.differed == {frozenset({flag, count})}
 
 
 def test_what_is_another_in_each_call_tells_none_apart() -> None:
@@ -150,7 +150,41 @@ def in_settings(flags: Flags) -> tuple[Callable[[int], None], Callable[..., Any]
     return between, step
 
 
-@pytest.mark.parametrize("made", [closure, of_the_module, in_settings])
+def in_a_list(flags: Flags) -> tuple[Callable[[int], None], Callable[..., Any]]:
+    loop, settings = Loop(), [1.0, False]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = loop.model(x).square().mean() * settings[0]
+        loss.backward()
+        if settings[1]:
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+        return loss.detach()
+
+    def between(index: int) -> None:
+        settings[1] = flags(index)
+
+    return between, step
+
+
+def in_a_set(flags: Flags) -> tuple[Callable[[int], None], Callable[..., Any]]:
+    loop, settings = Loop(), {"first"}
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = loop.model(x).square().mean()
+        loss.backward()
+        if "last" in settings:
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+        return loss.detach()
+
+    def between(index: int) -> None:
+        (settings.add if flags(index) else settings.discard)("last")
+
+    return between, step
+
+
+@pytest.mark.parametrize("made", [closure, of_the_module, in_settings, in_a_list, in_a_set])
 def test_flags_may_stand_anywhere(made: Callable[[Flags], Any]) -> None:
     def loop(graphed: bool) -> tuple[list[float], Any]:
         between, step = made(FLAGS["every third"])
@@ -187,3 +221,113 @@ def test_what_has_too_many_values_is_refused_by_its_name() -> None:
     (refusal,) = graphed.report().refusals
     assert "loop.calls" in refusal.reason and "another value" in refusal.reason
     assert graphed.report().eager_calls <= CALLS and MOST_KINDS < CALLS
+
+
+class Several(Loop):
+    """Flags that decide at different times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.doubled: Any = False
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        return super().step(x * 2 if self.doubled else x)
+
+
+@pytest.mark.parametrize("doubled", [2, 4, 5])
+def test_several_flags_tell_calls_apart(doubled: int) -> None:
+    """Of those, none may have changed whenever calls differed; or one, and then others within each of its values."""
+
+    def calls(loop: Several, step: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[float]:
+        generator = torch.Generator().manual_seed(3)
+        for index in range(90):
+            loop.last, loop.doubled = index % 3 == 2, index % doubled == 1
+            yield step(torch.randn(4, 8, generator=generator)).item()
+
+    plain, loop = Several(), Several()
+    expected = list(calls(plain, plain.step))
+    graphed = GraphedStep(loop.step, device=CpuDevice())
+    assert list(calls(loop, graphed)) == expected
+    assert graphed.report().refusals == ()
+    assert graphed.report().replays >= 40, graphed.report()
+
+
+def test_as_few_numbers_as_can_be_tell_calls_apart() -> None:
+    """Where none changed each time that calls differed, it takes several; one of which no value comes is none."""
+    suspects = Suspects()
+    for index, (one, other) in enumerate([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0), (0, 0)]):
+        numbers = {(1, "one"): ("one", one), (1, "other"): ("other", other), (1, "count"): ("count", index)}
+        suspects.note(numbers, agrees=False if index in (1, 2, 3, 4) else None)
+    assert set(suspects.found()) == {(1, "one"), (1, "other")}
+    suspects.note({}, agrees=None)
+    suspects.note({}, agrees=False)
+    assert suspects.found() == (), "calls differed, and no number changed"
+
+
+def test_what_stands_in_another_container_each_time_tells_none_apart() -> None:
+    """Two of them may lie at the same addresses in turns."""
+    suspects = Suspects()
+    for index in range(8):
+        suspects.note({(index % 2, "last"): ("settings.last", index % 3 == 2)}, agrees=False if index else None)
+    assert suspects.differed and suspects.found() == ()
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the first", "the last"])
+@pytest.mark.parametrize("every", [2, 3, 4, 5])
+def test_a_flag_by_which_calls_cannot_be_captured_leaves_the_others_their_graph(
+    every: int, first: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A loss that is printed now and then, say."""
+    loop, reference = Loop(), Loop()
+
+    def step(loop: Loop, x: torch.Tensor) -> torch.Tensor:
+        loss = loop.model(x).square().mean()
+        loss.backward()
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+        if loop.last:
+            print(f"{loss.item():.3f}")
+        return loss.detach()
+
+    graphed = GraphedStep(lambda x: step(loop, x), device=CpuDevice())
+    with pytest.warns(UserWarning, match="on the host"):
+        for index in range(60):
+            loop.last = reference.last = index % every == (0 if first else every - 1)
+            x = torch.randn(4, 8)
+            assert torch.equal(graphed(x), step(reference, x)), index
+    printed = capsys.readouterr().out.split()
+    assert printed[::2] == printed[1::2] and len(printed) == 2 * 60 // every
+    report = graphed.report()
+    assert report.replays >= 60 - 60 // every - 12, report
+    assert len(report.refusals) == 1
+
+
+def test_a_flag_that_has_nothing_to_do_with_it_does_not_keep_a_refusal_away() -> None:
+    loop = Loop()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = loop.model(x * (2 if loop.last else 1)).square().mean()
+        return loss.detach() * loss.item()
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    with pytest.warns(UserWarning, match="on the host"):
+        for index in range(CALLS):
+            loop.last = index % 3 == 2
+            graphed(torch.randn(4, 8))
+            assert (graphed.report().refusals != ()) == (index >= 2), index
+    assert len(graphed.report().refusals) == 1 and graphed.report().replays == 0
+
+
+def test_numbers_are_kept_of_few_calls() -> None:
+    suspects = Suspects()
+    for index in range(1000):
+        suspects.note({(1, index): ("rate", index)}, agrees=False)
+    assert len(suspects.calls) < 50 and len(suspects.differed) < 50
+
+
+def test_numbers_of_calls_are_let_go_of_with_a_recording() -> None:
+    loop = Loop()
+    graphed = GraphedStep(loop.step, device=CpuDevice())
+    list(run(loop, graphed, lambda index: False))
+    assert graphed.report().replays > 0
+    assert all(not progress.suspects.calls for progress in graphed._plan.by_key.values())

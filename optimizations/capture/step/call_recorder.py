@@ -25,7 +25,7 @@ from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.changing_values import numbers_in, with_names
-from optimizations.capture.step.deciding_values import DecidingValues
+from optimizations.capture.step.deciding_values import DecidingValues, Suspects
 from optimizations.capture.step.gradient_copies import copied
 from optimizations.capture.step.gradients import put
 from optimizations.capture.step.host_random import HostRandom, decides
@@ -107,14 +107,12 @@ class CallRecorder(ABC):
         if seen.findings and progress.told_to_be_captured():
             return seen.returned
         numbers = numbers_in(call.state, self._rates.stands_for)
-        first = not progress.observed
         refusal = progress.note(seen.operations, seen.structure, seen.findings, seen.host_draws)
-        compared = not (first or seen.findings)
-        progress.suspects.note(numbers, agrees=progress.difference is None if compared else None)
+        progress.suspects.note(numbers, agrees=progress.agrees)
         if refusal is not None:
             differs = refusal is progress.difference
             refusal = with_names(refusal, progress.numbers, numbers) if differs else refusal
-            if not (differs and self._deciding.tell_apart(key, progress.suspects, refusal)):
+            if not self._told_apart(key, refusal, progress):
                 self._refuse(key, refusal, progress)
         progress.numbers = numbers
         progress.outside, progress.generators, progress.draws = seen.outside, seen.generators, seen.draws
@@ -273,25 +271,33 @@ class CallRecorder(ABC):
         elif isinstance(error, StepDiffers):
             again = progress.differed()
             if not again:
-                numbers = numbers_in(call.state, self._rates.stands_for)
-                progress.suspects.note(numbers, agrees=False)
-                refusal = with_names(refusal, progress.numbers, numbers)
-                if self._deciding.tell_apart(key, progress.suspects, refusal):
-                    return functools.partial(self._as_it_is, call.args, call.kwargs, None)
+                refusal = with_names(refusal, progress.numbers, numbers_in(call.state, self._rates.stands_for))
         else:
             again = progress.told_to_be_captured()
         if again:
             return functools.partial(self._observe, device, key, call, progress)
         if refusal is not SETS_UP and is_programs_own(error) and self._options.on_refusal == "run":
             return functools.partial(self._run_and_refuse, key, refusal, call, progress)
+        draws = isinstance(error, StepDiffers) and bool(progress.host_draws.states)
+        final = draws or refusal is SETS_UP or isinstance(error, torch.OutOfMemoryError)
+        if not final and self._is_exception(key, refusal, call, progress):
+            call.before.clear()  # the step may let go of them
+            return functools.partial(self._as_it_is, call.args, call.kwargs, None)
         return functools.partial(self._refuse_and_run_call, key, refusal, call, progress)
 
     def _run_and_refuse(self, key: Hashable, refusal: Refusal, call: Call, progress: Progress) -> Any:
         """The program gets what the call raises outside of a capture as well; then nothing is refused."""
         call.before.clear()  # the step may let go of them
         returned = self._as_it_is(call.args, call.kwargs, None)
-        self._refuse(key, refusal, progress)
+        if not self._is_exception(key, refusal, call, progress):
+            self._refuse(key, refusal, progress)
         return returned
+
+    def _is_exception(self, key: Hashable, refusal: Refusal, call: Call, progress: Progress) -> bool:
+        """Take in that a call cannot be captured; whether others may be, from which numbers of Python tell it."""
+        progress.suspects.note(numbers_in(call.state, self._rates.stands_for), agrees=False)
+        alone = bool(progress.suspects.changed()) and progress.not_like_others()
+        return self._told_apart(key, refusal, progress) or alone
 
     # Calls that run as they are.
 
@@ -314,9 +320,17 @@ class CallRecorder(ABC):
         call.before.clear()  # the step may let go of them
         return self._refuse_and_run(key, refusal, call.args, call.kwargs, progress)
 
+    def _told_apart(self, key: Hashable, refusal: Refusal, progress: Progress) -> bool:
+        """Whether calls of this signature are told apart by more numbers from now on, rather than refused."""
+        if not self._deciding.tell_apart(key, progress.suspects, refusal):
+            return False
+        progress.suspects = Suspects()  # those calls have others from now on
+        return True
+
     def _refuse(self, key: Hashable, refusal: Refusal, progress: Progress | None = None) -> None:
-        """Calls of this signature run as they are; only those of this `progress` where others are replayed."""
-        if progress is not None and self._recordings.of(key):
+        """Calls of this signature run as they are; only those of this `progress` where others are replayed, or may be
+        as they are told apart."""
+        if progress is not None and (self._recordings.of(key) or self._deciding.known(key)):
             progress.refusal = refusal
         else:
             self._refused[key] = refusal

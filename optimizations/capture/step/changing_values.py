@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from optimizations.capture.signature import PLAIN, exact
-from optimizations.capture.step.host_state import HostState, Place, copy_of, key_name, place_of
+from optimizations.capture.step.host_state import Container, HostState, Place, copy_of, key_name, place_of
 from optimizations.report.steps import Refusal
 
 MOST_VALUES = 16
 """Values met in a row, without a replay in between, after which it is said."""
 MOST_NAMES = 4
+MOST_MEMBERS = 64
+"""Of a list or a set whose numbers are kept of each call that is looked at."""
 _ADVICE = "pass it as a tensor on the GPU if the step needs it; else keep it elsewhere, or under another name"
 
 
@@ -57,13 +59,13 @@ Numbers = dict[Place, tuple[str, Any]]
 def numbers_in(state: HostState, but: Callable[[Any, Any], bool]) -> Numbers:
     """Numbers, strings and tuples of such that a step reaches, by where they stand: their names and values.
 
-    `but`: entries (container, key) that are left out.
+    Those of a list count each, and those of a set together; both up to `MOST_MEMBERS`. `but`: entries (container, key)
+    that are left out.
     """
     found: Numbers = {}
     for container in state.containers:
         held = container.held
-        entries = copy_of(held) if isinstance(held, dict) else {None: container.content()}
-        for key, value in entries.items():
+        for key, value in _entries(container):
             if but(held, key) or not (container.names is None or key in container.names):
                 continue
             name = container.path if key is None else f"{container.path}.{key_name(key)}".removeprefix(".")
@@ -71,7 +73,19 @@ def numbers_in(state: HostState, but: Callable[[Any, Any], bool]) -> Numbers:
                 found[place_of(held, key)] = name, exact(value)
             elif isinstance(value, tuple) and all(isinstance(member, PLAIN) for member in value):
                 found[place_of(held, key)] = name, tuple(map(exact, value))
+            elif isinstance(held, set) and all(isinstance(member, PLAIN) for member in value):
+                found[place_of(held, key)] = name, frozenset(map(exact, value))
     return found
+
+
+def _entries(container: Container) -> Iterable[tuple[Any, Any]]:
+    """What it holds under each key; a cell and a set under none."""
+    held = container.held
+    if isinstance(held, dict):
+        return copy_of(held).items()
+    if isinstance(held, (list, set)) and len(held) > MOST_MEMBERS:
+        return ()
+    return enumerate(container.content()) if isinstance(held, list) else ((None, container.content()),)
 
 
 def with_names(refusal: Refusal, before: Numbers, now: Numbers) -> Refusal:

@@ -3,13 +3,16 @@
 A recording knows what it has read in Python, and serves calls for which that is the same. Before there is one, calls
 are looked at in a row, and two that differ stand in the way of a graph of either: with a flag that is set in every
 third call (`if trainer.last: optimizer.step()`), no two in a row agree and are followed by a third that does. So where
-calls differ for good, it is asked which numbers changed whenever they differed, and never while they agreed. If a value
-of these came again after another, each value has its own row of calls from then on, up to `MOST_KINDS`. What is another
-in each call is refused.
+calls differ for good, it is asked which numbers changed when they differed, and never while they agreed. Each value of
+these has its own row of calls from then on, up to `MOST_KINDS`. What is another in each call is refused: of numbers
+that decide, a value came again after another.
+
+Calls that cannot be captured (`if trainer.last: print(loss.item())`) differ from those that can, in the same way.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
@@ -19,14 +22,18 @@ from optimizations.report.steps import Refusal
 
 MOST_KINDS = 8
 """Values by which calls of a signature are told apart. What has more is another in each call, as a rule."""
+MOST_TIMES = 3
+"""How often it may turn out that calls of a signature still differ, by numbers that had not changed so far."""
+MOST_CALLS = 16
+"""Of which numbers are kept. There are fewer where none is passed over."""
 
 
 @dataclass(slots=True)
 class Suspects:
     """The numbers of calls that were looked at one after the other, and which changed when they differed."""
 
-    calls: list[Numbers] = field(default_factory=list)
-    differed: frozenset[Place] | None = None
+    calls: deque[Numbers] = field(default_factory=lambda: deque(maxlen=MOST_CALLS))
+    differed: set[frozenset[Place]] = field(default_factory=set)
     agreed: frozenset[Place] = frozenset()
 
     def note(self, numbers: Numbers, *, agrees: bool | None) -> None:
@@ -38,19 +45,49 @@ class Suspects:
         places = frozenset(place for place in before.keys() | numbers.keys() if before.get(place) != numbers.get(place))
         if agrees:
             self.agreed |= places
-        else:
-            self.differed = places if self.differed is None else self.differed & places
+        elif len(self.differed) < MOST_CALLS:
+            self.differed.add(places)
 
     def found(self) -> tuple[Place, ...]:
-        """Those that changed whenever calls differed, and never while they agreed; none if no value came again, nor if
-        they are an optimizer's, which can be told how to take numbers that change."""
-        places = tuple((self.differed or frozenset()) - self.agreed)
-        names = {numbers[place][0] for numbers in self.calls for place in places if place in numbers}
-        if advice_on(names) is not None:
+        """Those that changed when calls differed, and never while they agreed: whenever they did, or else as few as
+        there are one of each time. None if they are an optimizer's, which can be told how to take numbers that
+        change."""
+        if not (changed := self.changed()):
             return ()
+        told = frozenset(place for place in changed - self._moved() if self._comes_again([place]))
+        left = [places & told for places in self.differed]
+        places = frozenset.intersection(*left) or _one_of_each(left)
+        names = {numbers[place][0] for numbers in self.calls for place in places if place in numbers}
+        return tuple(places) if self._comes_again(places) and advice_on(names) is None else ()
+
+    def changed(self) -> frozenset[Place]:
+        """All that changed when calls differed, and never while they agreed."""
+        return frozenset[Place]().union(*self.differed) - self.agreed
+
+    def _moved(self) -> set[Place]:
+        """Those that stand elsewhere in some calls, in another container of the same name: nothing is known of them,
+        and what stands there now may be something else."""
+        by_name: defaultdict[str, set[Place]] = defaultdict(set)
+        for numbers in self.calls:
+            for place, (name, _) in numbers.items():
+                by_name[name].add(place)
+        return {place for places in by_name.values() if len(places) > 1 for place in places}
+
+    def _comes_again(self, places: Iterable[Place]) -> bool:
+        """Whether a value that stands there came again after another."""
         values = [values_at(places, numbers) for numbers in self.calls]
         rows = [value for value, before in zip(values, [None, *values], strict=False) if value != before]
-        return places if len(set(rows)) < len(rows) else ()
+        return len(set(rows)) < len(rows)
+
+
+def _one_of_each(some: list[frozenset[Place]]) -> frozenset[Place]:
+    """Few places, of which each of these has one; none if there are no such."""
+    found: set[Place] = set()
+    while left := [places for places in some if found.isdisjoint(places)]:
+        if not all(left):
+            return frozenset()
+        found.add(max(every := [place for places in left for place in places], key=every.count))
+    return frozenset(found)
 
 
 def values_at(places: Iterable[Place], numbers: Numbers) -> tuple[Hashable, ...]:
@@ -65,13 +102,17 @@ class DecidingValues:
     _places: dict[Hashable, tuple[Place, ...]] = field(default_factory=dict)
     _refusals: dict[Hashable, Refusal] = field(default_factory=dict)
     _met: dict[Hashable, set[Hashable]] = field(default_factory=dict)
+    _times: dict[Hashable, int] = field(default_factory=dict)
 
     def tell_apart(self, signature: Hashable, suspects: Suspects, refusal: Refusal) -> bool:
-        """Calls of this signature differ for good, by this `refusal`; whether they are told apart from now on instead.
-        Once for each signature."""
-        if signature in self._places or not (places := suspects.found()):
+        """Calls of this signature differ for good, by this `refusal`; whether they are told apart from now on instead,
+        or by more than so far."""
+        known = self._places.get(signature, ())
+        more = tuple(place for place in suspects.found() if place not in known)
+        if not more or self._times.get(signature, 0) >= MOST_TIMES:
             return False
-        self._places[signature], self._refusals[signature], self._met[signature] = places, refusal, set()
+        self._times[signature] = self._times.get(signature, 0) + 1
+        self._places[signature], self._refusals[signature], self._met[signature] = (*known, *more), refusal, set()
         return True
 
     def known(self, signature: Hashable) -> bool:
@@ -81,7 +122,8 @@ class DecidingValues:
     def of(self, signature: Hashable, numbers: Numbers) -> tuple[Hashable, ...]:
         """The values that a call with these numbers has there."""
         values = values_at(self._places[signature], numbers)
-        self._met[signature].add(values)
+        if len(self._met[signature]) <= MOST_KINDS:
+            self._met[signature].add(values)
         return values
 
     def too_many(self, signature: Hashable) -> Refusal | None:

@@ -52,10 +52,11 @@ class Progress:
     calls and captures in which something was compiled. `host_draws`: what the last observed call drew on the host,
     where that is said to decide nothing. `host`: tensors in CPU memory, as the last observed call left them. `asked`:
     it asks whether it is captured, and is told `as_captured`. `numbers`: what it read in Python, and `suspects` which
-    of these changed when calls differed. `drops_gradients`: it let go of gradients from before, unread.
-    `needs_gradients`: a capture did not, so they are not set aside again. `running`: where values stand that it reads
-    and binds again, `others` how often something else stood there.
-    `refusal`: why its calls run as they are, where others of their signature are replayed."""
+    of these changed when calls differed; `agrees` whether the last observed call did what the one before did, if that
+    is known. `drops_gradients`: it let go of gradients from before, unread. `needs_gradients`: a capture did not, so
+    they are not set aside again. `running`: where values stand that it reads and binds again, `others` how often
+    something else stood there. `refusal`: why its calls run as they are, where others of their signature are replayed,
+    or may be."""
 
     trace: Sequence[Operation] = ()
     returned: object = None
@@ -77,6 +78,7 @@ class Progress:
     difference: Refusal | None = None
     numbers: dict[tuple[int, Any], tuple[str, Any]] = field(default_factory=dict)
     suspects: Suspects = field(default_factory=Suspects)
+    agrees: bool | None = None
     drops_gradients: bool = False
     needs_gradients: bool = False
     running: frozenset[tuple[int, Any]] = frozenset()
@@ -94,7 +96,9 @@ class Progress:
         before, self.host_draws = self.host_draws, host_draws or HostDraws()
         first = self.observed == 0
         self.observed += 1
+        had_findings = self.findings > 0
         if findings:
+            self.agrees = None if first or had_findings else False
             self.findings += 1
             self.agreeing = 0
             return findings[0] if self.findings >= OBSERVED or self.observed >= PATIENCE else None
@@ -113,6 +117,7 @@ class Progress:
             difference = SAME_DRAWS
         self.agreeing = 1 if difference is not None or first else self.agreeing + 1
         self.trace, self.returned, self.difference = trace, returned, difference
+        self.agrees = None if first else difference is None and not had_findings
         return difference if contradicted or self.observed >= PATIENCE else None
 
     def saw(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -141,6 +146,7 @@ class Progress:
     def recorded(self) -> None:
         """Take in a recording: should it become unusable, as many calls may be observed again."""
         self.observed = self.failed = self.others = 0
+        self.suspects = Suspects()
 
     def passed_over(self) -> bool:
         """Take in a call or capture in which something was compiled; whether there were so many that it is final."""
@@ -162,6 +168,12 @@ class Progress:
         self.failed += 1
         self.agreeing = 0
         return self.failed < OBSERVED
+
+    def not_like_others(self) -> bool:
+        """Take in that a call could not be captured, and read other numbers than those that were observed; whether
+        more should be observed before that is final."""
+        self.findings += 1
+        return self.differed()
 
 
 @dataclass(slots=True)
