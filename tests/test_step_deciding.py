@@ -331,3 +331,17 @@ def test_numbers_of_calls_are_let_go_of_with_a_recording() -> None:
     list(run(loop, graphed, lambda index: False))
     assert graphed.report().replays > 0
     assert all(not progress.suspects.calls for progress in graphed._plan.by_key.values())
+
+
+def test_calls_that_still_differ_once_they_are_told_apart_are_refused_once() -> None:
+    loop, total = Loop(), 0
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return loop.step(x) * total
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    with pytest.warns(UserWarning, match="which is another value"):
+        for index in range(CALLS):
+            loop.last, total = index % 3 == 2, index
+            graphed(torch.randn(4, 8))
+    assert len(graphed.report().refusals) == 1 and graphed.report().replays == 0
