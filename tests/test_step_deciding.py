@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import itertools
 import types
 from collections.abc import Callable, Iterator
@@ -345,3 +346,25 @@ def test_calls_that_still_differ_once_they_are_told_apart_are_refused_once() -> 
             loop.last, total = index % 3 == 2, index
             graphed(torch.randn(4, 8))
     assert len(graphed.report().refusals) == 1 and graphed.report().replays == 0
+
+
+def test_a_gradient_that_is_stopped_elsewhere_tells_calls_apart() -> None:
+    """Where no number of Python shows it: a detach that decides where gradients go is compared."""
+    one, other = torch.nn.Parameter(torch.ones(8)), torch.nn.Parameter(torch.ones(8))
+    hidden = array.array("i", [0])  # what no watch sees
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        one.grad = other.grad = None
+        both = one.detach() + other if hidden[0] else one + other.detach()
+        (both * x).sum().backward()
+        return x.sum()
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    with pytest.warns(UserWarning, match="gave detach"):
+        for index in range(CALLS):
+            hidden[0] = index % 3 == 2
+            x = torch.randn(4, 8)
+            graphed(x)
+            stopped, followed = (one, other) if hidden[0] else (other, one)
+            assert stopped.grad is None and followed.grad is not None, index
+            assert torch.equal(followed.grad, x.sum(0)), index

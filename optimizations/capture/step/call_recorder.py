@@ -328,8 +328,8 @@ class CallRecorder(ABC):
         return True
 
     def _refuse(self, key: Hashable, refusal: Refusal, progress: Progress | None = None) -> None:
-        """Calls of this signature run as they are; only those of this `progress` where others are replayed, or may be as
-        they are told apart from these, which cannot be captured."""
+        """Calls of this signature run as they are; only those of this `progress` where others are replayed, or may be
+        as they are told apart from these, which cannot be captured."""
         told_apart = progress is not None and progress.findings > 0 and self._deciding.known(key)
         if progress is not None and (self._recordings.of(key) or told_apart):
             progress.refusal = refusal

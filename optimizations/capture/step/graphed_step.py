@@ -90,6 +90,11 @@ class GraphedStep(CallRecorder):
         self._calls = self._in_vain = 0
         self._all: Refusal | None = None
 
+    @property
+    def __isabstractmethod__(self) -> bool:
+        """Whether a class that has it can have no objects, as Python asks."""
+        return bool(getattr(self._step, "__isabstractmethod__", False))
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A decorated method is a step of its own for each instance, which keeps it."""
         if instance is None or self._no_method:

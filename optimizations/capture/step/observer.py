@@ -198,7 +198,8 @@ class Observer(torch_internals.TorchDispatchMode):
             self.reseeding.look(drawn_from)
         made_from = {storage(tensor) for tensor in inputs}
         line = current_line()
-        if not name.startswith(_UNCOMPARED):
+        compared = not name.startswith(_UNCOMPARED) or (name.startswith(_DETACH) and inputs[0].requires_grad)
+        if compared:
             values = self._values_for_gpu(inputs) if self.compares_values else ()
             self.operations.append(Operation(name, (*self._summaries((args, kwargs)), *values), line))
         for tensor in inputs:
@@ -236,7 +237,7 @@ class Observer(torch_internals.TorchDispatchMode):
                 else:  # of a rate may have been what lay there before
                     self._from_rates.pop(storage(tensor), None)
             if self.compares_values:
-                if not name.startswith(_UNCOMPARED):
+                if compared:
                     self._note_origin(tensor, number)
                 if made:
                     self._note_who_made(tensor, inputs)
@@ -450,10 +451,11 @@ _MULTIPLIES = tuple(
 )
 """Operators that may compute in a workspace of cuBLAS. See `side_stream`."""
 _LONGEST_VALUE = 64
-_UNCOMPARED = ("aten.empty", "aten.new_empty", "aten.detach.")
+_DETACH = "aten.detach."
+_UNCOMPARED = ("aten.empty", "aten.new_empty", _DETACH)
 """Operators that run nothing on the GPU, and by which calls are not compared. Compiled code detaches an argument that
 it saves for a backward where that is a view, such as a row of a data set: a placeholder is none, and the next batch may
-be none either."""
+be none either. Where a gradient is stopped so, calls are compared by it: it decides where gradients go."""
 _INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl_")
 
 
