@@ -664,9 +664,10 @@ def test_an_attribute_whose_name_is_an_argument_is_seen_and_others_are_not() -> 
     assert (report.refusals, report.replays) == ((), 12 - 3 - 2)
 
 
-def test_a_proxy_of_an_object_that_is_gone_is_nothing() -> None:
+@pytest.mark.parametrize("kind", [list, lambda proxies: dict(enumerate(proxies))], ids=["list", "dict"])
+def test_a_proxy_of_an_object_that_is_gone_is_nothing(kind: Any) -> None:
     held = WithDefault()
-    proxies = [weakref.proxy(held)]
+    proxies = kind([weakref.proxy(held)])
     del held
 
     def step(x: torch.Tensor) -> torch.Tensor:

@@ -69,13 +69,18 @@ def numbers_in(state: HostState, but: Callable[[Any, Any], bool]) -> Numbers:
             if but(held, key) or not (container.names is None or key in container.names):
                 continue
             name = container.path if key is None else f"{container.path}.{key_name(key)}".removeprefix(".")
-            if isinstance(value, PLAIN):
+            if _is_plain(value):
                 found[place_of(held, key)] = name, exact(value)
-            elif isinstance(value, tuple) and all(isinstance(member, PLAIN) for member in value):
+            elif issubclass(type(value), tuple) and all(map(_is_plain, value)):
                 found[place_of(held, key)] = name, tuple(map(exact, value))
-            elif isinstance(held, set) and all(isinstance(member, PLAIN) for member in value):
+            elif isinstance(held, set) and all(map(_is_plain, value)):
                 found[place_of(held, key)] = name, frozenset(map(exact, value))
     return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Asked of its type: a proxy of an object that is gone has no class to tell."""
+    return issubclass(type(value), PLAIN)
 
 
 def _entries(container: Container) -> Iterable[tuple[Any, Any]]:
