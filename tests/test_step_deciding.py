@@ -368,3 +368,23 @@ def test_a_gradient_that_is_stopped_elsewhere_tells_calls_apart() -> None:
             stopped, followed = (one, other) if hidden[0] else (other, one)
             assert stopped.grad is None and followed.grad is not None, index
             assert torch.equal(followed.grad, x.sum(0)), index
+
+
+class Unhashable(int):
+    """Equal to any number of its value, and so without a hash."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int) and int(self) == int(other)
+
+
+class Words(str):
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [Unhashable, lambda last: Words("last" if last else "")], ids=["int", "str"])
+def test_flags_need_no_hash(kind: Callable[[bool], Any]) -> None:
+    plain, loop = Loop(), Loop()
+    expected = list(run(plain, plain.step, lambda index: kind(index % 3 == 2)))
+    graphed = GraphedStep(loop.step, device=CpuDevice())
+    assert list(run(loop, graphed, lambda index: kind(index % 3 == 2))) == expected
+    assert graphed.report().replays >= 10, graphed.report()

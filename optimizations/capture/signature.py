@@ -28,6 +28,16 @@ PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, to
 _TENSOR = ("tensor",)
 
 
+_OF_CLASSES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (int, int.__index__),
+    (float, float.__float__),
+    (complex, complex.__pos__),
+    (str, str.__str__),
+    (bytes, lambda value: bytes.__getitem__(value, slice(None))),
+)
+"""What a number or string of a derived class is as one of the class of Python."""
+
+
 def exact(value: Any) -> Hashable:
     """A number or string, or a tuple of such, as something that equals no other: `1`, `1.0`, `True`, and both zeros."""
     kind = type(value)
@@ -36,7 +46,12 @@ def exact(value: Any) -> Hashable:
     if isinstance(value, NUMPY):
         number: Any = value
         return kind, number.tobytes()
-    return kind, repr(value) if kind in (float, complex) and (value == 0 or value != value) else value
+    if kind not in PLAIN:  # a class of the program's own, which may not be hashable, and equal what it likes
+        for base, made in _OF_CLASSES:
+            if issubclass(kind, base):
+                value = made(value)
+                break
+    return kind, repr(value) if isinstance(value, (float, complex)) and (value == 0 or value != value) else value
 
 
 class Same:

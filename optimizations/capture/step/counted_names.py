@@ -138,9 +138,9 @@ class CountedNames:
     def held_in_data(self, text: str) -> None:
         """A string that the step reaches."""
         if text.isidentifier():
-            self.strings.add(text)
+            self.strings.add(str.__str__(text))  # one of a class of the program's own may have no hash
         elif len(text) <= LONGEST_EXPRESSION:
-            self._texts.append(text)
+            self._texts.append(str.__str__(text))
 
     def is_held(self, function: types.BuiltinFunctionType) -> None:
         """A function of Python's that is reached, perhaps under another name."""
