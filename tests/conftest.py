@@ -84,6 +84,18 @@ def fresh_encore() -> Iterator[None]:
     torch_internals.reset_dynamo()
 
 
+@pytest.fixture
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For steps over code that is compiled: nothing is so far, and nothing is being captured."""
+    import torch
+    from graphs_on_cpu import ASKS
+
+    monkeypatch.setattr(torch.cuda.graphs, ASKS, lambda: False)  # it raises where there is no driver
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
 # Files with a test, or a fixture of all their tests, of 15 s and more, nearly all of it in processes that they start.
 # They begin first: where one is among the last, the other core has nothing to do meanwhile.
 LONG_WITHOUT_A_GPU = frozenset(

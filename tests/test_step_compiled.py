@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import ASKS, CpuDevice
+from graphs_on_cpu import CpuDevice
 from torch import nn
 
 from optimizations.capture.step.graphed_step import GraphedStep
@@ -15,12 +15,7 @@ from optimizations.capture.step.graphed_step import GraphedStep
 ROWS, SIZE = 3, 4
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(torch.cuda.graphs, ASKS, lambda: False)  # it raises where there is no driver
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def training() -> Callable[[torch.Tensor], torch.Tensor]:

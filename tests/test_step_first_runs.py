@@ -5,13 +5,13 @@ from __future__ import annotations
 import array
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import ASKS, CpuDevice
+from graphs_on_cpu import CpuDevice
 from step_parts import batches, loss_of, network
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -22,13 +22,7 @@ from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.source_lines import _TUNERS
 
-
-@pytest.fixture(autouse=True)
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(torch.cuda.graphs, ASKS, lambda: False)  # it raises where there is no driver
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def training(model: nn.Module, forward: Callable[..., torch.Tensor], optimizer: Any = None) -> Callable[..., Any]:

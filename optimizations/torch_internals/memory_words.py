@@ -137,9 +137,10 @@ def side_by_side(*stages: Sequence[Words]) -> list[Words]:
     What is read of one series depends on none of the others. Each gather takes a third of a microsecond, however few
     words it has.
     """
+    together = ([one for one in some if one is not None] for some in zip_longest(*stages))
     return [
-        Words([place for one in some if one for place in one.addresses], [*chain(*(one.values for one in some if one))])
-        for some in zip_longest(*stages)
+        Words([*chain.from_iterable(one.addresses for one in some)], numpy.concatenate([one.values for one in some]))
+        for some in together
     ]
 
 

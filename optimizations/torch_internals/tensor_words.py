@@ -87,7 +87,8 @@ class TensorWords:
 
     Those that cannot be read are left out: `tells_of` says of which tensors it tells that they lie where they lay and
     look as they did, `tells_of_gradient` of which parameters it tells that they have the gradient expected of them.
-    `unchanged` also tells whether the lists and cells of `beside` hold what they held.
+    `unchanged` also tells whether the lists and cells of `beside` hold what they held, and
+    whether its sets are empty.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ def _unchanged(
     if read:
         if (of_tensors := _stages(read, expected)) is None:
             return lambda: False
-        stages = side_by_side(stages, of_tensors)
+        stages = side_by_side(stages, of_tensors) if stages else of_tensors
     if not stages:
         return lambda: True
     return as_expected(*stages, reads=(read, beside))

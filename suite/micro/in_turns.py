@@ -1,7 +1,7 @@
 """Times of several ways to do the same, taken side by side.
 
-A host is twice as slow in some seconds as in others, where what runs beside it is not its own. Ways that were timed one
-after the other would differ by that. So each has a turn of a few iterations, and all have as many turns.
+A host that is shared is twice as slow in some seconds as in others. Ways that were timed one after the other would
+differ by that. So each has a turn of a few iterations, and all have as many turns.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ class Times:
     host_at_work: HostParts | None
 
 
+def timed_us(call: Callable[[int], Any], wait: Callable[[], None], samples: int) -> list[float]:
+    """Microseconds from each of so many calls until the device is done."""
+    return [waited_us(functools.partial(call, index), wait) for index in range(samples)]
+
+
 def times_in_turns(
     calls: Sequence[Callable[[int], Any]], wait: Callable[[], None], samples: int, *, turn: int = TURN
 ) -> list[Times]:
@@ -53,7 +58,7 @@ def times_in_turns(
             which = (place + number) % len(calls)
             call = calls[which]
             call(0)  # the first behind others finds other caches
-            whole_us[which] += [waited_us(functools.partial(call, index), wait) for index in range(taken)]
+            whole_us[which] += timed_us(call, wait, taken)
             parts[which].append((host_parts(call, wait, taken), host_parts(call, wait, taken, at_work=True)))
     return [
         Times(whole, _median([waiting for waiting, _ in both]), _median([at_work for _, at_work in both]))

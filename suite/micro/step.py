@@ -35,9 +35,9 @@ from suite.captured_iteration import host_draws
 from suite.errors import WrongUse
 from suite.iteration import callable_for, iteration, set_numerics
 from suite.measure.graphs import recorded_graphs
-from suite.measure.launches import HostParts, host_parts, waited_us
+from suite.measure.launches import HostParts, host_parts
 from suite.measure.profiling import load_profiler, profile_iterations
-from suite.micro.in_turns import times_in_turns
+from suite.micro.in_turns import timed_us, times_in_turns
 from suite.modes import Mode, select_modes
 from suite.schema import Environment, Record
 
@@ -387,7 +387,7 @@ def _by_hand(instance: Instance, iterate: Callable[[Inputs], Any], sets: list[In
 
 def _timed(call: Callable[[int], Any], samples: int) -> list[float]:
     """Microseconds from each call until the GPU is done."""
-    return [waited_us(functools.partial(call, index), torch.cuda.synchronize) for index in range(samples)]
+    return timed_us(call, torch.cuda.synchronize, samples)
 
 
 def _first_line(error: Exception) -> str:

@@ -44,6 +44,7 @@ from optimizations.capture.callables.order import (
 )
 from optimizations.capture.device import Device
 from optimizations.capture.signature import signature
+from optimizations.capture.step.host_state import Entry
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.options import HOST_DRAWS, require_one_of
 from optimizations.capture.step.surroundings import saved_tensors_are_watched, watched_by_others
@@ -124,9 +125,16 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     def _adds_entries(self, number: int) -> bool:
         """Whether the graphs of a callable bind entries of dicts that have none under these keys."""
-        slots = [slot for slot in self._slots.values() if slot.number == number]
-        entries = [entry for slot in slots for entry, _ in [*slot.bound, *slot.bound_results]]
+        entries = self._bound_by(number)
         return any(isinstance(held := entry.container.held, dict) and entry.key not in held for entry in entries)
+
+    def _slots_of(self, number: int) -> list[Slot]:
+        """Those of one callable."""
+        return [slot for slot in self._slots.values() if slot.number == number]
+
+    def _bound_by(self, number: int) -> list[Entry]:
+        """What the graphs of a callable bind."""
+        return [entry for slot in self._slots_of(number) for entry, _ in [*slot.bound, *slot.bound_results]]
 
     def __len__(self) -> int:
         return len(self._callables)
@@ -148,12 +156,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     def _watch(self, member: Member) -> Watch:
         """What the graphs of a callable were made with: they serve it as long as that stands."""
-        bound = {
-            (id(entry.container.held), entry.key)
-            for slot in self._slots.values()
-            if slot.number == member.number
-            for entry, _ in [*slot.bound, *slot.bound_results]
-        }
+        bound = {(id(entry.container.held), entry.key) for entry in self._bound_by(member.number)}
         reached = {id(tensor) for tensor in member.state.tensors.values()}
         replaced_here = {id(vars(one)) for one in self._callables if isinstance(one, torch.nn.Module)}
         return Watch(
@@ -240,9 +243,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         returned = slot.returned(tensors, results)
         if number in self._add_entries:
             watch = self._watches[number - 1] = self._watch(self._add_entries.pop(number))
-            for one in self._slots.values():
-                if one.number == number:
-                    one.in_place = watch.in_place
+            for one in self._slots_of(number):
+                one.in_place = watch.in_place
         return returned
 
     def _fitting(

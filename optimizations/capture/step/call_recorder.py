@@ -264,9 +264,10 @@ class CallRecorder(ABC):
         if self._options.on_refusal == "raise" and is_programs_own(error) and not isinstance(error, RuntimeError):
             raise error  # the call would have raised it too; nothing of it was done
         refusal = why(error)
+        draws = isinstance(error, StepDiffers) and bool(progress.host_draws.states)
         if refusal is SETS_UP:
             again = not progress.passed_over()
-        elif isinstance(error, StepDiffers) and progress.host_draws.states:
+        elif draws:
             again, refusal = False, decides(refusal, progress.host_draws.states)
         elif isinstance(error, StepDiffers):
             again = progress.differed()
@@ -278,7 +279,6 @@ class CallRecorder(ABC):
             return functools.partial(self._observe, device, key, call, progress)
         if refusal is not SETS_UP and is_programs_own(error) and self._options.on_refusal == "run":
             return functools.partial(self._run_and_refuse, key, refusal, call, progress)
-        draws = isinstance(error, StepDiffers) and bool(progress.host_draws.states)
         final = draws or refusal is SETS_UP or isinstance(error, torch.OutOfMemoryError)
         if not final and self._is_exception(key, refusal, call, progress):
             call.before.clear()  # the step may let go of them

@@ -96,36 +96,46 @@ def values_at(places: Iterable[Place], numbers: Numbers) -> tuple[Hashable, ...]
 
 
 @dataclass(slots=True)
+class _ToldApart:
+    """Where the numbers stand by which calls of a signature are told apart, the refusal that this is instead of, how
+    often such places were found, and the values that were met there since the last time."""
+
+    places: tuple[Place, ...]
+    refusal: Refusal
+    times: int
+    met: set[Hashable] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class DecidingValues:
     """What calls are told apart by, for each signature."""
 
-    _places: dict[Hashable, tuple[Place, ...]] = field(default_factory=dict)
-    _refusals: dict[Hashable, Refusal] = field(default_factory=dict)
-    _met: dict[Hashable, set[Hashable]] = field(default_factory=dict)
-    _times: dict[Hashable, int] = field(default_factory=dict)
+    _of: dict[Hashable, _ToldApart] = field(default_factory=dict)
 
     def tell_apart(self, signature: Hashable, suspects: Suspects, refusal: Refusal) -> bool:
         """Calls of this signature differ for good, by this `refusal`; whether they are told apart from now on instead,
         or by more than so far."""
-        known = self._places.get(signature, ())
-        more = tuple(place for place in suspects.found() if place not in known)
-        if not more or self._times.get(signature, 0) >= MOST_TIMES:
+        known = self._of.get(signature)
+        places, times = ((), 0) if known is None else (known.places, known.times)
+        more = tuple(place for place in suspects.found() if place not in places)
+        if not more or times >= MOST_TIMES:
             return False
-        self._times[signature] = self._times.get(signature, 0) + 1
-        self._places[signature], self._refusals[signature], self._met[signature] = (*known, *more), refusal, set()
+        self._of[signature] = _ToldApart((*places, *more), refusal, times + 1)
         return True
 
     def known(self, signature: Hashable) -> bool:
         """Whether calls of this signature are told apart."""
-        return signature in self._places
+        return signature in self._of
 
     def of(self, signature: Hashable, numbers: Numbers) -> tuple[Hashable, ...]:
         """The values that a call with these numbers has there."""
-        values = values_at(self._places[signature], numbers)
-        if len(self._met[signature]) <= MOST_KINDS:
-            self._met[signature].add(values)
+        told = self._of[signature]
+        values = values_at(told.places, numbers)
+        if len(told.met) <= MOST_KINDS:
+            told.met.add(values)
         return values
 
     def too_many(self, signature: Hashable) -> Refusal | None:
         """Why calls are not looked at any more: more values were met than is worth a graph each."""
-        return self._refusals[signature] if len(self._met.get(signature, ())) > MOST_KINDS else None
+        told = self._of[signature]
+        return told.refusal if len(told.met) > MOST_KINDS else None
