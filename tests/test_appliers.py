@@ -14,7 +14,6 @@ from fake_tensor_map import make_tensor_map, replace_address
 from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph, SimulatedTools, floats, word
 
 from optimizations.appliers.applied import AppliedPlan
-from optimizations.appliers.cubin_cache import CubinCache
 from optimizations.appliers.host import HostUpdates
 from optimizations.appliers.registry import APPLIERS
 from optimizations.appliers.table import (
@@ -28,6 +27,7 @@ from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.editing import EditableGraph, LaunchParameters
 from optimizations.captured.graph import KernelNode
 from optimizations.captured.read import read_graph
+from optimizations.compiled_cache import CompiledCache
 from optimizations.indirection.plan import Available, Choice, Plan, Slot, make_plan
 from optimizations.indirection.pointers import Analysis, InputVerdict, PointerUse, UseKind
 from optimizations.indirection.tensor_map import AddressRefused
@@ -414,7 +414,7 @@ def test_content_that_does_not_fit_a_parameter_is_refused() -> None:
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
 def test_the_table_kernel_compiles(tmp_path: Any, target: str) -> None:
-    cache = CubinCache(tmp_path)
+    cache = CompiledCache(tmp_path)
     first, *others = (build_table_kernel(target, cache, capacity) for capacity in CAPACITIES)
     assert first.startswith(b"\x7fELF")
     assert first not in others

@@ -52,7 +52,7 @@ def test_graphs_are_not_launched_any_more_whose_gradients_were_resized(
 ) -> None:
     """They would write where a gradient lay, and what lies where it is now would be handed out."""
     if not words:
-        monkeypatch.setattr(tensor_words, "_can_be_read", lambda: False)
+        monkeypatch.setattr(tensor_words, "can_be_read", lambda: False)
     modules, references, group, _ = pair(2)
     alike(group, modules, references)
     trained(modules, [torch.randn(2, 3)])

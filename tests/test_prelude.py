@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from nvidia_tools import disassemble, entry_points
 
 from optimizations.appliers import prelude_kernel as prelude
-from optimizations.appliers.cubin_cache import CubinCache
 from optimizations.appliers.prelude_kernel import (
     KERNEL_NAME,
     ParameterUpdate,
@@ -24,12 +23,13 @@ from optimizations.appliers.prelude_kernel import (
     pack_tables,
     unavailable_reason,
 )
+from optimizations.compiled_cache import CompiledCache
 from optimizations.indirection.plan import Slot
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
 def test_the_prelude_compiles_and_links(tmp_path: Path, target: str) -> None:
-    cubin = build_prelude(target, CubinCache(tmp_path))
+    cubin = build_prelude(target, CompiledCache(tmp_path))
     assert entry_points(cubin) == {KERNEL_NAME}
     sass = disassemble(cubin)
     assert sass.startswith(f"\t.target\t{target}\n")
@@ -38,7 +38,7 @@ def test_the_prelude_compiles_and_links(tmp_path: Path, target: str) -> None:
 
 
 def test_the_prelude_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = CubinCache(tmp_path)
+    cache = CompiledCache(tmp_path)
     first = build_prelude("sm_90", cache)
 
     def never(*_: Any) -> Any:
@@ -104,7 +104,7 @@ def test_old_drivers_and_unknown_targets_are_named() -> None:
 
 def test_an_unknown_target_fails_with_what_the_compiler_said(tmp_path: Path) -> None:
     with pytest.raises(PreludeUnavailable, match=r"NVRTC for sm_1: nvrtcCompileProgram failed.*invalid value"):
-        build_prelude("sm_1", CubinCache(tmp_path))
+        build_prelude("sm_1", CompiledCache(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -115,7 +115,7 @@ def test_a_missing_device_runtime_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(cuda.pathfinder, "find_static_lib", missing)
     assert "no cudadevrt anywhere" in str(unavailable_reason(13000, "sm_90"))
     with pytest.raises(PreludeUnavailable, match=r"libcudadevrt\.a, which come with torch's CUDA wheels"):
-        build_prelude("sm_90", CubinCache(tmp_path))
+        build_prelude("sm_90", CompiledCache(tmp_path))
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_a_damaged_device_runtime_fails_with_what_the_linker_said(
     junk.write_bytes(b"no archive")
     monkeypatch.setattr(cuda.pathfinder, "find_static_lib", lambda name: str(junk))
     with pytest.raises(PreludeUnavailable, match="nvJitLink for sm_90: ERROR"):
-        build_prelude("sm_90", CubinCache(tmp_path / "cache"))
+        build_prelude("sm_90", CompiledCache(tmp_path / "cache"))
 
 
 def test_a_linker_that_does_not_know_the_target_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,4 +142,4 @@ def test_a_linker_that_does_not_know_the_target_fails(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(nvjitlink, "create", refuse)
     with pytest.raises(PreludeUnavailable, match="nvJitLink for sm_90: ERROR_UNRECOGNIZED_ARCH"):
-        build_prelude("sm_90", CubinCache(tmp_path))
+        build_prelude("sm_90", CompiledCache(tmp_path))

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from nvidia_tools import opcodes
 from triton_corpus import CorpusKernel, compile_ptx, corpus
 
-from optimizations.appliers.cubin_cache import CubinCache
 from optimizations.appliers.ptx_rewriting import PtxError, dereference, read_kernel
 from optimizations.appliers.ptxas import (
     PtxasFailed,
@@ -30,6 +29,7 @@ from optimizations.appliers.ptxas import (
     find_ptxas,
     read_resources,
 )
+from optimizations.compiled_cache import CompiledCache
 
 CORPUS = corpus()
 FULL_SWEEP = os.environ.get("ENCORE_FULL_SWEEP") == "1"
@@ -63,7 +63,7 @@ def test_generated_kernels_gain_one_load_per_pointer_and_no_spill(
     rewritten = dereference(original, kernel.pointers)
 
     with ThreadPoolExecutor(max_workers=2) as pool:
-        before, after = pool.map(lambda ptx: measured(ptx, CubinCache(tmp_path / "cubins")), (original, rewritten))
+        before, after = pool.map(lambda ptx: measured(ptx, CompiledCache(tmp_path / "cubins")), (original, rewritten))
     assert after.global_loads == before.global_loads + len(kernel.pointers)
     # No kernel spills more; with registers at their limit a few spill 8 bytes less.
     assert after.resources.spill_store_bytes <= before.resources.spill_store_bytes
@@ -78,7 +78,7 @@ class Measured:
     global_loads: int
 
 
-def measured(ptx: str, cache: CubinCache) -> Measured:
+def measured(ptx: str, cache: CompiledCache) -> Measured:
     assembled = assemble(ptx, read_kernel(ptx), cache=cache)
     return Measured(assembled.resources, opcodes(assembled.cubin)["LDG"])
 
@@ -253,7 +253,7 @@ SMALL = """
 
 
 def test_a_kernel_is_assembled_once_for_the_same_content(tmp_path: Path) -> None:
-    cache, kernel = CubinCache(tmp_path), read_kernel(SMALL)
+    cache, kernel = CompiledCache(tmp_path), read_kernel(SMALL)
     first = assemble(SMALL, kernel, cache=cache)
     (path,) = tmp_path.iterdir()
     written = path.stat().st_ino
@@ -268,7 +268,7 @@ def test_a_kernel_is_assembled_once_for_the_same_content(tmp_path: Path) -> None
 
 
 def test_another_ptxas_version_assembles_again(tmp_path: Path) -> None:
-    kernel, cache = read_kernel(SMALL), CubinCache(tmp_path / "cache")
+    kernel, cache = read_kernel(SMALL), CompiledCache(tmp_path / "cache")
     assemble(SMALL, kernel, cache=cache)
     newer = tmp_path / "ptxas"
     real = find_ptxas("sm_90")
@@ -281,7 +281,7 @@ def test_another_ptxas_version_assembles_again(tmp_path: Path) -> None:
 def test_what_ptxas_says_of_an_error_is_kept(tmp_path: Path) -> None:
     wrong = SMALL.replace("st.global.b64", "st.nowhere.b64")
     with pytest.raises(PtxasFailed, match=r"ptxas for sm_90 ended with \d+: (.|\n)*line 9.*nowhere"):
-        assemble(wrong, read_kernel(wrong), cache=CubinCache(tmp_path))
+        assemble(wrong, read_kernel(wrong), cache=CompiledCache(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -289,13 +289,13 @@ def test_what_ptxas_says_of_an_error_is_kept(tmp_path: Path) -> None:
 def test_an_unknown_target_is_refused(tmp_path: Path, target: str) -> None:
     ptx = SMALL.replace("sm_90", target)
     with pytest.raises(PtxasFailed, match=target):
-        assemble(ptx, read_kernel(ptx), cache=CubinCache(tmp_path))
+        assemble(ptx, read_kernel(ptx), cache=CompiledCache(tmp_path))
 
 
 def test_a_missing_ptxas_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = tmp_path / "absent"
     with pytest.raises(PtxasMissing, match=r"absent cannot be run .* reinstall triton"):
-        assemble(SMALL, read_kernel(SMALL), cache=CubinCache(tmp_path), ptxas=absent)
+        assemble(SMALL, read_kernel(SMALL), cache=CompiledCache(tmp_path), ptxas=absent)
 
     class Bare:
         @property

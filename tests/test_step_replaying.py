@@ -307,7 +307,7 @@ def settings() -> Iterator[None]:
 def tensors_are_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether tensors are compared by words of memory, or one by one, as where these are not where they should be."""
     if not request.param:
-        monkeypatch.setattr(tensor_words, "_can_be_read", lambda: False)
+        monkeypatch.setattr(tensor_words, "can_be_read", lambda: False)
     assert TensorWords([torch.ones(1)]).one_of_each_kind() != [] or not request.param
     return bool(request.param)
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from optimizations import torch_internals
+from optimizations import host_code, torch_internals
 from optimizations.torch_internals import memory_words, reference_counts, tensor_words
 from optimizations.torch_internals.argument_guard import Held
 from optimizations.torch_internals.entry_words import EntryWords
@@ -211,7 +211,7 @@ PLACES = (
 def test_nothing_is_read_where_a_word_is_elsewhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And to find that out follows no word that is no address. Of the history there are two words, either of which
     will do."""
-    assert tensor_words._can_be_read()
+    assert tensor_words.can_be_read()
     place = getattr(tensor_words, name)
     for words in (-1, 1, 2):
         if (name, words) == ("_GRAD_FN", 1):
@@ -221,26 +221,26 @@ def test_nothing_is_read_where_a_word_is_elsewhere(name: str, monkeypatch: pytes
             shifted = tuple(one + shift for one in place) if isinstance(place, tuple) else place + shift
             patched.setattr(tensor_words, name, shifted)
             patched.setattr(tensor_words, "_none", tensor_words._none.__wrapped__)
-            assert not tensor_words._can_be_read.__wrapped__(), words
+            assert not tensor_words.can_be_read.__wrapped__(), words
 
 
 def test_why_nothing_is_read_is_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(tensor_words, "_KEYS", tensor_words._KEYS - tensor_words.WORD)
     with caplog.at_level(logging.INFO):
-        assert not tensor_words._can_be_read.__wrapped__()
+        assert not tensor_words.can_be_read.__wrapped__()
     (said,) = caplog.messages
     assert "keys" in said and "one by one" in said
 
 
 def test_nothing_is_read_where_python_has_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
-    assert not tensor_words._can_be_read.__wrapped__() and not reference_counts._can_be_read.__wrapped__()
+    assert not tensor_words.can_be_read.__wrapped__() and not reference_counts._can_be_read.__wrapped__()
 
 
 @pytest.mark.parametrize("byte", [85, 170])
 def test_what_memory_holds_before_a_tensor_gets_it_does_not_matter(byte: int) -> None:
     """PyTorch leaves a bit of each tensor as it finds it."""
-    asked = "from optimizations.torch_internals import tensor_words; print(tensor_words._can_be_read())"
+    asked = "from optimizations.torch_internals import tensor_words; print(tensor_words.can_be_read())"
     environment = {**os.environ, "MALLOC_PERTURB_": str(byte)}
     done = subprocess.run(
         [sys.executable, "-P", "-c", asked], env=environment, capture_output=True, text=True, check=True
@@ -252,10 +252,10 @@ def test_nothing_is_read_where_numpy_gives_the_lock_away(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As this one does for more words at once, and another may do for as many."""
-    assert tensor_words._can_be_read.__wrapped__() and reference_counts._can_be_read.__wrapped__()
+    assert tensor_words.can_be_read.__wrapped__() and reference_counts._can_be_read.__wrapped__()
     monkeypatch.setattr(memory_words, "AT_ONCE", 1000)
     with caplog.at_level(logging.INFO, logger=tensor_words.__name__):
-        assert not tensor_words._can_be_read.__wrapped__() and not reference_counts._can_be_read.__wrapped__()
+        assert not tensor_words.can_be_read.__wrapped__() and not reference_counts._can_be_read.__wrapped__()
     assert "NumPy" in caplog.text
 
 
@@ -332,6 +332,7 @@ def test_tensors_and_entries_are_read_side_by_side(monkeypatch: pytest.MonkeyPat
     held = Held(names, tuple(enumerate(names)), len(names)), Held(empty, (), 0)
     gathered: list[int] = []
     to_bytes = memory_words._TO_BYTES
+    monkeypatch.setattr(host_code, "looks", lambda: None)
     monkeypatch.setattr(memory_words, "_TO_BYTES", lambda words: gathered.append(len(words)) or to_bytes(words))
     words = TensorWords(tensors, beside=EntryWords(held))
     gathered.clear()
@@ -376,5 +377,5 @@ def test_a_history_that_a_tensor_got_in_place_is_seen() -> None:
 
 
 def test_a_change_that_does_not_show_is_found_out_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_words, "_CHANGES", (*tensor_words._CHANGES, lambda one: one.add_(1)))
-    assert not tensor_words._can_be_read.__wrapped__()
+    monkeypatch.setattr(tensor_words, "CHANGES", (*tensor_words.CHANGES, lambda one: one.add_(1)))
+    assert not tensor_words.can_be_read.__wrapped__()

@@ -20,13 +20,13 @@ from optimizations import torch_internals
 from optimizations.appliers import device as tools_module
 from optimizations.appliers import prelude_kernel as prelude
 from optimizations.appliers import table
-from optimizations.appliers.cubin_cache import CubinCache
 from optimizations.appliers.device import DeviceTools, RecordingTools, device_tools, unload_kernels
 from optimizations.appliers.modules import DEFAULT_SHARED_BYTES, LoadedModules
 from optimizations.appliers.ptx_rewriting import read_kernel
 from optimizations.appliers.triton_kernels import KernelFile, Refusals, read_folder, triton_kernels
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import CapturedGraph, KernelNode
+from optimizations.compiled_cache import CompiledCache
 from optimizations.indirection.plan import Choice, PlannedNode
 from optimizations.indirection.pointers import PointerUse
 
@@ -169,7 +169,7 @@ def driver() -> LoadingDriver:
 
 @pytest.fixture
 def tools(driver: LoadingDriver, tmp_path: Path) -> DeviceTools:
-    return DeviceTools(driver, torch.device("cuda", 0), "sm_90", CubinCache(tmp_path / "cubins"), None)
+    return DeviceTools(driver, torch.device("cuda", 0), "sm_90", CompiledCache(tmp_path / "cubins"), None)
 
 
 def node_of(parameter: int) -> PlannedNode:

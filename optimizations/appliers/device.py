@@ -11,7 +11,6 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.appliers import table
-from optimizations.appliers.cubin_cache import CubinCache, default_directory
 from optimizations.appliers.modules import LoadedModules
 from optimizations.appliers.protocol import ApplierGpu, BuildKernel
 from optimizations.appliers.ptx_rewriting import PtxError, dereference, read_kernel
@@ -20,6 +19,7 @@ from optimizations.appliers.registry import APPLIERS
 from optimizations.appliers.triton_kernels import KernelAtHand, Refusals, TritonKernel
 from optimizations.captured.driver import CudaCallFailed, check
 from optimizations.captured.graph import CapturedGraph, KernelNode
+from optimizations.compiled_cache import CompiledCache, default_directory
 from optimizations.indirection.plan import Available, Choice, PlannedNode
 from optimizations.indirection.tensor_map import ReplaceAddress, driver_replace_address
 
@@ -41,7 +41,7 @@ class DeviceTools:
         driver: Any,
         device: torch.device,
         target: str,
-        cache: CubinCache,
+        cache: CompiledCache,
         replace_address: ReplaceAddress | None,
     ) -> None:
         self.driver = driver
@@ -67,7 +67,7 @@ class DeviceTools:
             driver,
             device,
             "sm_{}{}".format(*capability),
-            CubinCache(default_directory()),
+            CompiledCache(default_directory()),
             driver_replace_address(driver) if has_maps else None,
         )
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizations.appliers.cubin_cache import Compiled, CubinCache
 from optimizations.appliers.nvrtc import CompilationFailed, compile_cubin
 from optimizations.captured.driver import check
+from optimizations.compiled_cache import Compiled, CompiledCache
 from optimizations.indirection.plan import Slot
 
 KERNEL_NAME = "encore_prelude"
@@ -116,7 +116,7 @@ def unavailable_reason(driver_version: int, target: str) -> str | None:
     return None
 
 
-def build_prelude(target: str, cache: CubinCache) -> bytes:
+def build_prelude(target: str, cache: CompiledCache) -> bytes:
     """The cubin of the prelude for `target` (`sm_90`), from the cache or compiled and linked.
 
     Raises:

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 import torch
 
-from optimizations.appliers.cubin_cache import CubinCache
 from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import KernelNode
+from optimizations.compiled_cache import CompiledCache
 from optimizations.indirection.plan import PlannedNode, PlansNodes
 from optimizations.indirection.tensor_map import ReplaceAddress
 
-BuildKernel = Callable[[str, CubinCache], bytes]
+BuildKernel = Callable[[str, CompiledCache], bytes]
 """Gives the cubin of one of Encore's own kernels for a target (`sm_90`), from the cache or compiled."""
 
 
@@ -31,7 +31,7 @@ class ApplierGpu(Protocol):
         """What to compile for, such as `sm_90`."""
 
     @property
-    def cache(self) -> CubinCache:
+    def cache(self) -> CompiledCache:
         """Compiled kernels on disk."""
 
     def driver_version(self) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimizations.appliers.cubin_cache import Compiled, CubinCache
 from optimizations.appliers.ptx_rewriting import PtxKernel
+from optimizations.compiled_cache import Compiled, CompiledCache
 
 TIMEOUT_S = 300
 BLACKWELL = 100
@@ -68,7 +68,7 @@ def assemble(
     ptx: str,
     kernel: PtxKernel,
     *,
-    cache: CubinCache,
+    cache: CompiledCache,
     options: Sequence[str] = (),
     ptxas: Path | None = None,
 ) -> Assembled:

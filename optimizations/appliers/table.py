@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from optimizations.appliers.cubin_cache import CubinCache
 from optimizations.appliers.nvrtc import compile_cubin
 from optimizations.appliers.protocol import AddressCell, AddressPlace
 from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph, LaunchParameters, pointer, unsigned
 from optimizations.captured.graph import WORD_BYTES
+from optimizations.compiled_cache import CompiledCache
 from optimizations.indirection.plan import Slot
 from optimizations.indirection.tensor_map import ReplaceAddress, TensorMapCell
 
@@ -58,7 +58,7 @@ class TableUnavailable(RuntimeError):
     """No pointer table can be written here; the message says why."""
 
 
-def build_table_kernel(target: str, cache: CubinCache, capacity: int) -> bytes:
+def build_table_kernel(target: str, cache: CompiledCache, capacity: int) -> bytes:
     """The cubin of the kernel that writes up to `capacity` words, for `target` (`sm_90`), from the cache or compiled.
 
     Raises:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.torch_internals.dict_entries import DictEntries
 from optimizations.torch_internals.dict_guard import HeldEntries, add_absent, add_entries
 from optimizations.torch_internals.tensor_words import TensorWords
 
@@ -273,6 +274,8 @@ def same_call(
     distinct: bool,
     no_modes: bool,
     read_apart: TensorWords | None = None,
+    of_each_kind: Sequence[torch.Tensor] = (),
+    told_apart: DictEntries | None = None,
 ) -> tuple[Callable[[Found], bool], Any]:
     """All that the functions above compare, as one comparison, with the settings as they are now.
 
@@ -289,6 +292,8 @@ def same_call(
         no_modes: whether no modes are active that functions of PyTorch go through.
         read_apart: what is compared in another way, and left out here: of its tensors only one of each kind is looked
             at, for what a thread's settings change.
+        of_each_kind: more tensors, one for each set of dispatch keys of what is read apart elsewhere.
+        told_apart: tells of `entries`, and of some of `held`, which are left out here.
 
     Returns:
         A function of the tensors of a call, as a tuple, and of the second value, which keeps what is compared alive.
@@ -306,6 +311,8 @@ def same_call(
         names = [f"tensor {index}" for index in range(len(nodes))]
         torch_internals.no_tensor_aliasing(nodes, names, ("aliases",), None)
     kept = *held, *tensors, *parameters, *expected, *entries
+    if told_apart:
+        held, entries = [one for one in held if not told_apart.tells_of(one)], ()
     if read_apart is not None:
         tensors = [*read_apart.one_of_each_kind(), *(one for one in tensors if not read_apart.tells_of(one))]
         both = [
@@ -314,6 +321,7 @@ def same_call(
             if not read_apart.tells_of_gradient(one)
         ]
         parameters, expected = [one for one, _ in both], [gradient for _, gradient in both]
+    tensors = [*tensors, *of_each_kind]
     others = tree.tuple_getitem_manager(1, "the rest", (), kind)
     _add_settings(others.tuple_getitem_manager(0, "more settings", settings, kind), settings)
     looked_at = _LookedAt(tensors, parameters, expected)

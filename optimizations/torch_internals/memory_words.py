@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy
 
+from optimizations import host_code
+
 WORD = 8
 """Bytes."""
 _TOP = 1 << 57
@@ -130,6 +132,11 @@ class Words:
         self.places = _places_of(addresses, size)
         self.then = [expected[start : start + AT_ONCE].tobytes() for start in range(0, len(expected), AT_ONCE)]
 
+    def as_bytes(self) -> tuple[bytes, bytes, int]:
+        """As `host_code` takes them: addresses and values, 64 bits each, and how many bytes of a word count."""
+        addresses = numpy.array(self.addresses, dtype=numpy.int64)
+        return addresses.tobytes(), self.values.astype(numpy.int64).tobytes(), self.size
+
 
 def side_by_side(*stages: Sequence[Words]) -> list[Words]:
     """Several series of stages as one: the first of each together, then the second, and so on.
@@ -149,6 +156,9 @@ def as_expected(*stages: Words, reads: object = None) -> Callable[[], bool]:
 
     The function that is returned holds `reads`, which is to be the objects whose memory it reads.
     """
+    if (compiled := host_code.looks()) is not None:
+        found: Callable[[], bool] = compiled.Words(reads, tuple([one.as_bytes() for one in stages]))
+        return found
     memories = [_memory()[stage.size] for stage in stages for _ in stage.places]
     places = [one for stage in stages for one in stage.places]
     then = [one for stage in stages for one in stage.then]

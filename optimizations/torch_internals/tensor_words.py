@@ -68,6 +68,21 @@ _GRAD, _GRAD_FN, _REQUIRES_GRAD = 40, 48, 144
 
 
 @dataclass(frozen=True, slots=True)
+class _Places:
+    """Some of the places above, for who reads tensors that are not known yet."""
+
+    storage: int = _STORAGE
+    autograd: int = _AUTOGRAD
+    offset: int = _OFFSET
+    memory: int = _MEMORY[0]
+    history: int = _GRAD_FN
+    requires_grad: int = _REQUIRES_GRAD
+
+
+PLACES = _Places()
+
+
+@dataclass(frozen=True, slots=True)
 class _Read:
     """What stands in a tensor's part in C++. `storage` keeps the part of the storage, and not the tensor's memory.
 
@@ -125,9 +140,32 @@ class TensorWords:
         return list({one.keys: one.tensor for one in self._tensors.values()}.values())
 
 
+def looks(tensors: Sequence[torch.Tensor]) -> list[list[tuple[int, int, int]]] | None:
+    """Of each, words of its part in C++ that say how it looks: their places, which bits count, and what stands there.
+
+    None where something of one stands elsewhere. Whether one `requires_grad` is not among them.
+    """
+    read = _read_all(tensors)
+    found = []
+    for tensor in tensors:
+        if (one := read.get(id(tensor))) is None:
+            return None
+        places = _places(tensor.dim())
+        words = dict(zip(places, map(int, one.words), strict=True))
+        if words[_EXTRA]:
+            return None
+        masks = dict.fromkeys(places, _ALL) | {_KIND: _SET}
+        left_out = (_STORAGE, _AUTOGRAD, _OFFSET)
+        found.append([(place, masks[place], words[place]) for place in places if place not in left_out])
+    return found
+
+
+_ALL = (1 << 64) - 1
+
+
 def _read(tensors: Sequence[torch.Tensor]) -> dict[int, _Read]:
     """What stands in these tensors, by their identities; without those of which something may stand elsewhere."""
-    return _read_all(tensors) if _can_be_read() else {}
+    return _read_all(tensors) if can_be_read() else {}
 
 
 def _read_all(tensors: Sequence[torch.Tensor]) -> dict[int, _Read]:
@@ -224,7 +262,7 @@ def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 @functools.cache
-def _can_be_read() -> bool:
+def can_be_read() -> bool:
     """Whether the words are what they should be, and every change shows in them."""
     try:
         obstacle = _obstacle()
@@ -242,7 +280,7 @@ def _obstacle() -> str:
     with torch.inference_mode(False), torch.no_grad():
         if wrong := _elsewhere():
             return f"this build of PyTorch has the {wrong} of a tensor elsewhere"
-        unseen = [index for index, change in enumerate(_CHANGES) if not _is_seen(change)]
+        unseen = [index for index, change in enumerate(CHANGES) if not _is_seen(change)]
     return f"changes {unseen} of a tensor do not show in its words" if unseen else ""
 
 
@@ -250,7 +288,7 @@ class _Other(torch.nn.Parameter):
     """Another class that a parameter may get."""
 
 
-def _sample() -> torch.nn.Parameter:
+def sample() -> torch.nn.Parameter:
     """One of three dimensions that lies behind the start of its memory, with a gradient."""
     made = torch.nn.Parameter(torch.zeros(5, 2, 3, device="cpu", dtype=torch.float32)[1:])
     made.grad = torch.zeros(4, 2, 3, device="cpu", dtype=torch.float32)
@@ -262,7 +300,7 @@ def _elsewhere() -> str:
 
     Before an address is followed it is compared with what PyTorch says: reading at a wrong one would end the process.
     """
-    one, other, plain = _sample(), _sample(), _sample().detach()
+    one, other, plain = sample(), sample(), sample().detach()
     other.grad = None
     part, storage, gradient = one._cdata, one.untyped_storage(), one.grad
     assert gradient is not None
@@ -308,7 +346,7 @@ def _kinds_differ() -> bool:
 
 def _is_seen(change: Callable[[torch.nn.Parameter], object]) -> bool:
     """Whether a change of a parameter is seen, and nothing is before. Who holds it, or its memory, does not matter."""
-    one = _sample()
+    one = sample()
     plain = {id(some): some for some in (one, one.grad) if some is not None}
     unchanged = _unchanged(_read_all(list(plain.values())), {id(one): one.grad})
     del plain
@@ -327,7 +365,7 @@ def _set(name: str, value: Callable[[torch.nn.Parameter], object]) -> Callable[[
     return lambda one: setattr(one, name, value(one))
 
 
-_CHANGES: tuple[Callable[[torch.nn.Parameter], object], ...] = (
+CHANGES: tuple[Callable[[torch.nn.Parameter], object], ...] = (
     _set("data", lambda one: one.detach().clone()),
     _set("data", lambda one: one.detach().half()),
     _set("data", lambda one: one.detach()[1:]),

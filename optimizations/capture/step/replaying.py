@@ -17,18 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from optimizations import torch_internals
+from optimizations import host_code, torch_internals
 from optimizations.capture.step.gradient_holders import taken_by
 from optimizations.capture.step.guard import PROBE_EVERY, SLOW
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.optimizer_states import StatesMoved
 from optimizations.capture.step.steady import anomalies_now
-from optimizations.capture.step.surroundings import KERNELS, watched_by_others
+from optimizations.capture.step.surroundings import KERNELS, settings_of, watched_by_others
 from optimizations.capture.step.watched_entries import UNREADABLE
 from optimizations.torch_internals import hook_registry
 from optimizations.torch_internals.argument_guard import Found, same_call
+from optimizations.torch_internals.argument_words import argument_words, like_each
+from optimizations.torch_internals.dict_entries import DictEntries
 from optimizations.torch_internals.entry_words import EntryWords
 from optimizations.torch_internals.tensor_words import TensorWords
+from optimizations.torch_internals.versions import count_up
 
 if TYPE_CHECKING:
     from optimizations.capture.step.recording import Recording
@@ -159,25 +162,37 @@ def _made(
     parameters = recording.gradients.parameters if expected else ()
     places, states = recording.gradients.places, watch.states
     looked_at = [*watch.tensors, *places.apart_from(expected)]
-    entries = EntryWords(watch.held() if by_words else ())
+    entries = EntryWords(watch.held() if by_words and host_code.looks() is None else ())
     words = TensorWords(looked_at, parameters, expected, entries)
     as_they_are = words.unchanged
 
-    def compare(tensors: Sequence[torch.Tensor]) -> tuple[Callable[[Found], bool], Any]:
+    kinds = like_each(tensors, inputs.recording_inputs)
+    look = None if kinds is None else argument_words(tensors, distinct=arguments.distinct)
+
+    def compare(tensors: Sequence[torch.Tensor]) -> tuple[Callable[[Found], bool], Any, Callable[[], bool]]:
         asked = [one for one in watch.held() if not entries.tells_of(one)]
-        state = looked_at, asked, watch.held_in_dicts(), parameters, expected
-        return same_call(
-            tensors,
-            *state,
+        in_dicts = watch.held_in_dicts()
+        told = DictEntries(in_dicts, asked)
+        same, rest = same_call(
+            tensors if look is None else (),
+            looked_at,
+            asked,
+            in_dicts,
+            parameters,
+            expected,
             unread=watch.held_unread(),
-            settings=KERNELS,
+            settings=() if settings is not None else KERNELS,
             distinct=arguments.distinct,
             no_modes=arguments.no_modes,
             read_apart=words,
+            of_each_kind=kinds if look is not None and kinds is not None else (),
+            told_apart=told,
         )
+        return same, rest, told.unchanged
 
-    same, rest = compare(tensors)
-    pace = Pace(recording.replays, functools.partial(same, (tuple(tensors), rest)))
+    settings = settings_of(KERNELS)
+    same, rest, in_dicts_stand = compare(tensors)
+    pace = Pace(recording.replays, functools.partial(same, (tuple(tensors) if look is None else (), rest)))
     next_look = pace.next_look
     remaining = watch.rest()
     data_ptr, handles = torch.Tensor.data_ptr, hook_registry.HANDLES
@@ -212,21 +227,32 @@ def _made(
     leave = recording.gradients.leave if leaves else None
     bring = recording.gradients.bring if for_held else None
     unheld = None if for_held else recording.gradients.unheld()
-    count_up, counted = torch_internals.increment_version, recording.counted()
+    counted = recording.counted()
+    counts_up = count_up(counted) if counted else None
     keeps_states = bool(states)
     states_stand = states.compared_now()
 
     def serve(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        nonlocal same, rest, next_look
+        nonlocal same, rest, in_dicts_stand, next_look
         found = take(args, kwargs)
-        if found is None or not same((tuple(found), rest)):
+        if found is None:
+            return MISSED
+        if look is None:
+            given: tuple[torch.Tensor, ...] = tuple(found)
+            addresses = None
+        else:
+            given = ()
+            if (addresses := look(found)) is None:
+                return MISSED
+        if not same((given, rest)) or not in_dicts_stand() or not (settings is None or settings()):
             return MISSED
         if anomalies_are() is not anomalies:
             return MISSED
         for one in rare:
             if not one(recording, found):
                 return MISSED
-        addresses = list(map(data_ptr, found))
+        if addresses is None:
+            addresses = list(map(data_ptr, found))
         lie_elsewhere = addresses != inputs.bound_at
         if lie_elsewhere:
             if recording.shares(found) if written else holds_one_at(found, addresses):
@@ -249,8 +275,8 @@ def _made(
         if unheld is not None and not unheld():
             return MISSED
         if recording.replays >= next_look:
-            if pace.is_slow(recording.replays, functools.partial(same, (tuple(found), rest))):
-                same, rest = compare(found)
+            if pace.is_slow(recording.replays, functools.partial(same, (given, rest))):
+                same, rest, in_dicts_stand = compare(found)
             next_look = pace.next_look
 
         # From here on as `Recording.launch`.
@@ -273,8 +299,8 @@ def _made(
             leave()
         if written:
             inputs.give_back(found, written)
-        if counted:
-            count_up(counted)
+        if counts_up is not None:
+            counts_up()
         recording.replays += 1
         if bring is not None and not recording.gradients.for_now:
             recording.steady.none_held(recording)

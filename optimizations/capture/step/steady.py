@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from optimizations import torch_internals
+from optimizations import host_code, torch_internals
 from optimizations.capture.signature import NUMPY, PLAIN, alias_pattern, attributes, exact, fields, is_dataclass
 from optimizations.capture.step.running_values import RunningInputs
 from optimizations.capture.step.surroundings import kernels_now, modes
@@ -107,6 +107,10 @@ _TakeAll = Callable[[tuple[Any, ...], dict[str, Any]], list[Any] | None]
 
 def _taker_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TakeAll:
     """For calls whose arguments are nested like these."""
+    if (compiled := host_code.looks()) is not None:
+        both = _nest(args), _nest(kwargs)
+        found: _TakeAll = _never_taken if None in both else compiled.Nest(*both)
+        return found
     count = len(args)
     if not kwargs and all(isinstance(one, torch.Tensor) for one in args):
         return lambda args, kwargs: None if kwargs or len(args) != count else [*args]
@@ -141,6 +145,32 @@ def _with_running(take: _TakeAll, running: RunningInputs) -> _TakeAll:
         return found if found is not None and running.add_to(found) else None
 
     return take_both
+
+
+def _never_taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+    """For arguments that are taken apart by their signature only."""
+    return None
+
+
+_TENSOR, _SEQUENCE, _DICT, _VALUE, _ASKED = range(5)
+"""Kinds of what stands in a place, as compiled code numbers them."""
+
+
+def _nest(nest: Any) -> tuple[Any, ...] | None:
+    """What looks like `nest`, as compiled code takes it apart; None for kinds that only their signature does."""
+    kind = type(nest)
+    if isinstance(nest, torch.Tensor):
+        return (_TENSOR,)
+    if kind in PLAIN and kind not in (float, complex):
+        return _VALUE, nest
+    if kind in (list, tuple):
+        members = [_nest(member) for member in nest]
+        return None if None in members else (_SEQUENCE, kind, tuple(members))
+    if kind is dict and all(type(key) is str for key in nest):
+        members = [_nest(member) for member in nest.values()]
+        return None if None in members else (_DICT, tuple(nest), tuple(members))
+    take = _taker(nest)
+    return None if take is None else (_ASKED, take)
 
 
 def _never(value: Any, found: list[Any]) -> bool:

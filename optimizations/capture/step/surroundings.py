@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from optimizations import torch_internals
+from optimizations import host_code, torch_internals
 
 
 class _Inside(threading.local):
@@ -83,6 +83,12 @@ float32 products, convolutions and recurrent networks; cuDNN; kinds of attention
 
 def kernels_now() -> tuple[Hashable, ...]:
     return tuple([ask() for ask in KERNELS])
+
+
+def settings_of(functions: tuple[Callable[[], Hashable], ...]) -> Callable[[], bool] | None:
+    """Tells whether these give what they give now; None where there is no compiled code to ask them."""
+    compiled = host_code.looks()
+    return None if compiled is None else compiled.Settings(functions, tuple([ask() for ask in functions]))
 
 
 def ambient() -> Hashable:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizations.appliers.cubin_cache import Compiled, CubinCache, default_directory
+from optimizations.compiled_cache import Compiled, CompiledCache, default_directory
 
 
 class Builder:
@@ -27,14 +27,14 @@ class Builder:
         return Compiled(self.image, "Used 4 registers")
 
 
-def only_file(cache: CubinCache) -> Path:
+def only_file(cache: CompiledCache) -> Path:
     (path,) = cache.directory.iterdir()
     return path
 
 
 @given(image=st.binary(max_size=200), said=st.text(max_size=50))
 def test_what_was_stored_comes_back(tmp_path_factory: pytest.TempPathFactory, image: bytes, said: str) -> None:
-    cache = CubinCache(tmp_path_factory.mktemp("cache"))
+    cache = CompiledCache(tmp_path_factory.mktemp("cache"))
     stored = Compiled(image, said)
     cache.get_or_build(("key",), lambda: stored)
 
@@ -45,7 +45,7 @@ def test_what_was_stored_comes_back(tmp_path_factory: pytest.TempPathFactory, im
 
 
 def test_any_part_of_the_key_makes_another_entry(tmp_path: Path) -> None:
-    cache, builder = CubinCache(tmp_path), Builder()
+    cache, builder = CompiledCache(tmp_path), Builder()
     keys = [("ab", "c"), ("a", "bc"), ("ab",), ("ab", "c", ""), ("ab", "d")]
     for key in keys + keys:
         cache.get_or_build(key, builder)
@@ -78,7 +78,7 @@ def other_format(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("spoil", [spoil_image, spoil_log, truncate, empty, other_json, other_format])
 def test_a_damaged_entry_is_built_again(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
-    cache, builder = CubinCache(tmp_path), Builder()
+    cache, builder = CompiledCache(tmp_path), Builder()
     cache.get_or_build(("key",), builder)
     path = only_file(cache)
     spoiled = spoil(path.read_bytes())
@@ -91,7 +91,7 @@ def test_a_damaged_entry_is_built_again(tmp_path: Path, spoil: Callable[[bytes],
 
 
 def test_a_failed_build_stores_nothing(tmp_path: Path) -> None:
-    cache = CubinCache(tmp_path)
+    cache = CompiledCache(tmp_path)
 
     def fail() -> Compiled:
         raise ValueError("no")
@@ -102,7 +102,7 @@ def test_a_failed_build_stores_nothing(tmp_path: Path) -> None:
 
 
 def test_entries_unused_for_longest_go_when_the_folder_is_full(tmp_path: Path) -> None:
-    cache, builder = CubinCache(tmp_path, limit_bytes=3500), Builder(bytes(1000))
+    cache, builder = CompiledCache(tmp_path, limit_bytes=3500), Builder(bytes(1000))
     for age, key in enumerate(("a", "b", "c")):
         cache.get_or_build((key,), builder)
         newest = max(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
@@ -117,7 +117,7 @@ def test_entries_unused_for_longest_go_when_the_folder_is_full(tmp_path: Path) -
 
 
 def test_an_entry_larger_than_the_limit_is_kept_until_the_next(tmp_path: Path) -> None:
-    cache, builder = CubinCache(tmp_path, limit_bytes=10), Builder(bytes(100))
+    cache, builder = CompiledCache(tmp_path, limit_bytes=10), Builder(bytes(100))
     cache.get_or_build(("a",), builder)
     cache.get_or_build(("a",), builder)
     assert builder.builds == 1
@@ -129,9 +129,9 @@ def test_a_folder_that_cannot_be_made_costs_only_the_next_build(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    cache, builder = CubinCache(tmp_path / "file" / "cache"), Builder()
+    cache, builder = CompiledCache(tmp_path / "file" / "cache"), Builder()
     assert cache.get_or_build(("key",), builder).image == b"cubin"
-    assert "cannot store a compiled kernel" in caplog.text
+    assert "cannot store compiled code" in caplog.text
 
 
 def test_a_full_disk_leaves_no_part_of_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_a_full_disk_leaves_no_part_of_an_entry(tmp_path: Path, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    assert CubinCache(tmp_path).get_or_build(("key",), Builder()).image == b"cubin"
+    assert CompiledCache(tmp_path).get_or_build(("key",), Builder()).image == b"cubin"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -159,7 +159,7 @@ os.environ.pop("HOME", None), os.environ.pop("XDG_CACHE_HOME", None), os.environ
 def unknown(uid):
     raise KeyError(f"getpwuid(): uid not found: {uid}")
 pwd.getpwuid = unknown
-from optimizations.appliers.cubin_cache import default_directory
+from optimizations.compiled_cache import default_directory
 assert default_directory() == default_directory()
 default_directory().mkdir()
 print(default_directory())

@@ -1,8 +1,9 @@
-"""Compiled kernels on disk, found by their content: what was compiled, for what, by what, and how.
+"""Compiled code on disk, kernels for the GPU and modules for Python, found by its content: what was compiled, for what,
+by what, and how.
 
-An entry is one file, named by the SHA-256 of its key: a line of JSON with the compiler's log and a digest, then the
-cubin. Files are written atomically, so processes may share a folder. A file that does not match its digest is built
-again. When the folder grows over its limit, the files that were not used for longest go.
+An entry is one file, named by the SHA-256 of its key: a line of JSON with the compiler's log and a digest, then what
+was compiled. Files are written atomically, so processes may share a folder. A file that does not match its digest is
+built again. When the folder grows over its limit, the files that were not used for longest go.
 """
 
 from __future__ import annotations
@@ -27,25 +28,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A cubin and what the compiler said while making it."""
+    """Code, a cubin as a rule, and what the compiler said while making it."""
 
     image: bytes
     compiler_log: str
 
 
-def default_directory() -> Path:
-    """`$ENCORE_CACHE_DIR/cubins`, else `encore/cubins` in the user's cache folder."""
+def default_directory(kind: str = "cubins") -> Path:
+    """For code of this kind: `$ENCORE_CACHE_DIR/cubins`, else `encore/cubins` in the user's cache folder."""
     chosen = os.environ.get("ENCORE_CACHE_DIR")
     if chosen:
-        return Path(chosen) / "cubins"
-    return user_cache() / "cubins"
+        return Path(chosen) / kind
+    return user_cache() / kind
 
 
-class CubinCache:
-    """A folder of compiled kernels of at most `limit_bytes` (the entry just stored may exceed it alone)."""
+class CompiledCache:
+    """A folder of compiled code of at most `limit_bytes` (the entry just stored may exceed it alone)."""
 
-    def __init__(self, directory: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+    def __init__(self, directory: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES, suffix: str = SUFFIX) -> None:
         self.directory = directory
+        self._suffix = suffix
         self.limit_bytes = limit_bytes
 
     def get_or_build(self, key: Sequence[str], build: Callable[[], Compiled]) -> Compiled:
@@ -64,11 +66,11 @@ class CubinCache:
             write_atomically(path, _encode(compiled))
             self._evict(keep=path)
         except OSError as error:
-            log.warning("cannot store a compiled kernel in %s: %s", self.directory, error)
+            log.warning("cannot store compiled code in %s: %s", self.directory, error)
         return compiled
 
     def _path(self, key: Sequence[str]) -> Path:
-        return self.directory / f"{hashlib.sha256(json.dumps(list(key)).encode()).hexdigest()}{SUFFIX}"
+        return self.directory / f"{hashlib.sha256(json.dumps(list(key)).encode()).hexdigest()}{self._suffix}"
 
     def _evict(self, keep: Path) -> None:
         """Remove files, those unused for longest first, until the rest fits. A reader's hit renews a file's time."""

@@ -1,0 +1,643 @@
+/* Looks at what a replay depends on, without Python: `optimizations.host_code` says when and by whom it is compiled.
+
+   Everything here compares. Which words of memory, and what they mean, is the business of whoever makes these objects;
+   they hold the objects whose memory they read. Nothing gives Python's lock away, and nothing allocates but the lists
+   that `Looks` and `Arguments` return. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Watchers of dicts came with 3.12, and what 3.12 called the version of a dict left with 3.14. */
+#define HAS_WATCHERS (PY_VERSION_HEX >= 0x030C0000)
+#define HAS_VERSIONS (PY_VERSION_HEX < 0x030E0000)
+#define AHEAD 24 /* Entries of a table that are asked for before they are needed. */
+
+static uint64_t word_at(uint64_t address) {
+    uint64_t found;
+    memcpy(&found, (const void *)(uintptr_t)address, sizeof found);
+    return found;
+}
+
+/* The numbers of a bytes object, as many as it has. -1 with an error where it is none. */
+static Py_ssize_t numbers_of(PyObject *given, const uint64_t **found) {
+    char *start;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(given, &start, &size) < 0) return -1;
+    *found = (const uint64_t *)start;
+    return size / (Py_ssize_t)sizeof(uint64_t);
+}
+
+/* What all of these types begin with. `held` is a tuple of what they read, which they keep alive. */
+#define HEAD PyObject_HEAD vectorcallfunc call; PyObject *held;
+typedef struct { HEAD } Holder;
+
+static int holder_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(((Holder *)self)->held);
+    return 0;
+}
+
+/* What these hold is a tuple: a circle through one ends where something else in it is cleared. */
+static int nothing_to_clear(PyObject *self) { return 0; }
+
+static void holder_free(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    Py_CLEAR(((Holder *)self)->held);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyObject *no_arguments(void) {
+    PyErr_SetString(PyExc_TypeError, "it is called without arguments");
+    return NULL;
+}
+
+/* --- Words: whether words of memory, or halves of such, are what they should be, stage by stage. --- */
+
+/* So many words, or one half if `count` is 0, beginning at an address. Their values follow each other. */
+typedef struct { uint64_t address; uint64_t count; } Run;
+typedef struct { HEAD Py_ssize_t runs_count, values_count; Run *runs; uint64_t *values; } Words;
+
+static int words_hold(const Words *self) {
+    const uint64_t *wanted = self->values;
+    const Run *end = self->runs + self->runs_count;
+    for (const Run *run = self->runs; run < end; run++) {
+        if (run + AHEAD < end) __builtin_prefetch((const void *)(uintptr_t)run[AHEAD].address);
+        if (run->count == 0) {
+            uint32_t half;
+            memcpy(&half, (const void *)(uintptr_t)run->address, sizeof half);
+            if (half != (uint32_t)*wanted++) return 0;
+            continue;
+        }
+        uint64_t differs = 0;
+        for (uint64_t index = 0; index < run->count; index++, wanted++)
+            differs |= word_at(run->address + index * sizeof(uint64_t)) ^ *wanted;
+        if (differs) return 0;
+    }
+    return 1;
+}
+
+/* Room for so many words more. -1 with an error where there is none. */
+static int words_grow(Words *self, Py_ssize_t more) {
+    Run *runs = PyMem_Realloc(self->runs, (size_t)(self->runs_count + more + 1) * sizeof *runs);
+    if (runs) self->runs = runs;
+    uint64_t *values = PyMem_Realloc(self->values, (size_t)(self->values_count + more + 1) * sizeof *values);
+    if (values) self->values = values;
+    if (runs && values) return 0;
+    PyErr_NoMemory();
+    return -1;
+}
+
+static PyObject *words_call(PyObject *self, PyObject *const *args, size_t count, PyObject *names) {
+    if (PyVectorcall_NARGS(count) || names) return no_arguments();
+    return PyBool_FromLong(words_hold((Words *)self));
+}
+
+/* Words(held, ((addresses, values, size), ...)): bytes of 64 bits each, and how many bytes of each word count. */
+static PyObject *words_new(PyTypeObject *type, PyObject *args, PyObject *names) {
+    PyObject *held, *stages;
+    if (!PyArg_ParseTuple(args, "OO!", &held, &PyTuple_Type, &stages)) return NULL;
+    Words *self = (Words *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->call = words_call;
+    Py_INCREF(held);
+    self->held = held;
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(stages); index++) {
+        PyObject *addresses, *values;
+        const uint64_t *where, *what;
+        int size;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(stages, index), "SSi", &addresses, &values, &size)) goto failed;
+        Py_ssize_t count = numbers_of(addresses, &where);
+        if (numbers_of(values, &what) != count || (size != 4 && size != 8)) {
+            PyErr_SetString(PyExc_ValueError, "as many values as addresses, of 4 or 8 bytes");
+            goto failed;
+        }
+        if (words_grow(self, count) < 0) goto failed;
+        for (Py_ssize_t one = 0; one < count; one++) {
+            Run *last = self->runs + self->runs_count - 1;
+            int follows = one && size == 8 && last->address + last->count * sizeof(uint64_t) == where[one];
+            if (follows) last->count++;
+            else self->runs[self->runs_count++] = (Run){where[one], size == 8};
+            self->values[self->values_count++] = what[one];
+        }
+    }
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int words_clear(PyObject *self) {
+    ((Words *)self)->runs_count = 0; /* nothing is read any more of what may be gone */
+    Py_CLEAR(((Words *)self)->held);
+    return 0;
+}
+
+static void words_free(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    words_clear(self);
+    PyMem_Free(((Words *)self)->runs);
+    PyMem_Free(((Words *)self)->values);
+    Py_TYPE(self)->tp_free(self);
+}
+
+/* --- Entries: whether dicts hold the very objects they held, asked of those only that were written since. --- */
+
+static uint64_t writes = 1; /* into any dict that is watched */
+static int watcher = -1;
+
+typedef struct { PyObject *dict; uint64_t version; Py_ssize_t size; PyObject *keys, *values, *absent; } Dict;
+typedef struct {
+    HEAD Py_ssize_t count; Dict *dicts; uint64_t seen; int watched, by_versions;
+    PyObject *lists, *cells, *sets;
+} Entries;
+
+#if HAS_WATCHERS
+static int written(PyDict_WatchEvent event, PyObject *dict, PyObject *key, PyObject *value) {
+    writes++;
+    return 0;
+}
+#endif
+
+static uint64_t version_of(PyObject *dict) {
+#if HAS_VERSIONS
+    return ((PyDictObject *)dict)->ma_version_tag;
+#else
+    return 0;
+#endif
+}
+
+static int dict_holds(const Dict *one) {
+    if (one->size >= 0 && PyDict_GET_SIZE(one->dict) != one->size) return 0;
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(one->keys); index++) {
+        PyObject *found = PyDict_GetItemWithError(one->dict, PyTuple_GET_ITEM(one->keys, index));
+        if (found != PyTuple_GET_ITEM(one->values, index)) return PyErr_Occurred() ? -1 : 0;
+    }
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(one->absent); index++) {
+        int found = PyDict_Contains(one->dict, PyTuple_GET_ITEM(one->absent, index));
+        if (found) return found < 0 ? -1 : 0;
+    }
+    return 1;
+}
+
+/* Lists and cells are compared in each call: what stands there is an array of addresses, and one. */
+static int others_hold(const Entries *self) {
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(self->lists); index++) {
+        PyObject *one = PyTuple_GET_ITEM(self->lists, index);
+        PyListObject *list = (PyListObject *)PyTuple_GET_ITEM(one, 0);
+        PyTupleObject *values = (PyTupleObject *)PyTuple_GET_ITEM(one, 1);
+        Py_ssize_t size = Py_SIZE(values);
+        if (Py_SIZE(list) != size) return 0;
+        if (size && memcmp(list->ob_item, values->ob_item, (size_t)size * sizeof(PyObject *))) return 0;
+    }
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(self->cells); index++) {
+        PyObject *one = PyTuple_GET_ITEM(self->cells, index);
+        if (PyCell_GET(PyTuple_GET_ITEM(one, 0)) != PyTuple_GET_ITEM(one, 1)) return 0;
+    }
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(self->sets); index++)
+        if (PySet_GET_SIZE(PyTuple_GET_ITEM(self->sets, index))) return 0;
+    return 1;
+}
+
+static PyObject *entries_call(PyObject *object, PyObject *const *args, size_t count, PyObject *names) {
+    if (PyVectorcall_NARGS(count) || names) return no_arguments();
+    Entries *self = (Entries *)object;
+    if (!others_hold(self)) Py_RETURN_FALSE;
+    if (self->watched && self->seen == writes) Py_RETURN_TRUE;
+    uint64_t now = writes;
+    for (Py_ssize_t index = 0; index < self->count; index++) {
+        Dict *one = self->dicts + index;
+        uint64_t version = version_of(one->dict);
+        if (self->by_versions && version == one->version) continue;
+        int holds = dict_holds(one);
+        if (holds < 0) return NULL;
+        if (!holds) Py_RETURN_FALSE;
+        one->version = version;
+    }
+    self->seen = now;
+    Py_RETURN_TRUE;
+}
+
+static int entries_clear(PyObject *object) {
+    Entries *self = (Entries *)object;
+    Py_ssize_t count = self->count;
+    self->count = 0;
+    for (Py_ssize_t index = 0; index < count; index++) {
+        Py_CLEAR(self->dicts[index].dict);
+        Py_CLEAR(self->dicts[index].keys);
+        Py_CLEAR(self->dicts[index].values);
+        Py_CLEAR(self->dicts[index].absent);
+    }
+    return 0;
+}
+
+/* Whether each of a tuple is a pair of an object of this type and another one, a tuple where `tuples` says so. */
+static int are_pairs(PyObject *given, PyTypeObject *type, int tuples) {
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(given); index++) {
+        PyObject *one = PyTuple_GET_ITEM(given, index);
+        if (!PyTuple_Check(one) || PyTuple_GET_SIZE(one) != 2 || !Py_IS_TYPE(PyTuple_GET_ITEM(one, 0), type)) return 0;
+        if (tuples && !PyTuple_CheckExact(PyTuple_GET_ITEM(one, 1))) return 0;
+    }
+    return 1;
+}
+
+static int are_sets(PyObject *given) {
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(given); index++)
+        if (!Py_IS_TYPE(PyTuple_GET_ITEM(given, index), &PySet_Type)) return 0;
+    return 1;
+}
+
+/* Entries(((dict, size, keys, values, absent), ...), by_versions, watched, ((list, values), ...), ((cell, value), ...),
+   (set, ...)): a size of -1 is any; keys, values and what is absent are tuples; sets are to be empty.
+   `by_versions`: a dict whose version is as it was is as it was. `watched`: Python tells when one is written. */
+static PyObject *entries_new(PyTypeObject *type, PyObject *args, PyObject *names) {
+    PyObject *given, *lists, *cells, *sets;
+    int by_versions, watched;
+    if (!PyArg_ParseTuple(args, "O!ppO!O!O!", &PyTuple_Type, &given, &by_versions, &watched, &PyTuple_Type, &lists,
+                          &PyTuple_Type, &cells, &PyTuple_Type, &sets))
+        return NULL;
+    if (!are_pairs(lists, &PyList_Type, 1) || !are_pairs(cells, &PyCell_Type, 0) || !are_sets(sets)) {
+        PyErr_SetString(PyExc_TypeError, "lists with tuples of their values, cells with their contents, and sets");
+        return NULL;
+    }
+    Entries *self = (Entries *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->call = entries_call;
+    Py_INCREF(lists), Py_INCREF(cells), Py_INCREF(sets);
+    self->lists = lists, self->cells = cells, self->sets = sets;
+    self->by_versions = by_versions && HAS_VERSIONS;
+    self->watched = watched && watcher >= 0;
+    Py_ssize_t count = PyTuple_GET_SIZE(given);
+    if (!(self->dicts = PyMem_Calloc((size_t)count + 1, sizeof(Dict)))) { PyErr_NoMemory(); goto failed; }
+    for (Py_ssize_t index = 0; index < count; index++) {
+        Dict one = {0};
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, index), "O!nO!O!O!", &PyDict_Type, &one.dict, &one.size,
+                              &PyTuple_Type, &one.keys, &PyTuple_Type, &one.values, &PyTuple_Type, &one.absent))
+            goto failed;
+        if (PyTuple_GET_SIZE(one.keys) != PyTuple_GET_SIZE(one.values)) {
+            PyErr_SetString(PyExc_ValueError, "as many values as keys");
+            goto failed;
+        }
+        one.version = ~(uint64_t)0; /* none: it is compared at first */
+        Py_INCREF(one.dict), Py_INCREF(one.keys), Py_INCREF(one.values), Py_INCREF(one.absent);
+        self->dicts[self->count++] = one;
+#if HAS_WATCHERS
+        if (self->watched && PyDict_Watch(watcher, one.dict) < 0) goto failed;
+#endif
+    }
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int entries_traverse(PyObject *object, visitproc visit, void *arg) {
+    Entries *self = (Entries *)object;
+    for (Py_ssize_t index = 0; index < self->count; index++) {
+        Py_VISIT(self->dicts[index].dict);
+        Py_VISIT(self->dicts[index].keys);
+        Py_VISIT(self->dicts[index].values);
+        Py_VISIT(self->dicts[index].absent);
+    }
+    Py_VISIT(self->lists);
+    Py_VISIT(self->cells);
+    Py_VISIT(self->sets);
+    return 0;
+}
+
+static void entries_free(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    entries_clear(self);
+    Py_CLEAR(((Entries *)self)->lists);
+    Py_CLEAR(((Entries *)self)->cells);
+    Py_CLEAR(((Entries *)self)->sets);
+    PyMem_Free(((Entries *)self)->dicts);
+    Py_TYPE(self)->tp_free(self);
+}
+
+/* --- Looks: whether tensors look as others did, and where they lie. --- */
+
+typedef struct { PyObject *kind; int64_t item_bytes; int requires_grad; Py_ssize_t start, end; } Look;
+typedef struct { int64_t place; uint64_t mask, value; } Masked;
+typedef struct { int64_t part, storage, autograd, offset, memory, forbidden, history, requires_grad; } Places;
+typedef struct {
+    HEAD Py_ssize_t count; Look *looks; Masked *words; Places at; uint64_t forbidden; int distinct;
+} Looks;
+
+static int64_t address_of(const Looks *self, const Look *look, PyObject *tensor) {
+    if ((PyObject *)Py_TYPE(tensor) != look->kind) return -1;
+    uint64_t part = word_at((uint64_t)(uintptr_t)tensor + (uint64_t)self->at.part);
+    if (!part) return -1;
+    for (const Masked *one = self->words + look->start; one < self->words + look->end; one++)
+        if ((word_at(part + (uint64_t)one->place) & one->mask) != one->value) return -1;
+    uint64_t autograd = word_at(part + (uint64_t)self->at.autograd);
+    int requires_grad = autograd && ((word_at(autograd + (uint64_t)self->at.requires_grad) & 1) ||
+                                     word_at(autograd + (uint64_t)self->at.history));
+    uint64_t storage = word_at(part + (uint64_t)self->at.storage);
+    if (requires_grad != look->requires_grad || !storage) return -1;
+    if (word_at(storage + (uint64_t)self->at.forbidden) & self->forbidden) return -1;
+    uint64_t start = word_at(storage + (uint64_t)self->at.memory);
+    return start ? (int64_t)(start + word_at(part + (uint64_t)self->at.offset) * (uint64_t)look->item_bytes) : -1;
+}
+
+/* A list of where these tensors lie; None where one looks otherwise, or that is not known. */
+static PyObject *addresses_of(const Looks *self, PyObject *tensors) {
+    if (PyList_GET_SIZE(tensors) != self->count) Py_RETURN_NONE;
+    PyObject *addresses = PyList_New(self->count);
+    if (!addresses) return NULL;
+    for (Py_ssize_t index = 0; index < self->count; index++) {
+        PyObject *tensor = PyList_GET_ITEM(tensors, index);
+        int64_t address = address_of(self, self->looks + index, tensor);
+        for (Py_ssize_t other = 0; self->distinct && other < index; other++)
+            if (PyList_GET_ITEM(tensors, other) == tensor) address = -1;
+        PyObject *number = address < 0 ? NULL : PyLong_FromLongLong(address);
+        if (!number) {
+            Py_DECREF(addresses);
+            if (address < 0) Py_RETURN_NONE;
+            return NULL;
+        }
+        PyList_SET_ITEM(addresses, index, number);
+    }
+    return addresses;
+}
+
+static PyObject *looks_call(PyObject *self, PyObject *const *args, size_t count, PyObject *names) {
+    if (PyVectorcall_NARGS(count) == 1 && !names && PyList_Check(args[0])) return addresses_of((Looks *)self, args[0]);
+    PyErr_SetString(PyExc_TypeError, "it is called with a list of tensors");
+    return NULL;
+}
+
+static int looks_clear(PyObject *self) {
+    ((Looks *)self)->count = 0;
+    Py_CLEAR(((Looks *)self)->held);
+    return 0;
+}
+
+static void looks_free(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    looks_clear(self);
+    PyMem_Free(((Looks *)self)->looks);
+    PyMem_Free(((Looks *)self)->words);
+    Py_TYPE(self)->tp_free(self);
+}
+
+/* Looks(((class, item_bytes, requires_grad, words), ...), places, forbidden, distinct).
+
+   `words` are bytes of 64 bits each: a place in a tensor's part in C++, a mask, and what stands there under it, and so
+   on. `places`: bytes of what `Places` has. `forbidden`: bits of the storage's word there that are not set. `distinct`:
+   no tensor stands twice. It gives a list of addresses; None where a tensor looks otherwise, or that is not known. */
+static PyObject *looks_new(PyTypeObject *type, PyObject *args, PyObject *names) {
+    PyObject *given, *places;
+    unsigned long long forbidden;
+    int distinct;
+    if (!PyArg_ParseTuple(args, "O!SKp", &PyTuple_Type, &given, &places, &forbidden, &distinct)) return NULL;
+    if (PyBytes_GET_SIZE(places) != sizeof(Places)) {
+        PyErr_SetString(PyExc_ValueError, "as many places as there are");
+        return NULL;
+    }
+    Looks *self = (Looks *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->call = looks_call;
+    memcpy(&self->at, PyBytes_AS_STRING(places), sizeof(Places));
+    self->forbidden = forbidden;
+    self->distinct = distinct;
+    Py_INCREF(given);
+    self->held = given;
+    Py_ssize_t count = PyTuple_GET_SIZE(given), end = 0;
+    if (!(self->looks = PyMem_Calloc((size_t)count + 1, sizeof(Look)))) { PyErr_NoMemory(); goto failed; }
+    for (Py_ssize_t index = 0; index < count; index++) {
+        Look one = {.start = end};
+        PyObject *words;
+        const uint64_t *numbers;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, index), "OLpS", &one.kind, &one.item_bytes, &one.requires_grad,
+                              &words))
+            goto failed;
+        Py_ssize_t found = numbers_of(words, &numbers) / 3;
+        Masked *all = PyMem_Realloc(self->words, (size_t)(end + found + 1) * sizeof *all);
+        if (!all) { PyErr_NoMemory(); goto failed; }
+        self->words = all;
+        for (Py_ssize_t word = 0; word < found; word++, numbers += 3)
+            all[end++] = (Masked){(int64_t)numbers[0], numbers[1], numbers[2]};
+        one.end = end;
+        self->looks[self->count++] = one;
+    }
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+/* --- Nest: the tensors of a call whose arguments are nested like those of another. --- */
+
+enum { TENSOR, SEQUENCE, DICT, VALUE, ASKED };
+
+/* 1 and the tensors of a value in a list, 0 if it is nested otherwise, -1 with an error. */
+static int taken(PyObject *node, PyObject *value, PyObject *found) {
+    switch (PyLong_AsLong(PyTuple_GET_ITEM(node, 0))) {
+    case TENSOR:
+        return PyList_Append(found, value) < 0 ? -1 : 1;
+    case SEQUENCE: {
+        PyObject *members = PyTuple_GET_ITEM(node, 2);
+        Py_ssize_t size = PyTuple_GET_SIZE(members);
+        if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(node, 1)) return 0;
+        int is_list = PyList_CheckExact(value);
+        for (Py_ssize_t index = 0; index < size; index++) { /* what is asked may be Python, and change a list */
+            if (Py_SIZE(value) != size) return 0;
+            PyObject *one = is_list ? PyList_GET_ITEM(value, index) : PyTuple_GET_ITEM(value, index);
+            Py_INCREF(one);
+            int fits = taken(PyTuple_GET_ITEM(members, index), one, found);
+            Py_DECREF(one);
+            if (fits <= 0) return fits;
+        }
+        return Py_SIZE(value) == size;
+    }
+    case DICT: {
+        PyObject *keys = PyTuple_GET_ITEM(node, 1), *members = PyTuple_GET_ITEM(node, 2), *key, *one;
+        Py_ssize_t size = PyTuple_GET_SIZE(keys), place = 0, index = 0;
+        if (!PyDict_CheckExact(value) || PyDict_GET_SIZE(value) != size) return 0;
+        while (index < size && PyDict_Next(value, &place, &key, &one)) {
+            PyObject *wanted = PyTuple_GET_ITEM(keys, index);
+            if (key != wanted && (!PyUnicode_CheckExact(key) || PyUnicode_Compare(key, wanted))) return 0;
+            Py_INCREF(one);
+            int fits = taken(PyTuple_GET_ITEM(members, index++), one, found);
+            Py_DECREF(one);
+            if (fits <= 0) return fits;
+        }
+        return index == size;
+    }
+    case VALUE: {
+        PyObject *wanted = PyTuple_GET_ITEM(node, 1);
+        if (value == wanted) return 1;
+        return Py_TYPE(value) == Py_TYPE(wanted) ? PyObject_RichCompareBool(value, wanted, Py_EQ) : 0;
+    }
+    default: {
+        PyObject *fits = PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(node, 1), value, found, NULL);
+        int is_so = fits ? PyObject_IsTrue(fits) : -1;
+        Py_XDECREF(fits);
+        return is_so;
+    }
+    }
+}
+
+/* nest(args, kwargs): a list of the tensors, None where they are nested otherwise. */
+static PyObject *nest_call(PyObject *self, PyObject *const *args, size_t count, PyObject *names) {
+    if (PyVectorcall_NARGS(count) != 2 || names) {
+        PyErr_SetString(PyExc_TypeError, "it is called with the positional and the named arguments of a call");
+        return NULL;
+    }
+    PyObject *found = PyList_New(0);
+    if (!found) return NULL;
+    for (int index = 0; index < 2; index++) {
+        int fits = taken(PyTuple_GET_ITEM(((Holder *)self)->held, index), args[index], found);
+        if (fits > 0) continue;
+        Py_DECREF(found);
+        if (fits < 0) return NULL;
+        Py_RETURN_NONE;
+    }
+    return found;
+}
+
+/* Whether a tuple says of each place in a nest what has to stand there, as `taken` reads it. */
+static int is_nest(PyObject *node) {
+    if (!PyTuple_CheckExact(node) || !PyTuple_GET_SIZE(node) || !PyLong_CheckExact(PyTuple_GET_ITEM(node, 0))) return 0;
+    long kind = PyLong_AsLong(PyTuple_GET_ITEM(node, 0));
+    if (kind == TENSOR) return PyTuple_GET_SIZE(node) == 1;
+    if (kind == VALUE || kind == ASKED) return PyTuple_GET_SIZE(node) == 2;
+    if ((kind != SEQUENCE && kind != DICT) || PyTuple_GET_SIZE(node) != 3) return 0;
+    PyObject *first = PyTuple_GET_ITEM(node, 1), *members = PyTuple_GET_ITEM(node, 2);
+    if (!PyTuple_CheckExact(members)) return 0;
+    if (kind == SEQUENCE && first != (PyObject *)&PyTuple_Type && first != (PyObject *)&PyList_Type) return 0;
+    if (kind == DICT && (!PyTuple_CheckExact(first) || PyTuple_GET_SIZE(first) != PyTuple_GET_SIZE(members))) return 0;
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(members); index++) {
+        if (kind == DICT && !PyUnicode_CheckExact(PyTuple_GET_ITEM(first, index))) return 0;
+        if (!is_nest(PyTuple_GET_ITEM(members, index))) return 0;
+    }
+    return 1;
+}
+
+/* Nest(args, kwargs): (TENSOR,), (SEQUENCE, list or tuple, members), (DICT, keys, members) of an exact dict,
+   (VALUE, value), or (ASKED, function of a value and a list, which appends its tensors and says whether it fits). */
+static PyObject *nest_new(PyTypeObject *type, PyObject *args, PyObject *names) {
+    PyObject *positional, *named;
+    if (!PyArg_ParseTuple(args, "OO", &positional, &named)) return NULL;
+    if (!is_nest(positional) || !is_nest(named)) {
+        PyErr_SetString(PyExc_TypeError, "what stands in each place of the arguments, as tuples");
+        return NULL;
+    }
+    Holder *self = (Holder *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->call = nest_call;
+    if (!(self->held = PyTuple_Pack(2, positional, named))) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+/* --- Versions: counts up the versions of tensors. --- */
+
+typedef struct { HEAD Py_ssize_t part, counter, version; } Versions;
+
+static PyObject *versions_call(PyObject *object, PyObject *const *args, size_t count, PyObject *names) {
+    if (PyVectorcall_NARGS(count) || names) return no_arguments();
+    Versions *self = (Versions *)object;
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(self->held); index++) {
+        uint64_t tensor = (uint64_t)(uintptr_t)PyTuple_GET_ITEM(self->held, index);
+        uint64_t part = word_at(tensor + (uint64_t)self->part);
+        uint64_t counter = part ? word_at(part + (uint64_t)self->counter) : 0;
+        if (counter) __atomic_fetch_add((uint32_t *)(uintptr_t)(counter + (uint64_t)self->version), 1, __ATOMIC_SEQ_CST);
+    }
+    Py_RETURN_NONE;
+}
+
+/* Versions(tensors, part, counter, version): where an object has its part in C++, that its counter, and that its count.
+   What has no counter counts none. */
+static PyObject *versions_new(PyTypeObject *type, PyObject *args, PyObject *names) {
+    PyObject *tensors;
+    Py_ssize_t part, counter, version;
+    if (!PyArg_ParseTuple(args, "O!nnn", &PyTuple_Type, &tensors, &part, &counter, &version)) return NULL;
+    Versions *self = (Versions *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->call = versions_call;
+    self->part = part, self->counter = counter, self->version = version;
+    Py_INCREF(tensors);
+    self->held = tensors;
+    return (PyObject *)self;
+}
+
+/* --- Settings: whether functions give what they gave. --- */
+
+static PyObject *settings_call(PyObject *object, PyObject *const *args, size_t count, PyObject *names) {
+    if (PyVectorcall_NARGS(count) || names) return no_arguments();
+    PyObject *functions = PyTuple_GET_ITEM(((Holder *)object)->held, 0);
+    PyObject *values = PyTuple_GET_ITEM(((Holder *)object)->held, 1);
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(functions); index++) {
+        PyObject *found = PyObject_CallNoArgs(PyTuple_GET_ITEM(functions, index));
+        if (!found) return NULL;
+        PyObject *wanted = PyTuple_GET_ITEM(values, index);
+        int same = found == wanted;
+        if (!same && Py_TYPE(found) == Py_TYPE(wanted)) same = PyObject_RichCompareBool(found, wanted, Py_EQ);
+        Py_DECREF(found);
+        if (same < 0) return NULL;
+        if (!same) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+/* Settings(functions, values): tuples of the same length. */
+static PyObject *settings_new(PyTypeObject *type, PyObject *args, PyObject *names) {
+    PyObject *functions, *values;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &functions, &PyTuple_Type, &values)) return NULL;
+    if (PyTuple_GET_SIZE(functions) != PyTuple_GET_SIZE(values)) {
+        PyErr_SetString(PyExc_ValueError, "as many values as functions");
+        return NULL;
+    }
+    Holder *self = (Holder *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->call = settings_call;
+    if (!(self->held = PyTuple_Pack(2, functions, values))) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+#define TYPE(variable, name, structure, make, clear, traverse, release)                                             \
+    static PyTypeObject variable = {                                                                                 \
+        PyVarObject_HEAD_INIT(NULL, 0).tp_name = "encore_looks." name,                                               \
+        .tp_basicsize = sizeof(structure),                                                                           \
+        .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,                            \
+        .tp_vectorcall_offset = offsetof(Holder, call),                                                              \
+        .tp_call = PyVectorcall_Call,                                                                                \
+        .tp_new = make,                                                                                              \
+        .tp_traverse = traverse,                                                                                     \
+        .tp_clear = clear,                                                                                           \
+        .tp_dealloc = release,                                                                                       \
+    }
+
+TYPE(words_type, "Words", Words, words_new, words_clear, holder_traverse, words_free);
+TYPE(entries_type, "Entries", Entries, entries_new, entries_clear, entries_traverse, entries_free);
+TYPE(looks_type, "Looks", Looks, looks_new, looks_clear, holder_traverse, looks_free);
+TYPE(settings_type, "Settings", Holder, settings_new, nothing_to_clear, holder_traverse, holder_free);
+TYPE(nest_type, "Nest", Holder, nest_new, nothing_to_clear, holder_traverse, holder_free);
+TYPE(versions_type, "Versions", Versions, versions_new, nothing_to_clear, holder_traverse, holder_free);
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "encore_looks", .m_size = -1};
+
+PyMODINIT_FUNC PyInit_encore_looks(void) {
+    PyObject *module = PyModule_Create(&definition);
+    if (!module) return NULL;
+    PyTypeObject *types[] = {&words_type, &entries_type, &looks_type, &settings_type, &nest_type, &versions_type};
+    for (size_t index = 0; index < sizeof types / sizeof *types; index++) {
+        if (PyModule_AddType(module, types[index]) < 0) {
+            Py_DECREF(module);
+            return NULL;
+        }
+    }
+#if HAS_WATCHERS
+    watcher = PyDict_AddWatcher(written);
+    if (watcher < 0) PyErr_Clear(); /* all are taken: dicts are asked one by one */
+#endif
+    return module;
+}
