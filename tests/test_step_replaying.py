@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from optimizations.capture.step import gradient_holders, replaying
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.guard import PROBE_EVERY
-from optimizations.capture.step.replaying import MISSED, SOONEST, WORTH
+from optimizations.capture.step.replaying import MISSED, SOONEST, STOOD_OFTEN, WORTH
 from optimizations.torch_internals import argument_guard, tensor_words
 from optimizations.torch_internals.tensor_words import TensorWords
 
@@ -686,6 +686,8 @@ def test_a_number_that_is_another_object_of_the_same_value_is_steady_again() -> 
     first = recording.steady.serve
     assert first(recording, given[0], {}) is MISSED
     assert graphed(*given[1]).item() == 7.5
+    assert recording.steady.serve is first, "one call may be another than those around it"
+    assert graphed(*given[1]).item() == 7.5
     for _ in range(SOONEST):  # and not only after as many calls as one is worth that served for long
         assert recording.steady.serve is None
         assert graphed(*given[1]).item() == 7.5
@@ -718,9 +720,54 @@ def test_one_that_served_for_long_is_made_again_at_once() -> None:
             assert graphed(*given[1]).item() == 7.5
         served = recording.steady.serve
         held["scale"] = float("2.5")
-        assert graphed(*given[1]).item() == 7.5
+        assert [graphed(*given[1]).item() for _ in range(2)] == [7.5, 7.5]
         assert recording.steady.serve is not served
         assert (recording.steady.serve is not None) is (calls > WORTH)
+
+
+def test_a_call_that_is_another_one_now_and_then_costs_no_other_its_steady_replay() -> None:
+    held = {"scale": float("2.5")}
+    usual = held["scale"]
+    given = [(torch.ones(3) * index,) for index in range(6)]
+    graphed, recording = recorded(lambda x: (x * held["scale"]).sum(), given)
+    first = recording.steady.serve
+    for _ in range(6):
+        held["scale"] = float("2.5")
+        assert graphed(*given[1]).item() == 7.5
+        held["scale"] = usual
+        assert all(graphed(*given[2]).item() == 15 for _ in range(5))
+        assert recording.steady.serve is first
+
+
+def test_gradients_that_stand_again_are_only_looked_at() -> None:
+    """A steady replay that was made while others stood there puts its own there in each call."""
+    model = deep_network(2)
+    given = batches("cpu", 6)
+    graphed, recording = recorded(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), given)
+
+    def puts() -> bool:
+        serve: Any = recording.steady.serve
+        return dict(zip(serve.__code__.co_freevars, serve.__closure__, strict=True))["leave"].cell_contents is not None
+
+    lay: list[int] = []
+    for times in (1, 2):
+        for _ in range(2 * SOONEST**times + 1):  # until one is made again
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            graphed(*given[0])
+        assert recording.steady.serve is not None and puts()
+        lay = lay or [parameter.grad.data_ptr() for parameter in model.parameters()]  # who holds them changes the way
+        for _ in range(STOOD_OFTEN * times - 1):
+            graphed(*given[1])
+        assert puts()
+        for _ in range(2):
+            graphed(*given[1])
+        assert not puts()
+        assert [parameter.grad.data_ptr() for parameter in model.parameters()] == lay
+        for parameter in model.parameters():
+            parameter.grad = None
+        serve: Any = recording.steady.serve
+        assert serve(recording, given[0], {}) is MISSED
 
 
 class Masked(nn.Module):

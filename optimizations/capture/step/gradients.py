@@ -138,7 +138,7 @@ class Gradients:
         self._left = Left(Holders(found), _times(self._after), weakref.WeakMethod(self._stand))
         self._found = Holders(plain(self._before))
         self._in_place = False
-        self._stood = self._brought = False
+        self.stood = self._brought = False
         self.times_kept = 0
         self.for_now = self._kept_now = False
         self._kept: list[tuple[int, torch.Tensor, torch.Tensor]] = []
@@ -181,7 +181,7 @@ class Gradients:
 
     def unheld(self) -> Callable[[], bool]:
         """Tells before a launch that nobody holds what launches left. For calls like the last one."""
-        stands = self._left if self._indifferent and self._stood else None
+        stands = self._left if self._indifferent and self.stood else None
         return functools.partial(self.family.unheld, stands)
 
     def known(self) -> list[torch.Tensor]:
@@ -201,11 +201,15 @@ class Gradients:
         if self._brought:
             return None, True
         if self._indifferent:
-            if self._stood and self.fit():
+            if self.stood and self.fit():
                 return self._after, False
             return (None, True) if self._without else ((), True)
         unmoved = all(map(operator.is_, self._before, self._after))
         return self._before, not unmoved
+
+    def may_stand(self) -> bool:
+        """Whether calls that find what they leave need only look whether they do."""
+        return self._indifferent and not self._without
 
     def may_be_held(self) -> bool:
         """Whether a launch that finds some of what it leaves held needs to know of gradients no more than who holds
@@ -335,8 +339,8 @@ class Gradients:
         """After a launch: every parameter has the gradient that the recording left."""
         kept_before, self._kept_now = self._kept_now, bool(self._kept or self._put_back)
         self.for_now = kept_before or self._kept_now
-        self._stood = self._as_after(self.parameters)
-        if not self._stood:
+        self.stood = self._as_after(self.parameters)
+        if not self.stood:
             # Most are others then: to set them takes less than to ask first, as `put` does.
             for parameter, gradient in zip(self.parameters, self._after, strict=True):
                 parameter.grad = gradient

@@ -50,6 +50,9 @@ SOONEST = 2
 HELD_OFTEN = 4
 """Calls in a row for which gradients were held, after which that counts as usual."""
 
+STOOD_OFTEN = 8
+"""Calls in a row that found gradients where they leave them, after which that counts as usual, for the first time."""
+
 
 class SteadyReplay:
     """The steady replay of one recording, and when it is made.
@@ -66,15 +69,19 @@ class SteadyReplay:
         self._next, self._wait = 1, 0
         self._held = self._told_at = 0
         self._for_held = False
+        self._missed_at = -1
+        self._stood, self._stood_often = 0, STOOD_OFTEN
 
     def served_otherwise(self, recording: Recording, tensors: Sequence[torch.Tensor], rates: LearningRates) -> None:
         """To be told that the recording has served a call with these tensors in the full way.
 
-        What is there now is what is steady from then on. Making a steady replay looks at everything, and takes as long
-        as a few calls. So one that soon missed is made again after two calls, then four, twice as many each time: a
-        program that begins to be steady late has its steady replay before it has made as many calls again. Where
-        gradients were held from before it stays: they are let go of, as a rule, and it serves the calls after that.
-        Where some are held call after call, one is made that puts back what is held, until none is.
+        One call may be another than those around it, such as the first behind an evaluation. If the next one is served
+        again nothing has changed. Where it is not, what is there now is what is steady from then on. Making a steady
+        replay looks at everything, and takes as long as a few calls. So one that soon missed is made again after two
+        calls, then four, twice as many each time: a program that begins to be steady late has its steady replay before
+        it has made as many calls again. Where gradients were held from before it stays: they are let go of, as a rule,
+        and it serves the calls after that. Where some are held call after call, one is made that puts back what is
+        held, until none is.
         """
         gradients = recording.gradients
         # What was held is in the way of every other launch where all gradients are: the one before left copies.
@@ -85,6 +92,9 @@ class SteadyReplay:
             self._next, self.serve = recording.replays, None
         if self.serve is not None:
             if gradients.for_now and not self._for_held:
+                return
+            first, self._missed_at = self._missed_at != recording.replays - 1, recording.replays
+            if first:
                 return
             worth = recording.replays - self._made_at > max(self._wait, WORTH)
             self._wait = 0 if worth else 2 * self._wait or SOONEST
@@ -99,6 +109,17 @@ class SteadyReplay:
             self.serve, holds = taken_by(make, recording.gradients.known())
             if self.serve is not None:
                 vars(self.serve)["holds"] = holds  # for as long as it lives
+
+    def left(self, recording: Recording, *, stood: bool) -> None:
+        """To be told by a steady replay that has put gradients into their places whether they `stood` there already.
+
+        Where they do call after call, one is made that only looks whether they do. Twice as many calls later each time:
+        a program may take them away again and again.
+        """
+        self._stood = (self._stood + 1) * stood
+        if self._stood >= self._stood_often:
+            self._stood, self._stood_often = 0, 2 * self._stood_often
+            self._next, self.serve = recording.replays, None
 
     def none_held(self, recording: Recording) -> None:
         """To be told that no gradients are held any more: the next call is looked at in the full way."""
@@ -225,6 +246,7 @@ def _made(
     allocate = None if only is None else only.allocate
     before = rates.write if rates.standing else None
     leave = recording.gradients.leave if leaves else None
+    may_stand = leaves and not for_held and recording.gradients.may_stand()
     bring = recording.gradients.bring if for_held else None
     unheld = None if for_held else recording.gradients.unheld()
     counted = recording.counted()
@@ -297,6 +319,8 @@ def _made(
             copy_out(fresh)
         if leave is not None:
             leave()
+            if may_stand:
+                recording.steady.left(recording, stood=recording.gradients.stood)
         if written:
             inputs.give_back(found, written)
         if counts_up is not None:
