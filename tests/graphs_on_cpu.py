@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -416,7 +417,7 @@ class CpuDevice:
         edges = tuple(Edge(source=index, target=index + 1) for index in range(len(nodes) - 1))
         return CapturedGraph(nodes=tuple(nodes), edges=edges)
 
-    def pointers(self, graph: CpuGraph, captured: CapturedGraph, plan: Plan) -> Callable[[Mapping[int, int]], int]:
+    def pointers(self, graph: CpuGraph, captured: CapturedGraph, plan: Plan) -> Any:
         uses = [use for node in plan.nodes for use in node.uses]
 
         def point(addresses: Mapping[int, int]) -> int:
@@ -430,7 +431,7 @@ class CpuDevice:
                     self.set_nodes += 1
             return 8 * len(uses)
 
-        return point
+        return SimpleNamespace(point=point, settle=lambda: None)
 
     def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
         return [

@@ -420,14 +420,14 @@ def test_a_node_that_cannot_be_set_makes_the_step_be_recorded_again_with_copies(
     stock = device.pointers
 
     def pointers(*arguments: Any) -> Any:
-        point, done = stock(*arguments), iter(range(3))
+        point, done = stock(*arguments).point, iter(range(3))
 
         def failing(addresses: Any) -> int:
             if next(done, None) is None:
                 raise CudaCallFailed("cuGraphExecKernelNodeSetParams", None, "refused")
             return point(addresses)
 
-        return failing
+        return SimpleNamespace(point=failing, settle=lambda: None)
 
     monkeypatch.setattr(device, "pointers", pointers)
     eager = training(NOWHERE)
@@ -582,7 +582,7 @@ def test_the_driver_reads_moved_inputs_in_place_and_the_copy_is_off(memory: Call
 
     (node,) = find_copies(driver, graph, [(first.data_ptr(), placeholder.data_ptr())])
     node.switch_off()
-    point = host_pointers(driver, graph, captured, plan)
+    point = host_pointers(driver, graph, captured, plan).point
     ctypes.memset(placeholder.data_ptr(), 0, placeholder.nbytes)
     assert point({0: second.data_ptr()}) == 8
     graph.replay()

@@ -13,12 +13,15 @@ all that is left to do.
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from optimizations import host_code
 from optimizations.appliers.protocol import AddressCell, AddressPlace, ApplierGpu, ApplierTools, Attached, NodeUpdate
-from optimizations.captured.driver import check
+from optimizations.captured.driver import check, set_kernel_address
 from optimizations.captured.editing import EditableGraph, LaunchParameters
 from optimizations.captured.graph import WORD_BYTES, KernelNode, MemcpyNode, Node
 from optimizations.indirection.plan import Available, Choice, PlannedNode, Slots
@@ -76,6 +79,45 @@ class HostUpdates:
             update.set(self._executable)
         return written
 
+    def settle(self) -> None:
+        """Nothing: a node reads what it was set to last."""
+
+    def compiled(
+        self, checks: Sequence[tuple[int, int, int | None, int]], borders: Sequence[int]
+    ) -> Callable[[list[int], list[int | None]], int] | None:
+        """The same for inputs with these `checks`, as compiled code; None where there is none, or it cannot do that.
+
+        Args:
+            checks: of each input its index, the bits its address must not have, its placeholder and its size in bytes.
+            borders: where memory that the graph writes begins and ends, in turn, ascending.
+
+        Returns:
+            What `replay.addresses.Follow` says.
+        """
+        host, function = host_code.looks(), set_kernel_address()
+        if host is None or function is None:
+            return None
+        updates: dict[NodeUpdate, int] = {}
+        inputs, cells = b"", b""
+        for index, below_alignment, _, size in checks:
+            first = len(cells) // CELL.size
+            for cell, delta, _, update in self._places.get(index, ()):
+                if not isinstance(update, _KernelUpdate) or not isinstance(cell, ctypes.c_uint64):
+                    return None
+                place = updates.setdefault(update, len(updates))
+                cells += CELL.pack(ctypes.addressof(cell), delta, place)
+            inputs += INPUT.pack(index, first, len(cells) // CELL.size, below_alignment, size)
+        raw = b"".join([UPDATE.pack(*update.raw()) for update in updates if isinstance(update, _KernelUpdate)])
+        ends = struct.pack(f"<{len(borders)}Q", *borders)
+        made: Callable[[list[int], list[int | None]], int] = host.Follower(
+            self, int(self._executable), function, inputs, cells, raw, ends
+        )
+        return made
+
+
+INPUT, CELL, UPDATE = struct.Struct("<qqqQQ"), struct.Struct("<Qqq"), struct.Struct("<QQ")
+"""As `looks.c` reads them."""
+
 
 def _node_update(target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> NodeUpdate:
     """The update of a node of `target`."""
@@ -110,6 +152,10 @@ class _KernelUpdate:
 
     def set(self, executable: Any) -> None:
         check(self._call, executable, self._handle, self._launch)
+
+    def raw(self) -> tuple[int, int]:
+        """The node, and where the driver finds the parameters of its launch."""
+        return int(self._handle), int(self._launch.getPtr())
 
 
 class _Field:

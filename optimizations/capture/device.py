@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.captured.pools import end_failed_capture, new_pool, pool_memory, used_memory
 from optimizations.captured.read import read_graph
 from optimizations.indirection.plan import Choice, Plan
+from optimizations.replay.addresses import Pointers
 from optimizations.replay.streams import make_context_current, stream_of, wait_for_stream
 from optimizations.uncollected import uncollected
 
@@ -110,8 +111,8 @@ class Device(Protocol):
     def read(self, graph: Any) -> CapturedGraph:
         """A captured graph as a record, nodes in the order in which they were captured."""
 
-    def pointers(self, graph: Any, captured: CapturedGraph, plan: Plan) -> Callable[[Mapping[int, int]], int]:
-        """What sets the addresses of inputs in an instantiated graph, as planned, by input. It gives the bytes set."""
+    def pointers(self, graph: Any, captured: CapturedGraph, plan: Plan) -> Pointers:
+        """What sets the addresses of inputs in an instantiated graph, as planned."""
 
     def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
         """The memory that a pool holds."""
@@ -272,7 +273,7 @@ class CudaDevice:
 
         return read_graph(driver, driver.CUgraph(graph.raw_cuda_graph()))
 
-    def pointers(self, graph: Any, captured: CapturedGraph, plan: Plan) -> Callable[[Mapping[int, int]], int]:
+    def pointers(self, graph: Any, captured: CapturedGraph, plan: Plan) -> Pointers:
         from cuda.bindings import driver
 
         return host_pointers(driver, graph, captured, plan)
@@ -302,7 +303,7 @@ class CudaDevice:
         return torch.cuda.device(self.index)
 
 
-def host_pointers(driver: Any, graph: Any, captured: CapturedGraph, plan: Plan) -> Callable[[Mapping[int, int]], int]:
+def host_pointers(driver: Any, graph: Any, captured: CapturedGraph, plan: Plan) -> HostUpdates:
     """What sets nodes of an instantiated `torch.cuda.CUDAGraph` from the host. `captured` was read from it.
 
     Raises:
@@ -311,7 +312,7 @@ def host_pointers(driver: Any, graph: Any, captured: CapturedGraph, plan: Plan) 
     target = EditableGraph.of(driver, driver.CUgraph(graph.raw_cuda_graph()), captured)
     tools: Any = SimpleNamespace(replace_address=None)  # no tensor map is among what is planned
     attached = APPLIER.attach(target, plan.of(Choice.HOST), 0, tools)
-    return HostUpdates(attached.updates, driver.CUgraphExec(graph.raw_cuda_graph_exec())).point
+    return HostUpdates(attached.updates, driver.CUgraphExec(graph.raw_cuda_graph_exec()))
 
 
 def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange]) -> bool:

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from optimizations import torch_internals
+from optimizations.appliers.host import HostUpdates
 from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode, NotCarried
 from optimizations.captured.displaced import data_of, overlaps, size_bytes
 from optimizations.captured.driver import CudaCallFailed
@@ -112,7 +113,8 @@ class CopiedInputs:
         self._leave_out(indices)
         self._placeholders = {index: self.recording_inputs[index].detach() for index in indices}
         recorded = [one.data_ptr() if index in indices else None for index, one in enumerate(self.recording_inputs)]
-        self._tracker = AddressTracker(inputs, recorded, pointers, MemoryRanges(owned), self._fill)
+        compile = pointers.compiled if isinstance(pointers, HostUpdates) else None
+        self._tracker = AddressTracker(inputs, recorded, pointers, MemoryRanges(owned), self._fill, compile=compile)
         self._count_copies()
 
     def _fill(self, index: int, tensor: torch.Tensor) -> None:
@@ -179,7 +181,7 @@ class CopiedInputs:
         if self._copied:
             self._copy(inputs)
 
-    def _follow(self, inputs: Sequence[torch.Tensor], addresses: Sequence[int] | None = None) -> bool:
+    def _follow(self, inputs: Sequence[torch.Tensor], addresses: list[int] | None = None) -> bool:
         """Whether they lie at these `addresses`, if those are known, and each is read there."""
         assert self._tracker is not None
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,3 +40,15 @@ def check(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
     if len(result) == 1:  # the most frequent case comes first: replay sets nodes
         return None
     return result[1] if len(result) == 2 else tuple(result[1:])
+
+
+SET_KERNEL = "cuGraphExecKernelNodeSetParams"
+
+
+@functools.cache
+def set_kernel_address() -> int | None:
+    """Where the driver has the function of this name, for compiled code; None where there is no such."""
+    try:
+        return ctypes.cast(ctypes.CDLL("libcuda.so.1")[f"{SET_KERNEL}_v2"], ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None

@@ -39,6 +39,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.captured.displaced import storage_of
+from optimizations.captured.driver import SET_KERNEL, CudaCallFailed
 from optimizations.captured.graph import MemoryRange
 from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.replay.swaps import Swaps
@@ -70,6 +71,11 @@ _Check = tuple[int, int, int | None, int]
 """Of a `TrackedInput`: its index, the bits its address must not have, its placeholder, and its size in bytes."""
 
 
+Follow = Callable[[list[int], "list[int | None]"], int]
+"""Brings a graph to these addresses by input, of which the second are set. Gives the bytes that it sets; -1, and
+nothing was done, where one cannot be read there. It raises a `RuntimeError` with the driver's code."""
+
+
 class Pointers(Protocol):
     """What changes the addresses in an executable graph."""
 
@@ -90,6 +96,7 @@ class AddressTracker:
         owned: memory of the graph's own, which it writes.
         fill: copies an input, by its index, into its placeholder.
         written: inputs at fixed addresses that the graph writes, each with the memory that it is a view of.
+        compile: makes compiled code of the checks and `pointers`, for inputs that all have placeholders.
 
     Attributes:
         indices: the inputs that are read in place, ascending.
@@ -112,6 +119,7 @@ class AddressTracker:
         owned: MemoryRanges,
         fill: Callable[[int, torch.Tensor], None],
         written: Mapping[int, MemoryRange] | None = None,
+        compile: Callable[[Sequence[_Check], Sequence[int]], Follow | None] | None = None,
     ) -> None:
         inputs = sorted(inputs, key=lambda one: one.index)
         self._checks = [(one.index, one.alignment_bytes - 1, one.placeholder, one.size_bytes) for one in inputs]
@@ -136,6 +144,8 @@ class AddressTracker:
         self.moves = 0
         self.pointer_bytes = 0
         self.placeholder_bytes = 0
+        plain = compile is not None and not self.fixed and not self._written
+        self._compiled = compile(self._checks, owned.borders) if plain and compile is not None else None
 
     def refuses(self, inputs: Sequence[Any]) -> bool:
         """Whether an input at a fixed address has moved to where it cannot be read in place, or is another one."""
@@ -208,11 +218,24 @@ class AddressTracker:
             self.swaps.patched(inputs, time.perf_counter() - started)
         self.moves += 1
 
-    def follow_at(self, addresses: Sequence[int]) -> bool:
+    def follow_at(self, addresses: list[int]) -> bool:
         """The same for inputs that lie at these addresses, each by its index, of a graph that writes none of them.
 
         False where one cannot be read there: then nothing was done.
+
+        Raises:
+            CudaCallFailed: the driver does not take an address.
         """
+        if self._compiled is not None and self._checks is self._all_checks:
+            try:
+                written = self._compiled(addresses, self.addresses)
+            except RuntimeError as error:
+                raise CudaCallFailed(SET_KERNEL, int(str(error)), "an error") from error
+            if written > 0:
+                self.pointer_bytes += written
+                self.pending, self._launched = True, False
+                self.moves += 1
+            return written >= 0
         now, borders = self.addresses, self._overwritten.borders
         moved: dict[int, int] = {}
         for index, below_alignment, _, size in self._checks:

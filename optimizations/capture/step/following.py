@@ -14,7 +14,7 @@ in memory that the graph writes (`replay.addresses`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from optimizations.appliers.registry import APPLIERS
 from optimizations.capture.device import words_of
@@ -101,13 +101,3 @@ def _without_others(
         if inside != len(verdict.uses):
             others[verdict.input] = f"the graph holds {inside} addresses in it, {len(verdict.uses)} of them by name"
     return with_reasons(analysis, ReasonCode.UNEXPLAINED, others)
-
-
-class HostPointers:
-    """What a tracker of addresses asks for, where the host sets nodes and nothing else: they stay set."""
-
-    def __init__(self, point: Callable[[Mapping[int, int]], int]) -> None:
-        self.point = point
-
-    def settle(self) -> None:
-        """Nothing: a node reads what it was set to last."""

@@ -20,7 +20,7 @@ from optimizations.capture.signature import describe, flatten, replaced, without
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call, sparse_tensors
 from optimizations.capture.step.casts import RegionMark
-from optimizations.capture.step.following import HostPointers, plan_of, worth_reading
+from optimizations.capture.step.following import plan_of, worth_reading
 from optimizations.capture.step.gradient_holders import OwnReferences, plain, taken_by
 from optimizations.capture.step.gradients import Gradients, gradients, memory
 from optimizations.capture.step.host_random import HostDraws
@@ -404,7 +404,7 @@ def _follow(
     try:
         captured = device.read(graph)
         plan = plan_of(captured, launches, {index: memory[index] for index in found})
-        pointers = HostPointers(device.pointers(graph, captured, plan))
+        pointers = device.pointers(graph, captured, plan)
     except CudaCallFailed:
         return  # all are copied
     tracked = [
