@@ -430,7 +430,7 @@ failed:
 
 /* --- Nest: the tensors of a call whose arguments are nested like those of another. --- */
 
-enum { TENSOR, SEQUENCE, DICT, VALUE, ASKED };
+enum { TENSOR, SEQUENCE, DICT, VALUE, ASKED, ATTRIBUTES };
 
 /* 1 and the tensors of a value in a list, 0 if it is nested otherwise, -1 with an error. */
 static int taken(PyObject *node, PyObject *value, PyObject *found) {
@@ -465,6 +465,17 @@ static int taken(PyObject *node, PyObject *value, PyObject *found) {
             if (fits <= 0) return fits;
         }
         return index == size;
+    }
+    case ATTRIBUTES: {
+        PyObject *keys = PyTuple_GET_ITEM(node, 2), *members = PyTuple_GET_ITEM(node, 3);
+        if ((PyObject *)Py_TYPE(value) != PyTuple_GET_ITEM(node, 1)) return 0;
+        for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(keys); index++) {
+            PyObject *one = PyObject_GetAttr(value, PyTuple_GET_ITEM(keys, index));
+            int fits = one ? taken(PyTuple_GET_ITEM(members, index), one, found) : -1;
+            Py_XDECREF(one);
+            if (fits <= 0) return fits;
+        }
+        return 1;
     }
     case VALUE: {
         PyObject *wanted = PyTuple_GET_ITEM(node, 1);
@@ -504,20 +515,23 @@ static int is_nest(PyObject *node) {
     long kind = PyLong_AsLong(PyTuple_GET_ITEM(node, 0));
     if (kind == TENSOR) return PyTuple_GET_SIZE(node) == 1;
     if (kind == VALUE || kind == ASKED) return PyTuple_GET_SIZE(node) == 2;
-    if ((kind != SEQUENCE && kind != DICT) || PyTuple_GET_SIZE(node) != 3) return 0;
-    PyObject *first = PyTuple_GET_ITEM(node, 1), *members = PyTuple_GET_ITEM(node, 2);
+    if (kind != SEQUENCE && kind != DICT && kind != ATTRIBUTES) return 0;
+    if (PyTuple_GET_SIZE(node) != (kind == ATTRIBUTES ? 4 : 3)) return 0;
+    PyObject *first = PyTuple_GET_ITEM(node, 1), *members = PyTuple_GET_ITEM(node, kind == ATTRIBUTES ? 3 : 2);
+    PyObject *keys = kind == ATTRIBUTES ? PyTuple_GET_ITEM(node, 2) : kind == DICT ? first : NULL;
     if (!PyTuple_CheckExact(members)) return 0;
     if (kind == SEQUENCE && first != (PyObject *)&PyTuple_Type && first != (PyObject *)&PyList_Type) return 0;
-    if (kind == DICT && (!PyTuple_CheckExact(first) || PyTuple_GET_SIZE(first) != PyTuple_GET_SIZE(members))) return 0;
+    if (keys && (!PyTuple_CheckExact(keys) || PyTuple_GET_SIZE(keys) != PyTuple_GET_SIZE(members))) return 0;
     for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(members); index++) {
-        if (kind == DICT && !PyUnicode_CheckExact(PyTuple_GET_ITEM(first, index))) return 0;
+        if (keys && !PyUnicode_CheckExact(PyTuple_GET_ITEM(keys, index))) return 0;
         if (!is_nest(PyTuple_GET_ITEM(members, index))) return 0;
     }
     return 1;
 }
 
 /* Nest(args, kwargs): (TENSOR,), (SEQUENCE, list or tuple, members), (DICT, keys, members) of an exact dict,
-   (VALUE, value), or (ASKED, function of a value and a list, which appends its tensors and says whether it fits). */
+   (VALUE, value), (ATTRIBUTES, class, names, members), or (ASKED, function of a value and a list, which appends its
+   tensors and says whether it fits). */
 static PyObject *nest_new(PyTypeObject *type, PyObject *args, PyObject *names) {
     PyObject *positional, *named;
     if (!PyArg_ParseTuple(args, "OO", &positional, &named)) return NULL;

@@ -152,7 +152,7 @@ def _never_taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | N
     return None
 
 
-_TENSOR, _SEQUENCE, _DICT, _VALUE, _ASKED = range(5)
+_TENSOR, _SEQUENCE, _DICT, _VALUE, _ASKED, _ATTRIBUTES = range(6)
 """Kinds of what stands in a place, as compiled code numbers them."""
 
 
@@ -169,6 +169,12 @@ def _nest(nest: Any) -> tuple[Any, ...] | None:
     if kind is dict and all(type(key) is str for key in nest):
         members = [_nest(member) for member in nest.values()]
         return None if None in members else (_DICT, tuple(nest), tuple(members))
+    if is_dataclass(nest) and not isinstance(nest, (list, tuple, Mapping)) and not hasattr(nest, "__dict__"):
+        held = dict(fields(nest))
+        members = [_nest(member) for member in held.values()]
+        if None in members or len(held) < len(dataclasses.fields(nest)):
+            return None
+        return _ATTRIBUTES, kind, tuple(held), tuple(members)
     take = _taker(nest)
     return None if take is None else (_ASKED, take)
 
