@@ -53,6 +53,8 @@ def _image() -> bytes:
     """
     if sys.implementation.name != "cpython":
         raise NotCompiled(f"it is written for CPython, and this is {sys.implementation.name}")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):  # and loading it would give that Python its lock back
+        raise NotCompiled("it relies on Python's lock, and this Python is built to run without")
     compiler, source, headers = _compiler(), SOURCE.read_text(), sysconfig.get_paths()["include"]
     key = (NAME, source, sys.version, str(sysconfig.get_config_var("SOABI")), compiler, headers, *_FLAGS)
     cache = CompiledCache(default_directory("host"), suffix=".so")

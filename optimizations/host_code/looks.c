@@ -21,16 +21,42 @@ static uint64_t word_at(uint64_t address) {
     return found;
 }
 
-/* The numbers of a bytes object, as many as it has. -1 with an error where it is none. */
-static Py_ssize_t numbers_of(PyObject *given, const uint64_t **found) {
-    char *start;
-    Py_ssize_t size;
-    if (PyBytes_AsStringAndSize(given, &start, &size) < 0) return -1;
-    *found = (const uint64_t *)start;
-    return size / (Py_ssize_t)sizeof(uint64_t);
+/* The numbers of a bytes object, in groups of so many: how many groups. -1 with an error where there are parts of one. */
+static Py_ssize_t numbers_of(PyObject *given, const uint64_t **found, Py_ssize_t group) {
+    Py_ssize_t size = PyBytes_GET_SIZE(given), each = group * (Py_ssize_t)sizeof(uint64_t);
+    *found = (const uint64_t *)PyBytes_AS_STRING(given);
+    if (size % each == 0) return size / each;
+    PyErr_SetString(PyExc_ValueError, "numbers of 64 bits, as many as belong together");
+    return -1;
 }
 
-/* What all of these types begin with. `held` is a tuple of what they read, which they keep alive. */
+/* Whether all of a tuple are tuples; false with an error if not. */
+static int are_tuples(PyObject *given) {
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(given); index++) {
+        if (PyTuple_Check(PyTuple_GET_ITEM(given, index))) continue;
+        PyErr_SetString(PyExc_TypeError, "a tuple of tuples");
+        return 0;
+    }
+    return 1;
+}
+
+/* Whether objects of this type have a word at this place; false with an error if not. */
+static int has_word(PyObject *type, int64_t place) {
+    if (PyType_Check(type) && place >= (int64_t)sizeof(PyObject) &&
+        place <= (int64_t)(((PyTypeObject *)type)->tp_basicsize - (Py_ssize_t)sizeof(uint64_t)))
+        return 1;
+    PyErr_SetString(PyExc_ValueError, "objects that have no part in C++ at this place");
+    return 0;
+}
+
+static int no_names(PyObject *names) {
+    if (!names || !PyDict_GET_SIZE(names)) return 1;
+    PyErr_SetString(PyExc_TypeError, "it takes no named arguments");
+    return 0;
+}
+
+/* What all of these types begin with. `held` is what they read, which they keep alive: a tuple as a rule. What was
+   cleared by Python's collector holds nothing, and says that all is otherwise. */
 #define HEAD PyObject_HEAD vectorcallfunc call; PyObject *held;
 typedef struct { HEAD } Holder;
 
@@ -60,6 +86,7 @@ typedef struct { uint64_t address; uint64_t count; } Run;
 typedef struct { HEAD Py_ssize_t runs_count, values_count; Run *runs; uint64_t *values; } Words;
 
 static int words_hold(const Words *self) {
+    if (!self->held) return 0;
     const uint64_t *wanted = self->values;
     const Run *end = self->runs + self->runs_count;
     for (const Run *run = self->runs; run < end; run++) {
@@ -97,7 +124,8 @@ static PyObject *words_call(PyObject *self, PyObject *const *args, size_t count,
 /* Words(held, ((addresses, values, size), ...)): bytes of 64 bits each, and how many bytes of each word count. */
 static PyObject *words_new(PyTypeObject *type, PyObject *args, PyObject *names) {
     PyObject *held, *stages;
-    if (!PyArg_ParseTuple(args, "OO!", &held, &PyTuple_Type, &stages)) return NULL;
+    if (!no_names(names) || !PyArg_ParseTuple(args, "OO!", &held, &PyTuple_Type, &stages)) return NULL;
+    if (!are_tuples(stages)) return NULL;
     Words *self = (Words *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     self->call = words_call;
@@ -108,8 +136,9 @@ static PyObject *words_new(PyTypeObject *type, PyObject *args, PyObject *names) 
         const uint64_t *where, *what;
         int size;
         if (!PyArg_ParseTuple(PyTuple_GET_ITEM(stages, index), "SSi", &addresses, &values, &size)) goto failed;
-        Py_ssize_t count = numbers_of(addresses, &where);
-        if (numbers_of(values, &what) != count || (size != 4 && size != 8)) {
+        Py_ssize_t count = numbers_of(addresses, &where, 1), values_count = numbers_of(values, &what, 1);
+        if (count < 0 || values_count < 0) goto failed;
+        if (values_count != count || (size != 4 && size != 8)) {
             PyErr_SetString(PyExc_ValueError, "as many values as addresses, of 4 or 8 bytes");
             goto failed;
         }
@@ -149,7 +178,7 @@ static int watcher = -1;
 
 typedef struct { PyObject *dict; uint64_t version; Py_ssize_t size; PyObject *keys, *values, *absent; } Dict;
 typedef struct {
-    HEAD Py_ssize_t count; Dict *dicts; uint64_t seen; int watched, by_versions;
+    HEAD Py_ssize_t count; Dict *dicts; uint64_t seen; int watched, by_versions, cleared;
     PyObject *lists, *cells, *sets;
 } Entries;
 
@@ -203,7 +232,7 @@ static int others_hold(const Entries *self) {
 static PyObject *entries_call(PyObject *object, PyObject *const *args, size_t count, PyObject *names) {
     if (PyVectorcall_NARGS(count) || names) return no_arguments();
     Entries *self = (Entries *)object;
-    if (!others_hold(self)) Py_RETURN_FALSE;
+    if (self->cleared || !others_hold(self)) Py_RETURN_FALSE;
     if (self->watched && self->seen == writes) Py_RETURN_TRUE;
     uint64_t now = writes;
     for (Py_ssize_t index = 0; index < self->count; index++) {
@@ -222,6 +251,7 @@ static PyObject *entries_call(PyObject *object, PyObject *const *args, size_t co
 static int entries_clear(PyObject *object) {
     Entries *self = (Entries *)object;
     Py_ssize_t count = self->count;
+    self->cleared = 1;
     self->count = 0;
     for (Py_ssize_t index = 0; index < count; index++) {
         Py_CLEAR(self->dicts[index].dict);
@@ -254,8 +284,10 @@ static int are_sets(PyObject *given) {
 static PyObject *entries_new(PyTypeObject *type, PyObject *args, PyObject *names) {
     PyObject *given, *lists, *cells, *sets;
     int by_versions, watched;
-    if (!PyArg_ParseTuple(args, "O!ppO!O!O!", &PyTuple_Type, &given, &by_versions, &watched, &PyTuple_Type, &lists,
-                          &PyTuple_Type, &cells, &PyTuple_Type, &sets))
+    if (!no_names(names) ||
+        !PyArg_ParseTuple(args, "O!ppO!O!O!", &PyTuple_Type, &given, &by_versions, &watched, &PyTuple_Type, &lists,
+                          &PyTuple_Type, &cells, &PyTuple_Type, &sets) ||
+        !are_tuples(given))
         return NULL;
     if (!are_pairs(lists, &PyList_Type, 1) || !are_pairs(cells, &PyCell_Type, 0) || !are_sets(sets)) {
         PyErr_SetString(PyExc_TypeError, "lists with tuples of their values, cells with their contents, and sets");
@@ -320,10 +352,27 @@ static void entries_free(PyObject *self) {
 
 typedef struct { PyObject *kind; int64_t item_bytes; int requires_grad; Py_ssize_t start, end; } Look;
 typedef struct { int64_t place; uint64_t mask, value; } Masked;
-typedef struct { int64_t part, storage, autograd, offset, memory, forbidden, history, requires_grad; } Places;
+typedef struct {
+    int64_t part, storage, autograd, offset, memory, forbidden, history, requires_grad, has_base, base;
+} Places;
 typedef struct {
     HEAD Py_ssize_t count; Look *looks; Masked *words; Places at; uint64_t forbidden; int distinct;
 } Looks;
+
+#define IS_VIEW 0x10000 /* in the word that says whether a tensor requires a gradient */
+
+/* Whether a tensor with this part in C++ does. A view does where the tensor does that it is a view of, which is none. */
+static int requires_grad(const Looks *self, uint64_t part) {
+    while (part) {
+        uint64_t autograd = word_at(part + (uint64_t)self->at.autograd);
+        if (!autograd) return 0;
+        uint64_t flags = word_at(autograd + (uint64_t)self->at.requires_grad);
+        if ((flags & 1) || word_at(autograd + (uint64_t)self->at.history)) return 1;
+        if (!(flags & IS_VIEW) || !(word_at(autograd + (uint64_t)self->at.has_base) & 1)) return 0;
+        part = word_at(autograd + (uint64_t)self->at.base);
+    }
+    return 0;
+}
 
 static int64_t address_of(const Looks *self, const Look *look, PyObject *tensor) {
     if ((PyObject *)Py_TYPE(tensor) != look->kind) return -1;
@@ -331,11 +380,8 @@ static int64_t address_of(const Looks *self, const Look *look, PyObject *tensor)
     if (!part) return -1;
     for (const Masked *one = self->words + look->start; one < self->words + look->end; one++)
         if ((word_at(part + (uint64_t)one->place) & one->mask) != one->value) return -1;
-    uint64_t autograd = word_at(part + (uint64_t)self->at.autograd);
-    int requires_grad = autograd && ((word_at(autograd + (uint64_t)self->at.requires_grad) & 1) ||
-                                     word_at(autograd + (uint64_t)self->at.history));
     uint64_t storage = word_at(part + (uint64_t)self->at.storage);
-    if (requires_grad != look->requires_grad || !storage) return -1;
+    if (requires_grad(self, part) != look->requires_grad || !storage) return -1;
     if (word_at(storage + (uint64_t)self->at.forbidden) & self->forbidden) return -1;
     uint64_t start = word_at(storage + (uint64_t)self->at.memory);
     return start ? (int64_t)(start + word_at(part + (uint64_t)self->at.offset) * (uint64_t)look->item_bytes) : -1;
@@ -343,7 +389,7 @@ static int64_t address_of(const Looks *self, const Look *look, PyObject *tensor)
 
 /* A list of where these tensors lie; None where one looks otherwise, or that is not known. */
 static PyObject *addresses_of(const Looks *self, PyObject *tensors) {
-    if (PyList_GET_SIZE(tensors) != self->count) Py_RETURN_NONE;
+    if (!self->held || PyList_GET_SIZE(tensors) != self->count) Py_RETURN_NONE;
     PyObject *addresses = PyList_New(self->count);
     if (!addresses) return NULL;
     for (Py_ssize_t index = 0; index < self->count; index++) {
@@ -391,7 +437,9 @@ static PyObject *looks_new(PyTypeObject *type, PyObject *args, PyObject *names) 
     PyObject *given, *places;
     unsigned long long forbidden;
     int distinct;
-    if (!PyArg_ParseTuple(args, "O!SKp", &PyTuple_Type, &given, &places, &forbidden, &distinct)) return NULL;
+    if (!no_names(names) ||
+        !PyArg_ParseTuple(args, "O!SKp", &PyTuple_Type, &given, &places, &forbidden, &distinct) || !are_tuples(given))
+        return NULL;
     if (PyBytes_GET_SIZE(places) != sizeof(Places)) {
         PyErr_SetString(PyExc_ValueError, "as many places as there are");
         return NULL;
@@ -413,7 +461,8 @@ static PyObject *looks_new(PyTypeObject *type, PyObject *args, PyObject *names) 
         if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, index), "OLpS", &one.kind, &one.item_bytes, &one.requires_grad,
                               &words))
             goto failed;
-        Py_ssize_t found = numbers_of(words, &numbers) / 3;
+        Py_ssize_t found = numbers_of(words, &numbers, 3);
+        if (found < 0 || !has_word(one.kind, self->at.part)) goto failed;
         Masked *all = PyMem_Realloc(self->words, (size_t)(end + found + 1) * sizeof *all);
         if (!all) { PyErr_NoMemory(); goto failed; }
         self->words = all;
@@ -534,7 +583,7 @@ static int is_nest(PyObject *node) {
    tensors and says whether it fits). */
 static PyObject *nest_new(PyTypeObject *type, PyObject *args, PyObject *names) {
     PyObject *positional, *named;
-    if (!PyArg_ParseTuple(args, "OO", &positional, &named)) return NULL;
+    if (!no_names(names) || !PyArg_ParseTuple(args, "OO", &positional, &named)) return NULL;
     if (!is_nest(positional) || !is_nest(named)) {
         PyErr_SetString(PyExc_TypeError, "what stands in each place of the arguments, as tuples");
         return NULL;
@@ -718,7 +767,10 @@ static PyObject *versions_call(PyObject *object, PyObject *const *args, size_t c
 static PyObject *versions_new(PyTypeObject *type, PyObject *args, PyObject *names) {
     PyObject *tensors;
     Py_ssize_t part, counter, version;
-    if (!PyArg_ParseTuple(args, "O!nnn", &PyTuple_Type, &tensors, &part, &counter, &version)) return NULL;
+    if (!no_names(names) || !PyArg_ParseTuple(args, "O!nnn", &PyTuple_Type, &tensors, &part, &counter, &version))
+        return NULL;
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(tensors); index++)
+        if (!has_word((PyObject *)Py_TYPE(PyTuple_GET_ITEM(tensors, index)), part)) return NULL;
     Versions *self = (Versions *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     self->call = versions_call;
@@ -750,7 +802,8 @@ static PyObject *settings_call(PyObject *object, PyObject *const *args, size_t c
 /* Settings(functions, values): tuples of the same length. */
 static PyObject *settings_new(PyTypeObject *type, PyObject *args, PyObject *names) {
     PyObject *functions, *values;
-    if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &functions, &PyTuple_Type, &values)) return NULL;
+    if (!no_names(names) || !PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &functions, &PyTuple_Type, &values))
+        return NULL;
     if (PyTuple_GET_SIZE(functions) != PyTuple_GET_SIZE(values)) {
         PyErr_SetString(PyExc_ValueError, "as many values as functions");
         return NULL;

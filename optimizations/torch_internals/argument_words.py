@@ -70,8 +70,8 @@ def _words(look: Sequence[tuple[int, int, int]]) -> bytes:
 
 def _places() -> bytes:
     at = tensor_words.PLACES
-    places = (PART, at.storage, at.autograd, at.offset, at.memory, _FLAGS, at.history, at.requires_grad)
-    return struct.pack("<8q", *places)
+    of_autograd = at.history, at.requires_grad, at.has_base, at.base
+    return struct.pack("<10q", PART, at.storage, at.autograd, at.offset, at.memory, _FLAGS, *of_autograd)
 
 
 @functools.cache
@@ -151,7 +151,21 @@ def _others_are_told_apart() -> bool:
         and twice([plain, plain]) is None
         and look([]) is None
         and look([plain, plain]) is None
+        and _views_are_told_apart()
     )
+
+
+def _views_are_told_apart() -> bool:
+    """Whether it shows in a view that the tensor requires a gradient now that it is a view of."""
+    first, second = (torch.zeros(4, 2, 3, device="cpu", dtype=torch.float32) for _ in range(2))
+    views = [first[:], second[:], first.detach()]
+    look = _looks_like(views[:1], distinct=True)
+    if look is None or any(look([one]) is None for one in views):
+        return False
+    first.requires_grad_()
+    with torch.enable_grad():
+        second.mul_(first.sum())  # which gives it a history
+    return [look([one]) is None for one in views] == [True, True, False]
 
 
 class _Subclass(torch.Tensor):

@@ -65,6 +65,10 @@ _MEMORY = (16, 24, 32)
 
 # Of what autograd keeps of a tensor, `AutogradMeta`.
 _GRAD, _GRAD_FN, _REQUIRES_GRAD = 40, 48, 144
+# And of a view, `DifferentiableViewMeta`: the tensor that it is a view of, and whether there is one.
+_BASE, _HAS_BASE = 200, 248
+_IS_VIEW = 1 << 16
+"""The bit of the word at `_REQUIRES_GRAD` that a view has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,8 @@ class _Places:
     memory: int = _MEMORY[0]
     history: int = _GRAD_FN
     requires_grad: int = _REQUIRES_GRAD
+    has_base: int = _HAS_BASE
+    base: int = _BASE
 
 
 PLACES = _Places()
@@ -114,7 +120,7 @@ class TensorWords:
         beside: EntryWords | None = None,
     ) -> None:
         found = {id(one): one for one in [*tensors, *(one for one in expected if one is not None)]}
-        self._tensors = _read(list(found.values()))
+        self._tensors = _with_bases(list(found.values()))
         self._gradients = {
             id(one): gradient for one, gradient in zip(parameters, expected, strict=True) if self._reads(one, gradient)
         }
@@ -161,6 +167,21 @@ def looks(tensors: Sequence[torch.Tensor]) -> list[list[tuple[int, int, int]]] |
 
 
 _ALL = (1 << 64) - 1
+
+
+def _with_bases(tensors: Sequence[torch.Tensor]) -> dict[int, _Read]:
+    """What stands in these tensors, and in those that they are views of; without views of what is not read.
+
+    A view requires a gradient once the tensor does that it is a view of, and nothing shows that in the view itself.
+    """
+    bases = {id(one): base for one in tensors if (base := _base_of(one)) is not None}
+    read = _read([*{id(one): one for one in (*tensors, *bases.values())}.values()])
+    return {key: one for key, one in read.items() if key not in bases or id(bases[key]) in read}
+
+
+def _base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What a plain tensor is a view of; None for others."""
+    return tensor._base if type(tensor) in _PLAIN and tensor._is_view() else None
 
 
 def _read(tensors: Sequence[torch.Tensor]) -> dict[int, _Read]:
@@ -248,10 +269,12 @@ def _places(dimensions: int) -> list[int]:
 
 _FIXED = len(_places(0))
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 
 def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """That of a plain tensor, of which all stands in the tensor itself; None of others."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
         return None
     if tensor.is_nested or tensor.dim() > _MOST_DIMENSIONS or torch_internals.stands_for_another(tensor):
         return None
@@ -329,6 +352,12 @@ def _elsewhere() -> str:
     by_grad = [word(word(some._cdata + _AUTOGRAD) + _REQUIRES_GRAD) & 1 for some in (one, other.requires_grad_(False))]
     if by_grad != [1, 0]:
         return "requires_grad"
+    view = plain[1:]
+    autograd = word(view._cdata + _AUTOGRAD)
+    if word(autograd + _BASE) != plain._cdata or word(autograd + _HAS_BASE) & 1 != 1:
+        return "base"
+    if [word(word(some._cdata + _AUTOGRAD) + _REQUIRES_GRAD) & _IS_VIEW for some in (view, one)] != [_IS_VIEW, 0]:
+        return "mark of views"
     return "" if _kinds_differ() else "dtype"
 
 
