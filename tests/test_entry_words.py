@@ -15,6 +15,9 @@ from optimizations.torch_internals.entry_words import EntryWords
 from optimizations.torch_internals.memory_words import as_expected
 
 
+pytestmark = pytest.mark.usefixtures("looked_at")
+
+
 class Kept:
     """An object like others."""
 

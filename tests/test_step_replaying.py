@@ -26,6 +26,8 @@ from optimizations.capture.step.replaying import MISSED, SOONEST, STOOD_OFTEN, W
 from optimizations.torch_internals import argument_guard, tensor_words
 from optimizations.torch_internals.tensor_words import TensorWords
 
+pytestmark = pytest.mark.usefixtures("looked_at")
+
 MOST_CALLS = 47
 """Functions of Python and of C that a steady call may run, with those of the simulated copy nodes and of the count, and
 those that look a batch that lies elsewhere up in what the step writes. Fourteen read words of tensors, in three stages
@@ -382,6 +384,25 @@ def test_each_tensor_is_looked_at_wherever_it_stands(place: str, change: str) ->
 
 class OfItsOwn(torch.Tensor):
     pass
+
+
+@pytest.mark.usefixtures("tensors_are_read")
+@pytest.mark.parametrize("place", ["argument", "state"])
+def test_a_view_requires_a_gradient_once_what_it_is_a_view_of_does(place: str) -> None:
+    """A batch that is part of a larger tensor, or part of a table."""
+    torch.manual_seed(1)
+    model, table, data = nn.Linear(8, 4), torch.randn(4, 4), torch.randn(40, 8)
+    by_name = {"row": table[1]}
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return model(x).detach() * x.sum() + by_name["row"]
+
+    given = [(data[4 * index :][:4],) for index in range(9)]
+    graphed, recording = recorded(step, given)
+    assert recording.steady.serve(recording, given[0], {}) is not MISSED
+    (data if place == "argument" else table).requires_grad_()
+    assert recording.steady.serve(recording, given[1], {}) is MISSED
+    assert graphed(*given[1]).requires_grad
 
 
 class WithSlots:

@@ -22,6 +22,9 @@ from optimizations.capture.step.watched_entries import LONG
 from optimizations.torch_internals.dict_guard import HeldEntries, same_entries
 
 
+pytestmark = pytest.mark.usefixtures("looked_at")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def not_the_first_step() -> None:
     """The first one of a process takes a call more until it is recorded, and calls are counted here."""

@@ -23,6 +23,8 @@ from optimizations.torch_internals.entry_words import EntryWords
 from optimizations.torch_internals.reference_counts import ReferenceCounts
 from optimizations.torch_internals.tensor_words import TensorWords
 
+pytestmark = pytest.mark.usefixtures("looked_at")
+
 Change = Callable[[torch.Tensor], object]
 
 
@@ -203,7 +205,7 @@ def test_one_tensor_stands_for_all_with_the_same_dispatch_keys() -> None:
 
 PLACES = (
     *("_CLASS", "_STORAGE", "_AUTOGRAD", "_EXTRA", "_SIZES", "_OFFSET", "_KIND", "_KEYS", "_MEMORY"),
-    *("_GRAD", "_GRAD_FN", "_REQUIRES_GRAD", "PART"),
+    *("_GRAD", "_GRAD_FN", "_REQUIRES_GRAD", "_BASE", "_HAS_BASE", "PART"),
 )
 
 
@@ -238,10 +240,11 @@ def test_nothing_is_read_where_python_has_no_lock(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("byte", [85, 170])
-def test_what_memory_holds_before_a_tensor_gets_it_does_not_matter(byte: int) -> None:
+def test_what_memory_holds_before_a_tensor_gets_it_does_not_matter(byte: int, looked_at: bool) -> None:
     """PyTorch leaves a bit of each tensor as it finds it."""
     asked = "from optimizations.torch_internals import tensor_words; print(tensor_words.can_be_read())"
-    environment = {**os.environ, "MALLOC_PERTURB_": str(byte)}
+    way = {"ENCORE_HOST_CODE": "on" if looked_at else "off"}
+    environment = {**os.environ, "MALLOC_PERTURB_": str(byte), **way}
     done = subprocess.run(
         [sys.executable, "-P", "-c", asked], env=environment, capture_output=True, text=True, check=True
     )
@@ -379,3 +382,34 @@ def test_a_history_that_a_tensor_got_in_place_is_seen() -> None:
 def test_a_change_that_does_not_show_is_found_out_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_words, "CHANGES", (*tensor_words.CHANGES, lambda one: one.add_(1)))
     assert not tensor_words.can_be_read.__wrapped__()
+
+
+GAINED: dict[str, Change] = {
+    "by_itself": lambda whole: whole.requires_grad_(),
+    "by_a_history": lambda whole: whole.mul_(torch.ones(1, requires_grad=True)),
+}
+
+
+@pytest.mark.parametrize("made_without_gradients", [True, False])
+@pytest.mark.parametrize("how", sorted(GAINED))
+def test_a_view_requires_a_gradient_once_what_it_is_a_view_of_does(how: str, made_without_gradients: bool) -> None:
+    whole, apart = torch.zeros(4, 3), torch.zeros(4, 3)
+    with torch.set_grad_enabled(not made_without_gradients):
+        view, of_view, other = whole[1:3], whole.view(12)[2:], apart[1:]
+    detached = whole.detach()[1:3]
+    for some in ([view], [of_view, other], [whole, view]):
+        words = TensorWords(some)
+        assert all(map(words.tells_of, some)) and words.unchanged()
+    left = TensorWords([other, detached])
+    words = [TensorWords([one]) for one in (view, of_view)]
+    GAINED[how](whole)
+    assert view.requires_grad and of_view.requires_grad
+    assert not any(one.unchanged() for one in words)
+    assert left.unchanged()
+
+
+def test_a_view_of_what_cannot_be_read_is_left_to_others() -> None:
+    whole = torch.zeros(1, 1, 1, 1, 1, 4)
+    view = whole.view(4)
+    assert not TensorWords([view, whole]).tells_of(view)
+    assert TensorWords([view.clone()]).one_of_each_kind() != []

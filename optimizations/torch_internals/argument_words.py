@@ -32,7 +32,9 @@ Look = Callable[[list[torch.Tensor]], "list[int] | None"]
 
 def argument_words(tensors: Sequence[torch.Tensor], *, distinct: bool) -> Look | None:
     """For tensors that look like these; `distinct`: none stands twice. None where it cannot be read how they look."""
-    if len(tensors) > MOST or any(not one.numel() for one in tensors) or not _can_be_read():
+    if len(tensors) > MOST or any(not one.numel() for one in tensors):
+        return None
+    if host_code.looks() is None or not _can_be_read():
         return None
     return _looks_like(tensors, distinct=distinct)
 
@@ -78,7 +80,7 @@ def _places() -> bytes:
 def _can_be_read() -> bool:
     """Whether compiled code sees how tensors look, and every change of that."""
     try:
-        return host_code.looks() is not None and tensor_words.can_be_read() and _flag() != 0 and _is_all_seen()
+        return tensor_words.can_be_read() and _flag() != 0 and _is_all_seen()
     except Exception:  # whatever this build has otherwise: it can be asked for
         return False
 
