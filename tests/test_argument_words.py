@@ -226,7 +226,7 @@ FIELDS = [field.name for field in dataclasses.fields(tensor_words.PLACES)]
 ALIKE = {("history", 1), ("memory", 2)}
 """Of the history there are two words, either of which will do, and so there are of memory that PyTorch allocated."""
 FOLLOWED = {("storage", -1)}
-"""What stands there would be followed. These places are those of `tensor_words`, which looks at what is there before."""
+"""What stands there would be followed. The places are those of `tensor_words`, which looks at what is there before."""
 
 
 SHIFTED = {(name, words) for name in (*FIELDS, "_FLAGS") for words in (-1, 1, 2)} - ALIKE - FOLLOWED

@@ -221,9 +221,7 @@ def test_what_says_that_all_is_otherwise_is_not_relied_on(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("ways", [(False, False), (True, False), (False, True)])
-def test_where_a_way_is_not_relied_on_all_is_compared(
-    ways: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_way_is_not_relied_on_all_is_compared(ways: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dict_entries, "_shows", lambda: ways)
     held = {"a": A, "b": B}
     told = DictEntries((held_entries(held),), ())
@@ -252,16 +250,31 @@ def test_writes_of_a_line_that_was_often_run_show() -> None:
         assert told.unchanged()
 
 
+variable: Any = A
+
+
+def write_variable(value: object) -> None:
+    global variable
+    variable = value
+
+
+def delete_variable() -> None:
+    global variable
+    del variable
+
+
 def test_writes_of_module_variables_show() -> None:
-    names: dict[str, Any] = {"value": A, "other": B}
-    exec("def write(one):\n    global value\n    value = one\ndef delete():\n    global other\n    del other", names)
-    told = DictEntries((held_entries(names, size=None),), ())
-    for _ in range(200):
-        names["write"](A)
+    write_variable(A)
+    told = DictEntries((HeldEntries(globals(), (("variable", A),), None),), ())
+    try:
+        for _ in range(200):
+            write_variable(A)
+            assert told.unchanged()
+            write_variable(B)
+            assert not told.unchanged()
+        write_variable(A)
         assert told.unchanged()
-        names["write"](B)
+        delete_variable()
         assert not told.unchanged()
-    names["write"](A)
-    assert told.unchanged()
-    names["delete"]()
-    assert not told.unchanged()
+    finally:
+        write_variable(A)

@@ -14,7 +14,6 @@ from optimizations.torch_internals.argument_guard import Held
 from optimizations.torch_internals.entry_words import EntryWords
 from optimizations.torch_internals.memory_words import as_expected
 
-
 pytestmark = pytest.mark.usefixtures("looked_at")
 
 

@@ -82,7 +82,9 @@ def test_it_is_compiled_once_and_found_again(cache: Path, compilations: list[str
 @pytest.mark.usefixtures("compiled_looks")
 def test_a_process_compiles_it_once(cache: Path) -> None:
     code = "from optimizations import host_code; assert host_code.looks() is host_code.looks() is not None"
-    subprocess.run([sys.executable, "-P", "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True)
+    subprocess.run(
+        [sys.executable, "-P", "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True
+    )
     assert len(list(cache.rglob("*.so"))) == 1
 
 

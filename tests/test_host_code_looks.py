@@ -291,9 +291,7 @@ def test_an_error_in_a_comparison_is_raised(looks: ModuleType) -> None:
 def test_changes_of_lists_cells_and_sets_are_seen(looks: ModuleType) -> None:
     one, other = object(), object()
     some, cell, empty, no_list = [one, other], types.CellType(one), set[Any](), list[Any]()
-    entries = looks.Entries(
-        (), True, True, ((some, (one, other)), (no_list, ())), ((cell, one),), (empty,)
-    )
+    entries = looks.Entries((), True, True, ((some, (one, other)), (no_list, ())), ((cell, one),), (empty,))
     assert entries()
     for change, put_back in (
         (lambda: some.reverse(), lambda: some.reverse()),

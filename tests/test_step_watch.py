@@ -21,7 +21,6 @@ from optimizations.capture.step.watch import Watch
 from optimizations.capture.step.watched_entries import LONG
 from optimizations.torch_internals.dict_guard import HeldEntries, same_entries
 
-
 pytestmark = pytest.mark.usefixtures("looked_at")
 
 

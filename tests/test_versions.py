@@ -61,7 +61,7 @@ def test_what_has_no_version_is_left_out(compiled_looks: object) -> None:
     plain = torch.zeros(3)
     count_up([without, plain])()
     assert plain._version == 1
-    with pytest.raises(RuntimeError, match="[Ii]nference tensors"):
+    with pytest.raises(RuntimeError, match="version"):
         assert without._version
 
 

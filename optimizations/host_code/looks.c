@@ -368,7 +368,7 @@ static int requires_grad(const Looks *self, uint64_t part) {
         if (!autograd) return 0;
         uint64_t flags = word_at(autograd + (uint64_t)self->at.requires_grad);
         if ((flags & 1) || word_at(autograd + (uint64_t)self->at.history)) return 1;
-        if (!(flags & IS_VIEW) || !(word_at(autograd + (uint64_t)self->at.has_base) & 1)) return 0;
+        if (!(flags & IS_VIEW) || (word_at(autograd + (uint64_t)self->at.has_base) & 0xFF) != 1) return 0;
         part = word_at(autograd + (uint64_t)self->at.base);
     }
     return 0;

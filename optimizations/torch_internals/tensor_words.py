@@ -354,7 +354,7 @@ def _elsewhere() -> str:
         return "requires_grad"
     view = plain[1:]
     autograd = word(view._cdata + _AUTOGRAD)
-    if word(autograd + _BASE) != plain._cdata or word(autograd + _HAS_BASE) & 1 != 1:
+    if word(autograd + _BASE) != plain._cdata or word(autograd + _HAS_BASE) & 0xFF != 1:
         return "base"
     if [word(word(some._cdata + _AUTOGRAD) + _REQUIRES_GRAD) & _IS_VIEW for some in (view, one)] != [_IS_VIEW, 0]:
         return "mark of views"
