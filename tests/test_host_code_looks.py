@@ -434,10 +434,10 @@ def test_what_was_taken_apart_says_that_all_is_otherwise(kind: str, looks: Modul
     make_capsule = ctypes.pythonapi.PyCapsule_New
     make_capsule.restype, make_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     memory, held = Memory(), dict[str, Any]()  # the collector begins with what was made first, and knows no empty dict
-    made = {
-        "Words": lambda: looks.Words(held, (memory.stage([1]),)),
-        "Entries": lambda: looks.Entries(((held, -1, (), (), ()),), True, True, (), (), ()),
-    }[kind]()
+    if kind == "Words":
+        made = looks.Words(held, (memory.stage([1]),))
+    else:
+        made = looks.Entries(((held, -1, (), (), ()),), True, True, (), (), ())
     asked[0] = id(made)
     held["itself"] = made
     held["asks"] = make_capsule(1, None, ctypes.cast(ask, ctypes.c_void_p))
