@@ -157,8 +157,7 @@ def test_a_compiler_that_makes_no_module_is_done_without(
 ) -> None:
     monkeypatch.setenv("CC", compiler_that(tmp_path, does))
     assert said in why(caplog)
-    assert said in why(caplog), "and so it is the next time"
-    assert bool(list(cache.rglob("*.so"))) == ("nonsense" in does)
+    assert not list(cache.rglob("*.so"))
 
 
 @pytest.mark.usefixtures("cache")

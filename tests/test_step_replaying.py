@@ -397,12 +397,13 @@ def test_a_view_requires_a_gradient_once_what_it_is_a_view_of_does(place: str) -
     def step(x: torch.Tensor) -> torch.Tensor:
         return model(x).detach() * x.sum() + by_name["row"]
 
-    given = [(data[4 * index :][:4],) for index in range(9)]
-    graphed, recording = recorded(step, given)
-    assert recording.steady.serve(recording, given[0], {}) is not MISSED
-    (data if place == "argument" else table).requires_grad_()
-    assert recording.steady.serve(recording, given[1], {}) is MISSED
-    assert graphed(*given[1]).requires_grad
+    graphed, recording = recorded(step, [(data[4 * index :][:4],) for index in range(9)])
+    whole = data.clone()
+    given = (whole[4:8],)
+    assert recording.steady.serve(recording, given, {}) is not MISSED
+    (whole if place == "argument" else table).requires_grad_()
+    assert recording.steady.serve(recording, given, {}) is MISSED
+    assert graphed(*given).requires_grad
 
 
 class WithSlots:

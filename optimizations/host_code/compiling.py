@@ -39,17 +39,18 @@ def looks() -> ModuleType | None:
     try:
         if chosen != "on":
             raise NotCompiled(f"{SWITCH} is {chosen}")
-        return _load(_image())
+        return _module()
     except Exception as error:  # another machine may have anything
         log.info("Calls are looked at in Python, which takes longer: %s.", error)
         return None
 
 
-def _image() -> bytes:
-    """The compiled module, from the cache or by the compiler.
+def _module() -> ModuleType:
+    """The compiled module, from the cache or by the compiler. One that cannot be loaded is not kept.
 
     Raises:
         NotCompiled: there is none to be had.
+        ImportError: what there is cannot be loaded.
     """
     if sys.implementation.name != "cpython":
         raise NotCompiled(f"it is written for CPython, and this is {sys.implementation.name}")
@@ -58,7 +59,15 @@ def _image() -> bytes:
     compiler, source, headers = _compiler(), SOURCE.read_text(), sysconfig.get_paths()["include"]
     key = (NAME, source, sys.version, str(sysconfig.get_config_var("SOABI")), compiler, headers, *_FLAGS)
     cache = CompiledCache(default_directory("host"), suffix=".so")
-    return cache.get_or_build(key, lambda: _compile(compiler, headers)).image
+    loaded: list[ModuleType] = []
+
+    def build() -> Compiled:
+        compiled = _compile(compiler, headers)
+        loaded.append(_load(compiled.image))
+        return compiled
+
+    image = cache.get_or_build(key, build).image
+    return loaded[0] if loaded else _load(image)
 
 
 def _compiler() -> str:
