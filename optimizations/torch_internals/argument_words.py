@@ -134,7 +134,7 @@ def _others_are_told_apart() -> bool:
     if look is None or twice is None:
         return False
     with torch.inference_mode():
-        inference = torch.zeros(4, 2, 3)
+        inference = torch.zeros(4, 2, 3, device="cpu", dtype=torch.float32)
     others = [
         plain.view(torch.int32),
         torch.empty_like(plain, device="meta"),
