@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import random
 import struct
 import sys
@@ -162,12 +163,10 @@ def test_a_word_that_differs_is_found_wherever_it_is(size: int, looks: ModuleTyp
         words = looks.Words(memory, stages)
         read = {place for one in places for place in one}
         for place in range(COUNT):
-            memory.words[place] ^= 1
-            assert words() == (place not in read)
-            memory.words[place] ^= 1
-            memory.words[place] ^= 1 << 40
-            assert words() == (size == 4 or place not in read)
-            memory.words[place] ^= 1 << 40
+            for bit in (0, 31, 32, 63):
+                memory.words[place] ^= 1 << bit
+                assert words() == (place not in read or bit >= 8 * size)
+                memory.words[place] ^= 1 << bit
         assert words()
 
 
@@ -177,6 +176,21 @@ def test_words_behind_one_that_differs_are_not_read(looks: ModuleType) -> None:
     words = looks.Words(memory, (memory.stage([3]), (packed(8, 16), packed(0, 0), 8)))
     memory.words[3] = 0
     assert not words()
+
+
+def test_a_word_behind_the_last_of_a_stage_is_not_read_with_it(looks: ModuleType) -> None:
+    """Memory that may not be read begins there."""
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protect = ctypes.CDLL(None).mprotect
+    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    assert protect(start + page, page, 0) == 0
+    stages = [(packed(start + page - 8), packed(1), 8), (packed(start + page), packed(0), 8)]
+    assert not looks.Words(memory, tuple(stages))()
+    assert protect(start + page, page, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+    memory[page - 8 : page] = packed(1)
+    assert looks.Words(memory, tuple(stages))()
 
 
 def test_an_address_that_is_led_to_is_read_only_where_it_is_the_one_expected(looks: ModuleType) -> None:
@@ -288,6 +302,25 @@ def test_an_error_in_a_comparison_is_raised(looks: ModuleType) -> None:
             entries()
 
 
+@pytest.mark.parametrize("ways", [(True, False), (False, True), (True, True)])
+def test_a_write_while_it_is_compared_is_seen_the_next_time(ways: tuple[bool, bool], looks: ModuleType) -> None:
+    class Writes:
+        def __hash__(self) -> int:
+            return hash("b")
+
+        def __eq__(self, other: object) -> bool:
+            held["a"] = None
+            return False
+
+    value = object()
+    held: dict[Any, Any] = {"a": value}
+    held[Writes()] = held["b"] = value
+    held["a"] = value
+    entries = looks.Entries(((held, 3, ("a", "b"), (value, value), ()),), *ways, (), (), ())
+    assert entries() and held["a"] is None
+    assert not entries()
+
+
 def test_changes_of_lists_cells_and_sets_are_seen(looks: ModuleType) -> None:
     one, other = object(), object()
     some, cell, empty, no_list = [one, other], types.CellType(one), set[Any](), list[Any]()
@@ -379,6 +412,13 @@ def test_what_is_asked_may_change_what_is_taken_apart(looks: ModuleType) -> None
     by_name.update(a=1, b=2)
     keys = (DICT, ("a", "b"), ((ASKED, shorter), (TENSOR,)))
     assert looks.Nest((SEQUENCE, tuple, (keys,)), EMPTY_CALL[1])((by_name,), {}) is None
+
+    def longer(value: object, found: list[Any]) -> bool:
+        some.append(1)
+        return True
+
+    some[:] = [1]
+    assert looks.Nest((SEQUENCE, tuple, ((SEQUENCE, list, ((ASKED, longer),)),)), EMPTY_CALL[1])((some,), {}) is None
 
     def fails(value: object, found: list[Any]) -> bool:
         raise RuntimeError("cannot say")
