@@ -23,7 +23,7 @@ EXECUTABLE = 4096
 OWNED = MemoryRange(address=0x10000, size_bytes=0x1000)
 SIZE = 256
 
-pytestmark = pytest.mark.skipif(host_code.looks() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.usefixtures("compiled_looks")
 
 
 class Driver:
@@ -187,3 +187,12 @@ def test_a_plan_that_leads_elsewhere_is_an_error(raw: tuple[int, ...], driver: D
     assert compiled is not None
     with pytest.raises(ValueError, match="cells"):
         compiled.Follower(None, 1, driver.address, host.INPUT.pack(*raw), host.CELL.pack(8, 0, 0), b"\0" * 16, b"")
+
+
+@pytest.mark.parametrize("broken", range(4))
+def test_a_part_of_a_record_is_an_error(broken: int, driver: Driver, compiled_looks: Any) -> None:
+    records = [host.INPUT.pack(0, 0, 1, 15, 8), host.CELL.pack(8, 0, 0), host.UPDATE.pack(7, 8), bytes(16)]
+    compiled_looks.Follower(None, 1, driver.address, *records)
+    records[broken] = records[broken][:-1]
+    with pytest.raises(ValueError, match="64 bits"):
+        compiled_looks.Follower(None, 1, driver.address, *records)

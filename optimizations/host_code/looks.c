@@ -720,10 +720,11 @@ static PyObject *follower_new(PyTypeObject *type, PyObject *args, PyObject *name
     Py_INCREF(held);
     self->held = held;
     const uint64_t *numbers;
-    self->inputs_count = PyBytes_GET_SIZE(inputs) / (Py_ssize_t)sizeof(Followed);
-    self->updates_count = numbers_of(updates, &numbers) / 2;
-    self->borders_count = PyBytes_GET_SIZE(borders) / (Py_ssize_t)sizeof(uint64_t);
-    Py_ssize_t cells_count = PyBytes_GET_SIZE(cells) / (Py_ssize_t)sizeof(Cell);
+    Py_ssize_t cells_count = numbers_of(cells, &numbers, 3);
+    self->inputs_count = numbers_of(inputs, &numbers, 5);
+    self->borders_count = numbers_of(borders, &numbers, 1);
+    self->updates_count = numbers_of(updates, &numbers, 2);
+    if (cells_count < 0 || self->inputs_count < 0 || self->borders_count < 0 || self->updates_count < 0) goto failed;
     if (!(self->inputs = copy_of(inputs)) || !(self->cells = copy_of(cells)) || !(self->borders = copy_of(borders)))
         goto failed;
     if (!(self->updates = PyMem_Calloc((size_t)self->updates_count + 1, sizeof(Update)))) {
