@@ -11,7 +11,8 @@ from graphs_on_cpu import CpuDevice, CpuGraph
 from step_parts import batches, loss_of, network
 
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.captured.graph import MemoryRange
+from optimizations.captured.driver import CudaCallFailed
+from optimizations.captured.graph import CapturedGraph, MemoryRange, MemsetNode
 
 Mentions = Callable[[CpuGraph, Sequence[MemoryRange]], bool]
 
@@ -32,9 +33,18 @@ def training(reads: Callable[[torch.Tensor], None] | None = None) -> tuple[Calla
     return step, model
 
 
-def run(mentions: Mentions | None, calls: int = 8) -> tuple[GraphedStep, CpuDevice, list[bool]]:
+class Untold(CpuDevice):
+    """A device that does not tell what the nodes of a graph hold, so that any word may be read."""
+
+    def read(self, graph: CpuGraph) -> CapturedGraph:
+        raise CudaCallFailed("cuGraphGetNodes", 1, "not told")
+
+
+def run(
+    mentions: Mentions | None, calls: int = 8, device: CpuDevice | None = None
+) -> tuple[GraphedStep, CpuDevice, list[bool]]:
     """The step after so many calls, and whether each call's loss and gradients were eager's."""
-    device, alike = CpuDevice(), []
+    device, alike = device or Untold(), []
     if mentions is not None:
         device.mentions = mentions  # type: ignore[method-assign]
     (made, model), (other, reference) = training(), training()
@@ -81,6 +91,54 @@ def test_no_further_capture_is_made_where_no_word_leads_to_gradients() -> None:
     assert all(alike) and device.captures == 1 and step.report().replays >= 4
 
 
+def test_words_that_are_left_over_in_kernels_of_operators_cost_no_further_capture() -> None:
+    """Operators read what they were given, and nobody gave them these gradients."""
+    step, device, alike = run(lambda graph, memory: bool(memory), device=CpuDevice())
+    assert all(alike) and device.captures == 1 and step.report().replays >= 4
+    (recording,) = step._recordings.steady
+    assert recording.gradients.steady()[0] is not None
+
+
+class WithNode(CpuDevice):
+    """A device whose graphs have one more node, which fills the memory that was asked about last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[MemoryRange] = []
+
+    def mentions(self, graph: CpuGraph, memory: Sequence[MemoryRange]) -> bool:
+        self.asked = list(memory) or self.asked
+        return bool(memory)
+
+    def read(self, graph: CpuGraph) -> CapturedGraph:
+        captured = super().read(graph)
+        if not self.asked:
+            return captured
+        place = self.asked[0]
+        fill = MemsetNode(
+            address=place.address, pitch_bytes=8, value=0, element_bytes=1, width=place.size_bytes, height=1
+        )
+        return captured.model_copy(update={"nodes": [*captured.nodes, fill]})
+
+
+class Unknown(CpuDevice):
+    """A device of whose graphs nothing is known that is captured."""
+
+    def node_count(self) -> int:
+        raise CudaCallFailed("cuGraphGetNodes", 1, "not told")
+
+
+@pytest.mark.parametrize("kind", [WithNode, Unknown])
+def test_words_of_other_nodes_or_of_unknown_ones_may_be_read(kind: type[CpuDevice]) -> None:
+    device = kind()
+    if kind is Unknown:
+        device.mentions = lambda graph, memory: bool(memory)  # type: ignore[method-assign]
+    step, device, alike = run(None, device=device)
+    assert all(alike) and device.captures == 3 and step.report().replays >= 4
+    (recording,) = step._recordings.steady
+    assert recording.gradients.steady() == (None, True)
+
+
 def test_a_second_capture_that_fails_costs_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
 
@@ -100,7 +158,7 @@ def test_a_second_capture_that_fails_costs_nothing_but_itself(monkeypatch: pytes
 
 def test_what_held_a_gradient_finds_it_where_it_is_read_after_all() -> None:
     """A capture with copies that is not kept leaves the gradients that were there."""
-    device = CpuDevice()
+    device = Untold()
     device.mentions = lambda graph, memory: bool(memory)  # type: ignore[method-assign]
     made, model = training()
     step = GraphedStep(made, device=device)

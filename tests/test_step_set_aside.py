@@ -23,6 +23,7 @@ from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.host_memory import spare_host_bytes
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.set_aside import SetAside
+from optimizations.captured.driver import CudaCallFailed
 
 Hold = Callable[[torch.Tensor], Any]
 
@@ -418,6 +419,9 @@ def test_nothing_of_a_failed_capture_is_alive_in_the_next_one(captures: int) -> 
 
         def mentions(self, graph: CpuGraph, memory: Any) -> bool:
             return bool(memory) and self.captures < captures
+
+        def read(self, graph: CpuGraph) -> Any:
+            raise CudaCallFailed("cuGraphGetNodes", 1, "which words are left over is not told")
 
     mine, device = Training(), Counts()
     step = GraphedStep(mine.step, device=device)

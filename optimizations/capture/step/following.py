@@ -82,18 +82,25 @@ def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, Memor
     return make_plan(graph, analysis, Choice.HOST, Available({}, triton, APPLIERS))
 
 
-def _without_others(
-    analysis: Analysis, graph: CapturedGraph, memory: Mapping[int, MemoryRange], launches: Launches
-) -> Analysis:
-    """Leave out inputs whose placeholder other words of the graph lie in, but for those of kernels of operators."""
+def words_that_tell(graph: CapturedGraph, launches: Launches) -> list[int]:
+    """What may be addresses in the nodes of a graph, but for its own copies of inputs and kernels of operators.
+
+    Of these counts what they were given, if nothing is unknown. Note [What an operator was given] in `launches`.
+    """
     launched = {launch.node for launch in launches.launches}
 
     def tells(path: NodePath, node: Node) -> bool:
         of_an_operator = path[0] not in launched and isinstance(node, KernelNode)
         return len(path) > 1 or not (path[0] in launches.own or of_an_operator)
 
-    nodes = (node for path, node in graph.walk() if tells(path, node))
-    words = [word for node in nodes for word in words_of(node)]
+    return [word for path, node in graph.walk() if tells(path, node) for word in words_of(node)]
+
+
+def _without_others(
+    analysis: Analysis, graph: CapturedGraph, memory: Mapping[int, MemoryRange], launches: Launches
+) -> Analysis:
+    """Leave out inputs whose placeholder other words of the graph lie in, but for those of kernels of operators."""
+    words = words_that_tell(graph, launches)
     others = {}
     for verdict in analysis.verdicts:
         place = memory[verdict.input]

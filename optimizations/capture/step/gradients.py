@@ -24,8 +24,10 @@ Where eager leaves a new gradient, a launch writes the one that it left before. 
 put back as well, and a copy of the new one is in the `.grad`. Note [Gradients that are held] in `gradient_holders`.
 
 Note [Words that are left over]. What launches a kernel may leave a part of its parameters as it finds the memory, with
-an address of before in it. So where only a word leads to the gradients, the call is captured once more with copies of
-them in their place: code that reads them leads to the copies then. If nothing does, they play no part.
+an address of before in it. Kernels of operators read what these were given (Note [What an operator was given] in
+`launches`), so their words do not count where the origin of each node is known. Where only another word leads to the
+gradients, the call is captured once more with copies of them in their place: code that reads them leads to the copies
+then. If nothing does, they play no part.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from optimizations.capture.signature import describe, flatten, replaced, without
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call, sparse_tensors
 from optimizations.capture.step.casts import RegionMark
-from optimizations.capture.step.following import plan_of, worth_reading
+from optimizations.capture.step.following import plan_of, words_that_tell, worth_reading
 from optimizations.capture.step.gradient_holders import OwnReferences, plain, taken_by
 from optimizations.capture.step.gradients import Gradients, gradients, memory
 from optimizations.capture.step.host_random import HostDraws
@@ -52,6 +53,8 @@ from optimizations.capture.step.watch import Watch
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared, shared_with_written
 from optimizations.captured.displaced import memory_of
 from optimizations.captured.driver import CudaCallFailed
+from optimizations.captured.graph import MemoryRange
+from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.replay.addresses import TrackedInput
 from optimizations.report.steps import RecordedStep, Refusal
 
@@ -287,7 +290,7 @@ def capture(
             )
         )
     after = gradients(call.parameters)
-    indifferent = _indifferent(device, graph, observer, call.before, after, may_mention=may_mention)
+    indifferent = _indifferent(device, graph, observer, launches, call.before, after, may_mention=may_mention)
     if set_aside is not None:
         set_aside.require_gone(call.before, indifferent=indifferent)
     gradients_of_call = {id(one) for one in [*call.before, *after] if one is not None}
@@ -572,6 +575,7 @@ def _indifferent(
     device: Device,
     graph: Any,
     observer: Observer,
+    launches: Launches,
     before: Sequence[torch.Tensor | None],
     after: Sequence[torch.Tensor | None],
     *,
@@ -589,10 +593,27 @@ def _indifferent(
         or any(old is not None and old is new for old, new in zip(before, after, strict=True))
     ):
         return False
-    mentioned = device.mentions(graph, memory(there))
+    ranges = memory(there)
+    mentioned = device.mentions(graph, ranges) and not _only_left_over(device, graph, launches, ranges)
     if mentioned and not may_mention:
         raise GradientsMentioned("words of the graph may be addresses of gradients from before the call")
     return not mentioned
+
+
+def _only_left_over(device: Device, graph: Any, launches: Launches, ranges: Sequence[MemoryRange]) -> bool:
+    """Whether all words of a graph that lie there are what kernels of operators have that were not given it.
+
+    Note [What an operator was given] in `launches`.
+    """
+    if launches.unknown is not None:
+        return False
+    places = MemoryRanges(ranges)
+    given = launches.read_by_operators | launches.read_elsewhere
+    try:
+        captured = device.read(graph)
+    except CudaCallFailed:
+        return False
+    return not any(word in places for word in chain(given, words_that_tell(captured, launches)))
 
 
 def _reads(device: Device, graph: Any, observer: Observer, call: Call) -> Callable[[torch.Tensor], bool]:
