@@ -6,6 +6,7 @@ import logging
 import os
 import stat
 import subprocess
+import shutil
 import sys
 import sysconfig
 import time
@@ -107,9 +108,10 @@ def test_another_source_or_compiler_or_python_is_another_entry(
 ) -> None:
     assert works(looks())
     if part == "source":
-        changed = tmp_path / "looks.c"
-        changed.write_text(compiling.SOURCE.read_text() + "/* more */\n")
-        monkeypatch.setattr(compiling, "SOURCE", changed)
+        changed = Path(shutil.copytree(compiling.SOURCES, tmp_path / "changed"))
+        with (changed / "words.c").open("a") as file:
+            file.write("/* more */\n")
+        monkeypatch.setattr(compiling, "SOURCES", changed)
     elif part == "compiler":
         monkeypatch.setenv("CC", compiler_that(tmp_path, f'exec {compiling._compiler()} "$@"'))
     else:

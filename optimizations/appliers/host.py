@@ -116,7 +116,7 @@ class HostUpdates:
 
 
 INPUT, CELL, UPDATE = struct.Struct("<qqqQQ"), struct.Struct("<Qqq"), struct.Struct("<QQ")
-"""As `looks.c` reads them."""
+"""As `host_code/follower.c` reads them."""
 
 
 def _node_update(target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> NodeUpdate:

@@ -1,4 +1,4 @@
-"""Compiles `looks.c` for the Python that runs, and loads it."""
+"""Compiles `module.c`, which includes the other files, for the Python that runs, and loads it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from optimizations.compiled_cache import Compiled, CompiledCache, default_direct
 log = logging.getLogger(__name__)
 
 NAME = "encore_looks"
-"""The module's, as it stands in `looks.c`."""
-SOURCE = Path(__file__).with_name("looks.c")
+"""The module's, as it stands in `module.c`."""
+SOURCES = Path(__file__).parent
 SWITCH = "ENCORE_HOST_CODE"
 TIMEOUT_S = 60
 _FLAGS = ("-O2", "-fPIC", "-shared", "-Wno-deprecated-declarations")
@@ -56,8 +56,9 @@ def _module() -> ModuleType:
         raise NotCompiled(f"it is written for CPython, and this is {sys.implementation.name}")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):  # and loading it would give that Python its lock back
         raise NotCompiled("it relies on Python's lock, and this Python is built to run without")
-    compiler, source, headers = _compiler(), SOURCE.read_text(), sysconfig.get_paths()["include"]
-    key = (NAME, source, sys.version, str(sysconfig.get_config_var("SOABI")), compiler, headers, *_FLAGS)
+    compiler, headers = _compiler(), sysconfig.get_paths()["include"]
+    sources = [part for path in sorted(SOURCES.glob("*.[ch]")) for part in (path.name, path.read_text())]
+    key = (NAME, *sources, sys.version, str(sysconfig.get_config_var("SOABI")), compiler, headers, *_FLAGS)
     cache = CompiledCache(default_directory("host"), suffix=".so")
     loaded: list[ModuleType] = []
 
@@ -86,7 +87,7 @@ def _compiler() -> str:
 def _compile(compiler: str, headers: str) -> Compiled:
     with tempfile.TemporaryDirectory(prefix="encore-looks-") as folder:
         made = Path(folder) / f"{NAME}.so"
-        command = [compiler, *_FLAGS, f"-I{headers}", str(SOURCE), "-o", str(made)]
+        command = [compiler, *_FLAGS, f"-I{headers}", str(SOURCES / "module.c"), "-o", str(made)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
         except (OSError, subprocess.TimeoutExpired) as error:
