@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import stat
 import subprocess
-import shutil
 import sys
 import sysconfig
 import time
