@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -190,14 +191,25 @@ def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def _maker(nest: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
-    """What makes a nest like this one of tensors, in the order of `flatten`: at once where it holds nothing else."""
-    members: Sequence[Any] = list(nest.values()) if type(nest) is dict else nest if type(nest) in (list, tuple) else ()
-    if members and all(isinstance(member, torch.Tensor) for member in members):
-        if type(nest) is not dict:
-            return type(nest)
+    """What makes a nest like this one of tensors, in the order of `flatten`: with few functions where lists, tuples and
+    dicts are all that it is nested in."""
+    if isinstance(nest, torch.Tensor):
+        return next
+    kind = type(nest)
+    members: Sequence[Any] = list(nest.values()) if kind is dict else nest if kind in (list, tuple) else ()
+    if not members:
+        return lambda tensors: replaced(nest, tensors)
+    count = len(members)
+    makers = list(map(_maker, members))
+    only_tensors = all(isinstance(member, torch.Tensor) for member in members)
+
+    def take(tensors: Iterator[torch.Tensor]) -> Iterable[Any]:
+        return islice(tensors, count) if only_tensors else [make(tensors) for make in makers]
+
+    if kind is dict:
         keys = tuple(nest)
-        return lambda tensors: dict(zip(keys, tensors, strict=True))
-    return lambda tensors: replaced(nest, tensors)
+        return lambda tensors: dict(zip(keys, take(tensors), strict=True))
+    return lambda tensors: kind(take(tensors))
 
 
 def _given(
