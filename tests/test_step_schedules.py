@@ -196,6 +196,33 @@ def test_parameters_of_less_precision_keep_their_betas_as_numbers() -> None:
     assert "betas" in refusal.reason and "float32" in refusal.advice
 
 
+def test_a_rate_that_a_step_changes_and_the_program_changes_back_is_the_programs() -> None:
+    """What the step wrote into the tensor of a learning rate is not what was written there before."""
+
+    def run(graphed: bool) -> list[torch.Tensor]:
+        model = network("cpu")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.25, fused=True)
+        train = training_step(model, optimizer)
+
+        def train_and_set(batch: Any) -> torch.Tensor:
+            loss = train(batch)
+            if isinstance(rate := optimizer.param_groups[0]["lr"], torch.Tensor):
+                rate.fill_(1.0)  # as schedulers do
+            else:
+                optimizer.param_groups[0]["lr"] = 1.0
+            return loss.detach()
+
+        step = GraphedStep(train_and_set, device=CpuDevice()) if graphed else train_and_set
+        found = []
+        for index, (batch,) in enumerate(batches("cpu", 8)):
+            optimizer.param_groups[0]["lr"] = 0.25 if index else 0.5
+            rows = 1 + index // 2  # calls of a signature that was not refused yet
+            found += [step({"x": batch["x"][:rows], "y": batch["y"][:rows]})]
+        return [*found, *state_of(model, optimizer)]
+
+    assert all(map(torch.equal, run(graphed=True), run(graphed=False)))
+
+
 USES: dict[str, tuple[Callable[[Any, torch.Tensor], Any], str]] = {
     "read": (lambda group, loss: loss * 2 if group["betas"][0] > 0.9 else loss, "reads a beta of an optimizer"),
     "returned": (lambda group, loss: (loss, group["betas"]), "returns the learning rate or the betas"),

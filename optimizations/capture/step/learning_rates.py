@@ -256,6 +256,8 @@ class LearningRates:
                 yield
         finally:
             for one, before, tensor, version in standing:
+                if tensor._version != version:
+                    one.seen = None  # it holds another number than was written
                 standing_now: Any = one.number()
                 if standing_now is not tensor:
                     continue
