@@ -242,6 +242,7 @@ class _Capture(TorchDispatchMode):
             raise RuntimeError("operation not permitted when stream is capturing")
         inputs = [value for value in _flat((args, kwargs)) if isinstance(value, torch.Tensor)]
         before = {_storage(tensor) for tensor in inputs}
+        before |= {one.data_ptr() for one in _flat((args, kwargs)) if isinstance(one, torch.UntypedStorage)}
         self.graph.reads |= before
         writes = False
         for index, argument in enumerate(func._schema.arguments):

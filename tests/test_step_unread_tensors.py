@@ -83,3 +83,29 @@ def test_another_tensor_in_the_place_of_one_that_is_returned_or_bound_is_seen(bi
     found, step = run(binding, True, changed)
     assert values(found) == values(expected)
     assert step.report().replays >= 5, "it is replayed before the change, at least"
+
+
+def read_by_its_memory(graphed: bool) -> list[torch.Tensor]:
+    model, kept = network("cpu"), [torch.zeros(())]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        added = torch.empty(0).set_(kept[0].untyped_storage(), 0, ())
+        optimizer.zero_grad()
+        loss = loss_of(model, batch) + added
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    call: Any = GraphedStep(step, device=CpuDevice()) if graphed else step
+    found = []
+    for index, (batch,) in enumerate(batches("cpu", CALLS)):
+        found.append(call(batch))
+        if index == 7:
+            kept[0] = torch.full((), 7.0)
+    assert not graphed or len(call.report().recordings) == 1
+    return found
+
+
+def test_a_tensor_whose_memory_is_given_to_another_is_read() -> None:
+    assert all(map(torch.equal, read_by_its_memory(True), read_by_its_memory(False)))

@@ -197,6 +197,8 @@ class Observer(torch_internals.TorchDispatchMode):
         if drawn_from is not None and self.reseeding is not None:
             self.reseeding.look(drawn_from)
         made_from = {storage(tensor) for tensor in inputs}
+        if name.startswith(_SETS_MEMORY):  # what is behind lies in memory that is there
+            made_from.update(one.data_ptr() for one in args if isinstance(one, torch.UntypedStorage))
         line = current_line()
         compared = not name.startswith(_UNCOMPARED) or (name.startswith(_DETACH) and inputs[0].requires_grad)
         if compared:
@@ -510,6 +512,8 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 _STATISTICS = ("running_mean", "running_var")
+_SETS_MEMORY = "aten.set_."
+"""Leads a tensor to memory, which may be given without a tensor."""
 _COPIES = ("aten.clone", "aten._to_copy", "aten.lift_fresh", "aten.empty", "aten.full")
 """What makes a tensor of a number."""
 
