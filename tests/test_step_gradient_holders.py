@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
-from step_parts import batches
+from step_parts import batches, loss_of, network
 from test_step_gradients_held import BEHIND, ZERO, Alike, Training
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -922,3 +922,39 @@ def test_what_is_held_of_a_recording_that_was_freed_stays_where_the_gradient_its
         assert all(map(torch.equal, mine.gradients(), theirs.gradients())), index
         assert all(map(torch.equal, mine.held, theirs.held)), index
     assert len(freed) == 1 and freed[0].expired()
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_gradients_that_one_recording_left_are_not_held_where_another_adds_to_them(holds: bool) -> None:
+    """The first call behind `zero_grad` makes gradients, and the others add to them, in a graph that has its own."""
+
+    def run(graphed: bool) -> tuple[list[torch.Tensor], Any]:
+        model = network("cpu")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def train(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            loss = loss_of(model, batch)
+            loss.backward()
+            return loss.detach()
+
+        step: Any = GraphedStep(train, device=CpuDevice()) if graphed else train
+        found, held = [], []
+        for index, batch in enumerate(batches("cpu", 40)):
+            found.append(step(*batch))
+            gradients = [one.grad for one in model.parameters() if one.grad is not None]
+            found += [one.clone() for one in gradients]
+            if index % 4 == 0:
+                held = gradients if holds else []
+            found += [one.clone() for one in held]
+            del gradients
+            if index % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+        return found, step
+
+    expected, _ = run(graphed=False)
+    found, step = run(graphed=True)
+    assert all(map(torch.equal, found, expected)) and len(found) == len(expected)
+    adding = [one for one in step._recordings.steady if one.gradients._added_to[0]]
+    assert len(adding) == 1 and adding[0].replays > 20
+    assert (adding[0].steady.serve is None) is holds

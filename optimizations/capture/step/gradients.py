@@ -14,11 +14,13 @@ gradient is brought only where it looks as the graph's: what eager leaves looks 
 
 A program may hold the tensor that it put into a `.grad`, or one that shares its memory, as a flat buffer of all
 gradients does. What the call adds to it is to be seen there. So after a launch the sum is copied back to it, and it
-stays in the `.grad`; but where nothing else holds it, the graph's own takes its place. The program may hold the
-graph's own as well, such as one of two buffers that it uses in turn, or a part of a larger one. So a launch with other
-gradients puts back what it held, and these stay. Parameters may also have exchanged their gradients. Where the step
-itself gives one's gradient to another, which of them gets what shows in the tensors that stand there. So the recording
-serves calls that find its own gradients in their places, and no others.
+stays in the `.grad`; but where nothing else holds it, the graph's own takes its place. So it does where only another
+recording holds it, which left it: the first call behind `zero_grad` makes gradients, and a graph with gradients of its
+own adds to them from then on. The program may hold the graph's own as well, such as one of two buffers that it uses in
+turn, or a part of a larger one. So a launch with other gradients puts back what it held, and these stay. Parameters may
+also have exchanged their gradients. Where the step itself gives one's gradient to another, which of them gets what
+shows in the tensors that stand there. So the recording serves calls that find its own gradients in their places, and no
+others.
 
 Where eager leaves a new gradient, a launch writes the one that it left before. If the program holds that still, it is
 put back as well, and a copy of the new one is in the `.grad`. Note [Gradients that are held] in `gradient_holders`.
@@ -209,6 +211,10 @@ class Gradients:
         unmoved = all(map(operator.is_, self._before, self._after))
         return self._before, not unmoved
 
+    def brought(self) -> bool:
+        """Whether the last launch copied gradients to where the graph reads them, or put back what was held."""
+        return self._brought
+
     def may_stand(self) -> bool:
         """Whether calls that find what they leave need only look whether they do."""
         return self._indifferent and not self._without
@@ -256,10 +262,22 @@ class Gradients:
         others = not (self._indifferent or self._in_place)  # `fit` has just seen that
         self._held, self._put_back, self._untouched, self._in_place = [], [], [], False
         in_use = self._found.held() if others else set()
+        let_go = self._let_go() if others else set()
         self._kept = self._left_and_held()
         self._brought = others or bool(self._kept)
         if others:
-            self._bring_others(in_use, {there.data_ptr() for _, there, _ in self._kept})
+            self._bring_others(in_use, let_go, {there.data_ptr() for _, there, _ in self._kept})
+
+    def _let_go(self) -> set[int]:
+        """The identities of what recordings of the pool left that nobody but them and a `.grad` holds: the graph's own
+        may take its place, as that of what the program let go of."""
+        standing = Counter(id(_get(parameter)) for parameter in self.parameters)
+        found: set[int] = set()
+        for left in self.family.members():
+            held, keys = left.holders.held(standing), left.holders.keys
+            cells = {storage for tensor, storage in keys if tensor in held}
+            found.update(tensor for tensor, storage in keys if storage not in cells)
+        return found
 
     def _left_and_held(self) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
         """The memory of gradients that launches left and the program holds, each behind the identity of the gradient
@@ -290,11 +308,12 @@ class Gradients:
     def _writes_into(self, there: torch.Tensor) -> bool:
         return self._writes_there.overlap(there.data_ptr(), size_bytes(there))
 
-    def _bring_others(self, in_use: Collection[int], kept: Collection[int]) -> None:
+    def _bring_others(self, in_use: Collection[int], let_go: Collection[int], kept: Collection[int]) -> None:
         """`in_use`: the identities of those of the graph's own that the program holds; `kept` are the places of those
         that launches left, in which another tensor may stand than the one that was left."""
         now = gradients(self.parameters)
         alone = held_by_nobody_else(now, as_gradients=True)
+        alone = [nobody or id(there) in let_go for nobody, there in zip(alone, now, strict=True)]
         moved = [
             (index, there, expected)
             for index, (there, expected) in enumerate(zip(now, self._before, strict=True))

@@ -100,6 +100,8 @@ class SteadyReplay:
             self._wait = 0 if worth else 2 * self._wait or SOONEST
             self._next = recording.replays + self._wait
             self.serve = None
+        if not for_held and gradients.brought():
+            return  # there is no steady replay of such calls
         if recording.replays >= self._next:
             self._made_at = recording.replays
             self._for_held = for_held
