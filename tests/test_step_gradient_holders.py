@@ -958,3 +958,38 @@ def test_gradients_that_one_recording_left_are_not_held_where_another_adds_to_th
     adding = [one for one in step._recordings.steady if one.gradients._added_to[0]]
     assert len(adding) == 1 and adding[0].replays > 20
     assert (adding[0].steady.serve is None) is holds
+
+
+@pytest.mark.parametrize(
+    ("calls", "shorter", "behind"),
+    [(14, {1}, 12), (22, {1, 2, 5, 7, 10, 11, 14, 16, 18, 19, 20}, 17)],
+    ids=["at once", "later"],
+)
+def test_gradients_of_which_one_was_led_to_other_memory_get_what_is_added(
+    calls: int, shorter: set[int], behind: int
+) -> None:
+    """The memory where it lay is what another recording left, and the one that adds to it computes the sum there."""
+
+    def run(graphed: bool) -> list[torch.Tensor]:
+        model = network("cpu")
+
+        def train(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            loss = loss_of(model, batch)
+            loss.backward()
+            return loss.detach()
+
+        step: Any = GraphedStep(train, device=CpuDevice()) if graphed else train
+        weight = next(model.parameters())
+        found = []
+        for index, (batch,) in enumerate(batches("cpu", calls)):
+            rows = 5 if index in shorter else 6
+            if index % 2 == 0:
+                model.zero_grad()
+            found.append(step({"x": batch["x"][:rows], "y": batch["y"][:rows]}))
+            found += [one.grad.clone() for one in model.parameters() if one.grad is not None]
+            if index == behind:
+                assert weight.grad is not None
+                weight.grad.data = torch.ones_like(weight)
+        return found
+
+    assert all(map(torch.equal, run(graphed=True), run(graphed=False)))

@@ -371,10 +371,10 @@ class Gradients:
         self._held, self._put_back, self._kept, self._untouched = [], [], [], []
         self.times_kept += self._kept_now
         if kept:
-            self._leave_copies_of({key for key, _, _ in kept})
+            self._leave_copies_of({key for key, _, _ in kept}, {there.data_ptr() for _, there, _ in kept})
         targets, sums = [there for _, there, _ in held], [expected for _, _, expected in held]
-        if put_back or not _places(targets).isdisjoint(_places(sums)):
-            sums = clones(sums)
+        if put_back or kept or not _places(targets).isdisjoint(_places(sums)):
+            sums = clones(sums)  # they may lie where something is put back
         known = [*[(there, before) for _, there, before in kept], *put_back]
         copy_over([there for there, _ in known], [before for _, before in known])
         copy_over(targets, sums)
@@ -384,10 +384,11 @@ class Gradients:
         for index, there in untouched:
             self.parameters[index].grad = there
 
-    def _leave_copies_of(self, held: Collection[int]) -> None:
-        """In the place of those that the program holds from before."""
+    def _leave_copies_of(self, held: Collection[int], places: Collection[int]) -> None:
+        """In the place of those that the program holds from before, and of those that lie where one of them lay."""
         memory: dict[int, torch.UntypedStorage] = {}
-        found = {id(one): one for one in self._after if one is not None and id(one) in held}
+        there = [one for one in self._after if one is not None]
+        found = {id(one): one for one in there if id(one) in held or (is_plain(one) and one.data_ptr() in places)}
         sharing = Counter(one.untyped_storage()._cdata for one in found.values())
         parts = {key: one for key, one in found.items() if is_a_part(one) or sharing[one.untyped_storage()._cdata] > 1}
         whole = [one for key, one in found.items() if key not in parts]
