@@ -1,7 +1,8 @@
-"""Words of this process's memory, gathered by NumPy, a nanosecond each.
+"""Words of this process's memory, compared by compiled code or NumPy, a nanosecond each.
 
 PyTorch tells one thing about one tensor in each call. Who knows where it keeps that reads it of many at once. Whoever
-reads holds the objects whose memory it is, and tries out first whether the words are where it looks for them.
+reads holds the objects whose memory it is, and tries out first whether the words are where it looks for them. Compiled
+code (`host_code`) compares them where there is some; NumPy does else, and whenever they are to be known.
 
 Note [In one go]. What is read may lead to what is read next: an object in Python to its part in C++, and that to its
 storage. If another thread ran in between, it could exchange that part and free it, and memory of nobody would be read.

@@ -1,8 +1,8 @@
 """Whether tensors lie where they lay and look as they did, read of all of them at once.
 
 PyTorch's guards, and its functions that tell an address, ask one tensor after the other, 0.1 us for each where all is
-in caches. All that they ask for stands in few words at known places, which NumPy gathers (`memory_words`), 20 ns for
-each. They are the address of the tensor's part in C++ and its class in Python; there its storage, sizes, strides,
+in caches. All that they ask for stands in few words at known places, which are read together (`memory_words`), 20 ns
+for each. They are the address of the tensor's part in C++ and its class in Python; there its storage, sizes, strides,
 offset, dtype, device, flags and dispatch keys; and of its storage where the memory lies, and who frees that: a lazy
 clone is another one. What autograd keeps of a tensor has its `.grad` and whether it requires one.
 

@@ -1,11 +1,11 @@
 """Steady replays of a step: calls in the state in which its recording served one, with few looks and one function.
 
 `Recording.fits` and `Recording.launch` find out in each call what this recording has to do: gradients to bring, results
-to bind, arrays to compare. A `SteadyReplay` is made behind a launch, of the parts that this recording needs. Everything
-that Python or a tensor itself can be asked for in C++ is one comparison there: structure apart, the arguments' looks
-and aliases, settings, numbers and objects, the state's looks and gradients. What it does not know as unchanged it does
-not serve: then the recording is looked at as ever, and if it serves the call, the steady replay is made of what is
-there now.
+to bind, arrays to compare. A `SteadyReplay` is made behind a launch, of the parts that this recording needs. Structure,
+the arguments' looks and aliases, settings, numbers and objects, the state's looks and gradients are a few comparisons
+there, in compiled code (`host_code`) and PyTorch's guards. What it does not know as unchanged it does not serve: then
+the recording is looked at as ever, and if it serves calls again and again, the steady replay is made of what is there
+now.
 """
 
 from __future__ import annotations
