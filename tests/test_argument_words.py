@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_tensor_words import GAINED
 from torch import nn
 
 from optimizations import host_code, torch_internals
@@ -125,12 +126,6 @@ def test_a_tensor_that_has_changed_is_found_only_where_it_looks_and_lies_so(chan
     else:
         assert found == [one.data_ptr(), other.data_ptr()]
     del kept
-
-
-GAINED: dict[str, Callable[[torch.Tensor], object]] = {
-    "by itself": lambda whole: whole.requires_grad_(),
-    "by a history": lambda whole: whole.mul_(torch.ones(1, requires_grad=True)),
-}
 
 
 @pytest.mark.parametrize("without_gradients", [True, False])

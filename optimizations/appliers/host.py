@@ -16,11 +16,20 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optimizations import host_code
-from optimizations.appliers.protocol import AddressCell, AddressPlace, ApplierGpu, ApplierTools, Attached, NodeUpdate
+from optimizations.appliers.protocol import (
+    AddressCell,
+    AddressPlace,
+    ApplierGpu,
+    ApplierTools,
+    Attached,
+    Check,
+    Follow,
+    NodeUpdate,
+)
 from optimizations.captured.driver import check, set_kernel_address
 from optimizations.captured.editing import EditableGraph, LaunchParameters
 from optimizations.captured.graph import WORD_BYTES, KernelNode, MemcpyNode, Node
@@ -82,17 +91,10 @@ class HostUpdates:
     def settle(self) -> None:
         """Nothing: a node reads what it was set to last."""
 
-    def compiled(
-        self, checks: Sequence[tuple[int, int, int | None, int]], borders: Sequence[int]
-    ) -> Callable[[list[int], list[int | None]], int] | None:
-        """The same for inputs with these `checks`, as compiled code; None where there is none, or it cannot do that.
+    def compiled(self, checks: Sequence[Check], borders: Sequence[int]) -> Follow | None:
+        """The same for these inputs, as compiled code; None where there is none, or it cannot do that.
 
-        Args:
-            checks: of each input its index, the bits its address must not have, its placeholder and its size in bytes.
-            borders: where memory that the graph writes begins and ends, in turn, ascending.
-
-        Returns:
-            What `replay.addresses.Follow` says.
+        `borders`: where memory that the graph writes begins and ends, in turn, ascending.
         """
         host, function = host_code.looks(), set_kernel_address()
         if host is None or function is None:
@@ -109,9 +111,7 @@ class HostUpdates:
             inputs += INPUT.pack(index, first, len(cells) // CELL.size, below_alignment, size)
         raw = b"".join([UPDATE.pack(*update.raw()) for update in updates if isinstance(update, _KernelUpdate)])
         ends = struct.pack(f"<{len(borders)}Q", *borders)
-        made: Callable[[list[int], list[int | None]], int] = host.Follower(
-            self, int(self._executable), function, inputs, cells, raw, ends
-        )
+        made: Follow = host.Follower(self, int(self._executable), function, inputs, cells, raw, ends)
         return made
 
 

@@ -47,7 +47,7 @@ SET_KERNEL = "cuGraphExecKernelNodeSetParams"
 
 @functools.cache
 def set_kernel_address() -> int | None:
-    """Where the driver has the function of this name, for compiled code; None where there is no such."""
+    """The address of the driver's function `SET_KERNEL`, for compiled code; None where the driver is missing or old."""
     try:
         return ctypes.cast(ctypes.CDLL("libcuda.so.1")[f"{SET_KERNEL}_v2"], ctypes.c_void_p).value
     except (OSError, AttributeError):

@@ -65,6 +65,16 @@ static void holder_free(PyObject *self) {
     Py_TYPE(self)->tp_free(self);
 }
 
+/* One that is called by this function and holds a tuple of these two. NULL with an error where there is no memory. */
+static PyObject *holder_of_two(PyTypeObject *type, vectorcallfunc call, PyObject *first, PyObject *second) {
+    Holder *self = (Holder *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    self->call = call;
+    if ((self->held = PyTuple_Pack(2, first, second))) return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
 static PyObject *no_arguments(void) {
     PyErr_SetString(PyExc_TypeError, "it is called without arguments");
     return NULL;

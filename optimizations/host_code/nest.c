@@ -109,12 +109,5 @@ static PyObject *nest_new(PyTypeObject *type, PyObject *args, PyObject *names) {
         PyErr_SetString(PyExc_TypeError, "what stands in each place of the arguments, as tuples");
         return NULL;
     }
-    Holder *self = (Holder *)type->tp_alloc(type, 0);
-    if (!self) return NULL;
-    self->call = nest_call;
-    if (!(self->held = PyTuple_Pack(2, positional, named))) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    return (PyObject *)self;
+    return holder_of_two(type, nest_call, positional, named);
 }

@@ -26,12 +26,5 @@ static PyObject *settings_new(PyTypeObject *type, PyObject *args, PyObject *name
         PyErr_SetString(PyExc_ValueError, "as many values as functions");
         return NULL;
     }
-    Holder *self = (Holder *)type->tp_alloc(type, 0);
-    if (!self) return NULL;
-    self->call = settings_call;
-    if (!(self->held = PyTuple_Pack(2, functions, values))) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    return (PyObject *)self;
+    return holder_of_two(type, settings_call, functions, values);
 }

@@ -38,6 +38,7 @@ from typing import Any, Protocol
 import torch
 
 from optimizations import torch_internals
+from optimizations.appliers.protocol import Check, Follow
 from optimizations.captured.displaced import storage_of
 from optimizations.captured.driver import SET_KERNEL, CudaCallFailed
 from optimizations.captured.graph import MemoryRange
@@ -65,15 +66,6 @@ def geometry_of(tensor: torch.Tensor) -> tuple[object, ...]:
     """Type, shape, and the strides of what has more than one element in a dimension."""
     steps = tuple(step for extent, step in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1)
     return tensor.dtype, tensor.shape, steps
-
-
-_Check = tuple[int, int, int | None, int]
-"""Of a `TrackedInput`: its index, the bits its address must not have, its placeholder, and its size in bytes."""
-
-
-Follow = Callable[[list[int], "list[int | None]"], int]
-"""Brings a graph to these addresses by input, of which the second are set. Gives the bytes that it sets; -1, and
-nothing was done, where one cannot be read there. It raises a `RuntimeError` with the driver's code."""
 
 
 class Pointers(Protocol):
@@ -119,7 +111,7 @@ class AddressTracker:
         owned: MemoryRanges,
         fill: Callable[[int, torch.Tensor], None],
         written: Mapping[int, MemoryRange] | None = None,
-        compile: Callable[[Sequence[_Check], Sequence[int]], Follow | None] | None = None,
+        compile: Callable[[Sequence[Check], Sequence[int]], Follow | None] | None = None,
     ) -> None:
         inputs = sorted(inputs, key=lambda one: one.index)
         self._checks = [(one.index, one.alignment_bytes - 1, one.placeholder, one.size_bytes) for one in inputs]
@@ -192,7 +184,7 @@ class AddressTracker:
             self._pointers.settle()
             self._launched = False
 
-    def _move(self, inputs: Sequence[Any], checks: Sequence[_Check]) -> None:
+    def _move(self, inputs: Sequence[Any], checks: Sequence[Check]) -> None:
         again = bool(self._followed_and_written) and self._written_moved(inputs)
         addresses, borders = self.addresses, self._overwritten.borders
         self._launched = False

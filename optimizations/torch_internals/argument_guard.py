@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.torch_internals.dict_entries import DictEntries
+from optimizations.torch_internals.compiled_entries import CompiledEntries
 from optimizations.torch_internals.dict_guard import HeldEntries, add_absent, add_entries
 from optimizations.torch_internals.tensor_words import TensorWords
 
@@ -275,7 +275,7 @@ def same_call(
     no_modes: bool,
     read_apart: TensorWords | None = None,
     of_each_kind: Sequence[torch.Tensor] = (),
-    told_apart: DictEntries | None = None,
+    told_apart: CompiledEntries | None = None,
 ) -> tuple[Callable[[Found], bool], Any]:
     """All that the functions above compare, as one comparison, with the settings as they are now.
 

@@ -7,8 +7,8 @@ list says where that begins and how long it is. It is read only where list and a
 list that was made longer or shorter may be gone. Who reads holds the lists, the cells, and the objects.
 
 A list that is filled again in each call, with the same objects, has another array then, most likely. It counts as
-changed, though nothing that matters is. Compiled code compares what stands there without that (`dict_entries`): this is
-for where there is none.
+changed, though nothing that matters is. Compiled code does not have that (`compiled_entries`). This is for where there
+is none.
 """
 
 from __future__ import annotations

@@ -130,8 +130,16 @@ class Words:
     def __init__(self, addresses: Sequence[int], values: Any, size: int = WORD) -> None:
         expected = numpy.array(values, dtype=numpy.int64 if size == WORD else numpy.int32)
         self.addresses, self.values, self.size = addresses, expected, size
-        self.places = _places_of(addresses, size)
-        self.then = [expected[start : start + AT_ONCE].tobytes() for start in range(0, len(expected), AT_ONCE)]
+
+    @functools.cached_property
+    def places(self) -> list[Any]:
+        """Where NumPy gathers them, so many together as can be at once."""
+        return _places_of(self.addresses, self.size)
+
+    @functools.cached_property
+    def then(self) -> list[bytes]:
+        """What is to stand in each of these."""
+        return [self.values[start : start + AT_ONCE].tobytes() for start in range(0, len(self.values), AT_ONCE)]
 
     def as_bytes(self) -> tuple[bytes, bytes, int]:
         """As `host_code` takes them: addresses and values, 64 bits each, and how many bytes of a word count."""

@@ -18,7 +18,7 @@ import itertools
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -187,6 +187,10 @@ class Holders:
             self._alone, self._reckoned_at = found, now
         return self._alone
 
+    def cells(self, tensors: Collection[int]) -> set[int]:
+        """The addresses of the storages of these, given by their identities."""
+        return {cell for one, cell in self.keys if one in tensors}
+
     def held(self, standing: Mapping[int, int] = NOWHERE) -> set[int]:
         """The identities of those that somebody else holds."""
         if not self.tensors:
@@ -226,11 +230,10 @@ class Left:
 
     def outlive(self) -> None:
         """Its recording is about to be freed. What somebody holds of it is known to the others of its family."""
-        held, keys = self.holders.held(), self.holders.keys
-        cells = {storage for tensor, storage in keys if tensor in held}
+        cells = self.holders.cells(self.holders.held())
         found = [
             self.holders.lying(index)
-            for index, (_, cell) in enumerate(keys)
+            for index, (_, cell) in enumerate(self.holders.keys)
             if cell in cells and self.holders.lasts(index)
         ]
         if found:

@@ -85,7 +85,8 @@ class Gradients:
     graph writes where it lies. `places` are those of all that the graph knows,
     and `times_kept` counts launches that would have overwritten some that the program held, and was to find as they
     were. `for_now`: the last launch was one of these, or the one before, which left copies in their places. So that
-    gradients were found elsewhere tells nothing of later calls.
+    gradients were found elsewhere tells nothing of later calls. `stood`: behind the last launch each was in its `.grad`
+    already. `brought`: that launch copied gradients to where the graph reads them, or put back what was held.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class Gradients:
         self._left = Left(Holders(found), _times(self._after), weakref.WeakMethod(self._stand))
         self._found = Holders(plain(self._before))
         self._in_place = False
-        self.stood = self._brought = False
+        self.stood = self.brought = False
         self.times_kept = 0
         self.for_now = self._kept_now = False
         self._kept: list[tuple[int, torch.Tensor, torch.Tensor]] = []
@@ -202,7 +203,7 @@ class Gradients:
 
         The gradients that are found belong to `parameters`. Empty where they play no part.
         """
-        if self._brought:
+        if self.brought:
             return None, True
         if self._indifferent:
             if self.stood and self.fit():
@@ -210,10 +211,6 @@ class Gradients:
             return (None, True) if self._without else ((), True)
         unmoved = all(map(operator.is_, self._before, self._after))
         return self._before, not unmoved
-
-    def brought(self) -> bool:
-        """Whether the last launch copied gradients to where the graph reads them, or put back what was held."""
-        return self._brought
 
     def may_stand(self) -> bool:
         """Whether calls that find what they leave need only look whether they do."""
@@ -262,44 +259,31 @@ class Gradients:
         others = not (self._indifferent or self._in_place)  # `fit` has just seen that
         self._held, self._put_back, self._untouched, self._in_place = [], [], [], False
         in_use = self._found.held() if others else set()
-        let_go = self._let_go() if others else set()
-        self._kept = self._left_and_held()
-        self._brought = others or bool(self._kept)
+        members = self.family.members()
+        # No list of the gradients, which would count.
+        now = [id(_get(parameter)) for parameter in self.parameters] if members else []
+        standing = Counter(now)
+        left = [(one.holders, one.holders.held(standing)) for one in members]
+        self._kept = self._left_and_held(now, left)
+        self.brought = others or bool(self._kept)
         if others:
-            self._bring_others(in_use, let_go, {there.data_ptr() for _, there, _ in self._kept})
+            self._bring_others(in_use, _let_go(left), {there.data_ptr() for _, there, _ in self._kept})
 
-    def _let_go(self) -> set[int]:
-        """The identities of what recordings of the pool left that nobody but them and a `.grad` holds: the graph's own
-        may take its place, as that of what the program let go of."""
-        standing = Counter(id(_get(parameter)) for parameter in self.parameters)
-        found: set[int] = set()
-        for left in self.family.members():
-            held, keys = left.holders.held(standing), left.holders.keys
-            cells = {storage for tensor, storage in keys if tensor in held}
-            found.update(tensor for tensor, storage in keys if storage not in cells)
-        return found
-
-    def _left_and_held(self) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+    def _left_and_held(
+        self, now: Sequence[int], left: Iterable[_LeftAndHeld]
+    ) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
         """The memory of gradients that launches left and the program holds, each behind the identity of the gradient
         and with a copy; and of those in the memory of such.
 
         But for those that this one finds where eager does, and those where it writes what it is given: what it writes
-        there, eager writes.
+        there, eager writes. `now`: the identities of the gradients that are there.
         """
-        if not (members := self.family.members()):
-            return []
-        now = [id(_get(parameter)) for parameter in self.parameters]  # no list of them, which would count
-        standing = Counter(now)
         in_place = {id(old) for there, old in zip(now, self._before, strict=False) if there == id(old)}
         found = []
-        for left in members:
-            if not (held := left.holders.held(standing) - in_place):
-                continue
-            keys = left.holders.keys
-            cells = {storage for tensor, storage in keys if tensor in held}
-            there = [index for index, (one, cell) in enumerate(keys) if one not in in_place and cell in cells]
-            places = filter(left.holders.lasts, there)
-            found += [(left.holders, index) for index in places]
+        for holders, held in left:
+            cells = holders.cells(held - in_place)
+            there = [index for index, (one, cell) in enumerate(holders.keys) if one not in in_place and cell in cells]
+            found += [(holders, index) for index in filter(holders.lasts, there)]
         lying = [(holders.keys[index][0], holders.memory(index)) for holders, index in found]
         lying = [(key, there) for key, there in lying if not self._writes_into(there)]
         copies = clones([there for _, there in lying])
@@ -365,7 +349,7 @@ class Gradients:
             # Most are others then: to set them takes less than to ask first, as `put` does.
             for parameter, gradient in zip(self.parameters, self._after, strict=True):
                 parameter.grad = gradient
-        if not self._brought:
+        if not self.brought:
             return
         held, put_back, kept, untouched = self._held, self._put_back, self._kept, self._untouched
         self._held, self._put_back, self._kept, self._untouched = [], [], [], []
@@ -397,6 +381,20 @@ class Gradients:
         for parameter, gradient in zip(self.parameters, self._after, strict=True):
             if id(gradient) in copies:
                 parameter.grad = copies[id(gradient)]
+
+
+_LeftAndHeld = tuple[Holders, set[int]]
+"""What a recording left, and the identities of those of it that somebody else holds."""
+
+
+def _let_go(left: Iterable[_LeftAndHeld]) -> set[int]:
+    """The identities of what recordings left that nobody but them and a `.grad` holds: a graph's own may take its
+    place, as that of what the program let go of."""
+    found: set[int] = set()
+    for holders, held in left:
+        cells = holders.cells(held)
+        found.update(tensor for tensor, cell in holders.keys if cell not in cells)
+    return found
 
 
 def _without_bases(

@@ -28,7 +28,7 @@ from optimizations.capture.step.watched_entries import UNREADABLE
 from optimizations.torch_internals import hook_registry
 from optimizations.torch_internals.argument_guard import Found, same_call
 from optimizations.torch_internals.argument_words import argument_words, like_each
-from optimizations.torch_internals.dict_entries import DictEntries
+from optimizations.torch_internals.compiled_entries import CompiledEntries
 from optimizations.torch_internals.entry_words import EntryWords
 from optimizations.torch_internals.tensor_words import TensorWords
 from optimizations.torch_internals.versions import count_up
@@ -100,8 +100,8 @@ class SteadyReplay:
             self._wait = 0 if worth else 2 * self._wait or SOONEST
             self._next = recording.replays + self._wait
             self.serve = None
-        if not for_held and gradients.brought():
-            return  # there is no steady replay of such calls
+        if not for_held and gradients.brought:
+            return  # calls that bring gradients have no steady replay
         if recording.replays >= self._next:
             self._made_at = recording.replays
             self._for_held = for_held
@@ -112,13 +112,13 @@ class SteadyReplay:
             if self.serve is not None:
                 vars(self.serve)["holds"] = holds  # for as long as it lives
 
-    def left(self, recording: Recording, *, stood: bool) -> None:
-        """To be told by a steady replay that has put gradients into their places whether they `stood` there already.
+    def left(self, recording: Recording) -> None:
+        """To be told by a steady replay that it has put gradients into their places, where they may have stood already.
 
-        Where they do call after call, one is made that only looks whether they do. Twice as many calls later each time:
-        a program may take them away again and again.
+        Where they did call after call, one is made that only looks whether they do. It takes twice as many calls the
+        next time: a program may take them away again and again.
         """
-        self._stood = (self._stood + 1) * stood
+        self._stood = (self._stood + 1) * recording.gradients.stood
         if self._stood >= self._stood_often:
             self._stood, self._stood_often = 0, 2 * self._stood_often
             self._next, self.serve = recording.replays, None
@@ -189,13 +189,14 @@ def _made(
     words = TensorWords(looked_at, parameters, expected, entries)
     as_they_are = words.unchanged
 
+    settings = settings_of(KERNELS)
     kinds = like_each(tensors, inputs.recording_inputs)
     look = None if kinds is None else argument_words(tensors, distinct=arguments.distinct)
 
     def compare(tensors: Sequence[torch.Tensor]) -> tuple[Callable[[Found], bool], Any, Callable[[], bool]]:
         asked = [one for one in watch.held() if not entries.tells_of(one)]
         in_dicts = watch.held_in_dicts()
-        told = DictEntries(in_dicts, asked)
+        told = CompiledEntries(in_dicts, asked)
         same, rest = same_call(
             tensors if look is None else (),
             looked_at,
@@ -208,13 +209,12 @@ def _made(
             distinct=arguments.distinct,
             no_modes=arguments.no_modes,
             read_apart=words,
-            of_each_kind=kinds if look is not None and kinds is not None else (),
+            of_each_kind=() if look is None else kinds or (),
             told_apart=told,
         )
         return same, rest, told.unchanged
 
-    settings = settings_of(KERNELS)
-    same, rest, in_dicts_stand = compare(tensors)
+    same, rest, entries_stand = compare(tensors)
     pace = Pace(recording.replays, functools.partial(same, (tuple(tensors) if look is None else (), rest)))
     next_look = pace.next_look
     remaining = watch.rest()
@@ -257,7 +257,7 @@ def _made(
     states_stand = states.compared_now()
 
     def serve(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        nonlocal same, rest, in_dicts_stand, next_look
+        nonlocal same, rest, entries_stand, next_look
         found = take(args, kwargs)
         if found is None:
             return MISSED
@@ -268,7 +268,7 @@ def _made(
             given = ()
             if (addresses := look(found)) is None:
                 return MISSED
-        if not same((given, rest)) or not in_dicts_stand() or not (settings is None or settings()):
+        if not same((given, rest)) or not entries_stand() or not (settings is None or settings()):
             return MISSED
         if anomalies_are() is not anomalies:
             return MISSED
@@ -300,7 +300,7 @@ def _made(
             return MISSED
         if recording.replays >= next_look:
             if pace.is_slow(recording.replays, functools.partial(same, (given, rest))):
-                same, rest, in_dicts_stand = compare(found)
+                same, rest, entries_stand = compare(found)
             next_look = pace.next_look
 
         # From here on as `Recording.launch`.
@@ -322,7 +322,7 @@ def _made(
         if leave is not None:
             leave()
             if may_stand:
-                recording.steady.left(recording, stood=recording.gradients.stood)
+                recording.steady.left(recording)
         if written:
             inputs.give_back(found, written)
         if counts_up is not None:

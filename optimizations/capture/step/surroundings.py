@@ -86,7 +86,7 @@ def kernels_now() -> tuple[Hashable, ...]:
 
 
 def settings_of(functions: tuple[Callable[[], Hashable], ...]) -> Callable[[], bool] | None:
-    """Tells whether these give what they give now; None where there is no compiled code to ask them."""
+    """Tells whether these functions still give what they give now. None without compiled code, which asks them."""
     compiled = host_code.looks()
     return None if compiled is None else compiled.Settings(functions, tuple([ask() for ask in functions]))
 

@@ -30,7 +30,7 @@ _WARM = 64
 """Writes after which Python writes in the quickest way that it knows for that line."""
 
 
-class DictEntries:
+class CompiledEntries:
     """These entries of dicts, and those of `held` that stand in dicts, lists, cells and empty sets, as they are now.
 
     Nothing where there is no compiled code.

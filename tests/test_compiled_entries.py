@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from optimizations import host_code
-from optimizations.torch_internals import dict_entries
+from optimizations.torch_internals import compiled_entries
 from optimizations.torch_internals.argument_guard import Held, same_values
-from optimizations.torch_internals.dict_entries import DictEntries
+from optimizations.torch_internals.compiled_entries import CompiledEntries
 from optimizations.torch_internals.dict_guard import HeldEntries, same_entries
 
 
@@ -71,7 +71,7 @@ def test_what_python_would_see_is_seen(write: str, size: int | None) -> None:
     for some in (one, other):
         some.__dict__.update(a=A, b=B)
     entries = [held_entries(vars(some), size=size, absent=frozenset({"absent"})) for some in (one, other)]
-    told, asked = DictEntries(entries, ()), same_entries(entries)
+    told, asked = CompiledEntries(entries, ()), same_entries(entries)
     assert told and told.unchanged() and asked()
     for some in (one, other):
         WRITES[write](some)
@@ -88,7 +88,7 @@ def test_what_python_would_see_is_seen(write: str, size: int | None) -> None:
 )
 def test_a_holder_is_told_of_where_all_of_it_is_compared(holder: Any) -> None:
     held = whole(holder)
-    told, asked = DictEntries((), (held,)), same_values([held])
+    told, asked = CompiledEntries((), (held,)), same_values([held])
     assert told.tells_of(held) and told.unchanged() and asked()
     if isinstance(holder, dict):
         holder["c"] = C
@@ -118,7 +118,7 @@ def test_a_holder_is_told_of_where_all_of_it_is_compared(holder: Any) -> None:
     ],
 )
 def test_all_else_is_left_to_others(held: Held) -> None:
-    told = DictEntries((), (held,))
+    told = CompiledEntries((), (held,))
     assert not told.tells_of(held) and told.unchanged()
 
 
@@ -128,7 +128,7 @@ def test_several_are_told_of_at_once_and_each_is_looked_at() -> None:
     held = [whole(one) for one in some]
     apart = {"a": A, "c": C}
     entries = [held_entries(apart), HeldEntries(some[0], (), None, frozenset({"absent"}))]
-    told = DictEntries(entries, held)
+    told = CompiledEntries(entries, held)
     assert all(map(told.tells_of, held)) and told.unchanged()
     for change, put_back in (
         (lambda: some[0].update(a=B), lambda: some[0].update(a=A)),
@@ -147,7 +147,7 @@ def test_several_are_told_of_at_once_and_each_is_looked_at() -> None:
 
 def test_an_empty_cell_is_another_than_one_that_holds_something() -> None:
     cell = types.CellType(A)
-    told = DictEntries((), (whole(cell),))
+    told = CompiledEntries((), (whole(cell),))
     del cell.cell_contents
     assert not told.unchanged()
 
@@ -155,7 +155,7 @@ def test_an_empty_cell_is_another_than_one_that_holds_something() -> None:
 def test_what_is_compared_is_held_for_as_long() -> None:
     value = Kept()
     gone = weakref.ref(value)
-    told = DictEntries((held_entries({"a": value}),), (whole([value]), whole(types.CellType(value))))
+    told = CompiledEntries((held_entries({"a": value}),), (whole([value]), whole(types.CellType(value))))
     del value
     gc.collect()
     assert gone() is not None and told.unchanged()
@@ -167,21 +167,21 @@ def test_what_is_compared_is_held_for_as_long() -> None:
 def test_nothing_is_told_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_code, "looks", lambda: None)
     held = whole([A])
-    told = DictEntries((held_entries({"a": A}),), (held,))
+    told = CompiledEntries((held_entries({"a": A}),), (held,))
     assert not told and not told.tells_of(held)
 
 
 def test_of_nothing_nothing_changes() -> None:
-    told = DictEntries((), ())
+    told = CompiledEntries((), ())
     assert told and told.unchanged()
 
 
 def test_each_way_to_write_shows() -> None:
-    assert dict_entries._shows.__wrapped__() == (True, True)
+    assert compiled_entries._shows.__wrapped__() == (True, True)
 
 
 @pytest.mark.parametrize("way", [0, 1], ids=["by versions", "watched"])
-@pytest.mark.parametrize("missed", range(len(dict_entries._WRITES)))
+@pytest.mark.parametrize("missed", range(len(compiled_entries._WRITES)))
 def test_a_way_in_which_a_write_does_not_show_is_not_relied_on(
     missed: int, way: int, looks: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,19 +195,19 @@ def test_a_way_in_which_a_write_does_not_show_is_not_relied_on(
         @classmethod
         def Entries(cls, dicts: Any, *given: Any) -> Callable[[], bool]:
             made: Callable[[], bool] = looks.Entries(dicts, *given)
-            is_blind = cls.write is dict_entries._WRITES[missed] and given[way]
+            is_blind = cls.write is compiled_entries._WRITES[missed] and given[way]
             return (lambda: True) if is_blind else made
 
-    is_seen = dict_entries._is_seen
+    is_seen = compiled_entries._is_seen
 
     def is_seen_by_blind(write: Any, *given: Any) -> bool:
         Blind.write = write
         return is_seen(write, *given)
 
     monkeypatch.setattr(host_code, "looks", lambda: Blind)
-    monkeypatch.setattr(dict_entries, "_is_seen", is_seen_by_blind)
-    monkeypatch.setattr(dict_entries, "_WARM", 1)
-    assert dict_entries._shows.__wrapped__() == (way != 0, way != 1)
+    monkeypatch.setattr(compiled_entries, "_is_seen", is_seen_by_blind)
+    monkeypatch.setattr(compiled_entries, "_WARM", 1)
+    assert compiled_entries._shows.__wrapped__() == (way != 0, way != 1)
 
 
 def test_what_says_that_all_is_otherwise_is_not_relied_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,14 +217,14 @@ def test_what_says_that_all_is_otherwise_is_not_relied_on(monkeypatch: pytest.Mo
             return lambda: False
 
     monkeypatch.setattr(host_code, "looks", lambda: Never)
-    assert dict_entries._shows.__wrapped__() == (False, False)
+    assert compiled_entries._shows.__wrapped__() == (False, False)
 
 
 @pytest.mark.parametrize("ways", [(False, False), (True, False), (False, True)])
 def test_where_a_way_is_not_relied_on_all_is_compared(ways: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dict_entries, "_shows", lambda: ways)
+    monkeypatch.setattr(compiled_entries, "_shows", lambda: ways)
     held = {"a": A, "b": B}
-    told = DictEntries((held_entries(held),), ())
+    told = CompiledEntries((held_entries(held),), ())
     for _ in range(3):
         assert told.unchanged()
         held["b"] = C
@@ -242,7 +242,7 @@ def test_writes_of_a_line_that_was_often_run_show() -> None:
     for one in others:
         write(one, A)
     for one in others[:200]:
-        told = DictEntries((held_entries(vars(one)),), ())
+        told = CompiledEntries((held_entries(vars(one)),), ())
         assert told.unchanged()
         write(one, B)
         assert not told.unchanged()
@@ -265,7 +265,7 @@ def delete_variable() -> None:
 
 def test_writes_of_module_variables_show() -> None:
     write_variable(A)
-    told = DictEntries((HeldEntries(globals(), (("variable", A),), None),), ())
+    told = CompiledEntries((HeldEntries(globals(), (("variable", A),), None),), ())
     try:
         for _ in range(200):
             write_variable(A)
