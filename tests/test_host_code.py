@@ -18,7 +18,7 @@ import pytest
 
 from optimizations.host_code import compiling
 
-TYPES = ("Words", "Entries", "Looks", "Settings", "Nest", "Versions")
+TYPES = ("Words", "Entries", "Looks", "Settings", "Nest", "Versions", "Bound")
 
 
 @pytest.fixture

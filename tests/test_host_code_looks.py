@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-KINDS = ("Words", "Entries", "Looks", "Settings", "Nest", "Versions")
+KINDS = ("Words", "Entries", "Looks", "Settings", "Nest", "Versions", "Bound")
 TENSOR, SEQUENCE, DICT, VALUE, ASKED = range(5)
 NO_PLACES = struct.pack("<10q", object.__basicsize__, *range(9))
 EMPTY_CALL = (SEQUENCE, tuple, ()), (DICT, (), ())
@@ -70,6 +70,7 @@ def one_of_each(looks: ModuleType, value: object) -> dict[str, Any]:
         ),
         "Settings": looks.Settings((lambda: value,), (value,)),
         "Nest": looks.Nest((SEQUENCE, tuple, ((VALUE, value), (ASKED, lambda *_: value))), (DICT, (), ())),
+        "Bound": looks.Bound((({"a": value}, "a"),)),
     }
 
 
@@ -97,6 +98,7 @@ def test_named_arguments_are_refused(looks: ModuleType) -> None:
         lambda **named: looks.Settings((), (), **named),
         lambda **named: looks.Nest(*EMPTY_CALL, **named),
         lambda **named: looks.Versions((), 16, 40, 16, **named),
+        lambda **named: looks.Bound((), **named),
     ):
         made = make()
         with pytest.raises(TypeError, match="named"):
@@ -133,6 +135,13 @@ WRONG: dict[str, tuple[type[Exception], Callable[[ModuleType], object]]] = {
     "an object without a part": (ValueError, lambda looks: looks.Versions((object(),), 16, 40, 16)),
     "a part before the object": (ValueError, lambda looks: looks.Versions((WithRoom(),), -8, 40, 16)),
     "a part behind the object": (ValueError, lambda looks: looks.Versions((WithRoom(),), 2**40, 40, 16)),
+    "places in a list": (TypeError, lambda looks: looks.Bound([])),
+    "a place in no dict": (TypeError, lambda looks: looks.Bound((([], 0),))),
+    "a place without a key": (TypeError, lambda looks: looks.Bound((({},),))),
+    "values in a list": (TypeError, lambda looks: looks.Bound((({}, "a"),))([1])),
+    "too few values for the places": (TypeError, lambda looks: looks.Bound((({}, "a"), ({}, "b")))((1,))),
+    "a key without a hash": (TypeError, lambda looks: looks.Bound((({}, []),))((1,))),
+    "a key without a hash that is asked for": (TypeError, lambda looks: looks.Bound((({}, []),))()),
     "more functions than values": (ValueError, lambda looks: looks.Settings((len,), ())),
     "functions in a list": (TypeError, lambda looks: looks.Settings([], ())),
     "a nest that is none": (TypeError, lambda looks: looks.Nest(5, EMPTY_CALL[1])),
@@ -268,6 +277,101 @@ def test_entries_that_are_not_looked_at_do_not_matter(looks: ModuleType) -> None
     assert entries()
     held["new"] = object()
     assert not entries()
+
+
+class Named(str):
+    """A name that is compared by a function of Python, which counts."""
+
+    asked = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Named.asked += 1
+        return str.__eq__(self, str(other))
+
+
+@pytest.mark.parametrize("ways", [(True, False), (True, True), *[(False, True)][: sys.version_info >= (3, 12)]])
+def test_dicts_that_were_not_written_are_not_looked_into(ways: tuple[bool, bool], looks: ModuleType) -> None:
+    """Python tells of writes from 3.12 on."""
+    value = object()
+    written, others = {"a": value, "b": value}, [{Named("a"): value} for _ in range(4)]
+    given = [(one, 1, (Named("a"),), (value,), ()) for one in others]
+    entries = looks.Entries(((written, 2, ("a",), (value,), ()), *given), *ways, (), (), ())
+    assert entries()
+    Named.asked = 0
+    for _ in range(3):
+        written["b"] = object()
+        assert entries() and Named.asked == 0
+    others[2][Named("a")] = object()
+    Named.asked = 0
+    assert not entries() and Named.asked
+
+
+def test_a_write_is_found_among_as_many_of_others_as_there_may_be(looks: ModuleType) -> None:
+    """Also where more was written than is kept in mind."""
+    value = object()
+    held, other = {"a": value}, {"b": value}
+    entries, of_other = entries_of(looks, held), entries_of(looks, other)
+    assert entries() and of_other()
+    for count in (0, 1, 254, 255, 256, 257, 600):
+        for first in (True, False):
+            for _ in range(count * (not first)):
+                other["b"] = object()
+            held["a"] = object()
+            for _ in range(count * first):
+                other["b"] = object()
+            assert not entries() and not entries()
+            held["a"], other["b"] = value, value
+            assert entries() and of_other()
+    for _ in range(600):
+        other["b"] = object()
+    assert entries() and not of_other()
+
+
+def test_a_name_is_found_whichever_object_it_is(looks: ModuleType) -> None:
+    """What is written under an equal string is written."""
+    value = object()
+    for name in ("a" * 40, "".join(["a"] * 40)):  # Python has one object for the first kind, and several for others
+        for other in ("a" * 40, "".join(["a"] * 40), Named("a" * 40)):
+            held: dict[Any, Any] = {name: value, "b": value}
+            entries = entries_of(looks, held, absent=("new" * 40,))
+            assert entries()
+            held[other] = object()
+            assert not entries()
+            held[other] = value
+            assert entries()
+            held["".join(["new"] * 40)] = value
+            assert not entries()
+
+
+def test_a_new_name_that_others_of_the_class_have_is_seen(looks: ModuleType) -> None:
+    """Objects of a class share their names: Python 3.12 tells of such a one as of one that has another value."""
+    first = Kept()
+    first.__dict__.update(a=1, new=1, more=1)
+    for absent, size in (("new",), -1), ((), 1), (("more",), -1):
+        one = Kept()
+        one.__dict__["a"] = 1
+        entries = looks.Entries(((vars(one), size, ("a",), (1,), absent),), True, True, (), (), ())
+        assert entries()
+        one.__dict__["new"] = 1
+        assert entries() == (absent == ("more",))
+
+
+def test_what_stands_in_places_is_given_and_put_there(looks: ModuleType) -> None:
+    one, other = object(), object()
+    first, second = {"a": one, "b": one}, {"a": one}
+    bound = looks.Bound(((first, "a"), (second, "a")))
+    assert bound() == [one], "all hold the same"
+    second["a"] = other
+    assert bound() == [one, other]
+    del second["a"]
+    assert bound() == [one, None]
+    assert bound((other, one)) is None
+    assert bound() == [other, one] and first == {"a": other, "b": one}
+    del first["a"], second["a"]
+    assert bound() == [None]
+    nothing = looks.Bound(())
+    assert nothing() == [] and nothing(()) is None
 
 
 def test_an_equal_object_is_another(looks: ModuleType) -> None:
@@ -437,7 +541,7 @@ def test_looks_take_a_list_of_as_many(looks: ModuleType) -> None:
     assert one([WithRoom()]) is None, "it has no part in C++"
 
 
-@pytest.mark.parametrize("kind", ["Words", "Entries", "Settings", "Nest"])
+@pytest.mark.parametrize("kind", ["Words", "Entries", "Settings", "Nest", "Bound"])
 def test_what_is_read_is_held_and_goes_with_what_reads(kind: str, looks: ModuleType) -> None:
     value = Kept()
     gone = weakref.ref(value)
@@ -450,7 +554,7 @@ def test_what_is_read_is_held_and_goes_with_what_reads(kind: str, looks: ModuleT
     assert gone() is None
 
 
-@pytest.mark.parametrize("kind", ["Words", "Entries", "Settings", "Nest"])
+@pytest.mark.parametrize("kind", ["Words", "Entries", "Settings", "Nest", "Bound"])
 def test_what_reads_itself_is_collected(kind: str, looks: ModuleType) -> None:
     value = Kept()
     gone = weakref.ref(value)
@@ -497,6 +601,7 @@ def test_many_calls_and_many_objects_keep_nothing(looks: ModuleType) -> None:
         assert made["Words"]() and made["Entries"]() and made["Settings"]()
         assert nest((value, "x"), {}) == [value] and nest((value, "y"), {}) is None
         assert none([]) == [] and none([value]) is None
+        assert made["Bound"]() == [value] and made["Bound"]((value,)) is None
 
     call()
     before = sys.getrefcount(value), sys.getrefcount(None), sys.getallocatedblocks()

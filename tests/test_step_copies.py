@@ -58,7 +58,17 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "empty": lambda loss: (loss, loss.new_zeros(0, 3)),
     "large": lambda loss: loss * torch.ones(outputs.MOST_CARRIED_BYTES),
     "many": lambda loss: [loss * index for index in range(MOST_CARRIED + 2)],
+    "expanded": lambda loss: (loss * torch.arange(5.0))[:, None].expand(5, 3),
+    "expanded to more than is copied by the graph": lambda loss: (loss * torch.arange(5.0)).expand(100_000, 5),
+    "expanded, beside others": lambda loss: (loss, (loss * torch.arange(5.0)).expand(3, 5), loss * torch.ones(3)),
+    "large and expanded": lambda loss: (
+        (loss * torch.arange(float(outputs.MOST_CARRIED_BYTES)))[:, None].expand(-1, 2),
+        loss * torch.ones(outputs.MOST_CARRIED_BYTES),
+    ),
+    "a part of each row": lambda loss: (loss * torch.arange(36.0).reshape(6, 6))[:, 2:4],
+    "channels last": lambda loss: (loss * torch.ones(2, 3, 4, 4)).to(memory_format=torch.channels_last),
 }
+IN_THE_GRAPH = sorted({*RESULTS} - {"empty", "large", "many", "large and expanded"})
 
 
 @pytest.mark.parametrize("kind", sorted(RESULTS))
@@ -70,6 +80,71 @@ def test_results_are_valid_as_long_as_they_are_held(kind: str, nodes: bool) -> N
     assert_same(run(step, calls), expected)
     assert step.report().replays == len(calls) - 3
     assert step.report().refusals == ()
+
+
+@pytest.mark.parametrize("kind", sorted(RESULTS))
+def test_results_lie_in_memory_as_eagers_do(kind: str) -> None:
+    """And an expanded one takes as little."""
+    calls = batches("cpu")
+    expected = run(training(RESULTS[kind]), calls)
+    found = run(GraphedStep(training(RESULTS[kind]), device=CpuDevice()), calls)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.stride() == theirs.stride() and mine.storage_offset() in (0, theirs.storage_offset())
+        assert mine.untyped_storage().nbytes() <= theirs.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("kind", IN_THE_GRAPH)
+def test_the_graph_copies_the_memory_of_small_results(kind: str, copied: list[int]) -> None:
+    calls = batches("cpu")
+    step = GraphedStep(training(RESULTS[kind]), device=CpuDevice())
+    run(step, calls[:5])
+    copied.clear()
+    run(step, calls[5:])
+    assert copied == [] and step.report().replays == len(calls) - 3
+
+
+class KeepsMasks(torch.nn.Module):
+    """Layers that each keep a mask, one for all of them or `each` its own, expanded to `rows`."""
+
+    def __init__(self, layers: int, rows: int, *, each: bool) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(layers))
+        self.rows, self.each = rows, each
+        for layer in self.layers:
+            layer.mask = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = (x > 0)[:, None, :].expand(-1, self.rows, -1)
+        for layer in self.layers:
+            layer.mask = mask
+            x = layer(x * layer.mask[:, 0])
+            if self.each:
+                mask = (x > 0)[:, None, :].expand(-1, self.rows, -1)
+        return x.sum()
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize(("layers", "rows", "behind"), [(3, 5, 0), (3, 10_000, 0), (MOST_CARRIED + 1, 5, 1)])
+def test_the_graph_copies_what_attributes_are_bound_to(
+    layers: int, rows: int, behind: int, each: bool, copied: list[int]
+) -> None:
+    """As far as not too many are: then what is returned stays in the graph."""
+    torch.manual_seed(4)
+    model, like = KeepsMasks(layers, rows, each=each), KeepsMasks(layers, rows, each=each)
+    like.load_state_dict(model.state_dict())
+    step = GraphedStep(lambda x: model(x).detach(), device=CpuDevice())
+    kept = []
+    for index in range(8):
+        x = torch.randn(6, 4)
+        if index == 5:
+            copied.clear()
+        torch.testing.assert_close(step(x), like(x).detach())
+        for mine, theirs in zip(model.layers, like.layers, strict=True):
+            assert torch.equal(mine.mask, theirs.mask) and mine.mask.stride() == theirs.mask.stride()
+        kept.append([(layer.mask, layer.mask.clone()) for layer in model.layers])
+    assert all(torch.equal(mask, before) for masks in kept for mask, before in masks), "results stay valid"
+    assert step.report().replays == 5
+    assert copied == ([layers] * 3 if behind and each else [])
 
 
 def test_a_launch_copies_nothing_beside_the_graph_and_leads_it_to_what_moved(copied: list[int]) -> None:
@@ -121,17 +196,25 @@ def test_a_result_that_there_is_no_memory_for_ends_the_call_before_its_launch(mo
         weight.add_(x)
         return weight * 2
 
+    full = False
+
+    def unless_full(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def allocating(*arguments: Any, **keywords: Any) -> torch.Tensor:
+            if full:
+                raise torch.OutOfMemoryError("no memory")
+            return allocate(*arguments, **keywords)
+
+        return allocating
+
+    for owner, name in ((torch, "empty_like"), (torch.Tensor, "clone")):
+        monkeypatch.setattr(owner, name, unless_full(getattr(owner, name)))
     graphed, x = GraphedStep(step, device=CpuDevice()), torch.ones(200, 200)
     for count in range(1, 7):
         assert torch.equal(graphed(x), 2 * count * x)
-
-    def full(*arguments: Any, **keywords: Any) -> torch.Tensor:
-        raise torch.OutOfMemoryError("no memory")
-
-    with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError):
-        for owner, name in ((torch, "empty_like"), (torch.Tensor, "clone")):
-            patched.setattr(owner, name, full)
+    full = True
+    with pytest.raises(torch.OutOfMemoryError):
         graphed(x)
+    full = False
     assert torch.equal(graphed(x), 14 * x)
     assert graphed.report().replays == 4
 

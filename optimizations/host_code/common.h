@@ -31,6 +31,16 @@ static int are_tuples(PyObject *given) {
     return 1;
 }
 
+/* Whether each of a tuple is a pair of an object of this type and another one, a tuple where `tuples` says so. */
+static int are_pairs(PyObject *given, PyTypeObject *type, int tuples) {
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(given); index++) {
+        PyObject *one = PyTuple_GET_ITEM(given, index);
+        if (!PyTuple_Check(one) || PyTuple_GET_SIZE(one) != 2 || !Py_IS_TYPE(PyTuple_GET_ITEM(one, 0), type)) return 0;
+        if (tuples && !PyTuple_CheckExact(PyTuple_GET_ITEM(one, 1))) return 0;
+    }
+    return 1;
+}
+
 /* Whether objects of this type have a word at this place; false with an error if not. */
 static int has_word(PyObject *type, int64_t place) {
     if (PyType_Check(type) && place >= (int64_t)sizeof(PyObject) &&

@@ -1,24 +1,16 @@
 /* Whether dicts hold the very objects they held, asked of those only that were written since. */
 
-/* Watchers of dicts came with 3.12, and what 3.12 called the version of a dict left with 3.14. */
-#define HAS_WATCHERS (PY_VERSION_HEX >= 0x030C0000)
+/* What 3.12 called the version of a dict left with 3.14. */
 #define HAS_VERSIONS (PY_VERSION_HEX < 0x030E0000)
 
-static uint64_t writes = 1; /* into any dict that is watched */
-static int watcher = -1;
-
-typedef struct { PyObject *dict; uint64_t version; Py_ssize_t size; PyObject *keys, *values, *absent; } Dict;
+/* `interned`: all keys, and those absent, are strings of which there is one each. `before`: another place with the same dict, or -1. */
 typedef struct {
-    HEAD Py_ssize_t count; Dict *dicts; uint64_t seen; int watched, by_versions, cleared;
+    PyObject *dict; uint64_t version; Py_ssize_t size, before; PyObject *keys, *values, *absent; int interned;
+} Dict;
+typedef struct {
+    HEAD Py_ssize_t count; Dict *dicts; Table table; uint64_t seen; int watched, by_versions, cleared;
     PyObject *lists, *cells, *sets;
 } Entries;
-
-#if HAS_WATCHERS
-static int written(PyDict_WatchEvent event, PyObject *dict, PyObject *key, PyObject *value) {
-    writes++;
-    return 0;
-}
-#endif
 
 static uint64_t version_of(PyObject *dict) {
 #if HAS_VERSIONS
@@ -37,6 +29,37 @@ static int dict_holds(const Dict *one) {
     for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(one->absent); index++) {
         int found = PyDict_Contains(one->dict, PyTuple_GET_ITEM(one->absent, index));
         if (found) return found < 0 ? -1 : 0;
+    }
+    return 1;
+}
+
+/* Where this very object stands in a tuple, -1 if it does not. */
+static Py_ssize_t index_of(PyObject *tuple, PyObject *object) {
+    Py_ssize_t index = PyTuple_GET_SIZE(tuple);
+    while (--index >= 0 && PyTuple_GET_ITEM(tuple, index) != object) {}
+    return index;
+}
+
+/* Whether one still holds what it held behind a write, if it did before. A key that is not compared decides nothing.
+   Python 3.12 tells of a key that is new as of one with another value, where other objects of its class have it. */
+static int holds_behind(const Dict *one, PyObject *key) {
+    if (!key || !one->interned) return dict_holds(one);
+    if (one->size >= 0 && PyDict_GET_SIZE(one->dict) != one->size) return 0;
+    Py_ssize_t index = index_of(one->keys, key);
+    PyObject *expected = index >= 0 ? PyTuple_GET_ITEM(one->values, index) : NULL;
+    if (!expected && index_of(one->absent, key) < 0) return 1;
+    PyObject *found = PyDict_GetItemWithError(one->dict, key);
+    return !found && PyErr_Occurred() ? -1 : found == expected;
+}
+
+/* Whether what was written since they were compared leaves all as it was: only that is looked at. */
+static int hold_behind_writes(const Entries *self, uint64_t now) {
+    for (uint64_t at = self->seen; at != now; at++) {
+        Write *one = last_writes + at % REMEMBERED;
+        for (Py_ssize_t place = place_of(&self->table, one->dict); place >= 0; place = self->dicts[place].before) {
+            int holds = holds_behind(self->dicts + place, one->key);
+            if (holds <= 0) return holds;
+        }
     }
     return 1;
 }
@@ -64,8 +87,14 @@ static PyObject *entries_call(PyObject *object, PyObject *const *args, size_t co
     if (PyVectorcall_NARGS(count) || names) return no_arguments();
     Entries *self = (Entries *)object;
     if (self->cleared || !others_hold(self)) Py_RETURN_FALSE;
-    if (self->watched && self->seen == writes) Py_RETURN_TRUE;
     uint64_t now = writes;
+    if (self->watched && self->seen && now - self->seen <= REMEMBERED) {
+        int hold = hold_behind_writes(self, now);
+        if (hold < 0) return NULL;
+        if (!hold) Py_RETURN_FALSE;
+        self->seen = now;
+        Py_RETURN_TRUE;
+    }
     for (Py_ssize_t index = 0; index < self->count; index++) {
         Dict *one = self->dicts + index;
         uint64_t version = version_of(one->dict);
@@ -91,16 +120,6 @@ static int entries_clear(PyObject *object) {
         Py_CLEAR(self->dicts[index].absent);
     }
     return 0;
-}
-
-/* Whether each of a tuple is a pair of an object of this type and another one, a tuple where `tuples` says so. */
-static int are_pairs(PyObject *given, PyTypeObject *type, int tuples) {
-    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(given); index++) {
-        PyObject *one = PyTuple_GET_ITEM(given, index);
-        if (!PyTuple_Check(one) || PyTuple_GET_SIZE(one) != 2 || !Py_IS_TYPE(PyTuple_GET_ITEM(one, 0), type)) return 0;
-        if (tuples && !PyTuple_CheckExact(PyTuple_GET_ITEM(one, 1))) return 0;
-    }
-    return 1;
 }
 
 static int are_sets(PyObject *given) {
@@ -133,6 +152,7 @@ static PyObject *entries_new(PyTypeObject *type, PyObject *args, PyObject *names
     self->watched = watched && watcher >= 0;
     Py_ssize_t count = PyTuple_GET_SIZE(given);
     if (!(self->dicts = PyMem_Calloc((size_t)count + 1, sizeof(Dict)))) { PyErr_NoMemory(); goto failed; }
+    if (!table_made(&self->table, count)) goto failed;
     for (Py_ssize_t index = 0; index < count; index++) {
         Dict one = {0};
         if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, index), "O!nO!O!O!", &PyDict_Type, &one.dict, &one.size,
@@ -143,6 +163,9 @@ static PyObject *entries_new(PyTypeObject *type, PyObject *args, PyObject *names
             goto failed;
         }
         one.version = ~(uint64_t)0; /* none: it is compared at first */
+        one.interned = are_interned(one.keys) && are_interned(one.absent);
+        one.before = place_of(&self->table, one.dict);
+        place_at(&self->table, one.dict, self->count);
         Py_INCREF(one.dict), Py_INCREF(one.keys), Py_INCREF(one.values), Py_INCREF(one.absent);
         self->dicts[self->count++] = one;
 #if HAS_WATCHERS
@@ -176,5 +199,6 @@ static void entries_free(PyObject *self) {
     Py_CLEAR(((Entries *)self)->cells);
     Py_CLEAR(((Entries *)self)->sets);
     PyMem_Free(((Entries *)self)->dicts);
+    PyMem_Free(((Entries *)self)->table.slots);
     Py_TYPE(self)->tp_free(self);
 }

@@ -1,11 +1,14 @@
 /* Looks at what a replay depends on, without Python: `optimizations.host_code` says when and by whom this is compiled.
 
-   All but two of these types compare. Which words of memory, and what they mean, is the business of whoever makes these
-   objects; they hold the objects whose memory they read. Nothing gives Python's lock away, and little is allocated: the
-   lists that `Looks` and `Nest` return, and numbers. `Follower` calls the driver, and `Versions` counts up. */
+   All but three of these types compare. Which words of memory, and what they mean, is the business of whoever makes
+   these objects; they hold the objects whose memory they read. Nothing gives Python's lock away, and little is
+   allocated: the lists that `Looks`, `Nest` and `Bound` return, and numbers. `Follower` calls the driver, `Versions`
+   counts up, and `Bound` puts values into dicts. */
 
 #include "common.h"
+#include "writes.c"
 
+#include "bound.c"
 #include "entries.c"
 #include "follower.c"
 #include "looks.c"
@@ -28,6 +31,7 @@
     }
 
 TYPE(words_type, "Words", Words, words_new, words_clear, holder_traverse, words_free);
+TYPE(bound_type, "Bound", Holder, bound_new, nothing_to_clear, holder_traverse, holder_free);
 TYPE(entries_type, "Entries", Entries, entries_new, entries_clear, entries_traverse, entries_free);
 TYPE(looks_type, "Looks", Looks, looks_new, looks_clear, holder_traverse, looks_free);
 TYPE(settings_type, "Settings", Holder, settings_new, nothing_to_clear, holder_traverse, holder_free);
@@ -41,7 +45,7 @@ PyMODINIT_FUNC PyInit_encore_looks(void) {
     PyObject *module = PyModule_Create(&definition);
     if (!module) return NULL;
     PyTypeObject *types[] = {&words_type, &entries_type, &looks_type, &settings_type, &nest_type, &follower_type,
-                             &versions_type};
+                             &versions_type, &bound_type};
     for (size_t index = 0; index < sizeof types / sizeof *types; index++) {
         if (PyModule_AddType(module, types[index]) < 0) {
             Py_DECREF(module);

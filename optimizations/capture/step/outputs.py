@@ -9,6 +9,7 @@ one, is the caller's.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -20,36 +21,55 @@ from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step.observer import storage
+from optimizations.captured.displaced import data_of, overlaps, size_bytes
 from optimizations.lazy_view import is_lazy_view
 
 MOST_CARRIED_BYTES = 65536
-"""Results above this are copied behind the launch: the graph's own copy needs memory of the same size."""
+"""Results above this are copied behind the launch: the graph's own copy needs memory of the same size. What counts is
+the memory from the first element to the last: a mask that is expanded to all heads and rows is as small as it was."""
 
 
 def carried_out(
-    returned: Any, holds: Callable[[torch.Tensor], bool], known: Collection[int]
+    made: Iterable[Any], holds: Callable[[torch.Tensor], bool], known: Collection[int]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Inside of a capture: copies of results, as pairs of a result and what it was copied to.
+    """Inside of a capture: copies of results, as pairs of a result and what its memory was copied to.
 
-    `known`: storages that are not the graph's.
+    `made`: nests of results, the first ones first where there are too many. `known`: storages that are not the graph's.
     """
-    tensors: list[torch.Tensor] = []
-    flatten(returned, tensors)
-    fit = {
-        id(tensor): tensor
-        for tensor in tensors
-        if type(tensor) is torch.Tensor
-        and holds(tensor)
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not (is_lazy_view(tensor) or tensor.is_quantized)
-        and 0 < tensor.nbytes <= MOST_CARRIED_BYTES
-        and storage(tensor) not in known
-    }
-    if len(fit) > MOST_CARRIED:
-        return []
+    fit: dict[int, torch.Tensor] = {}
+    for nest in made:
+        tensors: list[torch.Tensor] = []
+        flatten(nest, tensors)
+        more = {
+            id(tensor): tensor
+            for tensor in tensors
+            if _is_plain(tensor)
+            and holds(tensor)
+            and 0 < size_bytes(tensor) <= MOST_CARRIED_BYTES
+            and storage(tensor) not in known
+        }
+        if len({**fit, **more}) <= MOST_CARRIED:
+            fit |= more
     with torch.no_grad():
-        return [(tensor, torch.empty_like(tensor).copy_(tensor)) for tensor in fit.values()]
+        runs = [(tensor, _run(tensor)) for tensor in fit.values()]
+        return [(tensor, torch.empty_like(memory).copy_(memory)) for tensor, memory in runs]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its elements are what lies in its memory, and where its strides say."""
+    strided = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+    return strided and not (is_lazy_view(tensor) or tensor.is_quantized)
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return _is_plain(tensor) and overlaps(tensor)
+
+
+def _run(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory from its first element to its last: itself, where it is contiguous."""
+    if tensor.is_contiguous():
+        return tensor
+    return tensor.detach().as_strided((size_bytes(tensor) // tensor.element_size(),), (1,))
 
 
 class Outputs:
@@ -103,8 +123,11 @@ class Outputs:
                     copied[id(tensor)] = len(self._copied)
                     self._copied.append(tensor.detach())
                 self._plan.append(("copy", copied[id(tensor)]))
+        self._as_bytes = list(map(_is_expanded, self._copied))
+        self._fresh_copies = list(map(_allocator, self._copied))
         self._single = len(tensors) == 1 and tensors[0] is returned and bool(self._copied or self._nodes)
         self._memory = [Memory(_allocator(like), node.write_to) for node, like in self._nodes]
+        self._of_fresh = self._places_in_fresh()
         # Every result is copied by the graph, in the order of its nodes: what was prepared for them is what is given.
         self._as_prepared = bool(tensors) and self._plan == [("carried", place) for place in range(len(self._nodes))]
         self._nested = _maker(self._nest)
@@ -122,8 +145,15 @@ class Outputs:
             fresh.append(result := memory.allocate())
             if (address := result.data_ptr()) != memory.address:
                 memory.lead(address)
-        fresh += map(torch.empty_like, self._copied)
+        fresh += [allocate() for allocate in self._fresh_copies]
         return fresh
+
+    def _places_in_fresh(self) -> Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]] | None:
+        """Where two results and more are all copied: what takes them from what was prepared, in their order."""
+        if len(self._plan) < 2 or not all(kind in ("carried", "copy") for kind, _ in self._plan):
+            return None
+        places = [what if kind == "carried" else len(self._nodes) + what for kind, what in self._plan]
+        return operator.itemgetter(*places)
 
     def copied(self) -> list[torch.Tensor]:
         """The tensors of the recording that results are copies of."""
@@ -142,13 +172,23 @@ class Outputs:
         """At once behind the launch that `fresh` was prepared for: copy what the graph does not. A result may lie where
         a gradient lies, whose content from before is put back then."""
         if self._copied:
-            copy_all(fresh[len(self._memory) :], self._copied)
+            copies = fresh[len(self._memory) :]
+            if not any(self._as_bytes):
+                copy_all(copies, self._copied)
+            else:
+                ends = [
+                    (data_of(copy), data_of(result)) if as_bytes else (copy, result)
+                    for copy, result, as_bytes in zip(copies, self._copied, self._as_bytes, strict=True)
+                ]
+                copy_all(*zip(*ends, strict=True))
 
     def take(self, inputs: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> Any:
         """The results of the launch before, for a call with these inputs, behind `copy_out`. `fresh` was prepared for
         that launch."""
         if self._as_prepared:
             return fresh[0] if self._single else self._nested(iter(fresh))
+        if self._of_fresh is not None:
+            return self._nested(iter(self._of_fresh(fresh)))
         copies = fresh[len(self._memory) :]
         if self._single and copies:  # it is all that is returned
             return copies[0]
@@ -180,12 +220,15 @@ class Memory:
 
 
 def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """What allocates memory like that of a contiguous tensor.
+    """What allocates memory like that of a tensor, which the result lies in as the tensor in its own.
 
     On a machine with one GPU that takes no dispatcher: PyTorch's function for generated code allocates on the current
     device, which is not asked.
     """
-    if like.device.type == "cuda" and torch.cuda.device_count() == 1:
+    if _is_plain(like) and not like.is_contiguous() and (overlaps(like) or size_bytes(like) <= MOST_CARRIED_BYTES):
+        run, shape, stride = _allocator(_run(like)), tuple(like.shape), like.stride()
+        return lambda: run().as_strided(shape, stride)
+    if _is_plain(like) and like.is_contiguous() and like.device.type == "cuda" and torch.cuda.device_count() == 1:
         return functools.partial(torch_internals.empty_strided_cuda, tuple(like.shape), like.stride(), like.dtype)
     return functools.partial(torch.empty_like, like)
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -19,6 +19,7 @@ from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import describe, flatten, replaced, without_objects
 from optimizations.capture.step import compilations, forbidden_calls
+from optimizations.capture.step.bound_results import BoundResults
 from optimizations.capture.step.call import Call, sparse_tensors
 from optimizations.capture.step.casts import RegionMark
 from optimizations.capture.step.following import plan_of, words_that_tell, worth_reading
@@ -66,8 +67,8 @@ class Recording:
     `written` are inputs it writes, `mutated` other tensors whose versions it counts up; `written_memory` is that of all
     other tensors it writes, `read_memory` what it reads where it writes inputs too. `kept` holds what it reads, and
     `region` lasts as long as autocast keeps the casts among these. `bound` are attributes and variables that a call
-    binds to what it made, and `others` the tensors that stand elsewhere. `arguments` is what calls look like that it
-    may serve. `pool` is where its memory lies, and `held_by_outputs` what `outputs` holds of gradients.
+    binds to what it made. `arguments` is what calls look like that it may serve. `pool` is where its memory lies, and
+    `held_by_outputs` what `outputs` holds of gradients.
     """
 
     graph: Any
@@ -84,8 +85,7 @@ class Recording:
     kept: list[torch.Tensor]
     report: RecordedStep
     arguments: Arguments
-    bound: Sequence[Rebound] = ()
-    others: Mapping[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    bound: BoundResults = field(default_factory=BoundResults)
     region: RegionMark | None = None
     replays: int = 0
     steady: SteadyReplay = field(default_factory=SteadyReplay)
@@ -100,7 +100,7 @@ class Recording:
             return False
         if self.shares(tensors):
             return False
-        if self.bound and not self.results_fit():
+        if self.bound and not self.bound.fit():
             return False
         if self.inputs.in_place and self.inputs.moved(tensors):
             return False
@@ -110,30 +110,6 @@ class Recording:
     def _written_back(self) -> list[int]:
         """Inputs that it writes in a copy of them."""
         return [index for index in self.written if index not in self.inputs.in_place]
-
-    def results_fit(self) -> bool:
-        """Whether what results are bound to holds something of the kind it held, and nothing that stands elsewhere.
-
-        BERT binds one mask to an attribute of each layer. A tensor is looked at once as long as it is asked for as the
-        same kind.
-        """
-        known: Any = None
-        like: torch.Tensor | None = None
-        for entry in self.bound:
-            now, old = entry.current(), entry.old
-            if now is known and old is like:
-                continue
-            if not is_such(now, old) or ((other := self.others.get(id(now))) is not None and other() is now):
-                return False
-            known, like = now, old
-        return True
-
-    def bind_results(self, taken: tuple[Any, Sequence[Any]]) -> Any:
-        """Bind results to attributes and variables; gives what the step returned."""
-        returned, values = taken
-        for entry, value in zip(self.bound, values, strict=True):
-            entry.bind(value)
-        return returned
 
     def shares(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether one of these inputs lies in memory that the step writes, other than that input itself.
@@ -182,7 +158,7 @@ class Recording:
         if counted := self.counted():
             torch_internals.increment_version(counted)
         taken = self.outputs.take(tensors, fresh)
-        return self.bind_results(taken) if self.bound else taken
+        return self.bound.bind(taken) if self.bound else taken
 
 
 def capture(
@@ -263,10 +239,11 @@ def capture(
             ):
                 returned = step(*args, **kwargs)
             observer.launches = observer.before_write = None
+            results = kept_results(call.state, snapshot, observer, progress.running)
             if carry:
                 made = [entry.current() for entry in running]
-                carried = carried_out((returned, made), device.holds, call.known(placeholders))
-        results = kept_results(call.state, snapshot, observer, progress.running)
+                bound = [entry.new for entry in results]
+                carried = carried_out([(returned, made), bound], device.holds, call.known(placeholders))
         changes = list(call_changes(call.state, snapshot, results))
     if rates.as_numbers(returned) is not returned:
         raise StepRefused(RETURNS_RATE)
@@ -325,7 +302,7 @@ def capture(
     inputs.carry(dict(zip(to_carry, nodes, strict=False)), call.tensors)
     make_outputs = functools.partial(
         Outputs,
-        (returned, [entry.new for entry in results]) if results else returned,
+        (returned, tuple([entry.new for entry in results])) if results else returned,
         placeholders,
         _storages(static) - unread,
         {id(tensor): node for (tensor, _), node in zip(carried, nodes[len(to_carry) :], strict=True)},
@@ -366,8 +343,7 @@ def capture(
         read_memory=read_memory,
         kept=kept,
         arguments=Arguments(call.args, call.kwargs, call.tensors, RunningInputs(running)),
-        bound=_without_memory(results),
-        others={id(tensor): weakref.ref(tensor) for tensor in state} if results else {},
+        bound=BoundResults(results, {id(tensor): weakref.ref(tensor) for tensor in state} if results else {}),
         region=_mark(call) if observer.kept_casts else None,
         report=RecordedStep(
             signature=describe(call.tensors),
@@ -511,30 +487,6 @@ def check_unread(device: Device, graph: Any, results: Sequence[Rebound], code: S
             name = f"{entry.container.path}.{entry.key}" if entry.key is not None else entry.container.path
             changed = Change(f"{name} is bound to another tensor", str(entry.key), ChangeKind.BOUND_TO_A_TENSOR)
             raise StepRefused(host_change(changed, code))
-
-
-def is_such(now: Any, old: torch.Tensor | None) -> bool:
-    """Whether an entry holds something of the kind it held before the recording: its code may ask."""
-    if old is None:
-        return now is None
-    return isinstance(now, torch.Tensor) and now.shape == old.shape and now.dtype == old.dtype
-
-
-def _without_memory(entries: Iterable[Rebound]) -> list[Rebound]:
-    """What entries held and were bound to is let go of: all that counts is how what they held looked. What looks alike
-    is one tensor."""
-    alike: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
-
-    def kind_of(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        if tensor is None:
-            return None
-        kind = tensor.shape, tensor.dtype
-        if kind not in alike:
-            alike[kind] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        return alike[kind]
-
-    nothing = torch.empty(0, device="meta")
-    return [replace(entry, old=kind_of(entry.old), new=nothing) for entry in entries]
 
 
 def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress, changes: Sequence[Refusal]) -> None:

@@ -227,7 +227,7 @@ def _made(
     held, addresses_of_held = [one for one, _ in not_read], [address for _, address in not_read]
     places_of_held = list(range(len(held)))
     anomalies_are, anomalies = anomalies_now, anomalies_now()
-    region, bound, written = recording.region, bool(recording.bound), recording.written
+    region, bound, written = recording.region, recording.bound, recording.written
     rare: list[Callable[[Recording, list[torch.Tensor]], bool]] = []
     if not (tensors or looked_at):  # in which looks would show it
         rare.append(lambda recording, found: torch.is_inference_mode_enabled() is inference and not watched_by_others())
@@ -238,11 +238,12 @@ def _made(
     if places.has_others():
         rare.append(lambda recording, found: places.others_stand())
     if bound:
-        rare.append(lambda recording, found: recording.results_fit())
+        rare.append(lambda recording, found: bound.fit())
     holds_one_at = recording.written_memory.holds_one_at
     moved = inputs.moved if inputs.in_place else None
     bind_at = inputs.bind_at
     prepare, take_results, graph = outputs.prepare, outputs.take, recording.graph
+    bind = bound.bind if bound else None
     copy_out = outputs.copy_out if outputs.copies_behind else None
     only = outputs.only()
     allocate = None if only is None else only.allocate
@@ -332,7 +333,7 @@ def _made(
             recording.steady.none_held(recording)
         if allocate is None:
             results = take_results(found, fresh)
-            result = recording.bind_results(results) if bound else results
+            result = results if bind is None else bind(results)
         # Behind the launch, while the GPU works: it would take too long before. Note [States behind the launch].
         if keeps_states and not states_stand():
             raise StatesMoved(states.differing(), states.given_back())
