@@ -30,6 +30,10 @@ def products(simulated: Workspaces, streams: SideStreams) -> list[Block]:
     return found
 
 
+def bytes_of(streams: SideStreams) -> int:
+    return sum(one.size_bytes for one in streams.workspaces())
+
+
 def takes_all(simulated: Workspaces, streams: SideStreams) -> list[Block]:
     """Tensors that get all memory that is free, on every stream."""
     found = []
@@ -332,3 +336,45 @@ def test_a_stream_waits_neither_in_a_capture_nor_for_one(monkeypatch: pytest.Mon
         wait_for_stream(2, 0)
         wait_for_stream(0, 0)
     assert waits == [(1, 2), (1, 0), (1, 0), (1, 2)]
+
+
+def test_workspaces_that_no_graph_writes_are_given_back_and_made_again(workspaces: Workspaces) -> None:
+    streams, other = SideStreams(0), SideStreams(0)
+    assert streams.ready() and other.ready()
+    captured, of_other = products(workspaces, streams), products(workspaces, other)
+    assert bytes_of(streams) == bytes_of(other) == 2 * 4096
+    streams.let_go_of_workspaces()
+    workspaces.empty_cache()
+    assert streams.workspaces() == [] and all(one.gone for one in captured)
+    assert not any(one.gone for one in of_other), "its graphs write there"
+    tensors = takes_all(workspaces, other)
+    assert not any(one in tensors for one in of_other)
+    assert other.ready() and set(map(id, products(workspaces, other))) == set(map(id, of_other))
+    assert streams.ready(), "the stream is the same"
+    again = products(workspaces, streams)
+    assert all(one.pool != DEFAULT for one in again) and bytes_of(streams) == 2 * 4096
+    assert streams.keeps_workspace() is False, "the default stream"
+
+
+def test_no_workspace_is_given_back_that_a_graph_of_the_programs_may_write(workspaces: Workspaces) -> None:
+    streams = SideStreams(0)
+    assert streams.ready()
+    captured = products(workspaces, streams)
+    by_hand = 7, 0
+    workspaces.begin(0, by_hand)
+    theirs = workspaces.use()
+    workspaces.end(0, by_hand)
+    streams.let_go_of_workspaces()
+    workspaces.empty_cache()
+    assert not any(one.gone or one.owner is None for one in [*captured, theirs])
+    assert bytes_of(streams) == 2 * 4096
+
+
+def test_there_is_nothing_to_give_back_where_nothing_is_kept(workspaces: Workspaces) -> None:
+    streams = SideStreams(0)
+    streams.let_go_of_workspaces()
+    assert streams.workspaces() == []
+    workspaces.use()
+    streams.follow()
+    streams.let_go_of_workspaces()
+    assert workspaces.kept, "what the program has is its own"

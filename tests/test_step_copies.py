@@ -11,7 +11,7 @@ import torch
 from cuda.bindings import driver as real
 from graphs_on_cpu import CpuCopy, CpuDevice, copies_outside_of_graphs
 from simulated_cuda import Node, SimulatedDriver
-from step_parts import batches, network, training_step
+from step_parts import KeepsMasks, batches, network, training_step
 
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.copy_nodes import MOST_CARRIED, NotCarried, find_copies
@@ -101,26 +101,6 @@ def test_the_graph_copies_the_memory_of_small_results(kind: str, copied: list[in
     copied.clear()
     run(step, calls[5:])
     assert copied == [] and step.report().replays == len(calls) - 3
-
-
-class KeepsMasks(torch.nn.Module):
-    """Layers that each keep a mask, one for all of them or `each` its own, expanded to `rows`."""
-
-    def __init__(self, layers: int, rows: int, *, each: bool) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(layers))
-        self.rows, self.each = rows, each
-        for layer in self.layers:
-            layer.mask = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mask = (x > 0)[:, None, :].expand(-1, self.rows, -1)
-        for layer in self.layers:
-            layer.mask = mask
-            x = layer(x * layer.mask[:, 0])
-            if self.each:
-                mask = (x > 0)[:, None, :].expand(-1, self.rows, -1)
-        return x.sum()
 
 
 @pytest.mark.parametrize("each", [False, True])

@@ -20,6 +20,7 @@ from torch import nn
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import StepRefused
+from optimizations.captured.graph import MemoryRange
 
 
 def two_models() -> list[nn.Sequential]:
@@ -248,6 +249,37 @@ def test_products_of_matrices_on_other_streams_are_refused_and_nothing_else(mult
         graph_callables(step, [(x,)], device=device, order=[1]).close()
     assert all(torch.equal(one, expected) for one in found)
     assert graphed_step.report().replays == (0 if multiplies else 3)
+
+
+def test_workspaces_are_let_go_of_where_no_graph_of_a_step_writes_there() -> None:
+    """A step knows behind its capture whether it multiplies matrices, or has an address in a workspace otherwise."""
+    weight, buffer = torch.randn(3, 3), torch.zeros(3)
+    inside = [MemoryRange(address=buffer.data_ptr(), size_bytes=buffer.nbytes)]
+    for what, workspaces, expected in (
+        (lambda x: x.sin() + buffer, [], 1),
+        (lambda x: x.sin() @ weight, [], 0),
+        (lambda x: x.sin() + buffer, inside, 0),
+        (lambda x: x.sin(), inside, 1),
+    ):
+        device = CpuDevice()
+        device.workspaces = workspaces
+        step = GraphedStep(what, device=device)
+        for _ in range(5):
+            x = torch.randn(3, 3)
+            assert torch.equal(step(x), what(x))
+        assert step.report().replays == 2 and device.let_go == expected
+
+
+def test_workspaces_stay_as_long_as_one_graph_of_a_step_writes_there() -> None:
+    weight = torch.randn(3, 3)
+    device = CpuDevice()
+    step = GraphedStep(lambda x: x @ weight if len(x) == 3 else x * 2, device=device)
+    found = []
+    for rows in (4, 3, 5):
+        for _ in range(4):
+            step(torch.randn(rows, 3))
+        found.append(device.let_go)
+    assert len(step.report().recordings) == 3 and found == [1, 1, 1], "those of the second are written"
 
 
 def test_callables_are_refused_where_their_stream_becomes_another_one_between_two_captures() -> None:

@@ -14,6 +14,12 @@ things can put one elsewhere. Something else may use the stream: so it is not on
 in turn. Or workspaces are freed in the midst of a warm-up, by a recording in another thread. `keep_workspaces` notices
 both: PyTorch does not tell where a workspace lies, but one that is not there yet is allocated where it is told to.
 
+Note [Workspaces that no graph writes]. On Hopper one takes 32 MiB, and there are two, of the caller's thread and of
+autograd's. Whether a step multiplies matrices is known behind its capture: where no operator did and no word of the
+graph lies in a workspace, nobody needs them. PyTorch frees all workspaces of a process or none. So all are freed, under
+the condition that `pools.free_workspaces` names, and each is made again by who needs it next: those of other side
+streams in their own pools.
+
 Note [Memory of two streams]. Gradients and results of a warm-up are in memory of the side stream. The program works
 with them on its own stream and lets them go, and the side stream may have that memory again at once, while the other
 stream is still to read it. So nothing is given to the side stream, not even a number to run a backward with, before it
@@ -31,8 +37,9 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.captured.graph import MemoryRange
 from optimizations.captured.own_stream import own_stream
-from optimizations.captured.pools import Pool
+from optimizations.captured.pools import Pool, free_workspaces, others_have_pools, pool_memory
 from optimizations.torch_internals.capturing import is_capturing, is_pytorchs
 from optimizations.torch_internals.memory_segments import memory_segments
 
@@ -85,6 +92,20 @@ class SideStream:
             found = [self._keep()]
             _run_in_backward(self._device, lambda: found.append(self._keep()))
         return all(found)
+
+    def workspaces(self) -> list[MemoryRange]:
+        """Where they lie."""
+        return list(pool_memory(self._pool.id))
+
+    def let_go_of_workspaces(self) -> None:
+        """To be called where no graph writes to them. Note [Workspaces that no graph writes]."""
+        if not self._kept or others_have_pools():
+            return
+        free_workspaces()
+        if not self._blocks():
+            self._kept.clear()
+            self._pool.release()
+            self._pool = Pool(self._device)
 
     def keeps_workspace(self) -> bool:
         """Whether `keep_workspaces` has seen to the current thread, and the current stream is this one."""
@@ -161,6 +182,15 @@ class SideStreams:
     def keeps_workspace(self) -> bool:
         """Whether a product of matrices that runs now computes in a workspace that is kept."""
         return not (self._keeps and self._used) or self._used[-1].keeps_workspace()
+
+    def workspaces(self) -> list[MemoryRange]:
+        """Where those of the stream to capture on lie."""
+        return self._used[-1].workspaces() if self._used else []
+
+    def let_go_of_workspaces(self) -> None:
+        """`SideStream.let_go_of_workspaces` of that stream."""
+        if self._used:
+            self._used[-1].let_go_of_workspaces()
 
     def _take(self, *, new: bool = False) -> None:
         if new or not (idle := _idle[self._device]):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from step_parts import CALLS, Program, batches, loss_of, network, outcome, state_of, training_step
+from step_parts import CALLS, KeepsMasks, Program, batches, loss_of, network, outcome, state_of, training_step
 from step_programs import PROGRAMS
 from step_refusals import REFUSED
 from tiny_workloads import WholeCell
@@ -274,6 +274,64 @@ def test_the_graph_copies_batches_and_results_itself() -> None:
     assert copies == set()
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
     assert step.report().replays == len(calls) - 3
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("each", [False, True])
+def test_the_graph_copies_the_masks_that_attributes_are_bound_to(backend: str, each: bool) -> None:
+    torch.manual_seed(4)
+    model, like = (KeepsMasks(12, 10_000, each=each).cuda() for _ in range(2))
+    like.load_state_dict(model.state_dict())
+    compiled, like_compiled = (torch.compile(one, backend=backend) for one in (model, like))
+    step = optimizations.graph_step(lambda x: compiled(x).detach())
+    kept = []
+    for _ in range(10):
+        x = torch.randn(6, 4, device="cuda")
+        assert torch.equal(step(x), like_compiled(x).detach())
+        for mine, theirs in zip(model.layers, like.layers, strict=True):
+            assert torch.equal(mine.mask, theirs.mask) and mine.mask.stride() == theirs.mask.stride()
+        kept.append([(layer.mask, layer.mask.clone()) for layer in model.layers])
+    torch.cuda.synchronize()
+    assert all(torch.equal(mask, before) for masks in kept for mask, before in masks), "results stay valid"
+    assert step.report().replays == 7, step.report().refusals
+    (recording,) = step._recordings
+    assert not recording.outputs.copies_behind and recording.steady.serve is not None
+
+
+@pytest.mark.parametrize("multiplies", [False, True])
+def test_workspaces_of_cublas_are_kept_where_a_step_multiplies_matrices(multiplies: bool) -> None:
+    def model_of() -> nn.Module:
+        torch.manual_seed(5)
+        layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)]
+        return nn.Sequential(*layers, *([nn.Linear(6, 6)] if multiplies else [])).cuda()
+
+    def step_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, foreach=True)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    model, like = model_of(), model_of()
+    step, expected = optimizations.graph_step(step_of(model)), step_of(like)
+    given = torch.randn(12, 4, 3, 8, 8, device="cuda")
+    weight = torch.randn(512, 512, device="cuda")
+    for index, x in enumerate(given):
+        torch.testing.assert_close(step(x), expected(x))
+        if index > 4:  # what the program multiplies, and its memory, are no business of the graph
+            product = weight @ weight
+            kept = torch.full((16, 2**20), 7.0, device="cuda")
+            assert torch.equal(product, weight @ weight) and bool((kept == 7).all())
+    assert step.report().replays == 9, step.report().refusals
+    for mine, theirs in zip(model.parameters(), like.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    workspaces = step._device._streams.workspaces()
+    assert bool(workspaces) == multiplies
 
 
 def test_weights_that_move_are_recorded_again() -> None:

@@ -220,6 +220,8 @@ class CallRecorder(ABC):
                 call.before.clear()  # gradients that play no part any more
                 captured.before.clear()
                 set_aside.drop()
+                if not any(one.in_workspace for one in self._recordings):
+                    device.let_go_of_workspaces()
                 device.give_back()
                 self._observes = False  # the program goes on on its own stream
                 device.follow()

@@ -68,6 +68,7 @@ class Observer(torch_internals.TorchDispatchMode):
         kept_casts: whether it read what may be a cast that autocast keeps from an earlier call.
         new_casts: whether it made a cast that autocast may keep.
         compiling: whether PyTorch compiles something right now.
+        multiplies: whether an operator ran that may compute in a workspace of cuBLAS.
         set_up: whether something was compiled, or kernels were timed, so that the call does not count.
         rates: storages of tensors that stand for learning rates and betas, which are numbers to the program, with what
             they stand for.
@@ -102,6 +103,7 @@ class Observer(torch_internals.TorchDispatchMode):
     ) -> None:
         super().__init__()
         self._keeps_workspace = keeps_workspace
+        self.multiplies = False
         self.holds = holds
         self._known = known
         self._unseen = 0
@@ -351,7 +353,9 @@ class Observer(torch_internals.TorchDispatchMode):
                 "makes a tensor on the GPU from Python values",
                 "make it once before the step, or use torch.full",
             )
-        if on_gpu and name.startswith(_MULTIPLIES) and not self._keeps_workspace():
+        multiplies = bool(on_gpu) and name.startswith(_MULTIPLIES)
+        self.multiplies = self.multiplies or multiplies
+        if multiplies and not self._keeps_workspace():
             self.refuse(
                 "multiplies matrices on a stream or in a thread of its own: what cuBLAS computes in there is not kept "
                 "for a graph",

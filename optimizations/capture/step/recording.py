@@ -68,7 +68,7 @@ class Recording:
     other tensors it writes, `read_memory` what it reads where it writes inputs too. `kept` holds what it reads, and
     `region` lasts as long as autocast keeps the casts among these. `bound` are attributes and variables that a call
     binds to what it made. `arguments` is what calls look like that it may serve. `pool` is where its memory lies, and
-    `held_by_outputs` what `outputs` holds of gradients.
+    `held_by_outputs` what `outputs` holds of gradients. `in_workspace`: its graph may write to a workspace of cuBLAS.
     """
 
     graph: Any
@@ -87,6 +87,7 @@ class Recording:
     arguments: Arguments
     bound: BoundResults = field(default_factory=BoundResults)
     region: RegionMark | None = None
+    in_workspace: bool = True
     replays: int = 0
     steady: SteadyReplay = field(default_factory=SteadyReplay)
 
@@ -345,6 +346,7 @@ def capture(
         arguments=Arguments(call.args, call.kwargs, call.tensors, RunningInputs(running)),
         bound=BoundResults(results, {id(tensor): weakref.ref(tensor) for tensor in state} if results else {}),
         region=_mark(call) if observer.kept_casts else None,
+        in_workspace=observer.multiplies or device.computes_in_workspace(graph),
         report=RecordedStep(
             signature=describe(call.tensors),
             operations=len(observer.operations),
