@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import struct
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -78,7 +79,8 @@ class CpuGraph:
         to_come = list(self.later)
         with torch.inference_mode(), self._uncounted():  # what was made in that mode may be written
             for index, (operator, arguments, keywords, results) in enumerate(self.operators):
-                if operator is not _nothing and (index, 1) not in self.led_elsewhere:  # inputs are copied first of all
+                copies_inputs = isinstance(operator, ListCopy) or (index, 1) in self.led_elsewhere
+                if operator is not _nothing and not copies_inputs:  # inputs are copied first of all
                     while to_come:
                         to_come.pop().overwrite()
                 values = _flat(operator(*arguments, **keywords))
@@ -217,11 +219,82 @@ def _like_at(tensor: torch.Tensor, address: int) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 
 
+class ListCopy:
+    """The kernel that copies lists of tensors, launched with so many blocks: its argument says what to copy, as bytes
+    that can be set. Where nothing is written it holds what lay there before, `left_over`.
+
+    As in ATen/native/cuda/MultiTensorApply.cuh: addresses of 64 sources and of 64 copies, how many elements each has,
+    the tensor and the part of it of each of 320 blocks, and the first tensor of the launch.
+    """
+
+    LAYOUT = struct.Struct("<64Q64Q64q320B320i4x")
+    TENSORS, BLOCKS, PART = 64, 320, 65536
+
+    def __init__(self, element_bytes: int, left_over: int) -> None:
+        self.element_bytes, self.left_over = element_bytes, left_over
+        self.tensors: list[tuple[int, int, int]] = []
+        self.blocks: list[tuple[int, int]] = []
+
+    def __str__(self) -> str:
+        return "multi_tensor_apply_kernel"
+
+    @classmethod
+    def launches(cls, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], left_over: int) -> list[Any]:
+        """What copies them: another launch where one is full."""
+        found = [cls(sources[0].element_size(), left_over)]
+        for target, source in zip(targets, sources, strict=True):
+            one = source.data_ptr(), target.data_ptr(), source.numel()
+            for part in range(-(-source.numel() // cls.PART)):
+                last = found[-1]
+                if len(last.blocks) == cls.BLOCKS or (not part and len(last.tensors) == cls.TENSORS):
+                    last = cls(last.element_bytes, left_over)
+                    found.append(last)
+                if one not in last.tensors or not part:
+                    last.tensors.append(one)
+                last.blocks.append((len(last.tensors) - 1, part))
+        return found
+
+    def argument(self) -> bytearray:
+        columns = zip(*self.tensors, strict=True)
+        words = [[*column, *[self.left_over] * (64 - len(column))] for column in columns]
+        places = [[*column, *[0] * (320 - len(column))] for column in zip(*self.blocks, strict=True)]
+        return bytearray(self.LAYOUT.pack(*itertools.chain(*words, *places)))
+
+    def __call__(self, argument: bytearray) -> list[torch.Tensor]:
+        fields = self.LAYOUT.unpack(argument)
+        sources, targets, elements, tensors, parts = (
+            fields[start:end] for start, end in itertools.pairwise([0, 64, 128, 192, 512, 832])
+        )
+        for block in range(len(self.blocks)):
+            tensor, begin = tensors[block], parts[block] * self.PART
+            count, shift = min(elements[tensor] - begin, self.PART), begin * self.element_bytes
+            assert not sources[tensor] % self.element_bytes, "a misaligned address"
+            ctypes.memmove(targets[tensor] + shift, sources[tensor] + shift, count * self.element_bytes)
+        return []
+
+
+def _is_list_copy(func: Any, args: Any) -> bool:
+    """Whether PyTorch has one kernel for it: otherwise it copies one after another."""
+    if str(func) != "aten._foreach_copy_.default":
+        return False
+    return all(
+        target.dtype == source.dtype == args[0][0].dtype
+        and target.stride() == source.stride()
+        and source.is_contiguous()
+        and target.shape == source.shape
+        for target, source in zip(*args[:2], strict=True)
+    )
+
+
 class _Capture(TorchDispatchMode):
-    def __init__(self, graph: CpuGraph, host: Collection[int] | None = None) -> None:
+    """`left_over` is what lies in memory that a launch hands to the driver and does not fill. None: lists of tensors
+    are not copied by a kernel."""
+
+    def __init__(self, graph: CpuGraph, host: Collection[int] | None = None, left_over: int | None = None) -> None:
         super().__init__()
         self.graph = graph
         self.host = host
+        self.left_over = left_over
         self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self.broken = False
 
@@ -257,6 +330,10 @@ class _Capture(TorchDispatchMode):
             for tensor in inputs:
                 self._save(tensor)
         result = func(*args, **kwargs)
+        if self.left_over is not None and _is_list_copy(func, args) and not self.graph.made:
+            for launch in ListCopy.launches(*args[:2], self.left_over):
+                self.graph.operators.append((launch, (launch.argument(),), {}, []))
+            return result
         results: list[torch.Tensor | None] = []
         for value in _flat(result):
             fresh = _has_memory(value) and _storage(value) not in before
@@ -286,7 +363,8 @@ class CpuDevice:
     invalidated. `not_ready` is how often it says that the side stream became another one. `stream` is the current one,
     and `waits` are pairs of streams of which the first was told to wait for the second. What a graph made and nobody
     holds any more counts as lying where later graphs of its pool make something. `workspaces` are cuBLAS's, and
-    `let_go` is how often it was told that no graph writes there.
+    `let_go` is how often it was told that no graph writes there. `set_nodes` counts the calls of the driver that set a
+    node for inputs that moved. `left_over` is a word that lies in memory that launches do not fill.
     """
 
     has_own_random = False
@@ -299,7 +377,7 @@ class CpuDevice:
         self.fail_with: BaseException | None = None
         self.capture_now = False
         self.captures = self.warmed_up = self.broken = self.given_back = self.set_nodes = 0
-        self.not_ready = self.stream = self.let_go = 0
+        self.not_ready = self.stream = self.let_go = self.left_over = 0
         self.workspaces: list[MemoryRange] = []
         self.waits: list[tuple[int, int]] = []
         self._launched_on: int | None = None
@@ -372,7 +450,8 @@ class CpuDevice:
             raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")  # a pool goes with the last graph in it
         self.capture_now, self.capturing_into = True, graph
         self.captures += 1
-        mode = _Capture(graph, self.host if self.has_own_random else None)
+        left_over = self.left_over if self.copies_are_nodes else None
+        mode = _Capture(graph, self.host if self.has_own_random else None, left_over)
         random = torch.random.get_rng_state()
         states = [(generator, generator.get_state()) for generator in generators]
         try:
@@ -407,8 +486,14 @@ class CpuDevice:
             raise NotCarried("a copy is no node")
         return [graph.copy_node(*pair) for pair in ends]
 
-    def mentions(self, graph: CpuGraph, memory: Sequence[MemoryRange]) -> bool:
-        return any(address in place for place in memory for address in graph.reads)
+    def mentions(self, graph: CpuGraph, memory: Sequence[MemoryRange], but: Collection[int] = ()) -> bool:
+        by_lists = [
+            word
+            for place, index in enumerate(graph.nodes())
+            if isinstance(graph.operators[index][0], ListCopy) and place not in but
+            for word in struct.unpack_from("<192Q", graph.operators[index][1][0])
+        ]
+        return any(address in place for place in memory for address in [*graph.reads, *by_lists])
 
     def node_count(self) -> int:
         assert self.capturing_into is not None
@@ -419,6 +504,9 @@ class CpuDevice:
         nodes = []
         for index in graph.nodes():
             operator, arguments, keywords, results = graph.operators[index]
+            if isinstance(operator, ListCopy):
+                nodes.append(kernel([bytes(arguments[0]), b"\0", b"\0"], name=str(operator)))
+                continue
             values = [*_flat((arguments, keywords)), *results]
             words = [one if isinstance(one, int) else one.data_ptr() for one in values if _has_address(one)]
             parameters = [(one % 2**64).to_bytes(8, "little") for one in words]
@@ -427,18 +515,22 @@ class CpuDevice:
         return CapturedGraph(nodes=tuple(nodes), edges=edges)
 
     def pointers(self, graph: CpuGraph, captured: CapturedGraph, plan: Plan) -> Any:
-        uses = [use for node in plan.nodes for use in node.uses]
-
         def point(addresses: Mapping[int, int]) -> int:
-            for use in uses:
-                if use.input in addresses:
-                    place = graph.nodes()[use.node[0]]
-                    operator, arguments, keywords, results = graph.operators[place]
-                    changed = [*arguments]
-                    changed[use.parameter] = addresses[use.input]
-                    graph.operators[place] = operator, tuple(changed), keywords, results
-                    self.set_nodes += 1
-            return 8 * len(uses)
+            written = 0
+            for node in plan.nodes:
+                uses = [use for use in node.uses if use.input in addresses]
+                place = graph.nodes()[node.node[0]]
+                operator, arguments, keywords, results = graph.operators[place]
+                changed = [*arguments]
+                for use in uses:
+                    if isinstance(operator, ListCopy):
+                        struct.pack_into("<Q", changed[use.parameter], use.byte_offset, addresses[use.input])
+                    else:
+                        changed[use.parameter] = addresses[use.input]
+                graph.operators[place] = operator, tuple(changed), keywords, results
+                self.set_nodes += bool(uses)
+                written += 8 * len(uses)
+            return written
 
         return SimpleNamespace(point=point, settle=lambda: None)
 

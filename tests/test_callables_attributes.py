@@ -169,6 +169,6 @@ def test_what_a_callable_asks_of_what_it_binds_counts() -> None:
 def test_an_attribute_whose_old_tensor_compiled_code_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code passes no dispatcher: the captured graph itself is asked."""
     device = CpuDevice()
-    monkeypatch.setattr(device, "mentions", lambda graph, memory: bool(memory))
+    monkeypatch.setattr(device, "mentions", lambda graph, memory, but=(): bool(memory))
     with pytest.raises(StepRefused, match="kept is bound to another tensor"):
         graph_callables(Asks(asks=False), batches(1), device=device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import CapturedGraph, MemoryRange, MemsetNode
 
-Mentions = Callable[[CpuGraph, Sequence[MemoryRange]], bool]
+Mentions = Callable[..., bool]
 
 
 def training(reads: Callable[[torch.Tensor], None] | None = None) -> tuple[Callable[..., Any], torch.nn.Module]:
@@ -65,7 +65,7 @@ def run(
 def test_an_address_that_is_left_over_in_a_graph_makes_no_launch_bring_gradients() -> None:
     left_over: list[MemoryRange] = []
 
-    def mentions(graph: CpuGraph, memory: Sequence[MemoryRange]) -> bool:
+    def mentions(graph: CpuGraph, memory: Sequence[MemoryRange], but: Collection[int] = ()) -> bool:
         """Words of all graphs lead to where the gradients were that the first one was asked about."""
         if not left_over:
             left_over.extend(memory)
@@ -79,7 +79,7 @@ def test_an_address_that_is_left_over_in_a_graph_makes_no_launch_bring_gradients
 
 
 def test_gradients_that_a_graph_leads_to_wherever_they_lie_are_brought() -> None:
-    step, device, alike = run(lambda graph, memory: bool(memory))
+    step, device, alike = run(lambda graph, memory, but=(): bool(memory))
     assert all(alike) and device.captures == 3
     assert step.report().replays >= 4
     (recording,) = step._recordings.steady
@@ -93,7 +93,7 @@ def test_no_further_capture_is_made_where_no_word_leads_to_gradients() -> None:
 
 def test_words_that_are_left_over_in_kernels_of_operators_cost_no_further_capture() -> None:
     """Operators read what they were given, and nobody gave them these gradients."""
-    step, device, alike = run(lambda graph, memory: bool(memory), device=CpuDevice())
+    step, device, alike = run(lambda graph, memory, but=(): bool(memory), device=CpuDevice())
     assert all(alike) and device.captures == 1 and step.report().replays >= 4
     (recording,) = step._recordings.steady
     assert recording.gradients.steady()[0] is not None
@@ -106,7 +106,7 @@ class WithNode(CpuDevice):
         super().__init__()
         self.asked: list[MemoryRange] = []
 
-    def mentions(self, graph: CpuGraph, memory: Sequence[MemoryRange]) -> bool:
+    def mentions(self, graph: CpuGraph, memory: Sequence[MemoryRange], but: Collection[int] = ()) -> bool:
         self.asked = list(memory) or self.asked
         return bool(memory)
 
@@ -132,7 +132,7 @@ class Unknown(CpuDevice):
 def test_words_of_other_nodes_or_of_unknown_ones_may_be_read(kind: type[CpuDevice]) -> None:
     device = kind()
     if kind is Unknown:
-        device.mentions = lambda graph, memory: bool(memory)  # type: ignore[method-assign]
+        device.mentions = lambda graph, memory, but=(): bool(memory)  # type: ignore[method-assign]
     step, device, alike = run(None, device=device)
     assert all(alike) and device.captures == 3 and step.report().replays >= 4
     (recording,) = step._recordings.steady
@@ -142,7 +142,7 @@ def test_words_of_other_nodes_or_of_unknown_ones_may_be_read(kind: type[CpuDevic
 def test_a_second_capture_that_fails_costs_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
 
-    def mentions(graph: CpuGraph, memory: Sequence[MemoryRange]) -> bool:
+    def mentions(graph: CpuGraph, memory: Sequence[MemoryRange], but: Collection[int] = ()) -> bool:
         nonlocal asked
         asked += 1
         return True
@@ -159,7 +159,7 @@ def test_a_second_capture_that_fails_costs_nothing_but_itself(monkeypatch: pytes
 def test_what_held_a_gradient_finds_it_where_it_is_read_after_all() -> None:
     """A capture with copies that is not kept leaves the gradients that were there."""
     device = Untold()
-    device.mentions = lambda graph, memory: bool(memory)  # type: ignore[method-assign]
+    device.mentions = lambda graph, memory, but=(): bool(memory)  # type: ignore[method-assign]
     made, model = training()
     step = GraphedStep(made, device=device)
     for batch in batches("cpu", 6):

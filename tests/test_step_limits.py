@@ -305,7 +305,7 @@ def test_an_attribute_whose_old_tensor_compiled_code_reads_is_not_left_to_launch
     """Compiled code passes no dispatcher: the captured graph itself is asked."""
     made = PROGRAMS["activations_kept_in_attributes"]("cpu")
     device = CpuDevice()
-    monkeypatch.setattr(device, "mentions", lambda graph, memory: bool(memory))
+    monkeypatch.setattr(device, "mentions", lambda graph, memory, but=(): bool(memory))
     step = GraphedStep(made.step, device=device)
     for batch in made.batches[:5]:
         step(*batch)

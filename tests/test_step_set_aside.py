@@ -417,7 +417,7 @@ def test_nothing_of_a_failed_capture_is_alive_in_the_next_one(captures: int) -> 
                 yield
                 made.extend(weakref.ref(one) for one in mine.gradients() if one is not None)
 
-        def mentions(self, graph: CpuGraph, memory: Any) -> bool:
+        def mentions(self, graph: CpuGraph, memory: Any, but: Any = ()) -> bool:
             return bool(memory) and self.captures < captures
 
         def read(self, graph: CpuGraph) -> Any:

@@ -16,7 +16,8 @@ from optimizations.captured.driver import CudaCallFailed, check
 from optimizations.captured.read import node_handles
 
 MOST_CARRIED = 16
-"""Copies of one graph that are made its nodes; of more, one fused copy costs less than so many settings."""
+"""Copies of one graph that are made its nodes; of more, one fused copy costs less than so many settings. Inputs that
+one kernel copies (`fused_copies`) do not count."""
 
 
 class NotCarried(RuntimeError):

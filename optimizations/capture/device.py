@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -108,8 +108,8 @@ class Device(Protocol):
             NotCarried: there is not one node for each.
         """
 
-    def mentions(self, graph: Any, memory: Sequence[MemoryRange]) -> bool:
-        """Whether a captured graph may hold an address in one of these ranges."""
+    def mentions(self, graph: Any, memory: Sequence[MemoryRange], but: Collection[int] = ()) -> bool:
+        """Whether a captured graph may hold an address in one of these ranges. The nodes `but` do not tell."""
 
     def node_count(self) -> int:
         """How many nodes the graph has that is being captured."""
@@ -269,10 +269,10 @@ class CudaDevice:
 
         return find_copies(driver, graph, [(source.data_ptr(), target.data_ptr()) for source, target in ends])
 
-    def mentions(self, graph: Any, memory: Sequence[MemoryRange]) -> bool:
+    def mentions(self, graph: Any, memory: Sequence[MemoryRange], but: Collection[int] = ()) -> bool:
         if not memory:
             return False
-        return any_word_in(self.read(graph), memory)
+        return any_word_in(self.read(graph), memory, but)
 
     def node_count(self) -> int:
         from cuda.bindings import driver
@@ -327,13 +327,14 @@ def host_pointers(driver: Any, graph: Any, captured: CapturedGraph, plan: Plan) 
     return HostUpdates(attached.updates, driver.CUgraphExec(graph.raw_cuda_graph_exec()))
 
 
-def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange]) -> bool:
+def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange], but: Collection[int] = ()) -> bool:
     """Whether a word of a kernel's parameters, or an end of a copy or fill, lies in one of the ranges.
 
-    Every fourth byte may begin a word. A number that looks like such an address counts as one.
+    Every fourth byte may begin a word. A number that looks like such an address counts as one. The nodes `but`, by
+    their indices, are left out.
     """
     ranges = MemoryRanges(memory)
-    return any(address in ranges for _, node in graph.walk() for address in words_of(node))
+    return any(address in ranges for path, node in graph.walk() if path[0] not in but for address in words_of(node))
 
 
 def words_of(node: object) -> Iterator[int]:

@@ -15,7 +15,8 @@ import torch
 from optimizations import torch_internals
 from optimizations.appliers.host import HostUpdates
 from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode, NotCarried
-from optimizations.captured.displaced import data_of, overlaps, size_bytes
+from optimizations.capture.fused_copies import FusedCopy, fused_copies
+from optimizations.captured.displaced import data_of, memory_of, overlaps, size_bytes
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import MemoryRange
 from optimizations.captured.memory_ranges import MemoryRanges
@@ -43,6 +44,9 @@ class CopiedInputs:
     An input that is passed twice has one placeholder. Inputs whose elements overlap (expanded ones) are copied as the
     bytes they are, so that placeholders overlap in the same way. Inputs at the indices `in_place` have none: the
     recording runs on them, they are kept alive, and calls are served while inputs lie where they lay.
+
+    Copies become part of a graph where it captured them: as nodes that are led to the inputs (`carry`), or as kernels
+    that make several (`follow`).
 
     Inputs that lie at the addresses `bound_at` need no `bind`: the graph reads them there. None: no such are known.
     """
@@ -72,23 +76,26 @@ class CopiedInputs:
         self._sources: list[int] = []
         self._copies: dict[int, torch.Tensor] = {}
         self._tracker: AddressTracker | None = None
+        self._fused: list[int] = []
         self.bound_at: list[int] | None = None
         self._placeholders: dict[int, torch.Tensor] = {}
         self._count_copies()
         self.bind(inputs)
 
     def _count_copies(self) -> None:
-        copied = [self.recording_inputs[index] for index in [*self._copied, *self._carried]]
+        copied = [self.recording_inputs[index] for index in [*self._copied, *self._carried, *self._fused]]
         self.copied_tensors, self.copied_bytes = len(copied), sum(map(size_bytes, copied))
 
     @property
     def followed(self) -> Sequence[int]:
         """Inputs that the graph is led to, wherever they lie."""
-        return self._tracker.indices if self._tracker is not None else ()
+        if self._tracker is None:
+            return ()
+        return [index for index in self._tracker.indices if index not in self._fused]
 
     @property
     def pointer_bytes(self) -> int:
-        """Written so far to lead the graph to them."""
+        """Written so far to lead the graph, and kernels that copy several inputs, to them."""
         return self._tracker.pointer_bytes if self._tracker is not None else 0
 
     def placeholders(self) -> dict[int, torch.Tensor]:
@@ -96,8 +103,15 @@ class CopiedInputs:
         plain = [index for index, as_bytes in zip(self._copied, self._as_bytes, strict=True) if not as_bytes]
         return {index: self.recording_inputs[index] for index in [*plain, *self._carried]}
 
-    def follow(self, inputs: Sequence[TrackedInput], pointers: Pointers, owned: Sequence[MemoryRange]) -> None:
-        """From now on the graph reads these inputs where they lie. To be called after `carry`.
+    def follow(
+        self,
+        inputs: Sequence[TrackedInput],
+        pointers: Pointers,
+        owned: Sequence[MemoryRange],
+        fused: Sequence[FusedCopy] = (),
+    ) -> None:
+        """From now on the graph reads these inputs where they lie, and kernels those of `fused`. To be called after
+        `carry`.
 
         `owned`: memory that the graph writes.
 
@@ -110,11 +124,21 @@ class CopiedInputs:
                 node.switch_off()
         kept = [(node, index) for node, index in zip(self._nodes, self._carried, strict=True) if index not in indices]
         self._use_nodes({index: node for node, index in kept})
+        recorded: list[int | None] = [None] * len(self.recording_inputs)
+        for index in indices:
+            recorded[index] = self.recording_inputs[index].data_ptr()
+        for copy in fused:
+            for index, source in zip(copy.indices, copy.sources, strict=True):
+                recorded[index] = source.data_ptr()
+        self._fused = [index for copy in fused for index in copy.indices]
+        indices.update(self._fused)
         self._leave_out(indices)
         self._placeholders = {index: self.recording_inputs[index].detach() for index in indices}
-        recorded = [one.data_ptr() if index in indices else None for index, one in enumerate(self.recording_inputs)]
+        tracked = [*inputs, *(one for copy in fused for one in copy.tracked())]
+        # The kernels write these while others may read: an input that lies there is copied before the launch.
+        written = [*owned, *(memory_of(self.recording_inputs[index]) for index in self._fused)]
         compile = pointers.compiled if isinstance(pointers, HostUpdates) else None
-        self._tracker = AddressTracker(inputs, recorded, pointers, MemoryRanges(owned), self._fill, compile=compile)
+        self._tracker = AddressTracker(tracked, recorded, pointers, MemoryRanges(written), self._fill, compile=compile)
         self._count_copies()
 
     def _fill(self, index: int, tensor: torch.Tensor) -> None:
@@ -135,19 +159,32 @@ class CopiedInputs:
             if inputs[index].data_ptr() != address
         ]
 
-    def to_carry(self, inputs: Sequence[torch.Tensor]) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        """By index, inputs and placeholders whose copies may be nodes of the graph: those of contiguous memory."""
-        found = [
-            index
+    def to_fuse(self, inputs: Sequence[torch.Tensor]) -> list[FusedCopy]:
+        """Copies of small inputs to placeholders that may be a few kernels of the graph. See `fused_copies`."""
+        return fused_copies(self._of_contiguous_memory(inputs))
+
+    def to_carry(
+        self, inputs: Sequence[torch.Tensor], fused: Sequence[FusedCopy] = ()
+    ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """By index, inputs and placeholders whose copies may be nodes of the graph: those of contiguous memory, but for
+        those that are `fused`."""
+        others = {index for copy in fused for index in copy.indices}
+        found = {index: ends for index, ends in self._of_contiguous_memory(inputs).items() if index not in others}
+        return found if len(found) <= MOST_CARRIED else {}
+
+    def _of_contiguous_memory(self, inputs: Sequence[torch.Tensor]) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        return {
+            index: (inputs[index], self.recording_inputs[index])
             for index, as_bytes in zip(self._copied, self._as_bytes, strict=True)
             if not as_bytes and inputs[index].is_contiguous()
-        ]
-        if len(found) > MOST_CARRIED:
-            return {}
-        return {index: (inputs[index], self.recording_inputs[index]) for index in found}
+        }
 
-    def capture_copies(self, to_carry: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def capture_copies(
+        self, to_carry: Mapping[int, tuple[torch.Tensor, torch.Tensor]], fused: Sequence[FusedCopy] = ()
+    ) -> None:
         """Inside of a capture: copy inputs to their placeholders."""
+        for copy in fused:
+            copy.copy()
         with torch.no_grad():
             for given, placeholder in to_carry.values():
                 placeholder.copy_(given, non_blocking=True)

@@ -136,7 +136,7 @@ NAMES: dict[str, Private] = {
     ),
     "enter_autocast": Private("torch.amp.autocast_mode", "_enter_autocast", _CHECKED, "see autocast inside of a graph"),
     "exit_autocast": Private("torch.amp.autocast_mode", "_exit_autocast", _CHECKED, "see autocast inside of a graph"),
-    "foreach_copy_": Private("torch", "_foreach_copy_", _CHECKED, "pack several CPU arguments in one call"),
+    "foreach_copy_": Private("torch", "_foreach_copy_", _CHECKED, "copy several tensors in one launch"),
     "foreach_lerp_": Private("torch", "_foreach_lerp_", _CHECKED_HERE, "average by a weight that lies on the GPU"),
     "foreach_pow": Private("torch", "_foreach_pow", _CHECKED_HERE, "raise a beta that lies on the GPU to powers"),
     "has_kernel_for": Private(

@@ -7,8 +7,9 @@ that filled it, which is switched off; of operators that launch kernels counts w
 operator was given] in `launches`). Nor may a gradient lie in it that the call left, or a result that is copied behind
 the launch. Nothing has to be tried out.
 
-An input is copied into its placeholder after all, in a call where it is not aligned as the kernels may rely on, or lies
-in memory that the graph writes (`replay.addresses`).
+Small inputs of one type are copied together, whoever reads them (`fused_copies`): that takes one call of the driver.
+Another one is copied into its placeholder after all, in a call where it is not aligned as the kernels may rely on, or
+lies in memory that the graph writes (`replay.addresses`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,9 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.byte_units import format_bytes
+from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
+from optimizations.capture.fused_copies import FusedCopy, find_fused
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import describe, flatten, replaced, without_objects
 from optimizations.capture.step import compilations, forbidden_calls
@@ -56,6 +58,7 @@ from optimizations.captured.displaced import memory_of
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import MemoryRange
 from optimizations.captured.memory_ranges import MemoryRanges
+from optimizations.indirection.plan import PlannedNode
 from optimizations.replay.addresses import TrackedInput
 from optimizations.report.steps import RecordedStep, Refusal
 
@@ -218,7 +221,10 @@ def capture(
     if draws_unused:
         observer.compare_values(host_generators(device, call.state), placeholders)
     asked = forbidden_calls.Asked(as_captured=progress.as_captured)
-    to_carry = inputs.to_carry(call.tensors) if carry else {}
+    fused = inputs.to_fuse(call.tensors) if carry else []
+    with device.here():
+        for copy in fused:  # a kernel is loaded when it is launched first, and not in a capture
+            copy.copy()
     carried: list[tuple[torch.Tensor, torch.Tensor]] = []
     with rates.as_tensors(), _no_casts_of_the_graph_kept(observer, progress):
         for entry, placeholder in zip(running, placeholders[len(placeholders) - len(running) :], strict=True):
@@ -226,8 +232,11 @@ def capture(
         snapshot = call.state.snapshot()
         with device.capturing(graph, pool, progress.generators):
             observer.launches = launches = Launches(device.node_count)
+            if launches.unknown is not None:  # the kernels would not be found
+                fused = []
+            to_carry = inputs.to_carry(call.tensors, fused) if carry else {}
             with launches.copying():
-                inputs.capture_copies(to_carry)
+                inputs.capture_copies(to_carry, fused)
             there = [gradient for gradient in call.before if gradient is not None]
             writes = Writes([*call.state.tensors.values(), *placeholders, *there], compiled=call.state.compiled)
             there.clear()
@@ -256,7 +265,10 @@ def capture(
         raise StepRefused(refusal)
     if not progress.running <= places_of(results):
         raise StepDiffers(BINDS_OTHERS)
-    check_unread(device, graph, [entry for entry in results if entry.place not in progress.running], call.state.code)
+    copies = _fused_nodes(device, graph, launches, fused, len(to_carry))
+    beside = {node.node[0] for node in copies}
+    unread_results = [entry for entry in results if entry.place not in progress.running]
+    check_unread(device, graph, unread_results, call.state.code, beside)
     pool_bytes = device.pool_bytes(pool)
     needed = pool_bytes + pool_bytes_elsewhere
     if memory_budget_bytes is not None and needed > memory_budget_bytes:
@@ -268,7 +280,7 @@ def capture(
             )
         )
     after = gradients(call.parameters)
-    indifferent = _indifferent(device, graph, observer, launches, call.before, after, may_mention=may_mention)
+    indifferent = _indifferent(device, graph, observer, launches, call.before, after, beside, may_mention=may_mention)
     if set_aside is not None:
         set_aside.require_gone(call.before, indifferent=indifferent)
     gradients_of_call = {id(one) for one in [*call.before, *after] if one is not None}
@@ -283,7 +295,7 @@ def capture(
     ]
     written = [index for index, tensor in enumerate(placeholders) if writes.include(tensor)]
     mutated = [tensor for tensor in call.state.tensors.values() if writes.include(tensor)]
-    reads = _reads(device, graph, observer, call)
+    reads = _reads(device, graph, observer, call, beside)
     copied = [index for index in written if index not in inputs.in_place]
     there = [*kept, *(gradient for gradient in call.before if gradient is not None and not indifferent)]
     read_memory = WrittenMemory([*filter(reads, call.state.tensors.values()), *there] if copied else ())
@@ -312,7 +324,7 @@ def capture(
     outputs, held_by_outputs = taken_by(make_outputs, plain([*call.before, *after]))
     if carry:
         launches.read_behind([*outputs.copied(), *(gradient for gradient in after if gradient is not None)])
-        _follow(device, graph, pool, inputs, launches, set(written))
+        _follow(device, graph, pool, inputs, launches, set(written), fused, copies)
     outputs.prepare()  # what the driver does not take shows here, while the capture can be thrown away
     watch = Watch(
         replace(call.state, containers=[*call.state.containers, *rates.compared_apart()]),
@@ -364,6 +376,23 @@ def capture(
     )
 
 
+def _fused_nodes(
+    device: Device, graph: Any, launches: Launches, fused: Sequence[FusedCopy], others: int
+) -> list[PlannedNode]:
+    """The kernels that copy several inputs each; `others` have nodes of their own. Note [One kernel for many copies] in
+    `fused_copies`.
+
+    Raises:
+        NotCarried: the graph does not tell which they are.
+    """
+    if not fused:
+        return []
+    try:
+        return find_fused(device.read(graph), launches.own, fused, others)
+    except CudaCallFailed as error:
+        raise NotCarried(str(error)) from error
+
+
 def _follow(
     device: Device,
     graph: Any,
@@ -371,30 +400,39 @@ def _follow(
     inputs: CopiedInputs,
     launches: Launches,
     written: Collection[int],
+    fused: Sequence[FusedCopy],
+    copies: Sequence[PlannedNode],
 ) -> None:
     """Let the graph read inputs where they lie in each call, those of which it is known how. Note [By name] there.
 
+    And the kernels `copies` those that they copy (`fused`).
+
     Raises:
-        NotCarried: a copy cannot be taken out of the graph.
+        NotCarried: a copy cannot be taken out of the graph, or led to the inputs.
     """
-    placeholders = {index: one for index, one in inputs.placeholders().items() if index not in written}
+    of_kernels = {index for copy in fused for index in copy.indices}
+    placeholders = {
+        index: one for index, one in inputs.placeholders().items() if index not in written and index not in of_kernels
+    }
     memory = {index: memory_of(one) for index, one in placeholders.items()}
     found = worth_reading(launches, memory)
-    if not found:
+    if not found and not fused:
         return
     try:
         captured = device.read(graph)
         plan = plan_of(captured, launches, {index: memory[index] for index in found})
-        pointers = device.pointers(graph, captured, plan)
-    except CudaCallFailed:
+        pointers = device.pointers(graph, captured, replace(plan, nodes=(*plan.nodes, *copies)))
+    except CudaCallFailed as error:
+        if fused:
+            raise NotCarried(str(error)) from error
         return  # all are copied
     tracked = [
         TrackedInput(one.input, one.alignment_bytes, placeholders[one.input].data_ptr())
         for one in plan.inputs
         if one.indirect
     ]
-    if tracked:
-        inputs.follow(tracked, pointers, device.pool_ranges(pool))
+    if tracked or fused:
+        inputs.follow(tracked, pointers, device.pool_ranges(pool), fused)
 
 
 def cause(error: BaseException) -> BaseException:
@@ -475,17 +513,23 @@ BINDS_OTHERS = Refusal(
 )
 
 
-def check_unread(device: Device, graph: Any, results: Sequence[Rebound], code: Sequence[types.CodeType]) -> None:
-    """What attributes held before the call was not read by compiled code either.
+def check_unread(
+    device: Device,
+    graph: Any,
+    results: Sequence[Rebound],
+    code: Sequence[types.CodeType],
+    beside: Collection[int] = (),
+) -> None:
+    """What attributes held before the call was not read by compiled code either. The nodes `beside` are none of it.
 
     Raises:
         StepRefused: it was.
     """
     held = [entry for entry in results if entry.old is not None]
-    if not device.mentions(graph, memory([entry.old for entry in held])):
+    if not device.mentions(graph, memory([entry.old for entry in held]), beside):
         return
     for entry in held:
-        if device.mentions(graph, memory([entry.old])):
+        if device.mentions(graph, memory([entry.old]), beside):
             name = f"{entry.container.path}.{entry.key}" if entry.key is not None else entry.container.path
             changed = Change(f"{name} is bound to another tensor", str(entry.key), ChangeKind.BOUND_TO_A_TENSOR)
             raise StepRefused(host_change(changed, code))
@@ -532,10 +576,13 @@ def _indifferent(
     launches: Launches,
     before: Sequence[torch.Tensor | None],
     after: Sequence[torch.Tensor | None],
+    beside: Collection[int],
     *,
     may_mention: bool,
 ) -> bool:
     """Whether gradients from before the call play no part in it. Note [Gradients before and after].
+
+    The nodes `beside` are no part of it either.
 
     Raises:
         GradientsMentioned: unless it `may_mention` them, where nothing else leads to them.
@@ -548,7 +595,7 @@ def _indifferent(
     ):
         return False
     ranges = memory(there)
-    mentioned = device.mentions(graph, ranges) and not _only_left_over(device, graph, launches, ranges)
+    mentioned = device.mentions(graph, ranges, beside) and not _only_left_over(device, graph, launches, ranges)
     if mentioned and not may_mention:
         raise GradientsMentioned("words of the graph may be addresses of gradients from before the call")
     return not mentioned
@@ -570,10 +617,13 @@ def _only_left_over(device: Device, graph: Any, launches: Launches, ranges: Sequ
     return not any(word in places for word in chain(given, words_that_tell(captured, launches)))
 
 
-def _reads(device: Device, graph: Any, observer: Observer, call: Call) -> Callable[[torch.Tensor], bool]:
-    """Whether a tensor is read by the step: by an operator, or by a kernel of compiled code."""
+def _reads(
+    device: Device, graph: Any, observer: Observer, call: Call, beside: Collection[int]
+) -> Callable[[torch.Tensor], bool]:
+    """Whether a tensor is read by the step: by an operator, or by a kernel of compiled code, which the nodes `beside`
+    are not."""
     unseen = [t for t in call.state.tensors.values() if device.holds(t) and storage(t) not in observer.outside]
-    in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen))
+    in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen), beside)
     return lambda tensor: in_compiled_code or storage(tensor) in observer.outside
 
 
