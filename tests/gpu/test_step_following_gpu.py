@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from cuda.bindings import driver
 from test_first_runs_gpu import doubled
 from torch import nn
 
 import optimizations
+from optimizations import host_code
 
 pytestmark = pytest.mark.gpu
 ROWS, COLUMNS, CLASSES = 64, 32, 8
@@ -115,4 +118,72 @@ def test_rows_of_a_data_set_are_batches_like_others(others: bool) -> None:
     assert all(map(torch.equal, found, expected)), (found, expected)
     (recording,) = report.recordings
     assert recording.replays >= 12 - 5
+    step.close()
+
+
+def of_many_tensors(device: str) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A step whose results tell each bit of its batch, and how often it was made."""
+    count = torch.zeros(4, device=device)
+
+    def step(*batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        count.add_(1)
+        bits = torch.cat([one.view(torch.int16).flatten() for one in batch[:3]])
+        numbers = torch.cat([one.flatten() for one in batch[3:]])
+        return bits + 1, numbers * 3, count * 2
+
+    return step
+
+
+SIGNALLING = 0x7F81
+"""A NaN of bfloat16 that becomes another one where it is computed with."""
+
+
+def many_small(index: int, device: str) -> list[torch.Tensor]:
+    """Three tensors of any bits, NaNs among them, and three of numbers. In some calls none is aligned to more than its
+    elements are."""
+    generator = torch.Generator().manual_seed(index)
+    found = []
+    for place, kind in enumerate([torch.bfloat16] * 3 + [torch.int64] * 3):
+        shape = (3 + place, 5) if place != 4 else ()
+        bits = torch.randint(-(2**15), 2**15, shape, generator=generator)
+        bits.view(-1)[0] = SIGNALLING
+        whole = bits.to(torch.int16).view(kind) if kind is torch.bfloat16 else bits
+        where = torch.zeros(whole.numel() + 1, dtype=kind, device=device)
+        found.append((where[1:] if index % 4 == 3 else where[:-1]).view(shape).copy_(whole))
+    return found
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["set by compiled code", "set by Python"])
+def test_a_batch_of_small_tensors_is_copied_by_a_kernel_for_each_type(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which PyTorch launches as its headers say, and whose argument the driver takes changed."""
+    sets = 0
+    stock = driver.cuGraphExecKernelNodeSetParams
+
+    @functools.wraps(stock)
+    def counted(*arguments: Any) -> Any:
+        nonlocal sets
+        sets += 1
+        return stock(*arguments)
+
+    if not compiled:
+        monkeypatch.setattr(driver, "cuGraphExecKernelNodeSetParams", counted)
+        monkeypatch.setattr(host_code, "looks", lambda: None)
+    batches = [many_small(index, "cuda") for index in range(16)]
+    assert all(len({one.data_ptr() for one in places}) == 16 for places in zip(*batches, strict=True))
+    eager, step = of_many_tensors("cuda"), optimizations.graph_step(of_many_tensors("cuda"))
+    for batch in batches:
+        for found, expected in zip(step(*batch), eager(*batch), strict=True):
+            assert torch.equal(found, expected)
+    report = step.report()
+    assert report.refusals == () and report.dropped_recordings == 0
+    (recording,) = report.recordings
+    assert (recording.copied_tensors, recording.tensors_followed) == (6, 0), recording
+    assert recording.copied_bytes == sum(one.nbytes for one in batches[0])
+    assert recording.replays >= 16 - 5
+    moved = recording.replays - 1  # the first launch finds its batch where it was captured
+    assert recording.pointer_bytes == 6 * 8 * moved
+    if not compiled:
+        assert sets == 2 * moved
     step.close()
