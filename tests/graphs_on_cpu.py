@@ -424,8 +424,8 @@ class CpuDevice:
     def keeps_workspace(self) -> bool:
         return not ELSEWHERE.get()
 
-    def computes_in_workspace(self, graph: CpuGraph) -> bool:
-        return self.mentions(graph, self.workspaces)
+    def computes_in_workspace(self, graph: CpuGraph, but: Collection[int] = ()) -> bool:
+        return self.mentions(graph, self.workspaces, but)
 
     def let_go_of_workspaces(self) -> None:
         self.let_go += 1

@@ -81,8 +81,9 @@ class Device(Protocol):
         """Whether a product of matrices that runs now, in this thread and on this stream, computes in memory that is
         kept for graphs."""
 
-    def computes_in_workspace(self, graph: Any) -> bool:
-        """Whether a captured graph may write to a workspace of cuBLAS that is kept for graphs."""
+    def computes_in_workspace(self, graph: Any, but: Collection[int] = ()) -> bool:
+        """Whether a captured graph may write to a workspace of cuBLAS that is kept for graphs. `but` as in
+        `mentions`."""
 
     def let_go_of_workspaces(self) -> None:
         """To be called where no graph that was captured here does."""
@@ -203,8 +204,8 @@ class CudaDevice:
     def keeps_workspace(self) -> bool:
         return self._streams.keeps_workspace()
 
-    def computes_in_workspace(self, graph: Any) -> bool:
-        return self.mentions(graph, self._streams.workspaces())
+    def computes_in_workspace(self, graph: Any, but: Collection[int] = ()) -> bool:
+        return self.mentions(graph, self._streams.workspaces(), but)
 
     def let_go_of_workspaces(self) -> None:
         self._streams.let_go_of_workspaces()

@@ -358,7 +358,7 @@ def capture(
         arguments=Arguments(call.args, call.kwargs, call.tensors, RunningInputs(running)),
         bound=BoundResults(results, {id(tensor): weakref.ref(tensor) for tensor in state} if results else {}),
         region=_mark(call) if observer.kept_casts else None,
-        in_workspace=observer.multiplies or device.computes_in_workspace(graph),
+        in_workspace=observer.multiplies or device.computes_in_workspace(graph, beside),
         report=RecordedStep(
             signature=describe(call.tensors),
             operations=len(observer.operations),
