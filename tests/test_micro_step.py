@@ -161,6 +161,25 @@ def test_a_program_that_cannot_be_built_is_a_row_for_each_way(
     assert [(cost.way, cost.with_optimizer) for cost in others] == [(BY_HAND, False), (STEP, True), (BY_HAND, True)]
 
 
+def test_a_program_has_run_once_before_a_ways_memory_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what compiling takes counts for the way that comes first."""
+    calls: list[str] = []
+
+    def callable_for(mode: Any, module: torch.nn.Module) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(mode.name)
+            return module(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(step, "instantiate", lambda *given, **named: instantiate(*given, **named | {"device": "cpu"}))
+    monkeypatch.setattr(step, "callable_for", callable_for)
+    monkeypatch.setattr(step, "set_numerics", lambda: None)
+    program = step._compiled("DCGAN", "compile", "tiny")
+    assert calls == ["compile"]
+    assert all(parameter.grad is not None for parameter in program.instance.module.parameters()), "backward, too"
+
+
 class Draws(torch.nn.Linear):
     """As LayerDrop does at rate 0."""
 
