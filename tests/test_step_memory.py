@@ -282,6 +282,43 @@ def test_workspaces_stay_as_long_as_one_graph_of_a_step_writes_there() -> None:
     assert len(step.report().recordings) == 3 and found == [1, 1, 1], "those of the second are written"
 
 
+class MultipliesBehind(torch.autograd.Function):
+    """Its backward multiplies matrices, and its forward does not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
+        return tangent @ torch.ones(3, 3)
+
+
+def test_callables_let_go_of_workspaces_where_no_graph_of_theirs_writes_there() -> None:
+    weight, scale = torch.randn(3, 3), torch.ones(3)
+    inside = [MemoryRange(address=scale.data_ptr(), size_bytes=scale.nbytes)]
+
+    def multiply() -> None:
+        weight.copy_(weight @ weight)
+
+    for what, after_step, workspaces, expected in (
+        (lambda x: x.sin() * 2, None, [], 1),
+        (lambda x: x.sin() @ weight, None, [], 0),
+        (MultipliesBehind.apply, None, [], 0),
+        (lambda x: x.sin() * scale, None, inside, 0),
+        (lambda x: x.sin() * 2, multiply, [], 0),
+        (lambda x: x.sin() * 2, lambda: weight.mul_(2), [], 1),
+    ):
+        device = CpuDevice()
+        device.workspaces = workspaces
+        x = torch.randn(3, 3, requires_grad=True)
+        group = graph_callables(what, [(x,)], device=device, after_step=after_step, order=[1, -1])
+        assert device.let_go == expected, (what, after_step)
+        group[0](x).sum().backward()
+        assert x.grad is not None
+        group.close()
+
+
 def test_callables_are_refused_where_their_stream_becomes_another_one_between_two_captures() -> None:
     class Changes(CpuDevice):
         asked = 0

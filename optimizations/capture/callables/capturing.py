@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,6 +96,7 @@ class Captures:
         self._shared: dict[int, list[torch.Tensor | None]] = {}
         self._captured: list[tuple[Slot, str]] = []
         self._first_backward: dict[int, int] = {}
+        self._observers: list[Observer] = []
 
     def without_backward(self) -> set[tuple[int, int]]:
         """Micro-batches of callables with nothing to differentiate: no backward of theirs will ever run."""
@@ -178,9 +179,18 @@ class Captures:
             marks.restore()
         return graph
 
+    def compute_in_workspaces(self, others: Iterable[Any]) -> bool:
+        """Whether a graph that was captured, or one of these `others`, may write to a workspace of cuBLAS."""
+        graphs = [graph for slot in self.slots.values() for graph in (slot.forward, slot.backward)]
+        return any(observer.multiplies for observer in self._observers) or any(
+            self._device.computes_in_workspace(graph) for graph in [*graphs, *others] if graph is not None
+        )
+
     def _forbidding(self, member: Member) -> Forbidding:
         compiled = any(one.state.compiled for one in self._members)
-        return Forbidding(self._device, member.run, member.state, compiled=compiled)
+        found = Forbidding(self._device, member.run, member.state, compiled=compiled)
+        self._observers.append(found.observer)
+        return found
 
     def _check(self, member: Member, forbidding: Forbidding, snapshot: Any, marks: TensorMarks, *, bound: bool) -> Any:
         for name in marks.changed():

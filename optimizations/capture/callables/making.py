@@ -96,6 +96,8 @@ def make_graphs(
             slot.free()
         _restore(states, outset)
         raise
+    if not captures.compute_in_workspaces([graph_of_update]):
+        device.let_go_of_workspaces()
     _restore([member.state for member in members], before)
     _bind(captures.slots.values(), members, [Outset(*pair) for pair in zip(states, outset, strict=True)])
     ran = [one.run for one in (*members, update) if one is not None]
