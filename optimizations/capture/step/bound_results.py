@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 
 from optimizations import host_code
 from optimizations.capture.step.host_state import Rebound
+
+_Kind = tuple[torch.Size, torch.dtype]
 
 
 class BoundResults:
@@ -20,9 +22,10 @@ class BoundResults:
     """
 
     def __init__(self, entries: Sequence[Rebound] = (), others: Mapping[int, weakref.ref[torch.Tensor]] | None = None):
-        self._entries = _without_memory(entries)
-        self._olds = [entry.old for entry in self._entries]
-        self._kinds = list({id(old): old for old in self._olds}.values())
+        nothing = torch.empty(0, device="meta")
+        self._entries = [replace(entry, old=None, new=nothing) for entry in entries]
+        self._held = [None if entry.old is None else (entry.old.shape, entry.old.dtype) for entry in entries]
+        self._kinds = list(dict.fromkeys(self._held))
         self._others = others or {}
         # An attribute is an entry of a dict, as a rule: compiled code reads and binds all of these in one call.
         in_dicts = bool(entries) and all(type(entry.container.held) is dict for entry in entries)
@@ -49,12 +52,17 @@ class BoundResults:
         """
         now = self._now()
         if len(now) == 1:
-            return all(self._fits(now[0], old) for old in self._kinds)
-        return all(map(self._fits, now, self._olds))
+            return all(self._fits(now[0], kind) for kind in self._kinds)
+        return all(map(self._fits, now, self._held))
 
-    def _fits(self, now: Any, old: torch.Tensor | None) -> bool:
+    def _fits(self, now: Any, kind: _Kind | None) -> bool:
+        """`kind`: of what the entry held before the recording: the step's code may ask."""
+        if kind is None:
+            return now is None
+        if not isinstance(now, torch.Tensor) or now.shape != kind[0] or now.dtype != kind[1]:
+            return False
         other = self._others.get(id(now))
-        return is_such(now, old) and (other is None or other() is not now)
+        return other is None or other() is not now
 
     def bind(self, results: tuple[Any, tuple[Any, ...]]) -> Any:
         """Bind the second of these, one for each entry; gives the first, what the step returned."""
@@ -65,26 +73,3 @@ class BoundResults:
             for entry, value in zip(self._entries, values, strict=True):
                 entry.bind(value)
         return returned
-
-
-def is_such(now: Any, old: torch.Tensor | None) -> bool:
-    """Whether an entry holds something of the kind it held before the recording: its code may ask."""
-    if old is None:
-        return now is None
-    return isinstance(now, torch.Tensor) and now.shape == old.shape and now.dtype == old.dtype
-
-
-def _without_memory(entries: Iterable[Rebound]) -> list[Rebound]:
-    """The entries, with stand-ins for what they held. What looks alike is one tensor."""
-    alike: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
-
-    def kind_of(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        if tensor is None:
-            return None
-        kind = tensor.shape, tensor.dtype
-        if kind not in alike:
-            alike[kind] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        return alike[kind]
-
-    nothing = torch.empty(0, device="meta")
-    return [replace(entry, old=kind_of(entry.old), new=nothing) for entry in entries]

@@ -222,15 +222,16 @@ class Memory:
 def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
     """What allocates memory like that of a tensor, which the result lies in as the tensor in its own.
 
-    On a machine with one GPU that takes no dispatcher: PyTorch's function for generated code allocates on the current
-    device, which is not asked.
+    An expanded result has no more memory than it is expanded from. On a machine with one GPU that takes no dispatcher:
+    PyTorch's function for generated code allocates on the current device, which is not asked.
     """
-    if _is_plain(like) and not like.is_contiguous() and (overlaps(like) or size_bytes(like) <= MOST_CARRIED_BYTES):
-        run, shape, stride = _allocator(_run(like)), tuple(like.shape), like.stride()
-        return lambda: run().as_strided(shape, stride)
-    if _is_plain(like) and like.is_contiguous() and like.device.type == "cuda" and torch.cuda.device_count() == 1:
-        return functools.partial(torch_internals.empty_strided_cuda, tuple(like.shape), like.stride(), like.dtype)
-    return functools.partial(torch.empty_like, like)
+    as_it_lies = _is_plain(like) and (like.is_contiguous() or overlaps(like) or size_bytes(like) <= MOST_CARRIED_BYTES)
+    if not as_it_lies:  # between its elements there may be much more
+        return functools.partial(torch.empty_like, like)
+    shape, stride = tuple(like.shape), like.stride()
+    if like.device.type == "cuda" and torch.cuda.device_count() == 1:
+        return functools.partial(torch_internals.empty_strided_cuda, shape, stride, like.dtype)
+    return functools.partial(torch.empty_strided, shape, stride, dtype=like.dtype, device=like.device)
 
 
 def _maker(nest: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
