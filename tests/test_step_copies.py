@@ -65,10 +65,14 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
         (loss * torch.arange(float(outputs.MOST_CARRIED_BYTES)))[:, None].expand(-1, 2),
         loss * torch.ones(outputs.MOST_CARRIED_BYTES),
     ),
+    "a column, expanded": lambda loss: (loss * torch.arange(36.0).reshape(6, 6))[:, 1:2].expand(-1, 3),
+    "many columns, expanded": lambda loss: [
+        (loss * index * torch.arange(36.0).reshape(6, 6))[:, 1].expand(3, -1) for index in range(MOST_CARRIED + 2)
+    ],
     "a part of each row": lambda loss: (loss * torch.arange(36.0).reshape(6, 6))[:, 2:4],
     "channels last": lambda loss: (loss * torch.ones(2, 3, 4, 4)).to(memory_format=torch.channels_last),
 }
-IN_THE_GRAPH = sorted({*RESULTS} - {"empty", "large", "many", "large and expanded"})
+IN_THE_GRAPH = sorted({*RESULTS} - {"empty", "large", "many", "many columns, expanded", "large and expanded"})
 
 
 @pytest.mark.parametrize("kind", sorted(RESULTS))

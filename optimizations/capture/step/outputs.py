@@ -61,8 +61,13 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return strided and not (is_lazy_view(tensor) or tensor.is_quantized)
 
 
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    return _is_plain(tensor) and overlaps(tensor)
+def _lies_in_a_run(tensor: torch.Tensor) -> bool:
+    """Whether a copy of it is one of the memory from its first element to its last: of one that is expanded that is
+    less than its elements, of a small one not much more. Element by element some could not be written: PyTorch refuses
+    one with a stride of 0, which a column of a matrix has once it is expanded, with gaps between its rows."""
+    if not _is_plain(tensor) or tensor.is_contiguous():
+        return False
+    return overlaps(tensor) or size_bytes(tensor) <= MOST_CARRIED_BYTES
 
 
 def _run(tensor: torch.Tensor) -> torch.Tensor:
@@ -123,7 +128,7 @@ class Outputs:
                     copied[id(tensor)] = len(self._copied)
                     self._copied.append(tensor.detach())
                 self._plan.append(("copy", copied[id(tensor)]))
-        self._as_bytes = list(map(_is_expanded, self._copied))
+        self._as_bytes = list(map(_lies_in_a_run, self._copied))
         self._fresh_copies = list(map(_allocator, self._copied))
         self._single = len(tensors) == 1 and tensors[0] is returned and bool(self._copied or self._nodes)
         self._memory = [Memory(_allocator(like), node.write_to) for node, like in self._nodes]
@@ -225,8 +230,7 @@ def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
     An expanded result has no more memory than it is expanded from. On a machine with one GPU that takes no dispatcher:
     PyTorch's function for generated code allocates on the current device, which is not asked.
     """
-    as_it_lies = _is_plain(like) and (like.is_contiguous() or overlaps(like) or size_bytes(like) <= MOST_CARRIED_BYTES)
-    if not as_it_lies:  # between its elements there may be much more
+    if not (_lies_in_a_run(like) or (_is_plain(like) and like.is_contiguous())):
         return functools.partial(torch.empty_like, like)
     shape, stride = tuple(like.shape), like.stride()
     if like.device.type == "cuda" and torch.cuda.device_count() == 1:
