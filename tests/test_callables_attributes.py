@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -102,24 +102,30 @@ def test_attributes_are_left_by_warm_up_as_they_were(there: bool) -> None:
 
 
 class Masked(nn.Module):
-    """Binds a mask whose rows lie in the same memory, as BERT's attention does. `windows`: its elements do in part."""
+    """Binds a mask whose rows lie in the same memory, as BERT's attention does; or its elements do in part, or in each
+    row, with gaps between the rows."""
 
-    def __init__(self, *, windows: bool) -> None:
+    KINDS: ClassVar[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+        "expanded": lambda hidden: hidden.expand(4, 4),
+        "windows": lambda hidden: hidden.repeat(2).unfold(0, 4, 1)[:4],
+        "a column, expanded": lambda hidden: (hidden[:, None] * hidden.new_ones(9))[:, :1].expand(4, 4),
+    }
+
+    def __init__(self, kind: str) -> None:
         super().__init__()
         torch.manual_seed(2)
-        self.linear, self.windows = nn.Linear(4, 4), windows
+        self.linear, self.mask_of = nn.Linear(4, 4), self.KINDS[kind]
         self.mask: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = (x[0] > 0).float()
-        self.mask = hidden.repeat(2).unfold(0, 4, 1)[:4] if self.windows else hidden.expand(4, 4)
+        self.mask = self.mask_of((x[0] > 0).float())
         return self.linear(x) @ self.mask
 
 
-@pytest.mark.parametrize("windows", [False, True])
+@pytest.mark.parametrize("kind", sorted(Masked.KINDS))
 @pytest.mark.parametrize("called_before", [False, True])
-def test_tensors_whose_elements_share_memory_are_bound(windows: bool, called_before: bool) -> None:
-    eager, module = Masked(windows=windows), Masked(windows=windows)
+def test_tensors_whose_elements_share_memory_are_bound(kind: str, called_before: bool) -> None:
+    eager, module = Masked(kind), Masked(kind)
     first, *others = (x.detach() for x in (torch.randn(5, 4), *(torch.randn(5, 4) for _ in range(4))))
     if called_before:
         module(first), eager(first)

@@ -8,7 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizations.captured.displaced import GRANULE_BYTES, buffer_bytes, displace, memory_of, size_bytes
+from optimizations.captured.displaced import (
+    GRANULE_BYTES,
+    buffer_bytes,
+    displace,
+    each_once,
+    memory_of,
+    overlaps,
+    size_bytes,
+)
 from optimizations.captured.graph import MemoryRange
 
 ranges = st.dictionaries(
@@ -50,3 +58,14 @@ def test_memory_goes_from_the_first_element_to_the_last() -> None:
     assert memory_of(view) == MemoryRange(address=whole.data_ptr() + 21 * 4, size_bytes=(2 * 10 + 2) * 4)
     assert size_bytes(torch.zeros(3, 0)) == 0
     assert size_bytes(torch.zeros(1).expand(7)) == 4
+
+
+def test_each_element_of_a_tensor_that_overlaps_is_written_once() -> None:
+    for shape, strides in (((3, 4), (0, 1)), ((4, 3), (5, 0)), ((3, 3), (2, 1)), ((2, 3, 4), (30, 0, 2)), ((), ())):
+        source, target = (torch.rand(70).as_strided(shape, strides, 3) for _ in range(2))
+        assert overlaps(source) == bool(shape)
+        if shape:
+            each_once(target).copy_(each_once(source))
+            assert torch.equal(source, target)
+    for shape, strides in (((3, 4), (4, 1)), ((3, 4), (9, 2)), ((1, 4), (0, 1)), ((0, 4), (1, 0)), ((4, 0), (0, 1))):
+        assert not overlaps(torch.rand(70).as_strided(shape, strides))

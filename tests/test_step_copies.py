@@ -148,6 +148,32 @@ def test_a_launch_copies_nothing_beside_the_graph_and_leads_it_to_what_moved(cop
     assert copied == []
 
 
+OVERLAPPING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "expanded": lambda x: x[:4].expand(3, 4),
+    "windows": lambda x: x.as_strided((3, 3), (2, 1)),
+    "a column, expanded": lambda x: x.reshape(6, 6)[:, 2:3].expand(-1, 3),
+    "a column of a large matrix, expanded": lambda x: (x[:, None] * torch.ones(36, 1000))[:, :1].expand(-1, 5),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(OVERLAPPING))
+def test_inputs_whose_elements_share_memory_are_passed(kind: str) -> None:
+    """As arguments, and as what an attribute held before."""
+    kept = SimpleNamespace(before=OVERLAPPING[kind](torch.zeros(36)))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        kept.before = OVERLAPPING[kind]((kept.before + x).sum() * torch.arange(36.0))
+        return x * 2
+
+    graphed, total = GraphedStep(step, device=CpuDevice()), torch.zeros(())
+    for _ in range(8):
+        x = OVERLAPPING[kind](torch.rand(36))
+        total = (kept.before + x).sum()
+        assert torch.equal(graphed(x), x * 2)
+        torch.testing.assert_close(kept.before, OVERLAPPING[kind](total * torch.arange(36.0)))
+    assert graphed.report().replays >= 4, graphed.report().refusals
+
+
 def test_inputs_of_other_layouts_are_copied_before_the_launch(copied: list[int]) -> None:
     calls = [({**batch, "x": batch["x"].T.contiguous().T},) for (batch,) in batches("cpu")]
     expected = run(training(), calls)

@@ -16,7 +16,7 @@ from optimizations import torch_internals
 from optimizations.appliers.host import HostUpdates
 from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode, NotCarried
 from optimizations.capture.fused_copies import FusedCopy, fused_copies
-from optimizations.captured.displaced import data_of, memory_of, overlaps, size_bytes
+from optimizations.captured.displaced import each_once, memory_of, overlaps, size_bytes
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import MemoryRange
 from optimizations.captured.memory_ranges import MemoryRanges
@@ -41,8 +41,8 @@ class InputPassing(Protocol):
 class CopiedInputs:
     """Placeholders of the inputs' shapes, strides and dtypes, and one fused copy.
 
-    An input that is passed twice has one placeholder. Inputs whose elements overlap (expanded ones) are copied as the
-    bytes they are, so that placeholders overlap in the same way. Inputs at the indices `in_place` have none: the
+    An input that is passed twice has one placeholder. Of inputs whose elements overlap (expanded ones) what lies in
+    memory is copied once, so that placeholders overlap in the same way. Inputs at the indices `in_place` have none: the
     recording runs on them, they are kept alive, and calls are served while inputs lie where they lay.
 
     Copies become part of a graph where it captured them: as nodes that are led to the inputs (`carry`), or as kernels
@@ -67,10 +67,10 @@ class CopiedInputs:
             and self.recording_inputs[index] is not tensor
             and not (id(tensor) in seen or seen.add(id(tensor)))  # type: ignore[func-returns-value]
         ]
-        self._as_bytes = [overlaps(inputs[index]) for index in self._copied]
+        self._once = [overlaps(inputs[index]) for index in self._copied]
         self._targets = [
-            data_of(self.recording_inputs[index]) if as_bytes else self.recording_inputs[index].detach()
-            for index, as_bytes in zip(self._copied, self._as_bytes, strict=True)
+            each_once(self.recording_inputs[index]) if once else self.recording_inputs[index].detach()
+            for index, once in zip(self._copied, self._once, strict=True)
         ]
         self._use_nodes({})
         self._sources: list[int] = []
@@ -100,7 +100,7 @@ class CopiedInputs:
 
     def placeholders(self) -> dict[int, torch.Tensor]:
         """By index, the placeholders of inputs that are copied as the elements they are."""
-        plain = [index for index, as_bytes in zip(self._copied, self._as_bytes, strict=True) if not as_bytes]
+        plain = [index for index, once in zip(self._copied, self._once, strict=True) if not once]
         return {index: self.recording_inputs[index] for index in [*plain, *self._carried]}
 
     def follow(
@@ -148,7 +148,7 @@ class CopiedInputs:
         """These are not copied before a launch."""
         rest = [place for place, index in enumerate(self._copied) if index not in indices]
         self._copied = [self._copied[place] for place in rest]
-        self._as_bytes = [self._as_bytes[place] for place in rest]
+        self._once = [self._once[place] for place in rest]
         self._targets = [self._targets[place] for place in rest]
 
     def moved(self, inputs: Sequence[torch.Tensor]) -> list[int]:
@@ -175,8 +175,8 @@ class CopiedInputs:
     def _of_contiguous_memory(self, inputs: Sequence[torch.Tensor]) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
         return {
             index: (inputs[index], self.recording_inputs[index])
-            for index, as_bytes in zip(self._copied, self._as_bytes, strict=True)
-            if not as_bytes and inputs[index].is_contiguous()
+            for index, once in zip(self._copied, self._once, strict=True)
+            if not once and inputs[index].is_contiguous()
         }
 
     def capture_copies(
@@ -231,8 +231,8 @@ class CopiedInputs:
 
     def _copy(self, inputs: Sequence[torch.Tensor]) -> None:
         sources = [
-            data_of(inputs[index]) if as_bytes else inputs[index]
-            for index, as_bytes in zip(self._copied, self._as_bytes, strict=True)
+            each_once(inputs[index]) if once else inputs[index]
+            for index, once in zip(self._copied, self._once, strict=True)
         ]
         copy_all(self._targets, sources)
 

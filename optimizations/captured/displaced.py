@@ -69,15 +69,31 @@ def size_bytes(tensor: torch.Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
-def overlaps(tensor: torch.Tensor) -> bool:
-    """Whether elements of it lie in the same memory, as those of an expanded one."""
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether there is less memory from its first element to its last than it has elements."""
     return size_bytes(tensor) < tensor.numel() * tensor.element_size()
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether elements of it lie in the same memory, as those of an expanded one. A column of a matrix that is expanded
+    does, too, though the gaps between its rows may be wider. PyTorch writes no tensor with a stride of 0."""
+    repeats = any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return is_expanded(tensor) or (repeats and tensor.numel() > 0)
 
 
 def data_of(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes from the first to the last element of `tensor`, as a view of one dimension and dtype uint8."""
     elements = size_bytes(tensor) // tensor.element_size()
     return tensor.detach().as_strided((elements,), (1,)).view(torch.uint8)
+
+
+def each_once(tensor: torch.Tensor) -> torch.Tensor:
+    """A view that can be written, of a tensor that overlaps: its memory where that is less than it has elements, and
+    without what is repeated otherwise."""
+    if is_expanded(tensor):
+        return data_of(tensor)
+    shape = [size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.detach().as_strided(shape, tensor.stride())
 
 
 def storage_of(tensor: torch.Tensor) -> MemoryRange:

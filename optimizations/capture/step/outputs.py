@@ -21,7 +21,7 @@ from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step.observer import storage
-from optimizations.captured.displaced import data_of, overlaps, size_bytes
+from optimizations.captured.displaced import data_of, is_expanded, size_bytes
 from optimizations.lazy_view import is_lazy_view
 
 MOST_CARRIED_BYTES = 65536
@@ -67,7 +67,7 @@ def _lies_in_a_run(tensor: torch.Tensor) -> bool:
     one with a stride of 0, which a column of a matrix has once it is expanded, with gaps between its rows."""
     if not _is_plain(tensor) or tensor.is_contiguous():
         return False
-    return overlaps(tensor) or size_bytes(tensor) <= MOST_CARRIED_BYTES
+    return is_expanded(tensor) or size_bytes(tensor) <= MOST_CARRIED_BYTES
 
 
 def _run(tensor: torch.Tensor) -> torch.Tensor:
