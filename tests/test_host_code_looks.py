@@ -613,3 +613,33 @@ def test_many_calls_and_many_objects_keep_nothing(looks: ModuleType) -> None:
     after = sys.getrefcount(value), sys.getrefcount(None), sys.getallocatedblocks()
     assert after[0] == before[0]
     assert abs(after[1] - before[1]) < 100 and after[2] - before[2] < 500
+
+
+def test_a_write_is_found_where_comparing_keys_runs_what_writes(looks: ModuleType) -> None:
+    """As much as what is kept in mind: the write that is still to be looked at is not among it any more."""
+    value, act = object(), False
+
+    def write_much() -> None:
+        for _ in range(300):
+            other["c"] = object()
+        other["c"] = value
+
+    class Acts(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal act
+            if act:
+                act = False
+                write_much()
+            return str.__eq__(self, str(other))
+
+    first, second, other = {Acts("a"): value}, {"b": value}, {"c": value}
+    given = [(first, 1, ("a",), (value,), ()), (second, 1, ("b",), (value,), ()), (other, 1, ("c",), (value,), ())]
+    entries = looks.Entries(tuple(given), False, True, (), (), ())
+    assert entries()
+    first["a"] = object()
+    second["b"] = object()
+    first["a"] = value
+    act = True
+    assert not entries()
