@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -195,6 +196,24 @@ def test_what_was_written_anew_with_the_same_value_is_no_change() -> None:
     for batch in batches("cpu", 3):
         loop.graphed(*batch)
     assert loop.graphed.report().replays == 5
+
+
+@pytest.mark.parametrize("value", [torch.tensor([2.0, 3.0]), numpy.array([2.0, 3.0]), torch.tensor(2.0), 2])
+def test_a_number_that_something_else_takes_the_place_of_is_noticed(value: Any) -> None:
+    """Also what has no answer to the question whether it is equal to the number."""
+    held = SimpleNamespace(scale=2.0, shift=1.0)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * (held.scale if type(held.scale) is float else 5.0) + held.shift
+
+    graphed, x = GraphedStep(step, device=CpuDevice()), torch.ones(2)
+    for _ in range(6):
+        assert torch.equal(graphed(x), step(x))
+    replays = graphed.report().replays
+    assert replays
+    held.scale = value
+    assert torch.equal(graphed(x), step(x))
+    assert graphed.report().replays == replays
 
 
 def exchanged(chosen: set[str]) -> None:
