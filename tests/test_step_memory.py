@@ -5,14 +5,15 @@ A launch of the simulated device writes garbage over what later captures of its 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import ELSEWHERE, CpuDevice
+from graphs_on_cpu import ELSEWHERE, CpuDevice, CpuGraph
 from step_parts import batches, network, training_step
 from test_callables_differentiation import graphed
 from torch import nn
@@ -319,6 +320,27 @@ def test_callables_let_go_of_workspaces_where_no_graph_of_theirs_writes_there() 
         group.close()
 
 
+@pytest.mark.parametrize("often", [1, 9])
+def test_a_step_is_captured_again_where_workspaces_were_freed_in_the_midst_of_it(often: int) -> None:
+    """By a recording in another thread: a workspace lies in the graph's pool then."""
+
+    class Freed(CpuDevice):
+        @contextlib.contextmanager
+        def capturing(self, graph: CpuGraph, pool: Any, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
+            with super().capturing(graph, pool, generators):
+                yield
+            self.not_ready = int(self.captures <= often)
+
+    weight, device = torch.randn(3, 3), Freed()
+    step = GraphedStep(lambda x: x @ weight, device=device)
+    for _ in range(12):
+        x = torch.randn(3, 3)
+        assert torch.equal(step(x), x @ weight)
+    assert [graph.freed for graph in device.graphs] == [True, often > 1]
+    assert bool(step.report().replays) == (often == 1)
+    assert ["workspaces were freed" in one.reason for one in step.report().refusals] == [True] * (often > 1)
+
+
 def test_callables_are_refused_where_their_stream_becomes_another_one_between_two_captures() -> None:
     class Changes(CpuDevice):
         asked = 0
@@ -330,9 +352,10 @@ def test_callables_are_refused_where_their_stream_becomes_another_one_between_tw
     x = torch.randn(2, 3, requires_grad=True)
     changes_at = 1  # nothing is captured yet
     assert len(graph_callables(nn.Linear(3, 3), [(x,)], device=Changes()).report()) == 2
-    changes_at = 2
-    with pytest.raises(StepRefused, match="workspaces were freed"):
-        graph_callables(nn.Linear(3, 3), [(x,)], device=Changes())
+    for number in (2, 3):  # behind a capture, and behind the last one
+        changes_at = number
+        with pytest.raises(StepRefused, match="workspaces were freed"):
+            graph_callables(nn.Linear(3, 3), [(x,)], device=Changes())
 
 
 @pytest.mark.parametrize("order", [[1, -1, 2, -2], [1, 2, -2, -1, 1, 2, -2, -1], [1, -1, 1, -1]], ids=str)

@@ -11,8 +11,9 @@ those have them in their pools, would do the same to others: a graph that the pr
 address of any workspace. So those of a `SideStream` are allocated in a pool of its own, before anything else runs on
 it. Freed, they go back to that pool, from which nothing else is allocated, and the next use takes them again. Two
 things can put one elsewhere. Something else may use the stream: so it is not one of the 32 that PyTorch gives everybody
-in turn. Or workspaces are freed in the midst of a warm-up, by a recording in another thread. `keep_workspaces` notices
-both: PyTorch does not tell where a workspace lies, but one that is not there yet is allocated where it is told to.
+in turn. Or workspaces are freed in the midst of a warm-up, or of a capture, by a recording in another thread.
+`keep_workspaces` notices both, so it is asked again behind each capture: PyTorch does not tell where a workspace lies,
+but one that is not there yet is allocated where it is told to.
 
 Note [Workspaces that no graph writes]. On Hopper one takes 32 MiB, and there are two, of the caller's thread and of
 autograd's. Whether a step multiplies matrices is known behind its capture: where no operator did and no word of the

@@ -125,6 +125,8 @@ class Captures:
                 else:
                     continue
             self._captured.append((self.slots[key], event.direction))
+        if not self._device.ready() and self.slots:
+            raise StepRefused(FREED_MEANWHILE)
         self._device.restore_random_states(states)
         self._share_out(handles)
 
@@ -348,8 +350,8 @@ class Captures:
 
 
 FREED_MEANWHILE = Refusal(
-    "was captured in part when cuBLAS's workspaces were freed, as a recording of CUDAGraph Trees does in any thread",
-    "call graph_callables while no other thread runs compiled code for the first time",
+    "was captured in part when cuBLAS's workspaces were freed, as a recording in any thread may do",
+    "call graph_callables while no other thread records a step, or runs compiled code for the first time",
 )
 
 

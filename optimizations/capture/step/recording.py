@@ -257,6 +257,8 @@ def capture(
         changes = list(call_changes(call.state, snapshot, results))
     if rates.as_numbers(returned) is not returned:
         raise StepRefused(RETURNS_RATE)
+    if not device.ready():
+        raise StepDiffers(FREED_MEANWHILE)
     _check(observer, asked, progress, changes)
     if draws_unused:
         _check_results(observer, progress, returned, results)
@@ -506,6 +508,13 @@ KEPT_CASTS = Refusal(
     "enter autocast inside of the step, or around each call",
 )
 
+
+FREED_MEANWHILE = Refusal(
+    "was captured in part when cuBLAS's workspaces were freed, as a recording in another thread may do, in call after "
+    "call",
+    "record steps, and call compiled code for the first time, in one thread after the other",
+)
+"""A workspace that was allocated in a capture lies in the graph's pool, and later graphs there may get its memory."""
 
 BINDS_OTHERS = Refusal(
     "binds other attributes or variables than in the calls before",
