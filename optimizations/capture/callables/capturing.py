@@ -37,10 +37,10 @@ from optimizations.capture.signature import alias_pattern, flatten, replaced
 from optimizations.capture.step.graphed_step import steps_exist
 from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState, Rebound
+from optimizations.capture.step.mentioned import check_unread
 from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.observing import Given, changed_itself
 from optimizations.capture.step.outputs import view_of
-from optimizations.capture.step.recording import check_unread
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared
 from optimizations.captured.displaced import overlaps

@@ -26,17 +26,19 @@ from optimizations.capture.device import Device
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.changing_values import numbers_in, with_names
 from optimizations.capture.step.deciding_values import DecidingValues, Suspects
+from optimizations.capture.step.failed_captures import cause, is_programs_own, why
 from optimizations.capture.step.gradient_copies import copied
 from optimizations.capture.step.gradients import put
 from optimizations.capture.step.host_random import HostRandom, decides
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import LearningRates
+from optimizations.capture.step.mentioned import GradientsMentioned
 from optimizations.capture.step.observer import SETS_UP, StepDiffers, StepRefused
 from optimizations.capture.step.observing import observe
 from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.progress import Progress
-from optimizations.capture.step.recording import GradientsMentioned, capture, cause, is_programs_own, why
+from optimizations.capture.step.recording import capture
 from optimizations.capture.step.running_values import STANDS_ELSEWHERE, entries_at, with_running
 from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.surroundings import alone

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import types
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -24,14 +22,15 @@ from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.bound_results import BoundResults
 from optimizations.capture.step.call import Call, sparse_tensors
 from optimizations.capture.step.casts import RegionMark
-from optimizations.capture.step.following import plan_of, words_that_tell, worth_reading
+from optimizations.capture.step.following import plan_of, worth_reading
 from optimizations.capture.step.gradient_holders import OwnReferences, plain, taken_by
-from optimizations.capture.step.gradients import Gradients, gradients, memory
+from optimizations.capture.step.gradients import Gradients, gradients
 from optimizations.capture.step.host_random import HostDraws
-from optimizations.capture.step.host_state import Change, ChangeKind, HostState, Rebound
+from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
+from optimizations.capture.step.mentioned import check_unread, decides, reads_of, they_play_no_part
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
 from optimizations.capture.step.observing import (
     CHECKPOINT_DRAWS,
@@ -39,7 +38,6 @@ from optimizations.capture.step.observing import (
     Given,
     call_changes,
     changed_itself,
-    host_change,
     host_generators,
     kept_results,
 )
@@ -47,17 +45,14 @@ from optimizations.capture.step.operations import first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import OTHER_RETURNED, Progress
 from optimizations.capture.step.replaying import SteadyReplay
-from optimizations.capture.step.running_values import RunningInputs, places_of, tensors_in_two_places
+from optimizations.capture.step.running_values import RunningInputs, places_of
 from optimizations.capture.step.set_aside import SetAside
-from optimizations.capture.step.source_lines import line_of
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared, shared_with_written
 from optimizations.captured.displaced import memory_of
 from optimizations.captured.driver import CudaCallFailed
-from optimizations.captured.graph import MemoryRange
-from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.indirection.plan import PlannedNode
 from optimizations.replay.addresses import TrackedInput
 from optimizations.report.steps import RecordedStep, Refusal
@@ -282,7 +277,9 @@ def capture(
             )
         )
     after = gradients(call.parameters)
-    indifferent = _indifferent(device, graph, observer, launches, call.before, after, beside, may_mention=may_mention)
+    indifferent = they_play_no_part(
+        device, graph, observer, launches, call.before, after, beside, may_mention=may_mention
+    )
     if set_aside is not None:
         set_aside.require_gone(call.before, indifferent=indifferent)
     gradients_of_call = {id(one) for one in [*call.before, *after] if one is not None}
@@ -297,7 +294,7 @@ def capture(
     ]
     written = [index for index, tensor in enumerate(placeholders) if writes.include(tensor)]
     mutated = [tensor for tensor in call.state.tensors.values() if writes.include(tensor)]
-    reads = _reads(device, graph, observer, call, beside)
+    reads = reads_of(device, graph, observer, call, beside)
     copied = [index for index in written if index not in inputs.in_place]
     there = [*kept, *(gradient for gradient in call.before if gradient is not None and not indifferent)]
     read_memory = WrittenMemory([*filter(reads, call.state.tensors.values()), *there] if copied else ())
@@ -331,7 +328,7 @@ def capture(
     watch = Watch(
         replace(call.state, containers=[*call.state.containers, *rates.compared_apart()]),
         ignored,
-        _decides(reads, outputs.static, call.state, [call.tensors[index] for index in inputs.in_place]),
+        decides(reads, outputs.static, call.state, [call.tensors[index] for index in inputs.in_place]),
         unknown,
         host=_host_tensors(device, observer, call, progress, unknown),
     )
@@ -437,46 +434,6 @@ def _follow(
         inputs.follow(tracked, pointers, device.pool_ranges(pool), fused)
 
 
-def cause(error: BaseException) -> BaseException:
-    """What ended a capture: where that was an exception, the end of the capture may raise one of its own for it."""
-    while isinstance(error, torch.AcceleratorError) and error.__context__ is not None:
-        error = error.__context__
-    return error
-
-
-HELD_NODES = Refusal(
-    "goes on with what autograd keeps of a call on the default stream: a loss or another result of a call before the "
-    "step's own is still held with its graph",
-    "detach() what is kept of earlier calls, or make the step before the first backward",
-)
-"""The nodes that add to gradients belong to the stream they were first used on, as long as a result refers to them."""
-
-
-class GradientsMentioned(RuntimeError):
-    """A captured graph holds what may be the address of a gradient from before, and no operator reads these."""
-
-
-def is_programs_own(error: Exception) -> bool:
-    """Whether what a capture raised may be what the program raises in this call, captured or not."""
-    return not isinstance(error, (StepRefused, torch.OutOfMemoryError))
-
-
-def why(error: Exception) -> Refusal:
-    """The refusal for what a capture raised."""
-    if isinstance(error, StepRefused):
-        return error.refusal
-    if isinstance(error, torch.OutOfMemoryError):
-        return Refusal("needs more memory for its capture than is free", "make the batch smaller, or free some before")
-    text = str(error).strip().split("\n")[0][:300]
-    if "legacy stream depend on a capturing" in text:
-        return HELD_NODES
-    return Refusal(
-        f"could not be captured ({type(error).__name__}: {text})",
-        "see docs/capture.md for what a graph cannot hold",
-        line_of(error),
-    )
-
-
 @contextlib.contextmanager
 def _no_casts_of_the_graph_kept(observer: Observer, progress: Progress) -> Iterator[None]:
     """Inside the block casts are made again, unless the calls before read kept ones; those that lie in the graph's
@@ -522,28 +479,6 @@ BINDS_OTHERS = Refusal(
 )
 
 
-def check_unread(
-    device: Device,
-    graph: Any,
-    results: Sequence[Rebound],
-    code: Sequence[types.CodeType],
-    beside: Collection[int] = (),
-) -> None:
-    """What attributes held before the call was not read by compiled code either. The nodes `beside` are none of it.
-
-    Raises:
-        StepRefused: it was.
-    """
-    held = [entry for entry in results if entry.old is not None]
-    if not device.mentions(graph, memory([entry.old for entry in held]), beside):
-        return
-    for entry in held:
-        if device.mentions(graph, memory([entry.old]), beside):
-            name = f"{entry.container.path}.{entry.key}" if entry.key is not None else entry.container.path
-            changed = Change(f"{name} is bound to another tensor", str(entry.key), ChangeKind.BOUND_TO_A_TENSOR)
-            raise StepRefused(host_change(changed, code))
-
-
 def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress, changes: Sequence[Refusal]) -> None:
     """The captured call must be what was observed, and have changed nothing on the host.
 
@@ -576,74 +511,6 @@ def _check_results(observer: Observer, progress: Progress, returned: Any, kept: 
     found = HostDraws({}, *observer.of_results([*tensors, *(entry.new for entry in kept)]))
     if (difference := found.other_results(progress.host_draws)) is not None:
         raise StepDiffers(difference)
-
-
-def _indifferent(
-    device: Device,
-    graph: Any,
-    observer: Observer,
-    launches: Launches,
-    before: Sequence[torch.Tensor | None],
-    after: Sequence[torch.Tensor | None],
-    beside: Collection[int],
-    *,
-    may_mention: bool,
-) -> bool:
-    """Whether gradients from before the call play no part in it. Note [Gradients before and after].
-
-    The nodes `beside` are no part of it either.
-
-    Raises:
-        GradientsMentioned: unless it `may_mention` them, where nothing else leads to them.
-    """
-    there = [gradient for gradient in before if gradient is not None]
-    if (
-        not there
-        or any(storage(gradient) in observer.outside for gradient in there)
-        or any(old is not None and old is new for old, new in zip(before, after, strict=True))
-    ):
-        return False
-    ranges = memory(there)
-    mentioned = device.mentions(graph, ranges, beside) and not _only_left_over(device, graph, launches, ranges)
-    if mentioned and not may_mention:
-        raise GradientsMentioned("words of the graph may be addresses of gradients from before the call")
-    return not mentioned
-
-
-def _only_left_over(device: Device, graph: Any, launches: Launches, ranges: Sequence[MemoryRange]) -> bool:
-    """Whether all words of a graph that lie there are what kernels of operators have that were not given it.
-
-    Note [What an operator was given] in `launches`.
-    """
-    if launches.unknown is not None:
-        return False
-    places = MemoryRanges(ranges)
-    given = launches.read_by_operators | launches.read_elsewhere
-    try:
-        captured = device.read(graph)
-    except CudaCallFailed:
-        return False
-    return not any(word in places for word in chain(given, words_that_tell(captured, launches)))
-
-
-def _reads(
-    device: Device, graph: Any, observer: Observer, call: Call, beside: Collection[int]
-) -> Callable[[torch.Tensor], bool]:
-    """Whether a tensor is read by the step: by an operator, or by a kernel of compiled code, which the nodes `beside`
-    are not."""
-    unseen = [t for t in call.state.tensors.values() if device.holds(t) and storage(t) not in observer.outside]
-    in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen), beside)
-    return lambda tensor: in_compiled_code or storage(tensor) in observer.outside
-
-
-def _decides(
-    reads: Callable[[torch.Tensor], bool], returned: Collection[int], state: HostState, given: Iterable[torch.Tensor]
-) -> Callable[[torch.Tensor], bool]:
-    """Whether it matters which tensor stands in its place: also where the step returns it (storages), and where it
-    stands in a second place, too, or is `given` in each call. The step may bind it there each time, which only shows
-    once another tensor stands in one of the two."""
-    twice = tensors_in_two_places(state).union(map(id, given))
-    return lambda tensor: reads(tensor) or storage(tensor) in returned or id(tensor) in twice
 
 
 def _host_tensors(

@@ -1,0 +1,45 @@
+"""What a capture raised: why it ended, and what a user is told of it."""
+
+from __future__ import annotations
+
+import torch
+
+from optimizations.capture.step.observer import StepRefused
+from optimizations.capture.step.source_lines import line_of
+from optimizations.report.steps import Refusal
+
+
+def cause(error: BaseException) -> BaseException:
+    """What ended a capture: where that was an exception, the end of the capture may raise one of its own for it."""
+    while isinstance(error, torch.AcceleratorError) and error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+HELD_NODES = Refusal(
+    "goes on with what autograd keeps of a call on the default stream: a loss or another result of a call before the "
+    "step's own is still held with its graph",
+    "detach() what is kept of earlier calls, or make the step before the first backward",
+)
+"""The nodes that add to gradients belong to the stream they were first used on, as long as a result refers to them."""
+
+
+def is_programs_own(error: Exception) -> bool:
+    """Whether what a capture raised may be what the program raises in this call, captured or not."""
+    return not isinstance(error, (StepRefused, torch.OutOfMemoryError))
+
+
+def why(error: Exception) -> Refusal:
+    """The refusal for what a capture raised."""
+    if isinstance(error, StepRefused):
+        return error.refusal
+    if isinstance(error, torch.OutOfMemoryError):
+        return Refusal("needs more memory for its capture than is free", "make the batch smaller, or free some before")
+    text = str(error).strip().split("\n")[0][:300]
+    if "legacy stream depend on a capturing" in text:
+        return HELD_NODES
+    return Refusal(
+        f"could not be captured ({type(error).__name__}: {text})",
+        "see docs/capture.md for what a graph cannot hold",
+        line_of(error),
+    )

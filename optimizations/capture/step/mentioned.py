@@ -1,0 +1,121 @@
+"""What a captured graph reads of what was there before, as operators and the words of its nodes tell.
+
+Operators are seen, and compiled code is not: what it reads stands in the nodes of the graph as addresses. A word that
+looks like one counts as one.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+
+from optimizations.capture.device import Device
+from optimizations.capture.step.call import Call
+from optimizations.capture.step.following import words_that_tell
+from optimizations.capture.step.gradients import memory
+from optimizations.capture.step.host_state import Change, ChangeKind, HostState, Rebound
+from optimizations.capture.step.launches import Launches
+from optimizations.capture.step.observer import Observer, StepRefused, storage
+from optimizations.capture.step.observing import host_change
+from optimizations.capture.step.running_values import tensors_in_two_places
+from optimizations.captured.driver import CudaCallFailed
+from optimizations.captured.graph import MemoryRange
+from optimizations.captured.memory_ranges import MemoryRanges
+
+
+class GradientsMentioned(RuntimeError):
+    """A captured graph holds what may be the address of a gradient from before, and no operator reads these."""
+
+
+def check_unread(
+    device: Device,
+    graph: Any,
+    results: Sequence[Rebound],
+    code: Sequence[types.CodeType],
+    beside: Collection[int] = (),
+) -> None:
+    """What attributes held before the call was not read by compiled code either. The nodes `beside` are none of it.
+
+    Raises:
+        StepRefused: it was.
+    """
+    held = [entry for entry in results if entry.old is not None]
+    if not device.mentions(graph, memory([entry.old for entry in held]), beside):
+        return
+    for entry in held:
+        if device.mentions(graph, memory([entry.old]), beside):
+            name = f"{entry.container.path}.{entry.key}" if entry.key is not None else entry.container.path
+            changed = Change(f"{name} is bound to another tensor", str(entry.key), ChangeKind.BOUND_TO_A_TENSOR)
+            raise StepRefused(host_change(changed, code))
+
+
+def they_play_no_part(
+    device: Device,
+    graph: Any,
+    observer: Observer,
+    launches: Launches,
+    before: Sequence[torch.Tensor | None],
+    after: Sequence[torch.Tensor | None],
+    beside: Collection[int],
+    *,
+    may_mention: bool,
+) -> bool:
+    """Whether gradients from before the call play no part in it. Note [Gradients before and after].
+
+    The nodes `beside` are no part of it either.
+
+    Raises:
+        GradientsMentioned: unless it `may_mention` them, where nothing else leads to them.
+    """
+    there = [gradient for gradient in before if gradient is not None]
+    if (
+        not there
+        or any(storage(gradient) in observer.outside for gradient in there)
+        or any(old is not None and old is new for old, new in zip(before, after, strict=True))
+    ):
+        return False
+    ranges = memory(there)
+    mentioned = device.mentions(graph, ranges, beside) and not _only_left_over(device, graph, launches, ranges)
+    if mentioned and not may_mention:
+        raise GradientsMentioned("words of the graph may be addresses of gradients from before the call")
+    return not mentioned
+
+
+def _only_left_over(device: Device, graph: Any, launches: Launches, ranges: Sequence[MemoryRange]) -> bool:
+    """Whether all words of a graph that lie there are what kernels of operators have that were not given it.
+
+    Note [What an operator was given] in `launches`.
+    """
+    if launches.unknown is not None:
+        return False
+    places = MemoryRanges(ranges)
+    given = launches.read_by_operators | launches.read_elsewhere
+    try:
+        captured = device.read(graph)
+    except CudaCallFailed:
+        return False
+    return not any(word in places for word in chain(given, words_that_tell(captured, launches)))
+
+
+def reads_of(
+    device: Device, graph: Any, observer: Observer, call: Call, beside: Collection[int]
+) -> Callable[[torch.Tensor], bool]:
+    """Whether a tensor is read by the step: by an operator, or by a kernel of compiled code, which the nodes `beside`
+    are not."""
+    unseen = [t for t in call.state.tensors.values() if device.holds(t) and storage(t) not in observer.outside]
+    in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen), beside)
+    return lambda tensor: in_compiled_code or storage(tensor) in observer.outside
+
+
+def decides(
+    reads: Callable[[torch.Tensor], bool], returned: Collection[int], state: HostState, given: Iterable[torch.Tensor]
+) -> Callable[[torch.Tensor], bool]:
+    """Whether it matters which tensor stands in its place: also where the step returns it (storages), and where it
+    stands in a second place, too, or is `given` in each call. The step may bind it there each time, which only shows
+    once another tensor stands in one of the two."""
+    twice = tensors_in_two_places(state).union(map(id, given))
+    return lambda tensor: reads(tensor) or storage(tensor) in returned or id(tensor) in twice
