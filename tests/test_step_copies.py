@@ -19,6 +19,7 @@ from optimizations.capture.step import outputs
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import storage
 from optimizations.capture.step.outputs import Outputs
+from optimizations.captured.displaced import overlaps
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +96,21 @@ def test_results_lie_in_memory_as_eagers_do(kind: str) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.stride() == theirs.stride() and mine.storage_offset() in (0, theirs.storage_offset())
         assert mine.untyped_storage().nbytes() <= theirs.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("kind", sorted(RESULTS))
+def test_programs_may_do_with_results_what_they_may_with_tensors_of_their_own(kind: str) -> None:
+    weight = torch.ones((), requires_grad=True)
+    step = GraphedStep(lambda x: RESULTS[kind](x.sum()), device=CpuDevice())
+    with torch.no_grad():
+        found = run(step, [(torch.rand(3),) for _ in range(6)])
+    assert step.report().replays
+    for result in found[-1:]:
+        assert not result._is_view()
+        result.detach_()
+        if not overlaps(result):
+            result.mul_(weight)
+            assert result.requires_grad
 
 
 @pytest.mark.parametrize("kind", IN_THE_GRAPH)
