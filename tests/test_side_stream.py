@@ -16,6 +16,7 @@ from simulated_workspaces import DEFAULT, EXTERNAL, Block, Workspaces, workspace
 from optimizations.capture import device, side_stream
 from optimizations.capture.device import CudaDevice
 from optimizations.capture.side_stream import ATTEMPTS, SideStreams
+from optimizations.captured import pools
 from optimizations.replay.streams import wait_for_stream
 
 __all__ = ["workspaces"]
@@ -368,6 +369,46 @@ def test_no_workspace_is_given_back_that_a_graph_of_the_programs_may_write(works
     workspaces.empty_cache()
     assert not any(one.gone or one.owner is None for one in [*captured, theirs])
     assert bytes_of(streams) == 2 * 4096
+
+
+class Graph:
+    """Stands for a graph of PyTorch's."""
+
+    def __init__(self, pool: tuple[int, int] | None) -> None:
+        self._pool = pool
+
+    def pool(self) -> tuple[int, int]:
+        if self._pool is None:
+            raise RuntimeError("called CUDAGraph::pool() without a preceding successful capture.")
+        return self._pool
+
+
+class GraphOfALibrary(Graph):
+    """A class that is derived from PyTorch's."""
+
+
+@pytest.mark.parametrize("kind", [Graph, GraphOfALibrary])
+@pytest.mark.parametrize("pool", [(0, 99), None], ids=["captured", "not captured yet"])
+def test_no_workspace_is_given_back_next_to_a_graph_of_the_programs_that_has_no_memory(
+    kind: type[Graph], pool: tuple[int, int] | None, workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its results may be written to tensors from before, and its workspace be one from before."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    streams = SideStreams(0)
+    assert streams.ready()
+    own, theirs = Graph(pools.new_pool()), [kind(pool)]
+    streams.let_go_of_workspaces()
+    assert bytes_of(streams) == 2 * 4096
+    theirs.clear()
+    gc.freeze()
+    try:
+        streams.let_go_of_workspaces()
+        assert bytes_of(streams) == 2 * 4096, "what was frozen is not known"
+    finally:
+        gc.unfreeze()
+    streams.let_go_of_workspaces()
+    workspaces.empty_cache()
+    assert streams.workspaces() == [] and own.pool()
 
 
 def test_there_is_nothing_to_give_back_where_nothing_is_kept(workspaces: Workspaces) -> None:

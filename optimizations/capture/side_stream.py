@@ -17,9 +17,9 @@ but one that is not there yet is allocated where it is told to.
 
 Note [Workspaces that no graph writes]. On Hopper one takes 32 MiB, and there are two, of the caller's thread and of
 autograd's. Whether a step multiplies matrices is known behind its capture: where no operator did and no word of the
-graph lies in a workspace, nobody needs them. PyTorch frees all workspaces of a process or none. So all are freed, under
-the condition that `pools.free_workspaces` names, and each is made again by who needs it next: those of other side
-streams in their own pools.
+graph lies in a workspace, nobody needs them. PyTorch frees all workspaces of a process or none. So all are freed, but
+not where the program has graphs of its own, and each is made again by who needs it next: those of other side streams in
+their own pools.
 
 Note [Memory of two streams]. Gradients and results of a warm-up are in memory of the side stream. The program works
 with them on its own stream and lets them go, and the side stream may have that memory again at once, while the other
@@ -40,7 +40,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.captured.graph import MemoryRange
 from optimizations.captured.own_stream import own_stream
-from optimizations.captured.pools import Pool, free_workspaces, others_have_pools, pool_memory
+from optimizations.captured.pools import Pool, free_workspaces, others_have_graphs, others_have_pools, pool_memory
 from optimizations.torch_internals.capturing import is_capturing, is_pytorchs
 from optimizations.torch_internals.memory_segments import memory_segments
 
@@ -100,7 +100,7 @@ class SideStream:
 
     def let_go_of_workspaces(self) -> None:
         """To be called where no graph writes to them. Note [Workspaces that no graph writes]."""
-        if not self._kept or others_have_pools():
+        if not self._kept or others_have_pools() or others_have_graphs():
             return
         free_workspaces()
         if not self._blocks():

@@ -9,6 +9,7 @@ counts, and memory is given back by `torch.cuda.empty_cache`, which leaves alone
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
@@ -44,6 +45,30 @@ def others_have_pools() -> bool:
     """Whether memory lies in pools that are not Encore's: the program may have captured graphs by hand."""
     found = {tuple(one["segment_pool_id"]) for one in memory_segments()}
     return not found <= _own | {NO_POOL}
+
+
+def others_have_graphs() -> bool:
+    """Whether there may be graphs that are not Encore's, also such that nothing was allocated for.
+
+    One whose results are written to tensors from before has no pool with memory, and may write to a workspace that was
+    allocated before.
+
+    Looks through all objects that Python's collector knows. True where some were hidden from it (`gc.freeze`).
+    """
+    if gc.get_freeze_count():
+        return True
+    kinds, found = [torch.cuda.CUDAGraph], set[type]()
+    while kinds:
+        found.add(kind := kinds.pop())
+        kinds += kind.__subclasses__()
+    return any(type(one) in found and not _is_own(one) for one in gc.get_objects())
+
+
+def _is_own(graph: Any) -> bool:
+    try:
+        return tuple(graph.pool()) in _own
+    except RuntimeError:  # nothing was captured, or something just is
+        return False
 
 
 class Pool:
