@@ -47,11 +47,12 @@ _launches = itertools.count(1)
 
 
 class CpuGraph:
-    """Operators with their arguments and results. `reads` are the addresses they were given."""
+    """Operators with their arguments and results. `reads` are the addresses they were given, by their places; those of
+    views belong to the operator behind them."""
 
     def __init__(self) -> None:
         self.operators: list[tuple[Any, Any, Any, list[torch.Tensor | None]]] = []
-        self.reads: set[int] = set()
+        self.reads: defaultdict[int, set[int]] = defaultdict(set)
         self.made: dict[int, torch.UntypedStorage] = {}
         self.outlived: list[tuple[int, StorageWeakRef]] = []
         """What it made, once it was freed: others hold it, if anything does."""
@@ -316,7 +317,7 @@ class _Capture(TorchDispatchMode):
         inputs = [value for value in _flat((args, kwargs)) if isinstance(value, torch.Tensor)]
         before = {_storage(tensor) for tensor in inputs}
         before |= {one.data_ptr() for one in _flat((args, kwargs)) if isinstance(one, torch.UntypedStorage)}
-        self.graph.reads |= before
+        self.graph.reads[len(self.graph.operators)] |= before
         writes = False
         for index, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -487,13 +488,13 @@ class CpuDevice:
         return [graph.copy_node(*pair) for pair in ends]
 
     def mentions(self, graph: CpuGraph, memory: Sequence[MemoryRange], but: Collection[int] = ()) -> bool:
-        by_lists = [
-            word
-            for place, index in enumerate(graph.nodes())
-            if isinstance(graph.operators[index][0], ListCopy) and place not in but
-            for word in struct.unpack_from("<192Q", graph.operators[index][1][0])
-        ]
-        return any(address in place for place in memory for address in [*graph.reads, *by_lists])
+        left_out = {index for place, index in enumerate(graph.nodes()) if place in but}
+        given = [word for index, words in graph.reads.items() if index not in left_out for word in words]
+        for index, (operator, arguments, *_) in enumerate(graph.operators):
+            if index not in left_out:
+                lists = isinstance(operator, ListCopy)
+                given += struct.unpack_from("<192Q", arguments[0]) if lists else filter(_is_word, _flat(arguments))
+        return any(address in place for place in memory for address in given)
 
     def node_count(self) -> int:
         assert self.capturing_into is not None
@@ -631,7 +632,11 @@ def _is_of_host(func: Any, args: Any, kwargs: Any, host: Collection[int]) -> boo
 
 
 def _has_address(value: Any) -> bool:
-    return _has_memory(value) or type(value) is int
+    return _has_memory(value) or _is_word(value)
+
+
+def _is_word(value: Any) -> bool:
+    return type(value) is int
 
 
 def _has_memory(value: Any) -> bool:

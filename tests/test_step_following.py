@@ -206,6 +206,56 @@ def test_one_that_lies_in_memory_of_the_graph_is_copied_for_that_call(copied: li
     assert recording.replays == 3
 
 
+class Holder:
+    hidden: torch.Tensor
+
+
+Step = Callable[..., torch.Tensor]
+
+
+def carrying_state(device: Hidden, *, reads_it_itself: bool = False) -> tuple[Step, Holder]:
+    """Compiled code makes the next hidden state from the one that it is given."""
+    holder = Holder()
+    holder.hidden = torch.ones(ROWS, COLUMNS)
+    compiled = tuned(Kernel(device, "triton_double"))
+
+    def step(hidden: torch.Tensor, *batch: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(ROWS, COLUMNS)
+        compiled.run(holder.hidden if reads_it_itself else hidden, out, stream=0)
+        holder.hidden = out / 4 + sum(one.sum() for one in batch)
+        return holder.hidden.sum()
+
+    return step, holder
+
+
+OTHERS: list[list[torch.dtype]] = [[], [torch.float64], [torch.float32], [torch.float32, torch.float32]]
+
+
+@pytest.mark.parametrize("others", OTHERS, ids=["alone", "of another type", "with one", "with two"])
+def test_an_input_may_be_what_an_attribute_holds_that_the_step_binds_again(others: list[torch.dtype]) -> None:
+    """Copied by a node of its own, or with others by one kernel: either has the address of what the attribute held."""
+    (eager, theirs), device = carrying_state(NOWHERE), CpuDevice()
+    step, mine = carrying_state(on(device))
+    graphed = GraphedStep(step, device=device)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(9):
+        batch = [torch.randint(9, (3,), generator=generator).to(kind) for kind in others]
+        assert torch.equal(graphed(mine.hidden, *batch), eager(theirs.hidden, *batch))
+        assert torch.equal(mine.hidden, theirs.hidden)
+    report = graphed.report()
+    assert report.refusals == () and report.replays == 6 and device.captures == 1
+
+
+def test_what_an_attribute_held_is_not_read_by_a_kernel_next_to_the_input_that_it_is() -> None:
+    (eager, theirs), device = carrying_state(NOWHERE, reads_it_itself=True), CpuDevice()
+    step, mine = carrying_state(on(device), reads_it_itself=True)
+    graphed = GraphedStep(step, device=device)
+    for _ in range(6):
+        assert torch.equal(graphed(mine.hidden), eager(theirs.hidden))
+    (refusal,) = graphed.report().refusals
+    assert "hidden is bound to another tensor" in refusal.reason
+
+
 def and_an_operator(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
     run(x, out, stream=0)
     out.add_(x)

@@ -263,7 +263,7 @@ def capture(
     if not progress.running <= places_of(results):
         raise StepDiffers(BINDS_OTHERS)
     copies = _fused_nodes(device, graph, launches, fused, len(to_carry))
-    beside = {node.node[0] for node in copies}
+    beside = set(launches.own)  # they read inputs, which lie elsewhere in the next call
     unread_results = [entry for entry in results if entry.place not in progress.running]
     check_unread(device, graph, unread_results, call.state.code, beside)
     pool_bytes = device.pool_bytes(pool)
