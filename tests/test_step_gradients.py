@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -233,3 +234,70 @@ def test_gradients_that_a_step_does_not_touch_stay_what_another_step_made_them()
         assert not graphs or call.report().replays >= 3
     for one, other in zip(found[:8], found[8:], strict=True):
         assert all(map(torch.equal, one, other))
+
+
+class Sharing:
+    """A parameter whose gradient lies in memory that an attribute holds as well, while `others` stand in its place."""
+
+    def __init__(self, use: Callable[[Sharing, torch.Tensor], torch.Tensor]) -> None:
+        self.weight = torch.nn.Parameter(torch.ones(4))
+        self.flat = torch.arange(8.0)
+        self.device = CpuDevice()
+        self.eager = functools.partial(use, self)
+        self.step = GraphedStep(self.eager, device=self.device)
+
+    def gradient(self) -> torch.Tensor:
+        assert self.weight.grad is not None
+        return self.weight.grad
+
+
+def reads_both(one: Sharing, x: torch.Tensor) -> torch.Tensor:
+    return (one.flat * torch.arange(8)).sum() + (one.gradient() * x).sum()
+
+
+def adds_and_reads(one: Sharing, x: torch.Tensor) -> torch.Tensor:
+    (one.weight * x).sum().backward()  # type: ignore[no-untyped-call]
+    return (one.flat * torch.arange(8)).sum() + one.gradient().sum()
+
+
+def clears_and_adds(one: Sharing, x: torch.Tensor) -> torch.Tensor:
+    one.flat.zero_()
+    (one.weight * x).sum().backward()  # type: ignore[no-untyped-call]
+    return one.gradient().sum()
+
+
+def writes_without_a_version(one: Sharing, x: torch.Tensor) -> torch.Tensor:
+    one.flat.data.fill_(2.0)
+    return (one.gradient() * x).sum()
+
+
+SHARED = [reads_both, adds_and_reads, clears_and_adds, writes_without_a_version]
+
+
+@pytest.mark.parametrize("use", SHARED)
+def test_another_gradient_does_not_show_in_what_shares_memory_with_the_one_that_was_recorded(
+    use: Callable[[Sharing, torch.Tensor], torch.Tensor],
+) -> None:
+    theirs, mine = Sharing(use), Sharing(use)
+    for index in range(24):
+        for one in (theirs, mine):
+            one.weight.grad = one.flat[2:6] if index < 6 or index % 3 else torch.full((4,), float(index))
+        x = torch.full((4,), 1.0 + index)
+        assert torch.equal(mine.step(x), theirs.eager(x))
+        assert torch.equal(mine.flat, theirs.flat) and torch.equal(mine.gradient(), theirs.gradient())
+    assert mine.step.report().refusals == () and mine.step.report().replays >= 12
+
+
+@pytest.mark.parametrize("use", SHARED)
+def test_a_new_view_of_the_same_memory_in_each_call_is_the_gradient_that_was_recorded(
+    use: Callable[[Sharing, torch.Tensor], torch.Tensor],
+) -> None:
+    theirs, mine = Sharing(use), Sharing(use)
+    for index in range(12):
+        for one in (theirs, mine):
+            one.weight.grad = one.flat[2:6]
+        x = torch.full((4,), 1.0 + index)
+        assert torch.equal(mine.step(x), theirs.eager(x))
+        assert torch.equal(mine.flat, theirs.flat)
+    report = mine.step.report()
+    assert report.refusals == () and mine.device.captures == 1 and report.replays == 9

@@ -20,7 +20,8 @@ own adds to them from then on. The program may hold the graph's own as well, suc
 turn, or a part of a larger one. So a launch with other gradients puts back what it held, and these stay. Parameters may
 also have exchanged their gradients. Where the step itself gives one's gradient to another, which of them gets what
 shows in the tensors that stand there. So the recording serves calls that find its own gradients in their places, and no
-others.
+others. So it is with each gradient that lies, then or now, where the step uses what lies there in another way, too, as
+an attribute: there is something else during a launch. An argument may lie there as well (`shared_with`).
 
 Where eager leaves a new gradient, a launch writes the one that it left before. If the program holds that still, it is
 put back as well, and a copy of the new one is in the `.grad`. Note [Gradients that are held] in `gradient_holders`.
@@ -82,7 +83,7 @@ class Gradients:
     `written`: of each that is there before and after, whether the graph writes it. `made`: of each that is left in the
     place of another, or of none, whether the call made its memory. `given_out`: what the step returns lies in the
     memory of some, other than as what is in a `.grad` behind the call. `writes_there`: what else of the program's the
-    graph writes where it lies. `places` are those of all that the graph knows,
+    graph writes where it lies, and `reads_there` what it reads so. `places` are those of all that the graph knows,
     and `times_kept` counts launches that would have overwritten some that the program held, and was to find as they
     were. `for_now`: the last launch was one of these, or the one before, which left copies in their places. So that
     gradients were found elsewhere tells nothing of later calls. `stood`: behind the last launch each was in its `.grad`
@@ -100,9 +101,12 @@ class Gradients:
         made: Callable[[torch.Tensor], bool] = lambda gradient: False,
         given_out: bool = False,
         writes_there: Iterable[torch.Tensor] = (),
+        reads_there: Iterable[torch.Tensor] = (),
     ) -> None:
         self._given_out = given_out
         self._writes_there = MemoryRanges(map(memory_of, filter(is_plain, writes_there)))
+        self._uses_there = self._writes_there.joined(memory(filter(is_plain, reads_there)))
+        self._sizes = [size_bytes(old) if is_plain(old) else 0 for old in before]
         after = _without_bases(before, after)
         taken_in = functools.partial(Gradients._taken_in, parameters, before, after, indifferent, written, made)
         take_in = functools.partial(self._take_in, parameters, before, after, indifferent, written, made)
@@ -238,18 +242,26 @@ class Gradients:
         if pattern(now) != self._pattern or _shared(now) != _shared(self._before):
             return False  # gradients are there for others, or others share one
         return all(
-            there is expected or look(there) == look(expected)
-            for there, expected in zip(now, self._before, strict=True)
+            there is expected or (look(there) == look(expected) and not self._show_otherwise(there, expected, size))
+            for there, expected, size in zip(now, self._before, self._sizes, strict=True)
             if there is not None and expected is not None
         )
 
+    def _show_otherwise(self, there: torch.Tensor, expected: torch.Tensor, size: int) -> bool:
+        """Whether one lies elsewhere than the other, and one of both, of so many bytes, where the graph uses what lies
+        there otherwise."""
+        if not size:
+            return False
+        places = {there.data_ptr(), expected.data_ptr()}
+        return len(places) > 1 and any(self._uses_there.overlap(place, size) for place in places)
+
     def shared_with(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether one of these lies in a gradient that is there now, and is another than the graph's own, which gets
-        what it holds. What the step does to the one would not show in the other before the end of a launch."""
+        what it holds. What the step does to the one would not show in the other before the end of a launch. Or whether
+        one lies in the graph's own, which gets that before the graph reads its inputs."""
         if self._as_before is None or self._as_before(self.parameters):
             return False
-        there = MemoryRanges(memory(filter(is_plain, gradients(self.parameters))))
-        return any(there.overlap(one.data_ptr(), size_bytes(one)) for one in tensors)
+        return _overlap(MemoryRanges(memory(filter(is_plain, [*gradients(self.parameters), *self._before]))), tensors)
 
     def bring(self) -> None:
         """Before a launch: copy gradients that lie elsewhere to where the graph reads them.
@@ -290,7 +302,7 @@ class Gradients:
         return [(key, there, copy) for (key, there), copy in zip(lying, copies, strict=True)]
 
     def _writes_into(self, there: torch.Tensor) -> bool:
-        return self._writes_there.overlap(there.data_ptr(), size_bytes(there))
+        return _overlap(self._writes_there, [there])
 
     def _bring_others(self, in_use: Collection[int], let_go: Collection[int], kept: Collection[int]) -> None:
         """`in_use`: the identities of those of the graph's own that the program holds; `kept` are the places of those
@@ -395,6 +407,11 @@ def _let_go(left: Iterable[_LeftAndHeld]) -> set[int]:
         cells = holders.cells(held)
         found.update(tensor for tensor, cell in holders.keys if cell not in cells)
     return found
+
+
+def _overlap(ranges: MemoryRanges, tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether one of these lies there, wholly or in part."""
+    return any(ranges.overlap(one.data_ptr(), size_bytes(one)) for one in tensors)
 
 
 def _without_bases(

@@ -1,8 +1,8 @@
 """What a captured graph reads of what was there before, as operators and the words of its nodes tell.
 
 Operators are seen, and compiled code is not: what it reads stands in the nodes of the graph as addresses. A word that
-looks like one counts as one. The graph's own copies of inputs are left out (`beside`): an input may be what an attribute
-held, or a gradient, and a call that is given another one reads that.
+looks like one counts as one. The graph's own copies of inputs are left out (`beside`): an input may be what an
+attribute held, or a gradient, and a call that is given another one reads that.
 """
 
 from __future__ import annotations

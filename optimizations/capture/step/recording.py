@@ -345,6 +345,7 @@ def capture(
             written=writes.include,
             made=lambda gradient: storage(gradient) not in known and storage(gradient) not in observer.outside,
             writes_there=[*mutated, *(placeholders[index] for index in written if index in inputs.in_place)],
+            reads_there=[*filter(reads, call.state.tensors.values()), *kept],
             given_out=not outputs.static.isdisjoint(_storages([*call.before, *after])),
         ),
         watch=watch,
