@@ -45,7 +45,7 @@ def tracker_of(
     tracked = inputs or (TrackedInput(0, 16, PLACEHOLDER), TrackedInput(2, 16, PLACEHOLDER))
     fills = filled if filled is not None else []
     return AddressTracker(
-        tracked, recorded, pointers, owned or MemoryRanges([]), lambda index, value: fills.append((index, value))
+        tracked, recorded, pointers, owned or MemoryRanges([]), lambda values: fills.extend(values.items())
     )
 
 
@@ -235,7 +235,7 @@ def writing_tracker(
         [PLACEHOLDER, weight.data_ptr() if follows else None],
         pointers,
         MemoryRanges([]),
-        lambda index, value: filled.append(index),
+        filled.extend,
         {1: memory(weight)},
     )
 
@@ -291,7 +291,7 @@ def test_only_what_the_graph_writes_is_pointed_at_where_nothing_else_moved() -> 
         [one.data_ptr() for one in (*weights, caches[0])],
         pointers,
         MemoryRanges([]),
-        lambda index, value: None,
+        lambda values: None,
         {8: memory(caches[0])},
     )
     for cache in (caches[1], caches[2], caches[0]):

@@ -73,7 +73,7 @@ def tracker_of(updates: Sequence[Any], inputs: Sequence[int] = (0, 2), *, compil
         recorded,
         pointers,
         MemoryRanges([OWNED]),
-        lambda index, tensor: None,
+        lambda tensors: None,
         compile=pointers.compiled if compiled else None,
     )
 

@@ -168,6 +168,49 @@ def test_one_that_is_not_aligned_is_copied_before_the_launch(copied: list[int]) 
             assert copied == copies
 
 
+def test_those_that_lie_in_each_others_placeholders_are_copied_as_if_at_once() -> None:
+    step = served(weighed, [alike(seed) for seed in range(6)])
+    (recording,) = step._recordings
+    placeholders = recording.inputs.recording_inputs
+    for order in ([1, 0, 3, 2], [3, 0, 1, 2], [2, 1, 3, 0]):
+        step(*alike(40 + order[0]))
+        batch = [placeholders[index] for index in order]
+        expected = weighed(*[one.clone() for one in batch])
+        assert torch.equal(step(*batch), expected)
+
+
+def test_several_that_are_copied_before_the_launch_are_copied_together(copied: list[int]) -> None:
+    device = CpuDevice()
+    step = served(weighed, [[*alike(seed), *alike(seed)] for seed in range(6)], device)
+    inside = next(one for one in device.graphs[0].made.values() if one.nbytes() == 32)
+    batch = [*alike(7), *alike(8)]
+    there = [torch.tensor([]).set_(inside).view(4, 2), torch.tensor([]).set_(inside).view(4, 2).narrow(0, 0, 4)]
+    there[0].copy_(batch[2])
+    copied.clear()
+    assert torch.equal(step(*batch[:2], *there, *batch[4:]), weighed(*batch[:2], *[batch[2]] * 2, *batch[4:]))
+    assert copied == [2]
+
+
+def test_what_lies_where_no_element_may_is_copied_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As memory: a kernel cannot read it, and a GPU that tries to stops the process."""
+    seen: list[torch.Tensor] = []
+    stock = torch_internals.foreach_copy_
+
+    def copying(targets: Any, sources: Any, **keywords: Any) -> None:
+        seen.extend([*targets, *sources])
+        stock(targets, sources, **keywords)
+
+    monkeypatch.setattr(torch_internals, "foreach_copy_", copying)
+    odd = [torch.frombuffer(bytearray(64), dtype=torch.float32, offset=at, count=8).view(4, 2) for at in (1, 2, 6)]
+    batch = alike(1)
+    for one, values in zip(odd, batch, strict=False):
+        one.copy_(values)
+    inputs = CopiedInputs([*odd, *batch])
+    assert all(map(torch.equal, inputs.recording_inputs, [*odd, *batch]))
+    inputs.give_back([*batch[:3], odd[0], *batch[1:]], [3, 4, 5])
+    assert len(seen) == 2 * 4 + 2 * 2 and not any(one.data_ptr() % 4 for one in seen)
+
+
 def passed_twice(seed: int) -> Batch:
     first, second, third, _ = alike(seed)
     return [first, second, first, third, second]

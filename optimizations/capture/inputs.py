@@ -141,8 +141,12 @@ class CopiedInputs:
         self._tracker = AddressTracker(tracked, recorded, pointers, MemoryRanges(written), self._fill, compile=compile)
         self._count_copies()
 
-    def _fill(self, index: int, tensor: torch.Tensor) -> None:
-        copy_all([self._placeholders[index]], [tensor])
+    def _fill(self, tensors: Mapping[int, torch.Tensor]) -> None:
+        sources, targets = list(tensors.values()), [self._placeholders[index] for index in tensors]
+        filled = MemoryRanges(map(memory_of, targets))
+        if len(targets) > 1 and any(filled.overlap(one.data_ptr(), one.nbytes) for one in sources):
+            sources = [one.clone() for one in sources]
+        copy_all(targets, sources)
 
     def _leave_out(self, indices: Collection[int]) -> None:
         """These are not copied before a launch."""
@@ -291,25 +295,36 @@ class CopiedInputs:
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copy tensor by tensor, in as few launches as PyTorch can make of it."""
-    if len(targets) == 1:
-        with torch.no_grad():
+    with torch.no_grad():
+        if len(targets) == 1:
             targets[0].copy_(sources[0], non_blocking=True)
-    elif targets:
-        with torch.no_grad():
-            for some_targets, some_sources in _by_dtype(targets, sources):
-                torch_internals.foreach_copy_(some_targets, some_sources, non_blocking=True)
+        elif targets:
+            for some_targets, some_sources in _together(targets, sources):
+                if len(some_targets) == 1:
+                    some_targets[0].copy_(some_sources[0], non_blocking=True)
+                else:
+                    torch_internals.foreach_copy_(some_targets, some_sources, non_blocking=True)
 
 
-def _by_dtype(
+def _together(
     targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
 ) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """Copies that can be one launch: PyTorch copies lists of several dtypes one by one."""
-    groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-    for target, source in zip(targets, sources, strict=True):
-        group = groups.setdefault(target.dtype, ([], []))
+    """Copies that can be one launch: PyTorch copies lists of several dtypes one by one.
+
+    What does not begin where an element may is copied alone, as the memory it is. Its elements no kernel can read.
+    """
+    groups: dict[torch.dtype | int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for place, (target, source) in enumerate(zip(targets, sources, strict=True)):
+        group = groups.setdefault(target.dtype if _is_aligned(target, source) else place, ([], []))
         group[0].append(target)
         group[1].append(source)
     return list(groups.values())
+
+
+def _is_aligned(target: torch.Tensor, source: torch.Tensor) -> bool:
+    if target.layout is not torch.strided or source.layout is not torch.strided:
+        return False
+    return not (target.data_ptr() | source.data_ptr()) % target.element_size()
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:

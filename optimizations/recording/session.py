@@ -506,12 +506,8 @@ class Session:
             for one in tracked:
                 addresses[one.index] = 0
         owned = self.examination.owned()
-
-        def fill(index: int, value: torch.Tensor) -> None:
-            self.host.fill({index: value})
-
         written = self.examination.written()
-        tracker = AddressTracker(tracked, addresses, applied, owned, fill, written)
+        tracker = AddressTracker(tracked, addresses, applied, owned, self.host.fill, written)
         # Ended in between, by an interrupt say, it counts as patched: a tracker may have been at work when it is again.
         self.committed = True
         self._tracked = frozenset(one.index for one in tracked)

@@ -86,7 +86,7 @@ class AddressTracker:
         recorded: by input, the address that the graph holds now; None for an input that is not read in place.
         pointers: changes the addresses.
         owned: memory of the graph's own, which it writes.
-        fill: copies an input, by its index, into its placeholder.
+        fill: copies inputs, by their indices, into their placeholders.
         written: inputs at fixed addresses that the graph writes, each with the memory that it is a view of.
         compile: makes compiled code of the checks and `pointers`, for inputs that all have placeholders.
 
@@ -109,7 +109,7 @@ class AddressTracker:
         recorded: Sequence[int | None],
         pointers: Pointers,
         owned: MemoryRanges,
-        fill: Callable[[int, torch.Tensor], None],
+        fill: Callable[[Mapping[int, torch.Tensor]], None],
         written: Mapping[int, MemoryRange] | None = None,
         compile: Callable[[Sequence[Check], Sequence[int]], Follow | None] | None = None,
     ) -> None:
@@ -189,17 +189,20 @@ class AddressTracker:
         addresses, borders = self.addresses, self._overwritten.borders
         self._launched = False
         moved: dict[int, int] = {}
+        copied: dict[int, torch.Tensor] = {}
         for index, below_alignment, placeholder, size in checks:
             address = inputs[index].data_ptr()
             if address == addresses[index] and not again:
                 continue
             if placeholder is not None and not _reads_in_place(address, size, below_alignment, borders):
                 # Note [When an input is copied after all]
-                self._fill(index, inputs[index])
-                self.placeholder_bytes += inputs[index].nbytes
+                copied[index] = inputs[index]
                 address = placeholder
             if address != addresses[index]:
                 moved[index] = address
+        if copied:
+            self._fill(copied)
+            self.placeholder_bytes += sum(one.nbytes for one in copied.values())
         if not moved:
             return
         if self.swaps is None or moved.keys().isdisjoint(self._fixed_indices):

@@ -8,7 +8,7 @@ Rounds alternate over the variants, so that clock drift hits all alike.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -225,8 +225,8 @@ def _displaced(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     ]
 
 
-def _never_copied(index: int, value: torch.Tensor) -> None:
-    raise AssertionError(f"input {index} is aligned and lies outside of the graph's memory")
+def _never_copied(values: Mapping[int, torch.Tensor]) -> None:
+    raise AssertionError(f"input {min(values)} is aligned and lies outside of the graph's memory")
 
 
 def _following(graph: torch.cuda.CUDAGraph, tracker: AddressTracker) -> Callable[[list[torch.Tensor]], None]:
