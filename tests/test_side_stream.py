@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -409,6 +411,24 @@ def test_no_workspace_is_given_back_next_to_a_graph_of_the_programs_that_has_no_
     streams.let_go_of_workspaces()
     workspaces.empty_cache()
     assert streams.workspaces() == [] and own.pool()
+
+
+HIDDEN_BEFORE = """
+import gc
+gc.freeze()  # as Python 3.12 itself begins with objects that it hides
+from optimizations.captured import pools
+found = [pools.others_have_graphs()]
+gc.freeze()
+found.append(pools.others_have_graphs())
+gc.unfreeze()
+print([*found, pools.others_have_graphs()])
+"""
+
+
+def test_what_was_hidden_from_the_collector_before_pytorch_was_there_hides_no_graphs() -> None:
+    command = [sys.executable, "-P", "-c", HIDDEN_BEFORE]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert told.split("\n")[-2] == str([False, True, False])
 
 
 def test_there_is_nothing_to_give_back_where_nothing_is_kept(workspaces: Workspaces) -> None:

@@ -53,15 +53,17 @@ def others_have_graphs() -> bool:
     One whose results are written to tensors from before has no pool with memory, and may write to a workspace that was
     allocated before.
 
-    Looks through all objects that Python's collector knows. True where some were hidden from it (`gc.freeze`).
+    Looks through all objects that Python's collector knows. True where some were hidden from it (`gc.freeze`) since
+    there may be graphs: what was there then is hidden, PyTorch too. Python 3.12 begins with some that are.
     """
-    if gc.get_freeze_count():
+    known = gc.get_objects()
+    if not any(one is torch for one in known):
         return True
     kinds, found = [torch.cuda.CUDAGraph], set[type]()
     while kinds:
         found.add(kind := kinds.pop())
         kinds += kind.__subclasses__()
-    return any(type(one) in found and not _is_own(one) for one in gc.get_objects())
+    return any(type(one) in found and not _is_own(one) for one in known)
 
 
 def _is_own(graph: Any) -> bool:
