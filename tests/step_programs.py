@@ -338,6 +338,20 @@ def a_tensor_without_elements(device: str) -> Program:
 
 
 @program
+def parts_of_a_batch_without_elements(device: str) -> Program:
+    """Boxes of samples that have none, as a view of those of all."""
+    made = sgd(device)
+    train = made.step
+
+    def step(batch: dict[str, torch.Tensor], boxes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return train(batch), boxes.square().sum() + boxes.shape[1]
+
+    made.step = step
+    made.batches = [(batch, batch["x"][6:, index % 3 : index % 3 + 4]) for index, (batch,) in enumerate(made.batches)]
+    return made
+
+
+@program
 def checkpointed_activations(device: str) -> Program:
     from torch.utils.checkpoint import checkpoint
 

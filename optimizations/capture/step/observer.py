@@ -277,8 +277,9 @@ class Observer(torch_internals.TorchDispatchMode):
         return self.values_made_by_host(tensors), tuple(origins)
 
     def _name(self, tensor: torch.Tensor) -> str:
-        """Of a tensor that was there before the call; "" of others."""
-        address = storage(tensor)
+        """Of a tensor that was there before the call; "" of others, and of one without elements: a capture gives it no
+        memory."""
+        address = storage(tensor) if tensor.numel() else 0
         name = self._known.get(address, "")
         return name if name and not self.gone(address) else ""
 
