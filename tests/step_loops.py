@@ -355,6 +355,36 @@ def parameters_that_join_and_are_exchanged(device: str) -> Program:
 
 
 @program
+def folds_with_a_network_and_an_optimizer_each(device: str) -> Program:
+    """As in cross-validation: the first call of each makes the states of its optimizer."""
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.begin()
+
+        def begin(self) -> None:
+            self.model = network(device)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            self.optimizer.zero_grad()
+            loss = loss_of(self.model, batch)
+            loss.backward()
+            self.optimizer.step()
+            return loss.detach()
+
+    trainer, scores = Trainer(), list[torch.Tensor]()
+
+    def between(index: int) -> None:
+        if index % 9 == 8:
+            scores.append(loss_of(trainer.model, calls[0][0]).detach())
+            trainer.begin()
+
+    calls = batches(device, 4 * 9)
+    return Program(trainer.step, calls, lambda: [*scores, *state_of(trainer.model)], between, replays=4 * 6)
+
+
+@program
 def gradients_in_one_tensor(device: str) -> Program:
     """Those of all parameters are views of it, as for a collective, and are never set to None."""
     model = network(device)

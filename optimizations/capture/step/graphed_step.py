@@ -104,7 +104,7 @@ class GraphedStep(CallRecorder):
             if kept is not None and kept.owner() is instance:
                 return kept.steps[self]
         except (AttributeError, KeyError):
-            pass
+            self._plan.forget_findings()
         held = getattr(instance, "__dict__", None)
         if not isinstance(held, dict):  # of a class, or an object with slots: one step for all, the object an argument
             return types.MethodType(self, instance)
@@ -218,9 +218,12 @@ class GraphedStep(CallRecorder):
             self._changes_streams(device, observes=True)
             with alone(), device.warming_up():
                 return self._step(*args, **kwargs)
+        dropped = self._recordings.dropped
         self._gone = self._recordings.drop_gone() or self._gone
         self._plan.forget_gone()
         self._moved = self._recordings.drop_moved() or self._moved
+        if self._recordings.dropped > dropped:
+            self._plan.forget_findings()
         given = ((one, one.arguments.with_running(tensors)) for one in self._recordings.of(key))
         if any(found is not None and recording.shares(found) for recording, found in given):
             return self._as_it_is(args, kwargs, None)  # other calls of this signature are served by the graph

@@ -196,6 +196,13 @@ class Plan:
         """Observe everything again."""
         self.by_key.clear()
 
+    def forget_findings(self) -> None:
+        """What calls stood in the way of a graph may have been of what stands there no more: an optimizer makes its
+        states in its first call."""
+        for progress in self.by_key.values():
+            if progress.findings and progress.refusal is None:
+                progress.observed = progress.findings = 0
+
     def forget_gone(self) -> None:
         """Forget calls whose arguments held an object that was freed since."""
         self.by_key = {key: progress for key, progress in self.by_key.items() if not is_gone(key)}
