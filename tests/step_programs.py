@@ -351,6 +351,34 @@ def parts_of_a_batch_without_elements(device: str) -> Program:
     return made
 
 
+class Empties:
+    """Tensors that have no elements: `kept` and `other` are bound to such in each call, `read` is read before."""
+
+    def __init__(self, device: str) -> None:
+        self.kept: torch.Tensor | None = None
+        self.other = torch.zeros(2, 3, device=device)[1:1]
+        self.read, self.stays = torch.zeros(0, device=device), torch.zeros(0, device=device)
+
+
+@program
+def attributes_without_elements(device: str) -> Program:
+    """They share no memory, as they have none."""
+    made = sgd(device)
+    train, empties = made.step, Empties(device)
+
+    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        none = batch["x"][:0] * 2
+        empties.kept, empties.other = none, none[:, :3].sin()
+        empties.read = torch.cat([empties.read, empties.stays, none[:, 0]])
+        return train(batch), empties.read.sum()
+
+    def state() -> list[torch.Tensor]:
+        return [*of_training(), *(one for one in (empties.kept, empties.other, empties.read) if one is not None)]
+
+    of_training, made.step, made.state = made.state, step, state
+    return made
+
+
 @program
 def checkpointed_activations(device: str) -> Program:
     from torch.utils.checkpoint import checkpoint

@@ -482,6 +482,11 @@ def storage(tensor: torch.Tensor) -> int:
         return 0
 
 
+def memory(tensor: torch.Tensor) -> int:
+    """The same for tensors of one storage. One without memory, as most without elements, shares it with no other."""
+    return storage(tensor) or -id(tensor)
+
+
 def _value(tensor: torch.Tensor) -> str:
     """What a tensor in CPU memory holds: as text if that is short, else a number that stands for it."""
     text = str(tensor.detach().tolist())

@@ -24,7 +24,7 @@ from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_random import HostDraws, HostRandom, identities
 from optimizations.capture.step.host_state import Change, ChangeKind, HostState, Rebound
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.step.observer import Observer, storage
+from optimizations.capture.step.observer import Observer, memory, storage
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.running_values import Places, places_of, running_values
@@ -196,13 +196,17 @@ def kept_results(
     As a module does that keeps its last activations. A graph can leave them as it leaves its results. Those at the
     `running` places are passed to the graph before each launch, and may be read.
     """
-    reached = {storage(tensor) for tensor in state.tensors.values()}
+    reached = {memory(tensor) for tensor in state.tensors.values()}
     return [
         entry
         for entry in state.rebound(snapshot)
-        if storage(entry.new) not in reached
-        and (entry.old is None or storage(entry.old) not in observer.outside or entry.place in running)
+        if memory(entry.new) not in reached
+        and (entry.old is None or not _is_read(entry.old, observer) or entry.place in running)
     ]
+
+
+def _is_read(tensor: torch.Tensor, observer: Observer) -> bool:
+    return storage(tensor) in observer.outside and tensor.numel() > 0
 
 
 def call_changes(

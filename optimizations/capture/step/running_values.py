@@ -18,7 +18,7 @@ import torch
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import Entry, HostState, Place, Rebound, entries_of, place_of
-from optimizations.capture.step.observer import storage
+from optimizations.capture.step.observer import memory
 from optimizations.capture.step.tensor_marks import look, looks
 from optimizations.lazy_view import is_lazy_view
 from optimizations.report.steps import Refusal
@@ -46,22 +46,22 @@ def running_values(
     if not found:
         return []
     stands_at = _places_by_storage(state, before)
-    reached = {storage(tensor) for tensor in state.tensors.values()}
+    reached = {memory(tensor) for tensor in state.tensors.values()}
     while True:
-        fixed = reached - {storage(_old(entry)) for entry in found}  # one may be bound to what another one held
+        fixed = reached - {memory(_old(entry)) for entry in found}  # one may be bound to what another one held
         together: dict[int, set[Place]] = {}
         for entry in found:
             together.setdefault(id(entry.old), set()).add(entry.place)
         left = [
             entry
             for entry in found
-            if storage(entry.new) not in fixed and stands_at.get(storage(_old(entry))) == together[id(entry.old)]
+            if memory(entry.new) not in fixed and stands_at.get(memory(_old(entry))) == together[id(entry.old)]
         ]
         if len(left) == len(found):
             break
         found = left
-    left_out, handed_on = {entry.place for entry in but}, {storage(entry.new) for entry in found}
-    return [entry for entry in found if entry.place not in left_out or storage(_old(entry)) in handed_on]
+    left_out, handed_on = {entry.place for entry in but}, {memory(entry.new) for entry in found}
+    return [entry for entry in found if entry.place not in left_out or memory(_old(entry)) in handed_on]
 
 
 def _places_by_storage(state: HostState, before: Sequence[Any]) -> dict[int, set[Place]]:
@@ -70,10 +70,10 @@ def _places_by_storage(state: HostState, before: Sequence[Any]) -> dict[int, set
     for container, content in zip(state.containers, before, strict=True):
         for key, value in entries_of(container, content):
             for tensor in _tensors(value):
-                found.setdefault(storage(tensor), set()).add(place_of(container.held, _hashable(key)))
+                found.setdefault(memory(tensor), set()).add(place_of(container.held, _hashable(key)))
     for index, gradient in enumerate(gradients(state.parameters())):
         if gradient is not None:
-            found.setdefault(storage(gradient), set()).add((0, index))
+            found.setdefault(memory(gradient), set()).add((0, index))
     return found
 
 
@@ -141,7 +141,7 @@ def entries_at(state: HostState, places: Places, holds: Callable[[torch.Tensor],
     if len(found) < len(places):
         return None
     stands_at = _places_by_storage(state, content)
-    alone = all(stands_at.get(storage(entry.new), set()) <= places for entry in found.values())
+    alone = all(stands_at.get(memory(entry.new), set()) <= places for entry in found.values())
     return list(found.values()) if alone else None
 
 
