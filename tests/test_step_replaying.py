@@ -719,6 +719,27 @@ def test_a_number_that_is_another_object_of_the_same_value_is_steady_again() -> 
     assert graphed(*given[1]).item() == 9
 
 
+@pytest.mark.parametrize("made", [float, complex, lambda text: (1, (float(text),))])
+@pytest.mark.parametrize("key", ["scale", (1, "scale"), None], ids=["attribute", "entry", "argument"])
+def test_what_is_no_number_is_the_same_in_each_call(made: Callable[[str], Any], key: Any) -> None:
+    """It does not equal itself, and one that is made anew is another object."""
+    held = {"other": 1, key: made("nan")}
+
+    def step(x: torch.Tensor, given: Any = None) -> torch.Tensor:
+        value = held[key] if given is None else given
+        return x.sum() if repr(value).count("nan") else x.sum() * 2
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index in range(9):
+        value = made("nan")
+        held[key], given = (value, ()) if key is not None else (None, (value,))
+        assert graphed(torch.full((2,), float(index)), *given).item() == 2 * index
+    assert len(graphed.report().recordings) == 1 and graphed.report().replays >= 9 - 4
+    value = made("3")
+    held[key], given = (value, ()) if key is not None else (None, (value,))
+    assert graphed(torch.ones(2), *given).item() == 4
+
+
 def test_a_state_that_is_another_in_each_call_is_looked_at_in_the_full_way() -> None:
     """Making a steady replay looks at everything, so it is made again after twice the calls each time."""
     held = {"scale": float("2.5")}

@@ -65,7 +65,7 @@ class Entries:
         for getter, owners, values in self._numbers:
             now = list(map(getter, owners))
             try:
-                if now != values:
+                if now != values and list(map(exact, now)) != list(map(exact, values)):  # what is no number equals none
                     return False
             except Exception:  # what has no answer, as a tensor of several elements or an array, is no number
                 return False
