@@ -9,6 +9,7 @@ are freed.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import threading
 from collections.abc import Iterator
@@ -170,7 +171,13 @@ class Workspaces:
 
 @pytest.fixture
 def workspaces(monkeypatch: pytest.MonkeyPatch) -> Workspaces:
-    """In the place of PyTorch's. Autograd runs in a thread of its own."""
+    """In the place of PyTorch's. Autograd runs in a thread of its own.
+
+    Whatever tests before this one left, graphs of their own or objects that are hidden from the collector, is none of
+    the program's.
+    """
+    gc.unfreeze()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", type("CUDAGraph", (), {}))
     made = Workspaces()
 
     def run_in_backward(device: int, do: Any) -> None:
