@@ -678,6 +678,19 @@ def _flat(value: Any) -> list[Any]:
     return [value]
 
 
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies that are nodes of graphs count their settings from 0, and take all of them."""
+    monkeypatch.setattr(CpuCopy, "settings", 0)
+    monkeypatch.setattr(CpuCopy, "refuse_after", None)
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """See `copies_outside_of_graphs`."""
+    return copies_outside_of_graphs(monkeypatch)
+
+
 def copies_outside_of_graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tensors steps copy from now on without a node of a graph, by copy."""
     found: list[int] = []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from cuda.bindings import driver as real
-from graphs_on_cpu import CpuCopy, CpuDevice, copies_outside_of_graphs
+from graphs_on_cpu import CpuCopy, CpuDevice, copied, settings
 from simulated_cuda import Node, SimulatedDriver
 from step_parts import KeepsMasks, batches, network, training_step
 
@@ -21,17 +21,8 @@ from optimizations.capture.step.observer import storage
 from optimizations.capture.step.outputs import Outputs
 from optimizations.captured.displaced import overlaps
 
-
-@pytest.fixture(autouse=True)
-def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(CpuCopy, "settings", 0)
-    monkeypatch.setattr(CpuCopy, "refuse_after", None)
-    yield
-
-
-@pytest.fixture
-def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    return copies_outside_of_graphs(monkeypatch)
+__all__ = ["copied", "settings"]
+pytestmark = pytest.mark.usefixtures("settings")
 
 
 def training(give: Callable[[torch.Tensor], Any] = lambda loss: loss) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cuda.bindings import driver as real
-from graphs_on_cpu import CpuDevice, copies_outside_of_graphs
+from graphs_on_cpu import CpuDevice, copied
 from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph, floats, word
 from synthetic_captures import kernel as synthetic_kernel
 from torch import nn
@@ -28,6 +28,8 @@ from optimizations.capture.step.observer import Observer
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import CapturedGraph, ChildGraphNode, Edge, MemoryRange
 from optimizations.captured.read import read_graph
+
+__all__ = ["copied"]
 
 Hidden = contextlib.nullcontext[CpuDevice | None]
 NOWHERE: Hidden = contextlib.nullcontext(None)
@@ -80,11 +82,6 @@ def tuned(kernel: Kernel) -> Any:
     found.launchers, found.inductor_meta, found.triton_interpret = [launcher], {}, False
     found.dump_launch_params = found.dump_launch_tensors = False
     return found
-
-
-@pytest.fixture
-def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    return copies_outside_of_graphs(monkeypatch)
 
 
 AT_THE_RECORDING = [2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from cuda.bindings import driver as real
-from graphs_on_cpu import CpuCopy, CpuDevice, ListCopy, copies_outside_of_graphs
+from graphs_on_cpu import CpuCopy, CpuDevice, ListCopy, copied, settings
 from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph
 from synthetic_captures import kernel as synthetic_kernel
 from test_step_following import COLUMNS, ROWS, Kernel, on, tuned
@@ -37,16 +37,8 @@ Batch = list[torch.Tensor]
 Make = Callable[[int], Batch]
 
 
-@pytest.fixture(autouse=True)
-def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(CpuCopy, "settings", 0)
-    monkeypatch.setattr(CpuCopy, "refuse_after", None)
-    yield
-
-
-@pytest.fixture
-def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    return copies_outside_of_graphs(monkeypatch)
+__all__ = ["copied", "settings"]
+pytestmark = pytest.mark.usefixtures("settings")
 
 
 def weighed(*batch: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,8 @@ placeholder is filled before the launch, and the kernel copies it to itself.
 Only what the kernel was launched with tells where the words are. Its argument is a structure that PyTorch does not
 fill, and the rest may hold the same addresses from an earlier copy of the same tensors. So nothing is searched for: the
 structure has to be the one that PyTorch's header describes, with the sources, the placeholders and the sizes in their
-places. And what the rest of it holds is no address of the graph's (Note [What an operator was given] in
-`step.launches`): these nodes are left out where it is asked what the graph mentions.
+places. The rest of it tells nothing of what the graph reads (Note [What an operator was given] in `step.launches`). So
+these nodes are left out when the graph's words are searched for addresses.
 """
 
 from __future__ import annotations

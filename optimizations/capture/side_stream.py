@@ -40,7 +40,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.captured.graph import MemoryRange
 from optimizations.captured.own_stream import own_stream
-from optimizations.captured.pools import Pool, free_workspaces, others_have_graphs, others_have_pools, pool_memory
+from optimizations.captured.pools import Pool, free_workspaces, others_have_graphs, pool_memory
 from optimizations.torch_internals.capturing import is_capturing, is_pytorchs
 from optimizations.torch_internals.memory_segments import memory_segments
 
@@ -100,10 +100,10 @@ class SideStream:
 
     def let_go_of_workspaces(self) -> None:
         """To be called where no graph writes to them. Note [Workspaces that no graph writes]."""
-        if not self._kept or others_have_pools() or others_have_graphs():
+        if not self._kept or others_have_graphs():
             return
         free_workspaces()
-        if not self._blocks():
+        if not self._blocks():  # none are freed where the program has memory pools
             self._kept.clear()
             self._pool.release()
             self._pool = Pool(self._device)

@@ -64,12 +64,12 @@ class Entries:
         """Whether numbers and sizes are as they were, and the same objects stand in the same places."""
         for getter, owners, values in self._numbers:
             now = list(map(getter, owners))
+            if all(map(operator.is_, now, values)):
+                continue
             try:
-                if now != values and list(map(exact, now)) != list(map(exact, values)):  # what is no number equals none
+                if list(map(exact, now)) != list(map(exact, values)):  # a NaN equals none, not even itself
                     return False
-            except Exception:  # what has no answer, as a tensor of several elements or an array, is no number
-                return False
-            if not all(map(operator.is_, now, values)) and list(map(exact, now)) != list(map(exact, values)):
+            except Exception:  # something that cannot be compared stands there now, as an array: it is another value
                 return False
         return list(map(len, self._sized)) == self._sizes and self.objects_stand()
 

@@ -129,6 +129,7 @@ class Outputs:
                     self._copied.append(tensor.detach())
                 self._plan.append(("copy", copied[id(tensor)]))
         self._as_bytes = list(map(_lies_in_a_run, self._copied))
+        self._sources = [data_of(one) if run else one for one, run in zip(self._copied, self._as_bytes, strict=True)]
         self._fresh_copies = list(map(_allocator, self._copied))
         self._single = len(tensors) == 1 and tensors[0] is returned and bool(self._copied or self._nodes)
         self._memory = [Memory(_allocator(like), node.write_to) for node, like in self._nodes]
@@ -178,14 +179,8 @@ class Outputs:
         a gradient lies, whose content from before is put back then."""
         if self._copied:
             copies = fresh[len(self._memory) :]
-            if not any(self._as_bytes):
-                copy_all(copies, self._copied)
-            else:
-                ends = [
-                    (data_of(copy), data_of(result)) if as_bytes else (copy, result)
-                    for copy, result, as_bytes in zip(copies, self._copied, self._as_bytes, strict=True)
-                ]
-                copy_all(*zip(*ends, strict=True))
+            targets = [data_of(one) if run else one for one, run in zip(copies, self._as_bytes, strict=True)]
+            copy_all(targets, self._sources)
 
     def take(self, inputs: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> Any:
         """The results of the launch before, for a call with these inputs, behind `copy_out`. `fresh` was prepared for
