@@ -640,8 +640,14 @@ def _is_word(value: Any) -> bool:
 
 
 def _has_memory(value: Any) -> bool:
-    """Whether it is a tensor other than a sparse one, which is made of others."""
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+    """Whether it is a tensor other than a sparse one, which is made of others, one that is zero without memory, or one
+    of the device `meta`."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and not value.is_meta
+        and not value._is_zerotensor()
+    )
 
 
 def _storage(tensor: torch.Tensor) -> int:

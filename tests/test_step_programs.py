@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
-from step_parts import outcome
+from step_parts import Program, batches, loss_of, network, outcome, state_of
 from step_programs import PROGRAMS
+from torch.func import functional_call, jvp
 
 from optimizations.capture.step.graphed_step import GraphedStep
 
@@ -26,3 +27,29 @@ def test_a_training_loop_is_replayed_and_gives_the_results_of_eager(name: str) -
     assert (report.replays, len(report.recordings)) == (made.replays, made.recordings)
     assert sum(graph.replays for graph in device.graphs) == made.replays
     assert device.broken == 0
+
+
+def regularised_by_a_derivative() -> Program:
+    model = network("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        held = dict(model.named_parameters())
+        x = batch["x"]
+        _, tangent = jvp(lambda given: functional_call(model, held, (given,)), (x,), (torch.ones_like(x),))
+        loss = loss_of(model, batch) + tangent.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Program(step, batches("cpu"), lambda: state_of(model, optimizer))
+
+
+def test_tangents_that_are_zero_without_memory_are_none_in_a_graph() -> None:
+    """Differentiation in forward mode makes such for what does not depend on the input."""
+    eager, made = regularised_by_a_derivative(), regularised_by_a_derivative()
+    expected = outcome(eager, eager.step)
+    step = GraphedStep(made.step, device=CpuDevice())
+    assert all(map(torch.equal, outcome(made, step), expected))
+    assert (step.report().refusals, step.report().replays) == ((), made.replays)
