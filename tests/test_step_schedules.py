@@ -327,6 +327,89 @@ def test_betas_that_rest_at_first_are_handed_over_when_they_begin_to_change() ->
     assert torch.equal(loss_of(model, batch[0]), loss_of(reference, batch[0]))
 
 
+class Prepared:
+    """As the accelerator of a library: it holds the scheduler next to what a step calls."""
+
+    __module__ = "hypothesis"
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self.scheduler = scheduler
+        self.weight = 1.0
+
+    def backward(self, loss: torch.Tensor) -> None:
+        (loss * self.weight).backward()
+
+
+def held_by_a_library(
+    work: Callable[[Prepared, torch.Tensor], Any], *, graphed: bool, between: Callable[[int, Prepared], None]
+) -> tuple[list[torch.Tensor], Any]:
+    model = network("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+    prepared = Prepared(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))  # powers of two are exact as float32
+
+    def train(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        work(prepared, loss)
+        optimizer.step()
+        return loss.detach()
+
+    step: Any = GraphedStep(train, device=CpuDevice()) if graphed else train
+    found = []
+    for index, batch in enumerate(batches("cpu", CALLS)):
+        found.append(step(*batch))
+        between(index, prepared)
+    return [*found, *(one.detach() for one in model.parameters())], step
+
+
+def test_what_a_scheduler_counts_is_not_compared_where_only_a_library_holds_it() -> None:
+    def between(index: int, prepared: Prepared) -> None:
+        prepared.scheduler.step()
+        if index == 9:
+            prepared.weight = 2.0
+
+    expected, _ = held_by_a_library(Prepared.backward, graphed=False, between=between)
+    found, step = held_by_a_library(lambda prepared, loss: prepared.backward(loss), graphed=True, between=between)
+    assert all(map(torch.equal, found, expected))
+    report = step.report()
+    assert (report.refusals, len(report.recordings), report.replays) == ((), 2, CALLS - 3 - 2)
+
+
+def test_a_scheduler_that_a_library_holds_is_not_called_in_a_step() -> None:
+    def work(prepared: Prepared, loss: torch.Tensor) -> None:
+        prepared.backward(loss)
+        prepared.scheduler.optimizer.step()
+        prepared.scheduler.step()
+
+    expected, _ = held_by_a_library(work, graphed=False, between=lambda index, prepared: None)
+    found, step = held_by_a_library(work, graphed=True, between=lambda index, prepared: None)
+    assert all(map(torch.equal, found, expected))
+    (refusal,) = step.report().refusals
+    assert refusal.reason == "changes the learning rate of an optimizer"
+    assert refusal.advice == "call the scheduler behind the step"
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        lambda scheduler: scheduler.last_epoch // 10,
+        lambda scheduler: scheduler.state_dict()["last_epoch"] // 10,
+        lambda scheduler: getattr(scheduler, "last" + "_epoch") // 10,
+        lambda scheduler: vars(scheduler)["last_epoch"] // 10,
+    ],
+)
+def test_what_a_scheduler_counts_is_compared_where_the_program_may_read_it(weight: Callable[[Any], float]) -> None:
+    def work(prepared: Prepared, loss: torch.Tensor) -> None:
+        prepared.backward(loss * (1 + weight(prepared.scheduler)))
+
+    def between(index: int, prepared: Prepared) -> None:
+        prepared.scheduler.step()
+
+    expected, _ = held_by_a_library(work, graphed=False, between=between)
+    found, _ = held_by_a_library(work, graphed=True, between=between)
+    assert all(map(torch.equal, found, expected))
+
+
 COMPUTED = "what is computed of it"
 KEEPS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a learning rate": lambda group: group["lr"],

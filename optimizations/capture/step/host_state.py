@@ -37,7 +37,8 @@ class Container:
 
     `names`: those of its entries that the step uses; None where all are taken to be used. `absent`: names that the step
     uses, and that are not among its entries: a class may have them. `always_read`: what it holds
-    belongs to a module or optimizer, whose tensors are read without a trace where code is compiled.
+    belongs to a module or optimizer, whose tensors are read without a trace where code is compiled. `unread`: entries
+    that no call reads, so that they may be others in the next one; a call may not change them.
     """
 
     held: Any
@@ -46,6 +47,7 @@ class Container:
     names: set[str] | None = None
     absent: frozenset[str] = frozenset()
     always_read: bool = False
+    unread: frozenset[str] = frozenset()
 
     def content(self) -> Any:
         """A shallow copy."""

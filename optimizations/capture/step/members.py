@@ -61,6 +61,10 @@ _LOOKED_INTO = ("configparser", "concurrent.futures._base")
 """Modules of Python whose objects hold what programs decide by."""
 _KEEPS_BOOKS = ("torch.nn.parallel",)
 """Modules of PyTorch whose modules note something for themselves in every call, which no graph needs."""
+COUNTED_BY_SCHEDULERS = frozenset({"last_epoch", "_step_count", "T_cur", "T_i"}) | frozenset(
+    {"best", "num_bad_epochs", "cooldown_counter", "_is_initial", "_get_lr_called_within_step"}
+)
+"""Numbers that PyTorch's schedulers of learning rates keep for themselves, and change between calls."""
 _SETTINGS_OF_THESE = ("training", "require_backward_grad_sync")
 """What such a module is told: the latter by `no_sync()`, whether a backward exchanges gradients."""
 
@@ -104,6 +108,7 @@ class Members(FunctionMembers):
         self._inherited: dict[type, Mapping[str, frozenset[str]]] = {}
         self._seen: dict[int, Any] = {}
         self._alike: dict[str, int] = {}
+        self._schedulers: list[Container] = []
 
     def _alone(self, path: str, taken: Mapping[str, Any]) -> str:
         """The path, or one like it where another stands under it: variables of two functions have one name."""
@@ -276,7 +281,10 @@ class Members(FunctionMembers):
 
     def _of_library(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         """An object of an installed library: which of its attributes its code uses is not known."""
-        self.state.containers.append(Container(vars(value), path, is_attributes=True, always_read=True))
+        container = Container(vars(value), path, is_attributes=True, always_read=True)
+        self.state.containers.append(container)
+        if type(value).__module__ == torch.optim.lr_scheduler.__name__:
+            self._schedulers.append(container)
         for name, member in list(vars(value).items()):
             if not is_clock(member):  # for logs and timeouts of its own
                 yield f"{path}.{name}", member

@@ -21,7 +21,7 @@ import torch
 from optimizations.capture.signature import PLAIN, containers, objects
 from optimizations.capture.step.counted_names import behind
 from optimizations.capture.step.host_state import ClassCode, ClassData, Container, HostState, Scope
-from optimizations.capture.step.members import PLAIN_OBJECTS, Given, Members, Method, Object
+from optimizations.capture.step.members import COUNTED_BY_SCHEDULERS, PLAIN_OBJECTS, Given, Members, Method, Object
 from optimizations.capture.step.name_uses import MATCHED
 from optimizations.capture.step.program_code import (
     MAKING,
@@ -40,6 +40,10 @@ from optimizations.capture.step.program_code import (
 from optimizations.torch_internals import hook_registry
 
 MOST_OBJECTS = 200_000
+_TELL_COUNTS = COUNTED_BY_SCHEDULERS | frozenset(
+    {"get_last_lr", "get_lr", "_last_lr", "_get_closed_form_lr", "state_dict", "in_cooldown"}
+)
+"""By these, code may have what a scheduler counts."""
 
 
 def reach(roots: Iterable[tuple[str, Any]], *, hooks_of_tensors: bool = True) -> HostState:
@@ -88,7 +92,17 @@ class _Walk(Members):
                 self._look_again()
                 if not self.names.met_another:
                     break
+        self._leave_out_counters()
         return self.state
+
+    def _leave_out_counters(self) -> None:
+        """What PyTorch's schedulers count. Libraries hold them next to what a step uses, and of their objects all
+        counts. But schedulers are called behind the step, and what they do to it is the learning rate alone."""
+        names = self.names
+        if names.in_whole or names.by_strings or not names.named.isdisjoint(_TELL_COUNTS):
+            return
+        for container in self._schedulers:
+            container.unread = COUNTED_BY_SCHEDULERS
 
     def _look_again(self) -> None:
         """Attributes, methods and properties of the program's objects whose names have occurred since."""

@@ -110,6 +110,7 @@ class Watch:
                 (key, value)
                 for key, value in entries
                 if is_watched(value, container)
+                and key not in container.unread
                 and (container.always_read or not isinstance(value, torch.Tensor) or reads(value))
             ]
             readable = as_readable(owner)
@@ -122,9 +123,9 @@ class Watch:
             sized = container.held if counted and (container.always_read or not may_grow) else None
             if sized is not None and container.is_attributes and not whole:
                 sized = None  # entries that are ignored may come and go
-            rarely_written = (whole and owner is container.held and _is_a_librarys(container)) or (
-                isinstance(container.held, ClassCode) and not data(container.held.kind)
-            )
+            rarely_written = (
+                whole and not container.unread and owner is container.held and _is_a_librarys(container)
+            ) or (isinstance(container.held, ClassCode) and not data(container.held.kind))
             guarded = rarely_written and can_be_guarded(owner)
             if isinstance(container.held, set) and len(container.held) <= LONG:
                 self._sets.append((container.held, frozenset(container.held)))
