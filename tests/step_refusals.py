@@ -23,7 +23,8 @@ from torch import nn
 
 @dataclass
 class Refused:
-    """`step(batch)` changes the parameters of `model`; the reason holds `words`, and names a line if `line`."""
+    """`step(batch)` changes the parameters of `model`; the reason holds `words`, what to do instead `advice`, and it
+    names a line if `line`."""
 
     step: Callable[..., Any]
     model: nn.Module
@@ -31,6 +32,7 @@ class Refused:
     line: bool = True
     batches: list[tuple[Any, ...]] | None = None
     between: Callable[[int], None] = lambda index: None
+    advice: str = ""
 
 
 REFUSED: dict[str, Callable[[str], Refused]] = {}
@@ -602,7 +604,55 @@ def number_that_changes(device: str) -> Refused:
 def returns_a_new_object(device: str) -> Refused:
     model = network(device)
     train = trained(model)
-    return Refused(lambda batch: SimpleNamespace(loss=train(batch)), model, "returns something else", line=False)
+    words = "call to call: `result`, an object of SimpleNamespace"
+    return Refused(lambda batch: SimpleNamespace(loss=train(batch)), model, words, line=False)
+
+
+@refused
+def loss_of_ctc(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    labels = torch.ones(2, 3, dtype=torch.long, device=device)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        scores = batch["x"].new_ones(8, 2, 5).log_softmax(-1)
+        return train(batch) + nn.functional.ctc_loss(scores, labels, (8, 8), (3, 2))
+
+    words = "ctc_loss has a result whose size depends on values"
+    return Refused(step, model, words, advice="make graphs of the model alone")
+
+
+class CountsInPython(torch.optim.SGD):
+    """As optimizers of libraries: a number for each parameter, or one for the group."""
+
+    def __init__(self, *args: Any, for_group: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.for_group = for_group
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for group in self.param_groups:
+            if self.for_group:
+                group["step"] = group.get("step", 0) + 1
+            for parameter in () if self.for_group else group["params"]:
+                self.state[parameter]["step"] = self.state[parameter].get("step", 0) + 1
+
+
+def counting_step(device: str, *, for_group: bool) -> Refused:
+    model = network(device)
+    optimizer = CountsInPython(model.parameters(), lr=0.1, for_group=for_group)
+    advice = "or use an optimizer that does so"
+    return Refused(training_step(model, optimizer), model, "['step'] changes from ", line=False, advice=advice)
+
+
+@refused
+def optimizer_that_counts_for_each_parameter(device: str) -> Refused:
+    return counting_step(device, for_group=False)
+
+
+@refused
+def optimizer_that_counts_for_a_group(device: str) -> Refused:
+    return counting_step(device, for_group=True)
 
 
 @refused

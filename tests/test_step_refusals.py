@@ -55,6 +55,7 @@ def test_a_step_that_cannot_be_repeated_is_refused_and_runs_as_it_did(name: str)
         assert torch.equal(mine, theirs)
     (refusal, *_) = step.report().refusals
     assert made.words in refusal.reason
+    assert made.advice in refusal.advice
     assert refusal.advice
     if made.line:
         assert refusal.source_line is not None

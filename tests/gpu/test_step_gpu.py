@@ -137,6 +137,7 @@ def test_a_step_that_cannot_be_repeated_is_refused(name: str) -> None:
     # `torch.tensor` shows itself by its copy to the GPU first, where there is one.
     copies = name == "tensor_from_python_values" and "CPU tensor to the GPU" in refusal.reason
     assert made.words in refusal.reason or copies, refusal
+    assert made.advice in refusal.advice
     assert step.report().replays == 0
     assert torch.isfinite(next(made.model.parameters())).all()
 

@@ -17,7 +17,6 @@ from optimizations.capture.callables.memory_plan import pools
 from optimizations.capture.callables.order import Event, is_training
 from optimizations.capture.callables.results import HandedOut, over
 from optimizations.capture.callables.run import (
-    OTHER_RESULT,
     Run,
     bound_results,
     call,
@@ -33,6 +32,7 @@ from optimizations.capture.callables.warm_up import keeps_of_first
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
+from optimizations.capture.other_results import other_result
 from optimizations.capture.signature import alias_pattern, flatten, replaced
 from optimizations.capture.step.graphed_step import steps_exist
 from optimizations.capture.step.host_random import HostRandom
@@ -251,8 +251,8 @@ class Captures:
                 raise StepRefused(refusal)
             check_unread(self._device, graph, bound, state.code)
             outputs: list[torch.Tensor] = []
-            if flatten(nest, outputs) != run.structure:
-                raise StepRefused(OTHER_RESULT)
+            if (structure := flatten(nest, outputs)) != run.structure:
+                raise StepRefused(other_result(run.structure, structure))
             forbidding.check_results([*outputs, *(entry.new for entry in bound)])
             returned = len(outputs)
             kept = bound_results(bound)

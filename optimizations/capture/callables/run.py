@@ -237,10 +237,6 @@ OWN_BACKWARD = Refusal(
     "changes the `.grad` of a parameter, as a backward inside of it does",
     "use torch.autograd.grad there, or capture it with graph_step",
 )
-OTHER_RESULT = Refusal(
-    "returns something else than a tensor that differs from call to call",
-    "return tensors: Python does not run when a graph is launched",
-)
 RETAINS = Refusal(
     "calls retain_grad() on what it returns or keeps in an attribute, whose gradient a graph computes on its way only",
     "get the gradient with torch.autograd.grad inside of it, and return that",

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from optimizations.capture.callables.forbidding import draws_of, names_of
-from optimizations.capture.callables.run import OTHER_RESULT, OWN_BACKWARD, Run
+from optimizations.capture.callables.run import OWN_BACKWARD, Run
 from optimizations.capture.device import Device
+from optimizations.capture.other_results import other_result
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import sparse_tensors
 from optimizations.capture.step.host_random import SAME_DRAWS, HostDraws, HostRandom, decides
@@ -198,7 +199,7 @@ def _gradients(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor | 
 
 def _difference(before: Run, after: Run) -> Refusal | None:
     if before.structure != after.structure:
-        return OTHER_RESULT
+        return other_result(before.structure, after.structure)
     found = first_difference(before.forward, after.forward) or first_difference(before.backward, after.backward)
     if found is None:
         found = after.host_draws.other_results(before.host_draws)

@@ -224,6 +224,8 @@ def host_change(change: Change, code: Sequence[types.CodeType], *, may_run: bool
     advice = OF_A_SCHEDULER if _is_of_a_scheduler(change) else _ADVICE_ON_CHANGES[change.kind]
     if change.name == "training":
         advice = OF_A_MODE
+    elif _is_counted_by_an_optimizer(change):
+        advice = OF_AN_OPTIMIZER
     if may_run and change.kind is ChangeKind.BOUND_TO_A_TENSOR:
         advice += _BOUND_AGAIN
     find = line_that_grows if change.kind is ChangeKind.GREW else line_that_binds
@@ -235,12 +237,22 @@ def host_change(change: Change, code: Sequence[types.CodeType], *, may_run: bool
 
 OF_A_MODE = "call train() and eval() outside of the step"
 OF_A_SCHEDULER = "call the scheduler behind the step"
+OF_AN_OPTIMIZER = (
+    "count in a tensor on the GPU that is written in place (`count += 1`), or use an optimizer that does so, as "
+    "PyTorch's own with capturable=True or fused=True"
+)
 
 
 def _is_of_a_scheduler(change: Change) -> bool:
     if ".param_groups[" in change.words:  # where optimizers keep counters of their own, too
         return change.name in ("lr", "betas", "momentum")
     return change.name in ("last_epoch", "_last_lr")
+
+
+def _is_counted_by_an_optimizer(change: Change) -> bool:
+    """Whether an optimizer keeps a number of its own in Python: for a parameter, or its steps for a group of them."""
+    counts = ".param_groups[" in change.words and change.name in ("step", "steps", "k")
+    return change.kind is ChangeKind.NUMBER and (counts or ".state[...]" in change.words)
 
 
 _ADVICE_ON_CHANGES = {

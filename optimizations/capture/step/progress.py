@@ -6,13 +6,14 @@ Calls of one signature, with gradients there or not, have to run twice in the sa
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import torch
 
+from optimizations.capture.other_results import other_result
 from optimizations.capture.signature import is_gone
 from optimizations.capture.step.deciding_values import Suspects
 from optimizations.capture.step.host_random import SAME_DRAWS, HostDraws, decides
@@ -38,12 +39,6 @@ class Action(Enum):
     RECORD = "record"
 
 
-OTHER_RETURNED = Refusal(
-    "returns something else than a tensor that differs from call to call",
-    "return tensors: Python does not run when a graph is launched",
-)
-
-
 @dataclass(slots=True)
 class Progress:
     """What is known of one signature. `trace` is of the last observed call, `agreeing` how many in a row were alike;
@@ -59,7 +54,7 @@ class Progress:
     or may be."""
 
     trace: Sequence[Operation] = ()
-    returned: object = None
+    returned: Hashable = None
     outside: frozenset[int] = frozenset()
     kept_casts: bool = False
     generators: Sequence[torch.Generator] = ()
@@ -88,7 +83,7 @@ class Progress:
     def note(
         self,
         trace: Sequence[Operation],
-        returned: object,
+        returned: Hashable,
         findings: Sequence[Refusal],
         host_draws: HostDraws | None = None,
     ) -> Refusal | None:
@@ -105,7 +100,7 @@ class Progress:
         self.findings = 0
         difference = None if first else first_difference(self.trace, trace)
         if difference is None and not first and returned != self.returned:
-            difference = OTHER_RETURNED
+            difference = other_result(self.returned, returned)
         if difference is None and not first:
             difference = self.host_draws.other_results(before)
         names = sorted({*self.host_draws.states, *before.states})

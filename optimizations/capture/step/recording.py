@@ -17,6 +17,7 @@ from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.fused_copies import FusedCopy, find_fused
 from optimizations.capture.inputs import CopiedInputs
+from optimizations.capture.other_results import other_result
 from optimizations.capture.signature import describe, flatten, replaced, without_objects
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.bound_results import BoundResults
@@ -43,7 +44,7 @@ from optimizations.capture.step.observing import (
 )
 from optimizations.capture.step.operations import first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
-from optimizations.capture.step.progress import OTHER_RETURNED, Progress
+from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.replaying import SteadyReplay
 from optimizations.capture.step.running_values import RunningInputs, places_of
 from optimizations.capture.step.set_aside import SetAside
@@ -507,8 +508,9 @@ def _check_results(observer: Observer, progress: Progress, returned: Any, kept: 
         StepDiffers: it has others.
     """
     tensors: list[torch.Tensor] = []
-    if without_objects(flatten(returned, tensors)) != without_objects(progress.returned):
-        raise StepDiffers(OTHER_RETURNED)
+    structure = flatten(returned, tensors)
+    if without_objects(structure) != without_objects(progress.returned):
+        raise StepDiffers(other_result(progress.returned, structure))
     found = HostDraws({}, *observer.of_results([*tensors, *(entry.new for entry in kept)]))
     if (difference := found.other_results(progress.host_draws)) is not None:
         raise StepDiffers(difference)
