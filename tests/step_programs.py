@@ -462,3 +462,42 @@ def two_networks_in_turn(device: str) -> Program:
         return judged, fooled
 
     return Program(step, batches(device), lambda: [*state_of(first), *state_of(second)])
+
+
+class Accelerator:
+    """As a library's: it counts micro-batches, and every second one trains."""
+
+    __module__ = "hypothesis"
+
+    def __init__(self) -> None:
+        self.steps, self.trains, self.share = 0, False, 0.5
+
+    def counts(self) -> None:
+        self.steps += 1
+        self.trains = self.steps % 2 == 0
+
+    def backward(self, loss: torch.Tensor) -> None:
+        (loss * self.share).backward()
+
+
+@program
+def library_that_counts_around_the_step(device: str) -> Program:
+    model, accelerator = network(device), Accelerator()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = loss_of(model, batch)
+        accelerator.backward(loss)
+        if accelerator.trains:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(
+        step,
+        batches(device, 3 * CALLS),
+        lambda: state_of(model),
+        lambda index: accelerator.counts(),
+        replays=3 * CALLS - 8,
+        recordings=2,
+    )

@@ -33,6 +33,13 @@ from optimizations.capture.step.host_random import HostRandom, decides
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import LearningRates
+from optimizations.capture.step.library_counters import (
+    READS_COUNTERS,
+    LibraryCounters,
+    in_both,
+    leave_out,
+    was_read,
+)
 from optimizations.capture.step.mentioned import GradientsMentioned
 from optimizations.capture.step.observer import SETS_UP, StepDiffers, StepRefused
 from optimizations.capture.step.observing import observe
@@ -67,6 +74,7 @@ class CallRecorder(ABC):
         self._rates = LearningRates()
         self._recordings = KeptRecordings()
         self._deciding = DecidingValues()
+        self._counters = LibraryCounters()
         self._refused: dict[Hashable, Refusal] = {}
         self._refusals: list[Refusal] = []
         self._drawn: set[str] = set()
@@ -88,7 +96,7 @@ class CallRecorder(ABC):
     def _observe(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:
         self._eager += 1
         self._changes_streams(device, observes=True)
-        with alone():
+        with alone(), self._counters.reading(call.state) as unread:
             as_captured = progress.as_captured
             seen = observe(
                 device,
@@ -101,6 +109,7 @@ class CallRecorder(ABC):
                 draws_unused=self._draws_unused,
             )
         self._drawn.update(seen.host_draws.states)
+        progress.unread = in_both(progress.unread, unread)
         if seen.set_up:
             if progress.passed_over():
                 self._refuse(key, SETS_UP, progress)
@@ -152,6 +161,7 @@ class CallRecorder(ABC):
             if progress.met_another():
                 return self._refuse_and_run_call(key, STANDS_ELSEWHERE, call, progress)
             return self._observe(device, key, call, progress)
+        leave_out(call.state, progress.unread or {})
         given = with_running(call, running)
         began = time.perf_counter()
         host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
@@ -173,7 +183,7 @@ class CallRecorder(ABC):
             of_gradients = TensorMarks(call.gradients_as_they_are(captured.before), to_restore=True)
             if set_aside:
                 device.give_back()
-            with alone():
+            with alone(), self._counters.reading(call.state) as unread:
                 recording = capture(
                     device,
                     self._step,
@@ -192,6 +202,9 @@ class CallRecorder(ABC):
                     set_aside=set_aside,
                     running=running,
                 )
+            if was_read(progress.unread or {}, unread):
+                progress.unread = None
+                raise StepDiffers(READS_COUNTERS)
         except BaseException as raised:
             error = cause(raised)
             if captured is not given:

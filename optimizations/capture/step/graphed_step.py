@@ -211,6 +211,7 @@ class GraphedStep(CallRecorder):
 
     def _without_recording(self, device: Device, key: Hashable, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         state = reach(self._roots(args, kwargs))
+        self._counters.look(state)
         if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):
             # A parameter gets its shape in this call, or a later one. What autograd keeps of it may be held until a
             # capture reads it: it has to be of the stream that is captured.
@@ -242,9 +243,10 @@ class GraphedStep(CallRecorder):
         if refusal is not None:
             return self._refuse_and_run_call(key, refusal, call)
         others = self._recordings.of(key)
-        host_key = others[0].watch.host_key() if others else ()
+        never_read = self._counters.never_read()
+        host_key = others[0].watch.host_key(never_read) if others else ()
         if host_key:
-            names = others[0].watch.differing()
+            names = others[0].watch.differing(never_read)
             if (changing := self._changing.note(key, host_key, names, self._recordings.replays)) is not None:
                 self._note(changing)
         frozen = tuple([not parameter.requires_grad for parameter in call.parameters])
@@ -253,7 +255,9 @@ class GraphedStep(CallRecorder):
             told_by = self._deciding.of(key, numbers_in(state, self._rates.stands_for))
             if (refusal := self._deciding.too_many(key)) is not None and not others:
                 return self._refuse_and_run_call(key, refusal, call)
-        action, progress = self._plan.next((key, pattern(call.before), frozen, host_key, told_by))
+        # What is known to be unread was compared in calls before: others have to be watched for it.
+        unread: Hashable = frozenset((one, names) for one, names in never_read.items() if names and others) or ()
+        action, progress = self._plan.next((key, pattern(call.before), frozen, host_key, told_by, unread))
         exhausted = self._plan.exhausted()
         if exhausted is not None and self._changing.refusal is not None:
             exhausted = self._changing.refusal

@@ -38,7 +38,8 @@ class Container:
     `names`: those of its entries that the step uses; None where all are taken to be used. `absent`: names that the step
     uses, and that are not among its entries: a class may have them. `always_read`: what it holds
     belongs to a module or optimizer, whose tensors are read without a trace where code is compiled. `unread`: entries
-    that no call reads, so that they may be others in the next one; a call may not change them.
+    that no call reads, so that they may be others in the next one; a call may not change them. `owner`: the object of
+    an installed library whose attributes these are.
     """
 
     held: Any
@@ -48,6 +49,7 @@ class Container:
     absent: frozenset[str] = frozenset()
     always_read: bool = False
     unread: frozenset[str] = frozenset()
+    owner: Any = None
 
     def content(self) -> Any:
         """A shallow copy."""

@@ -282,6 +282,7 @@ class Members(FunctionMembers):
     def _of_library(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         """An object of an installed library: which of its attributes its code uses is not known."""
         container = Container(vars(value), path, is_attributes=True, always_read=True)
+        container.owner = None if belongs_to(type(value).__module__, ("torch",)) else value
         self.state.containers.append(container)
         if type(value).__module__ == torch.optim.lr_scheduler.__name__:
             self._schedulers.append(container)

@@ -6,7 +6,7 @@ Calls of one signature, with gradients there or not, have to run twice in the sa
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -50,8 +50,8 @@ class Progress:
     of these changed when calls differed; `agrees` whether the last observed call did what the one before did, if that
     is known. `drops_gradients`: it let go of gradients from before, unread. `needs_gradients`: a capture did not, so
     they are not set aside again. `running`: where values stand that it reads and binds again, `others` how often
-    something else stood there. `refusal`: why its calls run as they are, where others of their signature are replayed,
-    or may be."""
+    something else stood there. `unread`: what changes in libraries' objects and none of these calls read, None before
+    the first. `refusal`: why its calls run as they are, where others of their signature are replayed, or may be."""
 
     trace: Sequence[Operation] = ()
     returned: Hashable = None
@@ -78,6 +78,7 @@ class Progress:
     needs_gradients: bool = False
     running: frozenset[tuple[int, Any]] = frozenset()
     others: int = 0
+    unread: Mapping[int, frozenset[str]] | None = None
     refusal: Refusal | None = None
 
     def note(

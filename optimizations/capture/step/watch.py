@@ -13,7 +13,7 @@ import functools
 import operator
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -53,6 +53,7 @@ from optimizations.torch_internals.argument_guard import Held, can_be_asked, is_
 from optimizations.torch_internals.dict_guard import HeldEntries, can_be_guarded, same_entries
 
 _PLAIN = (dict, OrderedDict, defaultdict, list)
+_NONE: Mapping[int, Collection[str]] = types.MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,10 +276,15 @@ class Watch:
     def _array_bytes(self) -> list[tuple[Any, ...]]:
         return [(array.shape, array.dtype, array.tobytes()) for array in self._arrays.values()]
 
-    def host_key(self) -> tuple[Any, ...]:
-        """What is different now, with its values: calls for which this is equal may share a recording. () for none."""
+    def host_key(self, but: Mapping[int, Collection[str]] = _NONE) -> tuple[Any, ...]:
+        """What is different now, with its values: calls for which this is equal may share a recording. () for none.
+
+        `but`: entries that are not asked for, by the identity of the dict that holds them.
+        """
         found: list[tuple[Any, ...]] = []
         for name, owner, key, old in self._named:
+            if key in but.get(id(owner), ()):
+                continue
             try:
                 new = owner[key]
             except (KeyError, IndexError):
@@ -320,10 +326,12 @@ class Watch:
         found += self._host.differences() if self._host else []
         return tuple(found)
 
-    def differing(self) -> list[str]:
-        """The names of what is not as it was."""
+    def differing(self, but: Mapping[int, Collection[str]] = _NONE) -> list[str]:
+        """The names of what is not as it was. `but`: as in `host_key`."""
         found = []
         for name, owner, key, old in self._named:
+            if key in but.get(id(owner), ()):
+                continue
             try:
                 new = owner[key]
             except UNREADABLE:

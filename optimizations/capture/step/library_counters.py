@@ -1,0 +1,163 @@
+"""Attributes of libraries' objects that change between calls, and that no call reads, such as counters.
+
+Note [Counters of libraries]. Of an object of an installed library all attributes count, because its code is not
+followed. A trainer or an accelerator that a step is given counts its calls, though, and each call would be another one.
+So for attributes that were seen to change, the calls that are observed, and the one that is captured, tell whether they
+are read: meanwhile the classes of these objects ask a function of ours for each attribute, by `__getattribute__`, and
+are as they were behind it. What none of these calls read is not compared with that recording. Other calls do what they
+did as long as all that they read is the same, so they do not read it either.
+
+Code that Dynamo compiled reads attributes in C, and what it compiles while a class asks for its attributes would be
+other code. So where the step reaches compiled code, all is compared. A class that has `__getattribute__` of its own, or
+that a library made in C, is left as it is. An attribute that begins and ends with two underscores may lead to all
+others (`__dict__`, `__getstate__`), and a dict of attributes that also stands elsewhere may be read there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from optimizations.capture.signature import exact
+from optimizations.capture.step.host_state import Container, HostState
+from optimizations.capture.step.watched_entries import is_number
+from optimizations.report.steps import Refusal
+
+_ASKS = "__getattribute__"
+_HARMLESS = frozenset({"__class__", "__doc__", "__module__"})
+"""Attributes of these names lead to no others."""
+_ONE_AT_A_TIME = threading.Lock()
+_watched: dict[int, set[str]] = {}
+"""By the identity of an object: names that were asked for since."""
+
+READS_COUNTERS = Refusal(
+    "reads in some calls, and not in others, what changes in an object of a library",
+    "pass the step what it needs of that object",
+)
+
+UnreadNames = Mapping[int, frozenset[str]]
+"""Attributes by the identity of the dict that they stand in."""
+
+
+def _asked(owner: Any, name: str) -> Any:
+    """`__getattribute__` of the classes that are watched."""
+    if (names := _watched.get(id(owner))) is not None:
+        names.add(name)
+    return object.__getattribute__(owner, name)
+
+
+class LibraryCounters:
+    """Of one step: attributes of libraries' objects that were others from call to call."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[weakref.ref[Any], dict[str, Hashable]]] = {}
+        self._changing: dict[int, set[str]] = {}
+        self._read: dict[int, set[str]] = {}
+        self._unread: dict[int, set[str]] = {}
+
+    def never_read(self) -> UnreadNames:
+        """What some call did not read, and none that was watched did: calls are not told apart by it."""
+        return {key: frozenset(names - self._read.get(key, set())) for key, names in self._unread.items()}
+
+    def look(self, state: HostState) -> None:
+        """Before a call that reaches `state`: find what is not as it was before the last one."""
+        for container in _of_libraries(state):
+            key, owner = id(container.held), container.owner
+            held = {name: _token(value) for name, value in list(container.held.items())}
+            last = self._last.get(key)
+            if last is None or last[0]() is not owner:
+                for kept in (self._changing, self._read, self._unread):
+                    kept.pop(key, None)
+            else:
+                changed = {name for name, token in held.items() if last[1].get(name, token) != token}
+                if changed:
+                    self._changing.setdefault(key, set()).update(changed)
+            self._last[key] = weakref.ref(owner), held
+
+    @contextlib.contextmanager
+    def reading(self, state: HostState) -> Iterator[dict[int, frozenset[str]]]:
+        """A call in the block is watched. What it did not read of those attributes is in the dict behind it."""
+        unread: dict[int, frozenset[str]] = {}
+        suspects = [one for one in _of_libraries(state) if self._changing.get(id(one.held))]
+        if not suspects or state.compiled or not _ONE_AT_A_TIME.acquire(blocking=False):
+            yield unread
+            return
+        try:
+            with _asking({type(one.owner) for one in suspects}) as asking:
+                suspects = [one for one in suspects if type(one.owner) in asking]
+                _watched.update({id(one.owner): set() for one in suspects})
+                yield unread
+            for one in suspects:
+                key, names = id(one.held), _watched[id(one.owner)]
+                changing = self._changing[key]
+                read = changing if any(map(_leads_to_all, names)) else changing & names
+                unread[key] = frozenset(changing - read)
+                self._read.setdefault(key, set()).update(read)
+                self._unread.setdefault(key, set()).update(unread[key])
+        finally:
+            _watched.clear()
+            _ONE_AT_A_TIME.release()
+
+
+def leave_out(state: HostState, unread: UnreadNames) -> None:
+    """Let a recording that is made of `state` not compare these."""
+    for container in _of_libraries(state):
+        container.unread = unread.get(id(container.held), frozenset())
+
+
+def in_both(one: UnreadNames | None, other: UnreadNames) -> UnreadNames:
+    """What neither of two calls read. None: there was no other call."""
+    if one is None:
+        return other
+    return {key: names & other[key] for key, names in one.items() if key in other}
+
+
+def was_read(left_out: UnreadNames, unread: UnreadNames) -> bool:
+    """Whether a call that is to read none of what was left out read some, or was not watched."""
+    return any(names and not names <= unread.get(key, frozenset()) for key, names in left_out.items())
+
+
+def _of_libraries(state: HostState) -> list[Container]:
+    """Attributes of such objects that stand nowhere else."""
+    times = Counter(id(container.held) for container in state.containers)
+    return [
+        one for one in state.containers if one.owner is not None and times[id(one.held)] == 1 and _stands_alone(one)
+    ]
+
+
+def _stands_alone(container: Container) -> bool:
+    """Whether objects of its class have attributes of their own each, and whether it tells when one of them is gone."""
+    kind = type(container.owner)
+    shared = any(value is container.held for base in kind.__mro__ for value in list(vars(base).values()))
+    return bool(kind.__weakrefoffset__) and not shared
+
+
+@contextlib.contextmanager
+def _asking(kinds: set[type]) -> Iterator[set[type]]:
+    """Classes that can be made to ask `_asked`, and are in the block."""
+    made: set[type] = set()
+    try:
+        # All are looked at before one is changed: another one may inherit it.
+        for kind in [one for one in kinds if getattr(one, _ASKS) is object.__getattribute__]:
+            with contextlib.suppress(TypeError):  # a class of C
+                type.__setattr__(kind, _ASKS, _asked)
+                made.add(kind)
+        yield made
+    finally:
+        for kind in made:
+            type.__delattr__(kind, _ASKS)
+
+
+def _token(value: Any) -> Hashable:
+    """What tells a value from another one, which may stand in its place: of tensors nothing."""
+    return exact(value) if is_number(value) else None if isinstance(value, torch.Tensor) else id(value)
+
+
+def _leads_to_all(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__") and name not in _HARMLESS

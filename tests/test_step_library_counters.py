@@ -1,0 +1,302 @@
+"""Objects of libraries that count calls, next to what a step uses of them: what no call reads makes no call another."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_parts import CALLS, batches, loss_of, network
+
+from optimizations.capture.step import library_counters
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.host_state import Container, HostState
+from optimizations.capture.step.library_counters import LibraryCounters, in_both, leave_out, was_read
+
+FIRST = 3  # calls before the one that is captured, and launched: one warms up, two are observed
+OBSERVED = 2  # before another recording
+
+
+@dataclass
+class State:
+    """Compared by its fields."""
+
+    __module__ = "hypothesis"
+
+    steps: int = 0
+
+
+class Trainer:
+    """As the trainer or accelerator of a library."""
+
+    __module__ = "hypothesis"
+
+    def __init__(self) -> None:
+        self.steps, self.epoch, self.weight = 0, 0.0, 1.0
+        self.state = State()
+        self.ranks = {"layer": 0}
+
+    @property
+    def progress(self) -> float:
+        return 1.0 + self.steps
+
+    def backward(self, loss: torch.Tensor) -> None:
+        (loss * self.weight).backward()
+
+    def counts(self) -> None:
+        self.steps += 1
+        self.epoch += 0.25
+        self.state.steps += 1
+        self.ranks = {"layer": self.steps}
+
+
+class Advanced(Trainer):
+    """One of its subclasses."""
+
+    __module__ = "hypothesis"
+
+
+class Asking(Trainer):
+    """A class that answers for itself."""
+
+    __module__ = "hypothesis"
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, name)
+
+
+class Shared(Trainer):
+    """Objects that have all attributes in common."""
+
+    __module__ = "hypothesis"
+    _shared: dict[str, Any] = {}  # noqa: RUF012 (shared on purpose)
+
+    def __init__(self) -> None:
+        self.__dict__ = self._shared
+        super().__init__()
+
+
+Work = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+def trained(
+    make: Callable[[], Any],
+    work: Work,
+    *,
+    graphed: bool,
+    between: Callable[[int, Any], None] = lambda index, trainer: trainer.counts(),
+    compiled: bool = False,
+) -> tuple[list[torch.Tensor], Any]:
+    """The losses and parameters of a loop in which `trainer` is an argument, and the step."""
+    model, trainer = network("cpu"), make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    call: Any = torch.compile(model, backend="eager") if compiled else model
+
+    def train(trainer: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = work(trainer, loss_of(call, batch))
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step: Any = GraphedStep(train, device=CpuDevice()) if graphed else train
+    found = []
+    for index, (batch,) in enumerate(batches("cpu", 3 * CALLS)):
+        found.append(step(trainer, batch))
+        between(index, trainer)
+    return [*found, *(one.detach() for one in model.parameters())], step
+
+
+def weighted(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
+    return loss * trainer.weight
+
+
+@pytest.mark.parametrize("kind", [Trainer, Advanced])
+def test_a_counter_that_no_call_reads_makes_no_call_another(kind: Callable[[], Any]) -> None:
+    def between(index: int, trainer: Any) -> None:
+        trainer.counts()
+        if index == 2 * CALLS:
+            trainer.weight = 2.0
+
+    expected, _ = trained(kind, weighted, graphed=False, between=between)
+    found, step = trained(kind, weighted, graphed=True, between=between)
+    assert all(map(torch.equal, found, expected))
+    report = step.report()
+    assert (report.refusals, len(report.recordings)) == ((), 2)
+    assert report.replays == 3 * CALLS - FIRST - OBSERVED
+    assert "__getattribute__" not in vars(kind) and "__getattribute__" not in vars(State)
+
+
+def test_one_that_begins_to_count_later_takes_one_more_recording() -> None:
+    def between(index: int, trainer: Any) -> None:
+        trainer.steps += index > CALLS
+
+    expected, _ = trained(Trainer, weighted, graphed=False, between=between)
+    found, step = trained(Trainer, weighted, graphed=True, between=between)
+    assert all(map(torch.equal, found, expected))
+    report = step.report()
+    # One call was looked at before it was known that none reads the number: each was another one until then.
+    assert (report.refusals, len(report.recordings)) == ((), 2)
+    assert report.replays == 3 * CALLS - FIRST - OBSERVED - 1
+
+
+def compared(trainer: Any) -> float:
+    return 2.0 if trainer.state == State(7) else 1.0
+
+
+by_attribute_getter = operator.attrgetter("steps")
+READ: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
+    "an attribute": (Trainer, lambda trainer: 1.0 + trainer.steps),
+    "a property": (Trainer, lambda trainer: trainer.progress),
+    "a name that is put together": (Trainer, lambda trainer: getattr(trainer, "ste" + "ps")),
+    "attrgetter": (Trainer, by_attribute_getter),
+    "a dict that is another one in each call": (Trainer, lambda trainer: trainer.ranks["layer"]),
+    "vars": (Trainer, lambda trainer: vars(trainer)["steps"]),
+    "a copy": (Trainer, lambda trainer: copy.copy(trainer).steps),
+    "fields that are compared": (Trainer, compared),
+    "a class that answers itself": (Asking, lambda trainer: trainer.steps),
+    "attributes in common, by another": (Shared, lambda trainer: 1.0 + trainer.steps),
+    "attributes in common, by their dict": (Shared, lambda trainer: Shared._shared["steps"]),
+    "in some calls": (Trainer, lambda trainer: trainer.steps if trainer.epoch % 1 == 0 else 1.0),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_counter_that_is_read_is_compared(name: str) -> None:
+    make, reads = READ[name]
+
+    def work(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
+        return loss * (1.0 + reads(trainer))
+
+    expected, _ = trained(make, work, graphed=False)
+    found, _ = trained(make, work, graphed=True)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_dict_of_attributes_that_stands_elsewhere_is_compared() -> None:
+    losses = []
+    for graphed in (False, True):
+        trainer = Trainer()
+        attributes = vars(trainer)
+        found, _ = trained(
+            lambda trainer=trainer: trainer,
+            lambda trainer, loss, attributes=attributes: weighted(trainer, loss) * (1 + attributes["steps"]),
+            graphed=graphed,
+        )
+        losses.append(found)
+    assert all(map(torch.equal, *losses))
+
+
+def test_a_counter_that_a_call_changes_is_refused_as_ever() -> None:
+    def work(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
+        trainer.counts()
+        return weighted(trainer, loss)
+
+    expected, _ = trained(Trainer, work, graphed=False, between=lambda index, trainer: None)
+    found, step = trained(Trainer, work, graphed=True, between=lambda index, trainer: None)
+    assert all(map(torch.equal, found, expected))
+    assert ".steps changes from 2 to 3" in step.report().refusals[0].reason
+
+
+def test_all_is_compared_next_to_compiled_code(fresh_compiler: None) -> None:
+    def between(index: int, trainer: Any) -> None:
+        trainer.steps += 1
+
+    expected, _ = trained(Trainer, weighted, graphed=False, between=between)
+    found, step = trained(Trainer, weighted, graphed=True, between=between, compiled=True)
+    assert all(map(torch.equal, found, expected))
+    assert step.report().replays == 1  # of the call that was captured
+
+
+def test_what_only_the_captured_call_reads_is_compared() -> None:
+    calls = bytearray(1)  # what it holds is not seen
+
+    def work(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        return weighted(trainer, loss) if calls[0] < FIRST + 1 else loss * trainer.progress
+
+    _, step = trained(Trainer, work, graphed=True)
+    assert calls[0] == 3 * CALLS + 1 and step.report().replays == 0
+
+
+class Fails(Exception):
+    pass
+
+
+def test_classes_are_as_they_were_behind_an_exception() -> None:
+    def work(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
+        if trainer.epoch == 1.0:
+            assert "__getattribute__" in vars(Trainer)
+            raise Fails
+        return weighted(trainer, loss)
+
+    with pytest.raises(Fails):
+        trained(Trainer, work, graphed=True)
+    assert "__getattribute__" not in vars(Trainer) and not library_counters._watched
+
+
+def state_of(*owners: Any) -> HostState:
+    found = [Container(vars(one), "trainer", is_attributes=True, owner=one) for one in owners]
+    return HostState(containers=found)
+
+
+def counting(*owners: Any) -> tuple[LibraryCounters, HostState]:
+    counters, state = LibraryCounters(), state_of(*owners)
+    counters.look(state)
+    for one in owners:
+        one.counts()
+    counters.look(state)
+    return counters, state
+
+
+def test_an_object_and_one_of_its_subclass_are_both_watched() -> None:
+    first, second = Trainer(), Advanced()
+    counters, state = counting(first, second)
+    with counters.reading(state) as unread:
+        assert (first.steps, second.epoch) == (1, 0.25)
+    assert unread == {id(vars(first)): {"epoch", "ranks"}, id(vars(second)): {"steps", "ranks"}}
+
+
+def test_another_thread_that_reads_counts_too_and_two_watch_in_turn() -> None:
+    trainer = Trainer()
+    counters, state = counting(trainer)
+    with counters.reading(state) as unread:
+        reader = threading.Thread(target=lambda: trainer.steps)
+        reader.start()
+        reader.join()
+        with counters.reading(state) as inner:
+            assert trainer.weight == 1.0
+        assert inner == {}
+    assert unread == {id(vars(trainer)): {"epoch", "ranks"}}
+
+
+def test_another_object_at_the_same_place_is_not_taken_for_it() -> None:
+    trainer = Trainer()
+    counters, state = counting(trainer)
+    other = Trainer()
+    other.__dict__ = state.containers[0].held
+    del trainer, state
+    counters.look(state_of(other))
+    with counters.reading(state_of(other)) as unread:
+        pass
+    assert unread == {}
+
+
+def test_what_is_left_out_was_read_by_neither_call() -> None:
+    a, b = frozenset("a"), frozenset("ab")
+    assert in_both(None, {1: b}) == {1: b}
+    assert in_both({1: b, 2: a}, {1: a}) == {1: a}
+    assert was_read({1: b}, {1: a}) and was_read({1: a}, {}) and not was_read({1: a}, {1: b})
+    assert not was_read({}, {}) and not was_read({1: frozenset()}, {})
+    trainer = Trainer()
+    state = state_of(trainer)
+    leave_out(state, {id(vars(trainer)): a})
+    assert state.containers[0].unread == a
+    leave_out(state, {})
+    assert state.containers[0].unread == frozenset()
