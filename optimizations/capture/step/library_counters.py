@@ -124,18 +124,19 @@ def was_read(left_out: UnreadNames, unread: UnreadNames) -> bool:
 
 
 def _of_libraries(state: HostState) -> list[Container]:
-    """Attributes of such objects that stand nowhere else."""
+    """Attributes of such objects that stand nowhere else: in no other container, nor in a class, as where all objects
+    of one have them in common. Without objects that do not tell when they are gone."""
     times = Counter(id(container.held) for container in state.containers)
-    return [
-        one for one in state.containers if one.owner is not None and times[id(one.held)] == 1 and _stands_alone(one)
-    ]
-
-
-def _stands_alone(container: Container) -> bool:
-    """Whether objects of its class have attributes of their own each, and whether it tells when one of them is gone."""
-    kind = type(container.owner)
-    shared = any(value is container.held for base in kind.__mro__ for value in list(vars(base).values()))
-    return bool(kind.__weakrefoffset__) and not shared
+    found = [one for one in state.containers if one.owner is not None and times[id(one.held)] == 1]
+    kinds = {type(one.owner) for one in found}
+    in_classes = {
+        id(value)
+        for kind in kinds
+        for base in kind.__mro__
+        for value in list(vars(base).values())
+        if type(value) is dict
+    }
+    return [one for one in found if id(one.held) not in in_classes and type(one.owner).__weakrefoffset__]
 
 
 @contextlib.contextmanager
