@@ -46,6 +46,9 @@ check "ruff check" -m ruff check .
 check "ruff format" -m ruff format --check .
 check "lint-imports" -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
 
+# Each of the many processes that tests start would compile Encore's own modules where Python is told to write no bytecode.
+"$encore_python" -m compileall -qq -j 0 encore host_tuning models optimizations suite tests || true
+
 # Two at a time: the tests start compilers and workers themselves.
 # First, in their own processes, files that count what Dynamo and autocast do: other tests leave state behind that
 # `reset` does not take back.

@@ -6,6 +6,7 @@ share what was found out once, and Triton's kernels, in the folder ENCORE_TEST_T
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -16,6 +17,8 @@ from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+gc.disable()  # while tests are collected: see `pytest_collection_finish`
 
 _CACHES = tempfile.TemporaryDirectory(prefix="encore-tests-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_CACHES.name}/inductor"
@@ -139,6 +142,13 @@ LONG_WITHOUT_A_GPU = frozenset(
         "torchbench_set", "unfinished_rows", "worker",
     )
 )  # fmt: skip
+
+
+def pytest_collection_finish() -> None:
+    """All that was imported and collected stays until the end: no collection in a test has to walk over it."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
