@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from recorded_runs import paths, read_recorded
 
 from suite import stats
 from suite.schedule import Sampling, sampling_for
 from suite.schema import Cell, Status
 from suite.settings import RunSettings
-from suite.store import RECORDED, list_runs, read_run
 
 SETTINGS = RunSettings()
 PROCESS_SPREAD = 0.003
@@ -47,8 +47,8 @@ def recorded_noise() -> list[list[Noise]]:
     of a workload in a run together."""
     cells = [
         (run.name, cell)
-        for run in list_runs(RECORDED)
-        for cell in read_run(run).cells
+        for run in paths()
+        for cell in read_recorded(run).cells
         if cell.status is Status.PASS and cell.processes == 1 and len(cell.blocks) >= 10
     ]
     cycle_s: Counter[tuple[str, str]] = Counter()

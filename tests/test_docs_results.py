@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from fixtures.report_pages import undrawn  # noqa: F401  # a fixture is used by its name
 from fixtures.synthetic_results import cell, environment, write_run
+from recorded_runs import joined
 
 from suite.cli_report import recorded_file
 from suite.report.build import build_report, paper_results
-from suite.report.join import load_runs
 from suite.report.load import Run
 from suite.report.paper import EXHIBITS, Results
 from suite.report.published import load_published
 from suite.report.readme import generated_names, generated_part
 from suite.report.results_page import exhibit_part
-from suite.store import RECORDED, REPOSITORY, list_runs
+from suite.store import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "results.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -29,7 +29,7 @@ RENEW = "renew it: encore report --recorded --readme docs/results.md"
 @pytest.fixture(scope="module")
 def recorded() -> Results:
     micro, nanogpt = recorded_file("indirection.json"), recorded_file("nanogpt.json")
-    return paper_results(load_runs(list_runs(RECORDED)), micro, nanogpt, PUBLISHED)
+    return paper_results(joined(), micro, nanogpt, PUBLISHED)
 
 
 def test_every_figure_and_table_is_on_the_page_with_how_to_read_it() -> None:

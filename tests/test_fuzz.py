@@ -7,8 +7,8 @@ from fuzz.compare import fuzz, through_inductor
 from fuzz.programs import build, draw, text
 from fuzz.reversions import DEFECTS, RARE, found_after
 
-SHARDS = 4
-PROGRAMS = 2000 // SHARDS
+SHARDS = 2
+PROGRAMS = 1000 // SHARDS
 SEED = 0
 
 

@@ -6,18 +6,20 @@ import re
 from pathlib import Path
 
 import pytest
+import recorded_runs
 import typer.main
+from recorded_runs import load_recorded
 
 from models.registry import find_set
 from suite.cli import app
 from suite.modes import MODES
 from suite.report import cell_tables, compare, explain_tables, provenance, speedup_tables, strategies
-from suite.report.join import load_runs
+from suite.report.join import join_runs
 from suite.report.load import Run, load_explanations
 from suite.report.readme import generated_part
 from suite.report.same_time import is_merged
 from suite.report.table import to_markdown
-from suite.store import RECORDED, REPOSITORY, list_runs, read_run
+from suite.store import RECORDED, REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 MEASURED = (REPOSITORY / "docs" / "measured.md").read_text(encoding="utf-8")
@@ -42,11 +44,10 @@ def test_the_table_of_obstacles_is_that_of_the_recorded_explanations() -> None:
 
 def test_the_table_of_times_is_that_of_the_recorded_runs_and_without_one_nothing_is_claimed() -> None:
     part = generated_part(MEASURED, "recorded")
-    if not (recorded := list_runs(RECORDED)):
+    if not recorded_runs.paths():
         assert "No run on a GPU is recorded yet" in part
         return
-    run = load_runs(recorded)
-    comparisons = compare.compare(run)
+    run, comparisons = recorded_runs.joined(), recorded_runs.comparisons()
     tables = (
         speedup_tables.overview(run, comparisons, compare.mean_speedups(comparisons)),
         speedup_tables.over_graphs(run, comparisons),
@@ -66,21 +67,21 @@ def test_the_table_of_the_readme_is_that_of_the_recorded_run_that_decides_most()
     """The newest of those that have verdicts on as many workloads, with later runs of nothing but what it lacks of
     GraCE's. Of those that were alone on their hosts: next to shards on other GPUs `compile`, which needs the host most,
     takes longer, and Encore looks better than it is."""
-    recorded = [path for path in list_runs(RECORDED) if not is_merged(read_run(path).environment)]
-    most = max(reversed(recorded), key=lambda path: decided(load_runs([path])))
+    recorded = [path for path in recorded_runs.paths() if not is_merged(load_recorded(path).environment)]
+    most = max(reversed(recorded), key=lambda path: decided(load_recorded(path)))
     left = {workload.acronym for workload in find_set("grace")} - workloads_of(most)
     later = [path for path in recorded[recorded.index(most) + 1 :] if workloads_of(path) <= left]
-    run = load_runs([most, *later])
+    run = join_runs([load_recorded(path) for path in (most, *later)])
     expected = to_markdown(speedup_tables.headline(run, compare.compare(run)), provenance.of_run(run))
     assert generated_part(README, "headline").strip() == expected.strip(), "encore report RUN ... --readme README.md"
 
 
 def workloads_of(path: Path) -> set[str]:
-    return {cell.workload for cell in load_runs([path]).cells}
+    return {cell.workload for cell in load_recorded(path).cells}
 
 
 def test_the_table_of_verdicts_is_that_of_the_recorded_runs() -> None:
-    run = load_runs(list_runs(RECORDED))
+    run = recorded_runs.joined()
     expected = to_markdown(cell_tables.verdicts(run), provenance.of_run(run))
     assert generated_part(MEASURED, "verdicts").strip() == expected.strip(), RENEW
 

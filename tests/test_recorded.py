@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
+from recorded_runs import read_recorded
 
 from suite.micro.records import read_micro_run
 from suite.report.join import load_runs
 from suite.report.load import load_explanations
 from suite.report.paper.nanogpt import read_nanogpt
 from suite.schema import READABLE_VERSIONS, SCHEMA_VERSION, Status
-from suite.store import ENVIRONMENT, PACKED, RECORDED, read_run
+from suite.store import ENVIRONMENT, PACKED, RECORDED
 
 RUNS = sorted(path.parent for path in RECORDED.glob(f"*/{PACKED}"))
 OLDEST = RECORDED / "20261120-131935-h200"
@@ -22,7 +23,7 @@ OLDEST = RECORDED / "20261120-131935-h200"
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_a_recorded_run_is_read_whole(run: Path) -> None:
-    recorded = read_run(run)
+    recorded = read_recorded(run)
     lines = gzip.decompress((run / PACKED).read_bytes()).decode().splitlines()
     assert len(recorded.cells) == len(lines) > 0 and recorded.cut_line is None
     assert recorded.environment.run_id == run.name

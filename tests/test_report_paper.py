@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from fixtures.synthetic_results import cell, environment, failed_cell, metrics, selection_record, write_run
+from recorded_runs import joined
 
 from models import registry
 from suite.cli import main
@@ -19,7 +20,6 @@ from suite.nanogpt.records import Generation, MeasuredConfiguration, NanoGptRun,
 from suite.report.build import build_exhibits
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.draw import draw
-from suite.report.join import load_runs
 from suite.report.line_chart import Line, LineChart, draw_any, draw_lines
 from suite.report.load import Run
 from suite.report.paper import EXHIBITS, Results, find_exhibits
@@ -28,7 +28,7 @@ from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
 from suite.schema import Cell, CompileConditions, RankPart, Status
-from suite.store import RECORDED, list_runs
+from suite.store import RECORDED
 
 PUBLISHED = load_published()
 EXPECTED = [
@@ -55,7 +55,7 @@ def row(table: Made, label: str, column: str = "workload") -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def recorded() -> Results:
-    return Results(PUBLISHED, load_runs(list_runs(RECORDED)), read_micro_run(MICRO))
+    return Results(PUBLISHED, joined(), read_micro_run(MICRO))
 
 
 def test_every_figure_and_table_is_there() -> None:

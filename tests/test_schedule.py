@@ -11,10 +11,10 @@ import pytest
 from fixtures.synthetic_results import cell, failed_cell
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_runs import paths, read_recorded
 
 from models import registry
 from models.registry import TP_MARK
-from suite import store
 from suite.errors import WrongUse
 from suite.matrix import select_modes_for, select_workloads
 from suite.modes import MODES, Mode
@@ -129,8 +129,8 @@ def seconds_by_recorded_rows() -> dict[str, float]:
     """Of each workload in the newest recorded run on H200s in which all of its modes were timed."""
     modes = {mode.name for mode in select_modes_for("cuda", None)}
     found: dict[str, float] = {}
-    for path in store.list_runs(store.RECORDED):
-        run = store.read_run(path)
+    for path in paths():
+        run = read_recorded(path)
         rows: dict[str, list[Cell]] = {}
         for row in run.cells:
             in_full = row.size == "full" and row.device == "cuda" and TP_MARK not in row.workload

@@ -8,6 +8,7 @@ vendor's tile in the name.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections import Counter
@@ -100,6 +101,7 @@ def _computing(side: Mapping[str, int], unsourced: Collection[str]) -> Counter[s
     return counts
 
 
+@functools.lru_cache(maxsize=2**14)  # a report asks for each key hundreds of times
 def only_moves(key: str) -> bool:
     """Whether this is the key of a kernel that computes nothing and that `difference` leaves out.
 

@@ -115,14 +115,13 @@ def compare(run: Run) -> tuple[Comparison, ...]:
     Raises:
         EncoreError: a recorded time is not positive.
     """
-    spreads = {
-        (label, metric): spread_of(run, label, metric)
-        for label in dict.fromkeys(map(cell_label, run.cells))
-        for metric in TimeKind
-    }
+    rows: dict[str, list[Cell]] = {}
+    for cell in run.cells:
+        rows.setdefault(cell_label(cell), []).append(cell)
+    spreads = {(label, metric): _spread(row, metric) for label, row in rows.items() for metric in TimeKind}
     return tuple(
-        _compare_cell(run, cell, baseline, metric, spreads[cell_label(cell), metric])
-        for cell in run.cells
+        _compare_cell(rows[label], cell, baseline, metric, spreads[label, metric])
+        for cell, label in ((cell, cell_label(cell)) for cell in run.cells)
         for baseline in baselines(cell)
         for metric in TimeKind
     )
@@ -134,7 +133,15 @@ def spread_of(run: Run, label: str, metric: TimeKind) -> stats.Spread:
     Raises:
         EncoreError: a recorded time is not positive.
     """
-    passed = {cell.mode: cell for cell in run.cells if cell_label(cell) == label and cell.status is Status.PASS}
+    return _spread(_row(run, label), metric)
+
+
+def _row(run: Run, label: str) -> list[Cell]:
+    return [cell for cell in run.cells if cell_label(cell) == label]
+
+
+def _spread(row: Sequence[Cell], metric: TimeKind) -> stats.Spread:
+    passed = {cell.mode: cell for cell in row if cell.status is Status.PASS}
     by_process, modes = [], set()
     for cell in passed.values():
         for reference in (passed[mode] for mode in baselines(cell) if mode in passed):
@@ -167,7 +174,8 @@ def against(run: Run, cell: Cell, mode: str, metric: TimeKind = TimeKind.LATENCY
     Raises:
         EncoreError: a recorded time is not positive.
     """
-    return _compare_cell(run, cell, mode, metric, spread_of(run, cell_label(cell), metric))
+    row = _row(run, cell_label(cell))
+    return _compare_cell(row, cell, mode, metric, _spread(row, metric))
 
 
 def find(comparisons: Sequence[Comparison], cell: Cell, baseline: str, metric: TimeKind) -> Comparison | None:
@@ -243,8 +251,8 @@ def _compare_cells(cell: Cell, reference: Cell, metric: TimeKind, spread: stats.
     return Comparison(cell, reference.mode, metric, ratio, verdict, alternating, None, kernels)
 
 
-def _compare_cell(run: Run, cell: Cell, baseline: str, metric: TimeKind, spread: stats.Spread) -> Comparison:
-    reference = run.find(cell_label(cell), baseline)
+def _compare_cell(row: Sequence[Cell], cell: Cell, baseline: str, metric: TimeKind, spread: stats.Spread) -> Comparison:
+    reference = next((other for other in row if other.mode == baseline), None)
     missing = _missing(cell, baseline, reference)
     if missing is None and reference is not None:
         return _compare_cells(cell, reference, metric, spread)

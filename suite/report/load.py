@@ -13,7 +13,7 @@ from suite.modes import MODES
 from suite.report.published import PUBLISHED_VARIANT
 from suite.schedule import missing_shards
 from suite.schema import EXPLANATION_VERSION, Cell, Environment, Status
-from suite.store import InvalidResults, describe, read_retried, read_run
+from suite.store import InvalidResults, RecordedRun, describe, read_retried, read_run
 
 FULL_SIZE = "full"
 
@@ -104,10 +104,18 @@ def load_run(folder: Path) -> Run:
     Raises:
         InvalidResults: a file is missing or has wrong fields; the message has the file and the line.
     """
-    recorded = read_run(folder)
+    return run_of(read_run(folder))
+
+
+def run_of(recorded: RecordedRun) -> Run:
+    """A run that was read, with what its folder has besides.
+
+    Raises:
+        InvalidResults: a file is damaged; the message has the file and the line.
+    """
     run_id = recorded.environment.run_id
-    retried = (Superseded(cell, run_id, None) for cell in read_retried(folder))
-    where = describe(folder)
+    retried = (Superseded(cell, run_id, None) for cell in read_retried(recorded.path))
+    where = describe(recorded.path)
     cut = (
         f"the last line of run {run_id} was cut short, and that cell is left out; "
         f"`encore run --resume {where}` measures it again"
