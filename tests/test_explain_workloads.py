@@ -22,10 +22,10 @@ FORKED = (
     ("MMC", "published"),
     ("XLNET-I", "current"),
     ("ST", "published"),
-    ("ST", "current"),
     ("DCGAN", "published"),
     ("DGPT2", "published"),
 )
+TRACED = ("ST", "current")
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -36,14 +36,14 @@ def explanations(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, st
     (explained,) = explain_many([Target(*AS_USERS_DO, "tiny")])
     folder = tmp_path_factory.mktemp("explained")
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), *itertools.chain(*FORKED)],
+        [sys.executable, str(SCRIPT), str(folder), *itertools.chain(*FORKED), "ST", "current/traced"],
         capture_output=True,
         text=True,
         timeout=500,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr
-    read = {each: Path(folder, f"{'.'.join(each)}.json").read_text() for each in FORKED}
+    read = {each: Path(folder, f"{'.'.join(each)}.json").read_text() for each in (*FORKED, TRACED)}
     return {
         AS_USERS_DO: explained.explanation,
         **{each: Explanation.model_validate_json(text) for each, text in read.items()},

@@ -8,7 +8,7 @@ from user_sessions import check_session
 
 __all__ = ["compiled_on_cpu"]
 
-ACTIONS = 40
+ACTIONS = 30
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,10 @@ def period_of(times: Sequence[Timed]) -> Period:
     logs = np.log([one.seconds for one in times])
     middle = np.asarray([np.median(logs[candidate == number]) for number in range(names.size)])
     logs = np.clip(logs, middle[candidate] - OUTLIER, middle[candidate] + OUTLIER)
+    plain = logs - (np.bincount(candidate, logs) / np.bincount(candidate))[candidate]
+    total = float((plain**2).sum())
     explained = {
-        length: _explained(logs, candidate, call % length)
+        length: _explained(logs, candidate, call % length, total)
         for length in range(2, LONGEST + 1)
         if np.bincount(call % length, minlength=length).min() >= FEWEST
     }
@@ -114,12 +116,11 @@ def _fit(logs: Floats, candidate: Integers, place: Integers) -> tuple[Floats, Fl
     return levels + effects.mean(), effects - effects.mean()
 
 
-def _explained(logs: Floats, candidate: Integers, place: Integers) -> float:
-    """The share of variance, less what as many numbers would explain by chance."""
+def _explained(logs: Floats, candidate: Integers, place: Integers, total: float) -> float:
+    """The share of variance, less what as many numbers would explain by chance. `total` is the sum of squares without
+    a period."""
     groups, length = int(candidate.max()) + 1, int(place.max()) + 1
     freedom = logs.size - groups - length + 1
-    without = logs - (np.bincount(candidate, logs) / np.bincount(candidate))[candidate]
-    total = float((without**2).sum())
     if freedom <= 0 or total <= 0:
         return 0.0
     levels, effects = _fit(logs, candidate, place)

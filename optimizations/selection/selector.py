@@ -26,6 +26,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+import numpy as np
+
 from optimizations.selection.decide import Decision, EndedBy, Round, Rules, block_median, hopeless, judge
 from optimizations.selection.period import NO_PERIOD, Timed, period_of
 from optimizations.selection.schedule import Turn, turns
@@ -193,7 +195,7 @@ class Selector:
     def _clipped_s(self) -> dict[str, float]:
         """The time of each candidate's calls, less what stopped the program."""
         return {
-            name: sum(min(one, OUTLIER * middle) for one in self._seconds[name])
+            name: float(np.minimum(np.array(self._seconds[name]), OUTLIER * middle).sum())
             for name, middle in self.medians.items()
         }
 
@@ -229,7 +231,11 @@ class Selector:
     @property
     def medians(self) -> dict[str, float]:
         """The median of all times of each candidate, in seconds, since the last verdict that was given up."""
-        return {name: sorted(one)[len(one) // 2] for name, one in self._seconds.items() if one}
+        return {
+            name: float(np.partition(np.array(one), len(one) // 2)[len(one) // 2])
+            for name, one in self._seconds.items()
+            if one
+        }
 
     @property
     def measured_calls(self) -> dict[str, int]:
