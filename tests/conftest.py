@@ -132,14 +132,15 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.compiler.reset()
 
 
-# Files with a test, or a fixture of all their tests, of 15 s and more, nearly all of it in processes that they start.
+# Files with a test, or a fixture of all their tests, of 15 s and more, most of them in processes that they start.
 # They begin first: where one is among the last, the other core has nothing to do meanwhile.
 LONG_WITHOUT_A_GPU = frozenset(
     f"test_{name}.py"
     for name in (
-        "broken_context", "docs_extending", "end_to_end", "endings", "explain_obstacles", "explain_workloads",
+        "agreement", "broken_context", "docs_extending", "end_to_end", "endings", "explain_backwards",
+        "explain_obstacles", "explain_programs", "explain_run", "explain_workloads", "fuzz", "memory_need",
         "own_packages", "packaging", "rank_programs", "ranked_worker", "real_programs", "thread_state",
-        "torchbench_set", "unfinished_rows", "worker",
+        "torchbench_set", "unfinished_rows", "user_sessions", "worker",
     )
 )  # fmt: skip
 
