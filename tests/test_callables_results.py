@@ -72,6 +72,31 @@ def test_memory_that_is_written_and_shared_makes_a_call_run_as_it_is() -> None:
         graphed(both, [(torch.randn(3, requires_grad=True), cache, cache.view(3))])
 
 
+def writes_two(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    keys.add_(1)
+    values.mul_(2)
+    return x * keys * values
+
+
+def test_parts_of_one_tensor_that_lie_side_by_side_may_be_written() -> None:
+    """As caches of keys and values do."""
+    caches, others = torch.ones(2, 3), torch.ones(2, 3)
+    call = graphed(writes_two, [(torch.randn(3, requires_grad=True), caches[0], caches[1])])
+    for _ in range(3):
+        x = torch.randn(3, requires_grad=True)
+        expected = writes_two(x, others[0], others[1])
+        found = call[0](x, caches[0], caches[1])
+        assert torch.equal(found, expected) and torch.equal(caches, others)
+        found.sum().backward()
+    assert call.calls_without_graph == 0
+    both = torch.ones(4)
+    for _ in range(2):
+        call[0](x, both[:3], both[1:])
+    assert call.calls_without_graph == 2, "these share two elements"
+    with pytest.raises(StepRefused, match="writes into tensor 1 of its arguments, which shares memory with tensor 2"):
+        graphed(writes_two, [(x, both[:3], both[1:])])
+
+
 def test_a_forward_of_the_modules_own_comes_back() -> None:
     module = nn.Linear(3, 3)
     stock = module.forward

@@ -205,6 +205,26 @@ def test_an_input_that_the_step_writes_is_the_callers() -> None:
     assert_same([batch["x"] for (batch,) in again], [batch["x"] for (batch,) in calls])
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_inputs_that_lie_side_by_side_in_one_tensor_may_be_written(*, moves: bool) -> None:
+    """As caches of keys and values do."""
+
+    def step(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        keys.add_(x)
+        values.mul_(0.5).add_(keys)
+        return (x * values).sum()
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    caches = [torch.ones(2, 3), torch.ones(2, 3)]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(7):
+        x = torch.randn(3, generator=generator)
+        caches = [one.clone() if moves else one for one in caches]
+        found, expected = (run_it(x, *cache) for run_it, cache in zip((graphed, step), caches, strict=True))
+        assert torch.equal(found, expected) and torch.equal(*caches)
+    assert graphed.report().replays == 4
+
+
 def test_a_result_that_there_is_no_memory_for_ends_the_call_before_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that catches this calls again, and must not have its weights changed twice."""
     weight = torch.zeros(200, 200)

@@ -82,13 +82,21 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def shared_with_written(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> tuple[int, int] | None:
-    """An input that is written and another that lies in the same memory, if there are such."""
+    """An input that is written and another that lies in the same memory, wholly or in part, if there are such."""
     places = list(map(storage, tensors))
     for index in written:
         for other, place in enumerate(places):
-            if place and place == places[index] and tensors[other] is not tensors[index]:
+            if place and place == places[index] and _overlap(tensors[other], tensors[index]):
                 return index, other
     return None
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one storage share some of it. Caches are often parts of one tensor, side by side."""
+    if one is other:
+        return False
+    memory, others = memory_of(one), memory_of(other)
+    return memory.address < others.address + others.size_bytes and others.address < memory.address + memory.size_bytes
 
 
 def refuse_shared(
@@ -123,9 +131,9 @@ def refuse_shared(
                     "pass a copy (`clone()`) of the argument",
                 )
             )
-    places = {storage(tensor) for tensor in mutated}
+    written_elsewhere = WrittenMemory(mutated)
     for tensor, label in zip(tensors, labels, strict=True):
-        if storage(tensor) and storage(tensor) in places:
+        if written_elsewhere.holds_one_of([tensor]):
             raise StepRefused(
                 Refusal(f"writes a tensor that shares memory with {label}", "pass a copy (`clone()`) of the argument")
             )
