@@ -624,3 +624,23 @@ def test_two_tensors_in_place_of_one_are_told_apart() -> None:
     assert torch.equal(call[0](x, x + 1), x * (x + 1))
     (forward, *_) = call.report()
     assert ["passed twice" in reason for reason in forward.without_graph] == [True]
+
+
+def test_code_may_ask_whether_two_arguments_are_the_same() -> None:
+    """As attention does that is given its queries for keys."""
+    weight = nn.Parameter(torch.randn(3))
+
+    def function(query: torch.Tensor, key: torch.Tensor, more: dict[str, torch.Tensor]) -> torch.Tensor:
+        return query * weight if query is key is more["value"] else query * key
+
+    sample = torch.randn(2, 3, requires_grad=True)
+    call = graph_callables(function, [(sample, sample, {"value": sample})], device=CpuDevice())
+    for _ in range(3):
+        x = torch.randn(2, 3, requires_grad=True)
+        weight.grad = None
+        found = call[0](x, x, {"value": x})
+        assert torch.equal(found, x * weight)
+        found.square().sum().backward()
+        assert x.grad is not None and torch.equal(x.grad, 2 * x * weight * weight)
+        assert torch.equal(weight.grad, (2 * x * weight * x).sum(0))
+    assert call.calls_without_graph == 0

@@ -21,6 +21,7 @@ from optimizations.capture.callables.run import (
     bound_results,
     call,
     changed_inputs,
+    differentiated,
     gradients_of,
     in_order,
     inputs_like,
@@ -309,7 +310,7 @@ class Captures:
         given = self._open.pop(key)
         slot.tangents = [torch.zeros_like(output) for output in given]
         surface = [*slot.inputs.recording_inputs, *slot.parameters]
-        wanted = [tensor for tensor in surface if tensor.requires_grad]
+        wanted = differentiated(surface)
         depends = depending_on(given, surface)
         slot.backward = self._device.new_graph()
         count = len(slot.inputs.recording_inputs)
@@ -321,7 +322,7 @@ class Captures:
                 with forbidding:
                     found = gradients_of(given, wanted, slot.tangents)
                 by_id = dict(zip(map(id, wanted), found, strict=True))
-                gradients = [by_id.get(id(tensor)) for tensor in surface]
+                gradients = [by_id.pop(id(tensor), None) for tensor in surface]  # of what is passed twice, once
                 # All micro-batches of a callable write the gradients of its parameters to the memory of the first.
                 others = {storage(one) for one in [*slot.tangents, *slot.inputs.recording_inputs, *slot.results.static]}
                 if slot.number not in self._shared:

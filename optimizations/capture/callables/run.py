@@ -118,7 +118,7 @@ def run_once(
     run.saved_results = tuple(
         index for index, tensor in enumerate(results) if index in shared or storage(tensor) in recorded.saved
     )
-    wanted = [tensor for tensor in [*inputs.recording_inputs, *run.parameters] if tensor.requires_grad]
+    wanted = differentiated([*inputs.recording_inputs, *run.parameters])
     if not wanted:
         return run
     found = gradients_of(outputs, wanted, tangents)
@@ -204,11 +204,20 @@ def gradients_of(
         raise StepRefused(REENTRANT) from error
 
 
+def differentiated(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Those that require gradients, each once: an argument may be passed twice."""
+    return list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
+
+
 def inputs_like(sample: Sample) -> CopiedInputs:
-    """Copies of the tensors among these arguments, leaves that take part in differentiation as they do."""
+    """Copies of the tensors among these arguments, leaves that take part in differentiation as they do.
+
+    What is passed twice has one copy, for code may ask whether two arguments are the same (`if query is key`).
+    """
     tensors: list[torch.Tensor] = []
     flatten(sample, tensors)
-    inputs = CopiedInputs([tensor.detach() for tensor in tensors])
+    detached = {id(tensor): tensor.detach() for tensor in tensors}
+    inputs = CopiedInputs([detached[id(tensor)] for tensor in tensors])
     for tensor, placeholder in zip(tensors, inputs.recording_inputs, strict=True):
         placeholder.requires_grad_(tensor.requires_grad)
     return inputs
