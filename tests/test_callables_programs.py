@@ -449,6 +449,49 @@ def test_a_generator_of_the_programs_own_is_drawn_from_as_in_eager() -> None:
     assert call.calls_without_graph == 0
 
 
+AROUND_A_MODULE: dict[str, Callable[[nn.Module], Any]] = {
+    "before the forward": lambda module: module.register_forward_pre_hook(lambda one, given: (given[0] * 2,)),
+    "behind the forward": lambda module: module.register_forward_hook(lambda one, given, result: result + 1),
+    "before the backward": lambda module: module.register_full_backward_pre_hook(lambda one, slopes: (slopes[0] / 2,)),
+    "behind the backward": lambda module: module.register_full_backward_hook(lambda one, found, of: (found[0] * 3,)),
+}
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Linear(3, 3), lambda: Normalized(lambda layer: layer)])
+@pytest.mark.parametrize("name", sorted(AROUND_A_MODULE))
+def test_hooks_that_a_graphed_module_gets_run_around_its_graphs(name: str, make: Callable[[], nn.Module]) -> None:
+    module = make()
+    reference = copy.deepcopy(module)
+    call = graphed(module, batches(1, requires_grad=True))
+    handles = []
+    for index, x in enumerate(batches(6, requires_grad=True)):
+        if index == 2:
+            handles = [AROUND_A_MODULE[name](one) for one in (module, reference)]
+        if index == 4:
+            handles = [handle.remove() for handle in handles]
+        slopes, found = [], []
+        for one in (module, reference):
+            given = x.detach().requires_grad_()
+            found.append(one(given))
+            found[-1].square().sum().backward()
+            slopes.append(given.grad)
+        assert same(found[:1], found[1:]) and same(slopes[:1], slopes[1:])
+    assert same(gradients(module), gradients(reference))
+    assert call.calls_without_graph == 0
+
+
+@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
+def test_hooks_of_one_callable_are_a_part_of_another_that_calls_it() -> None:
+    inner = nn.Linear(3, 3)
+    call = graphed([nn.Sequential(inner, nn.Tanh()), inner], [(torch.randn(2, 3, requires_grad=True),)] * 2)
+    inner.register_forward_hook(lambda module, given, result: result + 1)
+    for x in batches(2, requires_grad=True):
+        whole = call[0](x)
+        assert torch.equal(whole, (plain(inner, x) + 1).tanh())
+        whole.sum().backward()
+    assert [one.replays for one in call.report() if one.direction == "forward"] == [0, 2]
+
+
 class Block(nn.Module):
     def __init__(self, seed: int) -> None:
         super().__init__()

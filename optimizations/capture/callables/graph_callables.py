@@ -44,7 +44,7 @@ from optimizations.capture.callables.order import (
 )
 from optimizations.capture.device import Device
 from optimizations.capture.signature import signature
-from optimizations.capture.step.host_state import Entry
+from optimizations.capture.step.host_state import MODULE_HOOKS, Entry
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.options import HOST_DRAWS, require_one_of
 from optimizations.capture.step.surroundings import saved_tensors_are_watched, watched_by_others
@@ -159,9 +159,16 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         bound = {(id(entry.container.held), entry.key) for entry in self._bound_by(member.number)}
         reached = {id(tensor) for tensor in member.state.tensors.values()}
         replaced_here = {id(vars(one)) for one in self._callables if isinstance(one, torch.nn.Module)}
+        function = self._callables[member.number - 1]
+        # Hooks of its own run around its graphs. Those of other callables that it calls are part of it.
+        around = id(vars(function)) if isinstance(function, torch.nn.Module) else 0
         return Watch(
             member.state,
-            lambda held, key: (id(held), key) in bound or (key == "forward" and id(held) in replaced_here),
+            lambda held, key: (
+                (id(held), key) in bound
+                or (key == "forward" and id(held) in replaced_here)
+                or (key in MODULE_HOOKS and id(held) == around)
+            ),
             lambda tensor: True,
             [parameter for parameter in member.run.parameters if id(parameter) not in reached],
             host=HostTensors(on_the_host(member.state.tensors, self._device.holds)),

@@ -167,7 +167,7 @@ class Watch:
             (hooks, tuple(hooks.values()))
             for module in state.modules.values()
             for name in MODULE_HOOKS
-            if (hooks := vars(module).get(name)) is not None
+            if (hooks := vars(module).get(name)) is not None and not ignore(vars(module), name)
         ]
         self._in_dicts.freeze()
         self._asked.freeze()
