@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,3 +146,10 @@ def test_a_forward_without_a_graph_takes_its_backward_along() -> None:
     follower.forward(2, skip=True)
     follower.backward(1, 0)
     assert follower.at_start
+
+
+def test_an_order_may_be_numbers_of_numpy() -> None:
+    order = [1, 1, 2, -2, -1, 2, -2, -1]
+    assert events(numpy.array(order), 2) == events(order, 2)
+    assert expanded(numpy.array(order), [2, 1]) == expanded(order, [2, 1])
+    assert {type(entry) for entry in expanded(numpy.array(order), [1, 1])} == {int}

@@ -6,10 +6,12 @@ backward of the n-th c, as in the schedules of Megatron and Transformer Engine.
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Direction = Literal["forward", "backward"]
 
@@ -40,8 +42,9 @@ def events(order: Iterable[int], callables: int) -> tuple[Event, ...]:
     found: list[Event] = []
     forwards: Counter[int] = Counter()
     backwards: Counter[int] = Counter()
-    for place, entry in enumerate(order):
-        number = abs(_whole(place, entry))
+    for place, given in enumerate(order):
+        entry = _whole(place, given)
+        number = abs(entry)
         if not 1 <= number <= callables:
             raise WrongOrder(f"order[{place}] is {entry}, but callables go from 1 to {callables}")
         if entry > 0:
@@ -83,21 +86,24 @@ def expanded(order: Iterable[int], sizes: Sequence[int]) -> list[int]:
     for size in sizes:
         first.append(first[-1] + size)
     found: list[int] = []
-    for place, entry in enumerate(order):
-        if not 1 <= abs(_whole(place, entry)) <= len(sizes):
+    for place, given in enumerate(order):
+        entry = _whole(place, given)
+        if not 1 <= abs(entry) <= len(sizes):
             raise WrongOrder(f"order[{place}] is {entry}, but chunks go from 1 to {len(sizes)}")
         layers = range(first[abs(entry) - 1], first[abs(entry)])
         found += layers if entry > 0 else [-layer for layer in reversed(layers)]
     return found
 
 
-def _whole(place: int, entry: object) -> int:
-    if isinstance(entry, bool) or not isinstance(entry, int):
-        raise WrongOrder(
-            f"order[{place}] is {entry!r}: entries are whole numbers, c for a forward of callable c and -c for its "
-            "backward, which computes all gradients at once"
-        )
-    return entry
+def _whole(place: int, entry: Any) -> int:
+    """An entry of an order as a number of Python's: NumPy has whole numbers, too."""
+    if not isinstance(entry, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(entry)
+    raise WrongOrder(
+        f"order[{place}] is {entry!r}: entries are whole numbers, c for a forward of callable c and -c for its "
+        "backward, which computes all gradients at once"
+    )
 
 
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[int]:
@@ -169,7 +175,10 @@ class Follower:
         if event != here:
             message = self._message(str(here), event)
             if (event.callable, event.direction) == (number, "backward"):
-                message += "; backwards of a callable come as its forwards did, so call that of each loss, not of a sum"
+                message += (
+                    "; backwards of a callable come as its forwards did, so call that of each loss, not of a sum; "
+                    "where one forward calls it several times, graph a function that makes all these calls"
+                )
             raise WrongOrder(message)
         self._advance()
 
