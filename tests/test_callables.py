@@ -586,7 +586,9 @@ def in_evaluation(module: nn.Module, x: torch.Tensor) -> Any:
 
 UNSERVED: dict[str, tuple[Callable[[nn.Module, torch.Tensor], Any], str]] = {
     "another shape": (lambda module, x: module(x[:1]), "tensor 0 of its arguments looks otherwise than the sample's"),
-    "a gradient": (lambda module, x: module(x.requires_grad_()), "or whether it requires gradients"),
+    "a size": (lambda module, x: module(x[:1]), "than the sample's: another shape"),
+    "strides": (lambda module, x: module(x.t().contiguous().t()), "than the sample's: other strides"),
+    "a gradient": (lambda module, x: module(x.requires_grad_()), "than the sample's: it requires gradients"),
     "a keyword": (called_with_a_keyword, "passed by keyword in calls has to be so in sample_kwargs"),
     "another mode": (in_evaluation, "another mode than when they were captured"),
 }
@@ -644,3 +646,21 @@ def test_code_may_ask_whether_two_arguments_are_the_same() -> None:
         assert x.grad is not None and torch.equal(x.grad, 2 * x * weight * weight)
         assert torch.equal(weight.grad, (2 * x * weight * x).sum(0))
     assert call.calls_without_graph == 0
+
+
+def test_a_warning_says_if_not_even_the_first_call_fits() -> None:
+    """A batch that is smaller than others is one thing, and a sample that no call is like another."""
+    modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    graph_callables(modules, [torch.randn(2, 3)], device=CpuDevice())
+    x = torch.randn(2, 3)
+    with pytest.warns(UserWarning, match="callable 1 runs .*: it requires gradients; none of its calls had one so far"):
+        modules[0](x.detach().requires_grad_())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        modules[0](x[:1])
+        modules[0](x)
+        modules[1](x)
+        modules[1](x[:1])
+    modules[0].weight = nn.Parameter(torch.ones(3, 3))
+    with pytest.warns(UserWarning, match=r"callable 1 runs .*another now: .*weight"):
+        modules[0](x)

@@ -89,11 +89,24 @@ def difference(sample: Any, found: Any) -> str | None:
         )
     for index, pair in enumerate(zip(looks, others, strict=True)):
         if pair[0] != pair[1]:
-            return (
-                f"tensor {index} of its arguments looks otherwise than the sample's: shape, strides, dtype, class, or "
-                "whether it requires gradients"
-            )
+            return f"tensor {index} of its arguments looks otherwise than the sample's: {_other_looks(*pair)}"
     return "the same tensor is passed twice where the sample has two, or the other way round"
+
+
+_LOOKS = ("class", "shape", "strides", "dtype", "device", "gradients", "conjugation")
+"""As `tensor_key` has them."""
+
+
+def _other_looks(sample: tuple[Any, ...], found: tuple[Any, ...]) -> str:
+    """In what two tensors differ. Sizes are not told: reasons are counted, and sizes may be others in each call."""
+    if len(sample) != len(found):
+        return "another layout"
+    names = [name for name, one, other in zip(_LOOKS, sample, found, strict=False) if one != other]
+    if "shape" in names:
+        names = [name for name in names if name != "strides"]
+    takes_part = "it requires gradients" if found[5] else "it requires no gradients"
+    words = {"strides": "other strides", "gradients": takes_part}
+    return ", ".join(words.get(name, f"another {name}") for name in names)
 
 
 def called(function: Callable[..., Any], sample: Sample) -> Any:

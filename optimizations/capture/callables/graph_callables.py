@@ -44,6 +44,7 @@ from optimizations.capture.callables.order import (
 )
 from optimizations.capture.device import Device
 from optimizations.capture.signature import signature
+from optimizations.capture.step.changing_values import MOST_NAMES
 from optimizations.capture.step.host_state import MODULE_HOOKS, Entry
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.options import HOST_DRAWS, require_one_of
@@ -90,7 +91,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._update_due = False
         self._without_graph: Counter[tuple[int, int, str]] = Counter()
         self._closed = False
-        self._warned: set[int] = set()
+        self._warned: set[tuple[int, bool]] = set()
         self._left: dict[int, list[weakref.ref[torch.Tensor]]] = {}
         self.updates = 0
         self._installed = [Installed(self._serve(number), one) for number, one in enumerate(callables, start=1)]
@@ -240,6 +241,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         slot = self._slots[number, micro_batch]
         tensors, reason = self._fitting(number, slot, args, kwargs)
         if reason is not None:
+            if not any(one.forwards for one in self._slots_of(number)):
+                self._warn(number, f"{reason}; none of its calls had one so far", first=True)
             self._without_graph[number, micro_batch, reason] += 1
             self._passed(number, skip=True)
             return installed.before(*args, **kwargs)
@@ -262,7 +265,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             return [], self._warn(
                 number,
                 "it is called while the backward of an earlier call may still come; let go of that call's results, or "
-                "give graph_callables the order in which the program runs",
+                "give graph_callables the order in which the program runs; where one forward calls it several times, "
+                "graph a function that makes all these calls",
             )
         tensors = self._arguments[number - 1].tensors_of(args, kwargs)
         if tensors is None:
@@ -280,6 +284,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 number,
                 "it uses other tensors or numbers than those they were captured with; write new values into the same "
                 "tensors, or call close() and graph_callables again",
+                self._watches[number - 1].differing,
             )
         if not slot.binding.fits():
             return tensors, self._warn(
@@ -314,11 +319,16 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         """Whether training or evaluation, and autocast, are those of the capture."""
         return modes_of(self._callables[number - 1]) == self._modes[number - 1]
 
-    def _warn(self, number: int, reason: str) -> str:
-        """Say once, for each callable, why one of its calls has no graph; gives the reason."""
-        if number not in self._warned:
-            self._warned.add(number)
-            warnings.warn(f"callable {number} runs without its graphs: {reason}", stacklevel=5)
+    def _warn(
+        self, number: int, reason: str, differing: Callable[[], Sequence[str]] = list, *, first: bool = False
+    ) -> str:
+        """Say once, for each callable, why one of its calls has no graph; gives the reason. `differing`: names of what
+        is another than at the capture. `first`: it is said as no call had one so far; a later reason is said, too."""
+        if (number, first) not in self._warned and (number, False) not in self._warned:
+            self._warned.add((number, first))
+            names = ", ".join(sorted(differing())[:MOST_NAMES])
+            others = f"; another now: {names}" if names else ""
+            warnings.warn(f"callable {number} runs without its graphs: {reason}{others}", stacklevel=5)
         return reason
 
     def _begin_backward(self, number: int, micro_batch: int) -> None:
