@@ -459,6 +459,18 @@ def test_hooks_of_what_only_unused_results_depend_on_get_zeros() -> None:
     assert module.second.bias.grad is None
 
 
+def test_hooks_of_what_an_unused_argument_was_computed_from_get_zeros() -> None:
+    first, second, module = nn.Linear(3, 3), nn.Linear(3, 3), Halves()
+    call = graph_callables(module, [tuple(batches(2, requires_grad=True))], device=CpuDevice())
+    seen: list[torch.Tensor] = []
+    first.weight.register_hook(seen.append)
+    for _ in range(2):
+        module(second(*batches(1)), first(*batches(1)))[0].sum().backward()
+    assert [one.any().item() for one in seen] == [False, False]
+    assert second.weight.grad is not None and second.weight.grad.any()
+    assert call.calls_without_graph == 0
+
+
 class Late(nn.Module):
     """An attribute that is there from its first call on."""
 

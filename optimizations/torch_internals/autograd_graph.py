@@ -95,6 +95,22 @@ def depending_on(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
     return [frozenset(found.get(id(leaf), ())) for leaf in leaves]
 
 
+def leads_to_hooks(node: Any) -> bool:
+    """Whether what a node of autograd is given goes on to a leaf that has hooks for its gradient."""
+    seen: set[Any] = {None}
+    waiting = [node]
+    while waiting:
+        if (node := waiting.pop()) in seen:
+            continue
+        seen.add(node)
+        if is_of_leaf(node):
+            if node.variable._backward_hooks:
+                return True
+        else:
+            waiting += [before for before, _ in node.next_functions]
+    return False
+
+
 def _saved_by(node: Any) -> Iterator[int]:
     for name in dir(node):
         if not name.startswith(_RAW):

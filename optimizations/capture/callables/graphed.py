@@ -15,7 +15,7 @@ that was given back; and that the forward did not run again since.
 Note [Results that nobody uses]. A backward graph computes with a gradient for each result that takes part in
 differentiation, zeros for one that the loss does not lead to. What depends on such results only gets no gradient in
 eager, which is another thing than zeros to an optimizer, so it gets none here. Autograd calls a leaf's hooks all the
-same, which may not take None: such a leaf gets the zeros.
+same, which may not take None: such a leaf gets the zeros, and so does an argument that was computed from one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.outputs import view_like
 from optimizations.capture.step.written_memory import WrittenMemory, shared_with_written
 from optimizations.captured.memory_ranges import MemoryRanges
-from optimizations.torch_internals.autograd_graph import adds_to_gradient, held_by_others
+from optimizations.torch_internals.autograd_graph import adds_to_gradient, held_by_others, leads_to_hooks
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -258,14 +258,9 @@ class Slot:
                 tangent.zero_()
         used = {index for index, of in enumerate(given) if of is not None}
         return [
-            None if used.isdisjoint(depends) and not _has_hooks(node) else gradient
+            None if used.isdisjoint(depends) and not leads_to_hooks(node) else gradient
             for gradient, depends, node in zip(self.gradients, self.depends, nodes, strict=True)
         ]
-
-
-def _has_hooks(node: Any) -> bool:
-    """Whether a node of autograd belongs to a leaf whose gradient goes through hooks."""
-    return bool(getattr(getattr(node, "variable", None), "_backward_hooks", None))
 
 
 @dataclass(slots=True, weakref_slot=True)
