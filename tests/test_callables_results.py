@@ -6,8 +6,10 @@ import collections
 import copy
 import dataclasses
 import functools
+import gc
 import io
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +114,18 @@ def test_a_forward_of_the_modules_own_comes_back() -> None:
     module.forward = stock  # type: ignore[method-assign]
     call.close()
     assert vars(module)["forward"] is stock
+
+
+def test_a_closed_group_holds_no_weights_that_were_exchanged() -> None:
+    module = nn.Linear(3, 3)
+    call = graphed(module, batches(1))
+    module(*batches(1)).sum().backward()
+    before = [weakref.ref(one) for one in module.parameters()]
+    module.load_state_dict(nn.Linear(3, 3).state_dict(), assign=True)
+    call.close()
+    gc.collect()
+    assert [one() for one in before] == [None, None]
+    assert call[0](*batches(1)).requires_grad
 
 
 def test_a_module_of_two_groups_has_its_forward_back_when_both_are_closed() -> None:

@@ -53,6 +53,9 @@ from optimizations.capture.step.watch import Watch
 from optimizations.report.steps import CallableReport
 from optimizations.weak_registry import WeakRegistry
 
+PATIENCE = 16
+"""Calls in a row without a graph behind which a warning says so."""
+
 OTHER_MODE = "it is called in another mode than when they were captured: training, autocast or another setting"
 
 _groups: WeakRegistry[GraphedCallables] = WeakRegistry()
@@ -93,6 +96,9 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._closed = False
         self._warned: set[tuple[int, bool]] = set()
         self._left: dict[int, list[weakref.ref[torch.Tensor]]] = {}
+        self._in_a_row: Counter[int] = Counter()
+        self._watches: list[Watch] = []
+        self._add_entries: dict[int, Member] = {}
         self.updates = 0
         self._installed = [Installed(self._serve(number), one) for number, one in enumerate(callables, start=1)]
         made = make_graphs(
@@ -193,6 +199,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if self._update is not None:
             self._update.reset()
         self._slots.clear()
+        self._watches.clear()  # they hold weights, also those that were exchanged
+        self._add_entries.clear()
 
     @property
     def calls_without_graph(self) -> int:
@@ -241,12 +249,12 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         slot = self._slots[number, micro_batch]
         tensors, reason = self._fitting(number, slot, args, kwargs)
         if reason is not None:
-            if not any(one.forwards for one in self._slots_of(number)):
-                self._warn(number, f"{reason}; none of its calls had one so far", first=True)
+            self._missed(number, reason)
             self._without_graph[number, micro_batch, reason] += 1
             self._passed(number, skip=True)
             return installed.before(*args, **kwargs)
         results = slot.run(tensors)
+        self._in_a_row.pop(number, None)
         if self._outputs == "static":
             slot.results.remember(results)
         self._passed(number)
@@ -322,14 +330,26 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
     def _warn(
         self, number: int, reason: str, differing: Callable[[], Sequence[str]] = list, *, first: bool = False
     ) -> str:
-        """Say once, for each callable, why one of its calls has no graph; gives the reason. `differing`: names of what
-        is another than at the capture. `first`: it is said as no call had one so far; a later reason is said, too."""
+        """Say once, for each callable, why one of its calls has no graph; gives the reason.
+
+        `differing`: names of what is another than at the capture. `first`: it is said as no call had one so far, or
+        many had none; a later reason is said, too.
+        """
         if (number, first) not in self._warned and (number, False) not in self._warned:
             self._warned.add((number, first))
             names = ", ".join(sorted(differing())[:MOST_NAMES])
             others = f"; another now: {names}" if names else ""
             warnings.warn(f"callable {number} runs without its graphs: {reason}{others}", stacklevel=5)
         return reason
+
+    def _missed(self, number: int, reason: str) -> None:
+        """A call has no graph. A warning says so where no call had one, or many in a row had none: a batch that is
+        smaller than others is nothing to warn of, nor is an evaluation."""
+        self._in_a_row[number] += 1
+        if not any(slot.forwards for slot in self._slots_of(number)):
+            self._warn(number, f"{reason}; none of its calls had one so far", first=True)
+        elif self._in_a_row[number] == PATIENCE and reason != OTHER_MODE:
+            self._warn(number, f"{reason}; none of its last {PATIENCE} calls had one", first=True)
 
     def _begin_backward(self, number: int, micro_batch: int) -> None:
         """Before the launch of a backward, which is on the stream of its forward."""
