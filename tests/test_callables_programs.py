@@ -324,6 +324,19 @@ def test_code_that_is_compiled_around_graphed_layers_compiles_the_layers() -> No
     assert not any(one.replays for one in call.report())
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.* is deprecated")
+@pytest.mark.parametrize("within", [False, True])
+def test_a_trace_of_a_graphed_module_holds_the_module(within: bool) -> None:
+    module = nn.Linear(3, 3)
+    model = nn.Sequential(module, nn.ReLU()) if within else module
+    call = graphed(module, batches(1))
+    module(*batches(1)).sum().backward()
+    traced = torch.jit.trace(model, tuple(batches(1)))
+    for x in batches(3):
+        assert torch.equal(traced(x), plain(module, x).relu() if within else plain(module, x))
+    assert [one.replays for one in call.report()] == [1, 1]
+
+
 AROUND: dict[str, Callable[[], Any]] = {
     "another dtype of autocast": lambda: torch.autocast("cpu", dtype=torch.float16),
     "no autocast": lambda: torch.autocast("cpu", enabled=False),

@@ -15,7 +15,7 @@ import torch
 
 
 class Installed:
-    """Calls `serve`, or `before` where code is compiled around it.
+    """Calls `serve`, or `before` where code around it is compiled or traced.
 
     Args:
         serve: runs the graphs.
@@ -50,6 +50,8 @@ class Installed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return self._given(*args, **kwargs)  # Dynamo follows it
+        if torch.jit.is_tracing():  # a trace would hold where results of the graphs lie
+            return self.before(*args, **kwargs)
         return self._serve(*args, **kwargs)
 
     def __reduce__(self) -> Any:
