@@ -317,6 +317,49 @@ def test_a_result_that_is_kept_leaves_before_an_earlier_graph_of_its_pool_is_lau
     assert torch.equal(kept, values)
 
 
+@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
+@pytest.mark.parametrize("order", [None, [1, 1, -1, -1]])
+def test_a_view_that_a_variable_of_the_loop_holds_costs_one_call(order: list[int] | None) -> None:
+    module, eager = nn.Sequential(nn.Linear(3, 1), nn.Sigmoid()), nn.Sequential(nn.Linear(3, 1), nn.Sigmoid())
+    eager.load_state_dict(module.state_dict())
+    call = graphed(module, batches(1), order=order)
+    count = 1 if order is None else 2
+    found, expected = [torch.empty(0)] * count, [torch.empty(0)] * count
+    for _ in range(8):
+        for index, x in enumerate(batches(count)):
+            found[index], expected[index] = module(x).squeeze(-1), eager(x).squeeze(-1)
+        assert same(found, expected)
+        for one in (*found, *expected):
+            one.square().sum().backward()
+        assert same(found, expected) and same(gradients(module), gradients(eager))
+    assert call.calls_without_graph == count
+
+
+@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
+def test_a_view_that_is_held_for_good_is_never_overwritten() -> None:
+    module = nn.Linear(3, 3)
+    call = graphed(module, batches(1))
+    kept, values = [], []
+    for x in batches(6):
+        result = module(x)
+        result.sum().backward()
+        kept.append(result.detach()[0])
+        values.append(plain_linear(module, x)[0])
+    assert same(kept, values)
+    assert call.calls_without_graph == 5
+    del kept, result
+    for x in batches(3):
+        result = module(x)
+        kept = result.detach()[0]
+        assert torch.equal(kept, plain_linear(module, x)[0])
+        result.sum().backward()
+    assert call.calls_without_graph == 5
+
+
+def plain_linear(module: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.linear(x, module.weight, module.bias).detach()
+
+
 @torch.no_grad()
 def test_without_backwards_only_results_of_later_micro_batches_leave() -> None:
     module = nn.Linear(3, 3)

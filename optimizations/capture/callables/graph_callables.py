@@ -307,7 +307,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 number,
                 "a result of an earlier call is held through a view, or because its backward did not run, or was "
                 "resized, as a gradient may have been; drop it before, clone what you keep or resize, or pass "
-                "outputs='copied'",
+                "outputs='copied'; results are copied from now on",
             )
         return tensors, None
 

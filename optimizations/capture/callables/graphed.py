@@ -56,7 +56,8 @@ class Slot:
     the backward reads. `in_place`: whether what the graphs read lies where it lay. `passed`: which results are inputs,
     or views of them, that no graph has to make. `repeated`: which are the same as an earlier one. `without_gradient`:
     inputs that get none. `mates`: those of the same pool that were captured later. `left`: what the last forward left
-    for its backward, as long as that may come. `binding`: what the attributes and variables held that it binds.
+    for its backward, as long as that may come. `hands_out_copies`: of its results, as one was held through a view when
+    the next call came. `binding`: what the attributes and variables held that it binds.
     """
 
     number: int
@@ -76,6 +77,7 @@ class Slot:
     ended: Callable[[], None] = lambda: None
     wait: Callable[[], None] = lambda: None
     copied: bool = False
+    hands_out_copies: bool = False
     bound: list[tuple[Rebound, torch.Tensor]] = field(default_factory=list)
     bound_results: list[tuple[Rebound, int]] = field(default_factory=list)
     written: Sequence[int] = ()
@@ -136,7 +138,7 @@ class Slot:
             torch.autograd.graph.increment_version(self.mutated)
         for entry, made in self.bound:
             entry.bind(made.clone())
-        return self.results.hand_out_copies() if self.copied else self.results.hand_out()
+        return self.results.hand_out_copies() if self.copied or self.hands_out_copies else self.results.hand_out()
 
     def makes_room(self) -> bool:
         """Before a forward: let the results of the one before leave, and those of `mates`. These may lie where this
@@ -145,8 +147,15 @@ class Slot:
         good, so that the launch would not write it; and so for gradients that were given away."""
         if self.gradients_are_lost:
             return False
-        own = self.copied or (not self.results.resized and self.results.leave())
-        return own and all(mate.results.leave() for mate in self.mates if mate.results.are_out)
+        own = self.copied or (not self.results.resized and self._leaves())
+        return own and all(mate._leaves() for mate in self.mates if mate.results.are_out)
+
+    def _leaves(self) -> bool:
+        """Let its results leave. Where one cannot, results are copies from then on: who held a view of one until the
+        next call, as the variables of a loop do, would hold one in each."""
+        left = self.results.leave()
+        self.hands_out_copies = self.hands_out_copies or not left
+        return left
 
     def run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The results of a forward of these inputs, as autograd takes part in it."""
