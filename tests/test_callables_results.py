@@ -317,6 +317,19 @@ def test_a_result_that_is_kept_leaves_before_an_earlier_graph_of_its_pool_is_lau
     assert torch.equal(kept, values)
 
 
+def test_a_written_argument_that_ends_where_something_is_read_is_refused_behind_a_smaller_one() -> None:
+    memory = torch.ones(8)
+    table = memory[2:]
+
+    def function(x: torch.Tensor, count: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        count.add_(1)
+        cache.add_(1)
+        return x * table
+
+    with pytest.raises(StepRefused, match="writes into tensor 2 .* with a tensor that it reads from elsewhere"):
+        graphed(function, [(torch.randn(6, requires_grad=True), torch.zeros(1), memory[:4])])
+
+
 @pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
 @pytest.mark.parametrize("order", [None, [1, 1, -1, -1]])
 def test_a_view_that_a_variable_of_the_loop_holds_costs_one_call(order: list[int] | None) -> None:

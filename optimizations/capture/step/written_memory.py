@@ -58,6 +58,10 @@ class WrittenMemory:
         self._clear: set[tuple[int, ...]] = set()
         self._sizes: list[int] = []
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether this one lies in it, wholly or in part."""
+        return _has_memory(tensor) and self._ranges.overlap(tensor.data_ptr(), size_bytes(tensor))
+
     def holds_one_of(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether one of these lies in it, wholly or in part. Inputs have the same shapes and strides each time."""
         return bool(self._ranges.borders) and self.holds_one_at(inputs, [tensor.data_ptr() for tensor in inputs])
@@ -124,7 +128,7 @@ def refuse_shared(
             )
         )
     for index in written_back:
-        if read.holds_one_of([tensors[index]]):
+        if read.holds(tensors[index]):
             raise StepRefused(
                 Refusal(
                     f"writes into {labels[index]}, which shares memory with a tensor that it reads from elsewhere",
@@ -133,7 +137,7 @@ def refuse_shared(
             )
     written_elsewhere = WrittenMemory(mutated)
     for tensor, label in zip(tensors, labels, strict=True):
-        if written_elsewhere.holds_one_of([tensor]):
+        if written_elsewhere.holds(tensor):
             raise StepRefused(
                 Refusal(f"writes a tensor that shares memory with {label}", "pass a copy (`clone()`) of the argument")
             )
