@@ -326,7 +326,7 @@ def test_a_written_argument_that_ends_where_something_is_read_is_refused_behind_
         cache.add_(1)
         return x * table
 
-    with pytest.raises(StepRefused, match="writes into tensor 2 .* with a tensor that it reads from elsewhere"):
+    with pytest.raises(StepRefused, match=r"writes into tensor 2 .* with a tensor that it reads from elsewhere"):
         graphed(function, [(torch.randn(6, requires_grad=True), torch.zeros(1), memory[:4])])
 
 
