@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
+import inspect
 import operator
 import threading
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +83,53 @@ class Shared(Trainer):
     def __init__(self) -> None:
         self.__dict__ = self._shared
         super().__init__()
+
+
+class Flagged(Trainer):
+    """An object in which a step leaves a word for its caller."""
+
+    __module__ = "hypothesis"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs = False
+
+
+class Bypassing(Trainer):
+    """A class whose code asks `object` for attributes."""
+
+    __module__ = "hypothesis"
+
+    @property
+    def behind(self) -> int:
+        return int(super().__getattribute__("steps"))
+
+
+class Doubles:
+    """Answers for the classes that have it among their bases."""
+
+    __module__ = "hypothesis"
+
+    def __getattribute__(self, name: str) -> Any:
+        return 2.0 if name == "weight" else object.__getattribute__(self, name)
+
+
+class Mixed(Trainer, Doubles):
+    """Its other base is watched."""
+
+    __module__ = "hypothesis"
+
+
+class Holder:
+    """Both kinds of object, of which one counts."""
+
+    __module__ = "hypothesis"
+
+    def __init__(self) -> None:
+        self.trainer, self.mixed = Trainer(), Mixed()
+
+    def counts(self) -> None:
+        self.trainer.counts()
 
 
 Work = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -179,6 +229,76 @@ def test_a_counter_that_is_read_is_compared(name: str) -> None:
     assert all(map(torch.equal, found, expected))
 
 
+RARELY_READ: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
+    "asked of object": (Trainer, lambda trainer: object.__getattribute__(trainer, "steps")),
+    "looked up without code": (Trainer, lambda trainer: inspect.getattr_static(trainer, "steps")),
+    "a state without the object's word": (Trainer, lambda trainer: type(trainer).__getstate__(trainer)["steps"]),
+    "asked of object by the class": (Bypassing, lambda trainer: trainer.behind),
+}
+
+
+@pytest.mark.parametrize("name", RARELY_READ)
+def test_a_counter_that_object_is_asked_for_is_compared(name: str) -> None:
+    make, reads = RARELY_READ[name]
+
+    def work(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
+        return loss * (2.0 if reads(trainer) == 2 * CALLS else 1.0)
+
+    def between(index: int, trainer: Any) -> None:
+        trainer.steps += 1
+
+    expected, _ = trained(make, work, graphed=False, between=between)
+    found, _ = trained(make, work, graphed=True, between=between)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_what_a_call_binds_is_bound_in_each() -> None:
+    def work(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
+        trainer.logs = False
+        return weighted(trainer, loss)
+
+    left: dict[bool, list[bool]] = {False: [], True: []}
+    for graphed, logs in left.items():
+
+        def between(index: int, trainer: Any, logs: list[bool] = logs) -> None:
+            logs.append(trainer.logs)
+            trainer.logs = index % 5 == 0
+
+        trained(Flagged, work, graphed=graphed, between=between)
+    assert left[True] == left[False] == [False] * 3 * CALLS
+
+
+def test_other_bases_answer_for_objects_of_subclasses() -> None:
+    def work(holder: Any, loss: torch.Tensor) -> torch.Tensor:
+        return loss * holder.trainer.weight * holder.mixed.weight
+
+    expected, _ = trained(Holder, work, graphed=False)
+    found, step = trained(Holder, work, graphed=True)
+    assert all(map(torch.equal, found, expected)) and step.report().replays == 3 * CALLS - FIRST
+
+
+def test_code_that_a_library_compiles_meanwhile_sees_the_classes_as_they_are(fresh_compiler: None) -> None:
+    compiled = torch.compile(lambda trainer, loss: loss * trainer.weight, backend="eager", fullgraph=True)
+    behind = types.SimpleNamespace(calls=bytearray(1))  # what it holds is not seen
+
+    class Compiling(Trainer):
+        __module__ = "hypothesis"
+
+        def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+            behind.calls[0] += 1
+            return loss * self.weight if behind.calls[0] < FIRST else compiled(self, loss)
+
+    def between(index: int, trainer: Any) -> None:
+        trainer.steps += 1
+
+    def work(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
+        return trainer.scaled(loss)
+
+    expected, _ = trained(Trainer, weighted, graphed=False, between=between)
+    found, _ = trained(Compiling, work, graphed=True, between=between)
+    assert all(map(torch.equal, found, expected))
+
+
 def test_a_dict_of_attributes_that_stands_elsewhere_is_compared() -> None:
     losses = []
     for graphed in (False, True):
@@ -232,13 +352,37 @@ class Fails(Exception):
 def test_classes_are_as_they_were_behind_an_exception() -> None:
     def work(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
         if trainer.epoch == 1.0:
-            assert "__getattribute__" in vars(Trainer)
+            assert any(name.startswith("__geta") for name in vars(Trainer))  # a step that names it is compared whole
             raise Fails
         return weighted(trainer, loss)
 
     with pytest.raises(Fails):
         trained(Trainer, work, graphed=True)
     assert "__getattribute__" not in vars(Trainer) and not library_counters._watched
+
+
+def test_a_class_that_a_call_changes_stays_as_the_call_left_it() -> None:
+    class Patched(Trainer):
+        __module__ = "hypothesis"
+
+    def own(self: Any, name: str) -> Any:
+        return object.__getattribute__(self, name)
+
+    trainer = Patched()
+    counters, state = counting(trainer)
+    with counters.reading(state):
+        del Patched.__getattribute__  # type: ignore[attr-defined]
+    with counters.reading(state):
+        Patched.__getattribute__ = own  # type: ignore[method-assign]
+    assert vars(Patched)["__getattribute__"] is own and "__setattr__" not in vars(Patched)
+
+
+def test_objects_that_are_gone_are_forgotten() -> None:
+    counters = LibraryCounters()
+    for _ in range(5):
+        counters.look(state_of(*(Trainer() for _ in range(3))))
+        gc.collect()
+    assert len(counters._last) <= 6
 
 
 def state_of(*owners: Any) -> HostState:

@@ -60,7 +60,7 @@ def methods(kind: type) -> Iterator[tuple[type, str, Any]]:
     for base in reversed(kind.__mro__):
         if is_users(base.__module__):
             for name, value in vars(base).items():
-                code = _code(value)
+                code = code_of(value)
                 if isinstance(code, (types.FunctionType, CACHED, *PARTIALS)) or _is_users_object(code):
                     yield base, name, code
 
@@ -84,7 +84,7 @@ def inherited(kind: type) -> Mapping[str, frozenset[str]]:
     for base in kind.__mro__ if is_users(kind.__module__) else ():
         if base not in (object, torch.nn.Module) and not is_users(base.__module__):
             for name, value in vars(base).items():
-                code = inspect.unwrap(_code(value)) if callable(_code(value)) else None
+                code = inspect.unwrap(code_of(value)) if callable(code_of(value)) else None
                 if isinstance(code, types.FunctionType) and name not in _NOT_IN_A_STEP:
                     found[name] = found.get(name, frozenset()).union(names(code.__code__))
     return found
@@ -144,7 +144,7 @@ def loads(code: types.CodeType) -> frozenset[tuple[str, ...]]:
     return frozenset(found).union(*map(loads, inner_codes(code)))
 
 
-def _code(member: Any) -> Any:
+def code_of(member: Any) -> Any:
     """What a member of a class runs when it is looked up, or called."""
     if isinstance(member, (property, types.DynamicClassAttribute)):  # the latter of `Enum`
         return member.fget

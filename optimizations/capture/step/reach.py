@@ -44,6 +44,8 @@ _TELL_COUNTS = COUNTED_BY_SCHEDULERS | frozenset(
     {"get_last_lr", "get_lr", "_last_lr", "_get_closed_form_lr", "state_dict", "in_cooldown"}
 )
 """By these, code may have what a scheduler counts."""
+_READ_UNSEEN = frozenset({"__getattribute__", "__getstate__", "getattr_static", "getmembers_static"})
+"""By these, code may have an attribute of an object whose class is not asked for it."""
 
 
 def reach(roots: Iterable[tuple[str, Any]], *, hooks_of_tensors: bool = True) -> HostState:
@@ -93,6 +95,9 @@ class _Walk(Members):
                 if not self.names.met_another:
                     break
         self._leave_out_counters()
+        if not self.names.named.isdisjoint(_READ_UNSEEN):
+            for container in self.state.containers:
+                container.owner = None
         return self.state
 
     def _leave_out_counters(self) -> None:
