@@ -268,6 +268,22 @@ def test_what_a_call_binds_is_bound_in_each() -> None:
     assert left[True] == left[False] == [False] * 3 * CALLS
 
 
+def test_an_attribute_that_goes_while_another_comes_is_noticed() -> None:
+    def work(trainer: Any, loss: torch.Tensor) -> torch.Tensor:
+        return loss * getattr(trainer, "extra", 1.0)
+
+    def between(index: int, trainer: Any) -> None:
+        if index < CALLS:
+            trainer.steps += 1
+        elif index == CALLS:
+            del trainer.steps
+            trainer.extra = 2.0
+
+    expected, _ = trained(Trainer, work, graphed=False, between=between)
+    found, step = trained(Trainer, work, graphed=True, between=between)
+    assert all(map(torch.equal, found, expected)) and step.report().replays > CALLS
+
+
 def test_other_bases_answer_for_objects_of_subclasses() -> None:
     def work(holder: Any, loss: torch.Tensor) -> torch.Tensor:
         return loss * holder.trainer.weight * holder.mixed.weight

@@ -102,6 +102,7 @@ class Watch:
         self._without_in_dicts: list[tuple[Any, frozenset[str]]] = []
         self._without_asked: list[tuple[Any, frozenset[str]]] = []
         self._without_others: list[tuple[Any, frozenset[str]]] = []
+        self._still_there: list[tuple[Any, frozenset[str]]] = []
         self._unread: list[Unread] = []
         held_in_dicts: list[HeldEntries] = []
         held: list[Held] = []
@@ -147,6 +148,8 @@ class Watch:
             )
             entries_of = self._in_dicts if guarded else self._asked if askable else self._others
             absent = frozenset(name for name in container.absent if not ignore(container.held, name))
+            if container.owner is not None and (there := container.unread.intersection(owner)):
+                self._still_there.append((owner.keys(), there))
             if isinstance(owner, Slots) and (empty := absent.intersection(owner.names)):
                 self._without_others.append((Filled(owner), empty))
             lacks = bool(absent) and isinstance(owner, dict) and not isinstance(owner, Slots)
@@ -187,7 +190,8 @@ class Watch:
         self._bytes = self._array_bytes()
         self._host = host
         others = None if self._others.empty else self._others.unchanged
-        contents = self._contents_stand if self._sets_in_python or self._without_others else None
+        in_contents = self._sets_in_python or self._without_others or self._still_there
+        contents = self._contents_stand if in_contents else None
         arrays = self._arrays_stand if self._arrays else None
         in_host_memory = host.unchanged if host else None
         # What is compared in Python, where there is such, on the way of every call.
@@ -261,12 +265,16 @@ class Watch:
         return self._known.lie()
 
     def _contents_stand(self) -> bool:
-        """Whether sets hold what they held, and no object has got an attribute that the step takes from its class."""
+        """Whether sets hold what they held, and no object has got an attribute that the step takes from its class, nor
+        lost one that may be any."""
         for (
             now,
             then,
         ) in self._sets_in_python:  # on the way of every call, where a generator costs another frame of Python
             if now != then:
+                return False
+        for keys, names in self._still_there:
+            if not keys >= names:
                 return False
         return not self._without_others or _lack(self._without_others)
 
@@ -302,6 +310,7 @@ class Watch:
             )
             if (added := tuple(sorted(absent.intersection(keys))))
         ]
+        found += [("gone", index) for index, (keys, names) in enumerate(self._still_there) if not keys >= names]
         now = looks(self.tensors)
         found += [
             (index, new) for index, (new, old) in enumerate(zip(now, self._known.then, strict=True)) if new != old
