@@ -16,6 +16,7 @@ not seen. An attribute that begins and ends with two underscores may lead to all
 and a dict of attributes that also stands elsewhere may be read there. Three ways to read are not seen: a bound
 `__getattribute__` that was taken before the call, `object.__getattribute__` in other code of a library, and a dict of
 attributes that stands where the step does not lead (a variable of a library's module, of which each object has it).
+Of what code outside of the class binds by `object.__setattr__`, only that is seen which was another before the call.
 """
 
 from __future__ import annotations
