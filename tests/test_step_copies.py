@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # not in a call that is observed, which would not count then
 from cuda.bindings import driver as real
 from graphs_on_cpu import CpuCopy, CpuDevice, copied, settings
 from simulated_cuda import Node, SimulatedDriver
