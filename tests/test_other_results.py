@@ -1,4 +1,4 @@
-"""What a refusal says of a result that is no tensor: where it stands, and what it is."""
+"""A step may return something that is no tensor. If it differs in each call, the refusal names where it stands."""
 
 from __future__ import annotations
 

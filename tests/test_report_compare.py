@@ -59,7 +59,7 @@ def test_modes_that_were_measured_one_after_another_tell_nothing_of_how_processe
     alone = [
         apart(mode, 90, 95, 100, grouping=Grouping.SEQUENTIAL) for mode in ("eager", "lean", "encore", "indirection")
     ]
-    few, many = (compare.spread_of(run_of(*cells), "EOS", TimeKind.LATENCY) for cells in (in_turn, [*in_turn, *alone]))
+    few, many = (compare.spread_of(cells, TimeKind.LATENCY) for cells in (in_turn, [*in_turn, *alone]))
     assert few == many and few.freedom == 4
 
 
@@ -111,8 +111,8 @@ def test_a_mode_with_one_process_tells_nothing_of_how_processes_differ():
         return cell(mode=mode, blocks=blocks)
 
     others = [in_turn("compile", 100, 103, 98), in_turn("graph", 99, 101, 101), in_turn("placement", 101, 98, 100)]
-    without = compare.spread_of(run_of(*others), "EOS", TimeKind.LATENCY)
-    assert compare.spread_of(run_of(in_turn("eager", 300), *others), "EOS", TimeKind.LATENCY) == without
+    without = compare.spread_of(others, TimeKind.LATENCY)
+    assert compare.spread_of([in_turn("eager", 300), *others], TimeKind.LATENCY) == without
 
 
 def test_device_time_has_a_verdict_of_its_own():

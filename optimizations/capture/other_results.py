@@ -1,4 +1,4 @@
-"""Why what a call returned keeps it from being a graph: which part of it is no tensor, and another one in each call."""
+"""The refusal for a call whose results differ in something else than tensors. It names the part that differs."""
 
 from __future__ import annotations
 

@@ -46,6 +46,11 @@ class MemoryRange(_Record):
     def __contains__(self, address: int) -> bool:
         return self.address <= address < self.address + self.size_bytes
 
+    def overlaps(self, other: MemoryRange) -> bool:
+        """Whether some of it lies in the other."""
+        ends = self.address + self.size_bytes, other.address + other.size_bytes
+        return self.address < ends[1] and other.address < ends[0]
+
 
 class Placeholder(_Record):
     """Where the data of recording input `input` lay during one capture: from its `data_ptr` to the end of its last

@@ -118,7 +118,7 @@ def compare(run: Run) -> tuple[Comparison, ...]:
     rows: dict[str, list[Cell]] = {}
     for cell in run.cells:
         rows.setdefault(cell_label(cell), []).append(cell)
-    spreads = {(label, metric): _spread(row, metric) for label, row in rows.items() for metric in TimeKind}
+    spreads = {(label, metric): spread_of(row, metric) for label, row in rows.items() for metric in TimeKind}
     return tuple(
         _compare_cell(rows[label], cell, baseline, metric, spreads[label, metric])
         for cell, label in ((cell, cell_label(cell)) for cell in run.cells)
@@ -127,20 +127,12 @@ def compare(run: Run) -> tuple[Comparison, ...]:
     )
 
 
-def spread_of(run: Run, label: str, metric: TimeKind) -> stats.Spread:
+def spread_of(row: Sequence[Cell], metric: TimeKind) -> stats.Spread:
     """What the ratios of a row's modes that were measured in turn tell of how much processes differ.
 
     Raises:
         EncoreError: a recorded time is not positive.
     """
-    return _spread(_row(run, label), metric)
-
-
-def _row(run: Run, label: str) -> list[Cell]:
-    return [cell for cell in run.cells if cell_label(cell) == label]
-
-
-def _spread(row: Sequence[Cell], metric: TimeKind) -> stats.Spread:
     passed = {cell.mode: cell for cell in row if cell.status is Status.PASS}
     by_process, modes = [], set()
     for cell in passed.values():
@@ -174,8 +166,8 @@ def against(run: Run, cell: Cell, mode: str, metric: TimeKind = TimeKind.LATENCY
     Raises:
         EncoreError: a recorded time is not positive.
     """
-    row = _row(run, cell_label(cell))
-    return _compare_cell(row, cell, mode, metric, _spread(row, metric))
+    row = [other for other in run.cells if cell_label(other) == cell_label(cell)]
+    return _compare_cell(row, cell, mode, metric, spread_of(row, metric))
 
 
 def find(comparisons: Sequence[Comparison], cell: Cell, baseline: str, metric: TimeKind) -> Comparison | None:

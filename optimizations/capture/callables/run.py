@@ -165,8 +165,7 @@ def overlapping(results: Sequence[torch.Tensor]) -> set[int]:
     found: set[int] = set()
     there = [(index, one, memory_of(one)) for index, one in enumerate(results) if one.requires_grad and storage(one)]
     for (index, one, memory), (other, another, others) in itertools.combinations(there, 2):
-        ends = memory.address + memory.size_bytes, others.address + others.size_bytes
-        if one is not another and memory.address < ends[1] and others.address < ends[0]:
+        if one is not another and memory.overlaps(others):
             found |= {index, other}
     return found
 

@@ -61,10 +61,6 @@ _LOOKED_INTO = ("configparser", "concurrent.futures._base")
 """Modules of Python whose objects hold what programs decide by."""
 _KEEPS_BOOKS = ("torch.nn.parallel",)
 """Modules of PyTorch whose modules note something for themselves in every call, which no graph needs."""
-COUNTED_BY_SCHEDULERS = frozenset({"last_epoch", "_step_count", "T_cur", "T_i"}) | frozenset(
-    {"best", "num_bad_epochs", "cooldown_counter", "_is_initial", "_get_lr_called_within_step"}
-)
-"""Numbers that PyTorch's schedulers of learning rates keep for themselves, and change between calls."""
 _SETTINGS_OF_THESE = ("training", "require_backward_grad_sync")
 """What such a module is told: the latter by `no_sync()`, whether a backward exchanges gradients."""
 

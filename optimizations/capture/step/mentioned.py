@@ -1,8 +1,9 @@
 """What a captured graph reads of what was there before, as operators and the words of its nodes tell.
 
 Operators are seen, and compiled code is not: what it reads stands in the nodes of the graph as addresses. A word that
-looks like one counts as one. Some nodes only copy inputs to where the graph reads them. They are left out (`beside`,
-their indices): the input of this call may be a gradient, or what an attribute held, and the next call has another.
+looks like one counts as one. Some nodes only copy inputs to where the graph reads them. `beside` has the indices of
+these nodes, and they are not searched. For the input of this call may be a gradient, or what an attribute held. The
+next call has another input, and does not read that.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def check_unread(
     code: Sequence[types.CodeType],
     beside: Collection[int] = (),
 ) -> None:
-    """What attributes held before the call was not read by compiled code either. `beside`: see above.
+    """What attributes held before the call was not read by compiled code either. `beside`: nodes that are not searched.
 
     Raises:
         StepRefused: it was.
@@ -67,7 +68,7 @@ def they_play_no_part(
 ) -> bool:
     """Whether gradients from before the call play no part in it. Note [Gradients before and after].
 
-    `beside`: see above.
+    `beside`: nodes that are not searched.
 
     Raises:
         GradientsMentioned: unless it `may_mention` them, where nothing else leads to them.
@@ -105,7 +106,10 @@ def _only_left_over(device: Device, graph: Any, launches: Launches, ranges: Sequ
 def reads_of(
     device: Device, graph: Any, observer: Observer, call: Call, beside: Collection[int]
 ) -> Callable[[torch.Tensor], bool]:
-    """Whether a tensor is read by the step: by an operator, or by a kernel of compiled code. `beside`: see above."""
+    """Whether a tensor is read by the step: by an operator, or by a kernel of compiled code.
+
+    `beside`: nodes that are not searched.
+    """
     unseen = [t for t in call.state.tensors.values() if device.holds(t) and storage(t) not in observer.outside]
     in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen), beside)
     return lambda tensor: in_compiled_code or storage(tensor) in observer.outside

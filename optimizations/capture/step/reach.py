@@ -21,7 +21,7 @@ import torch
 from optimizations.capture.signature import PLAIN, containers, objects
 from optimizations.capture.step.counted_names import behind
 from optimizations.capture.step.host_state import ClassCode, ClassData, Container, HostState, Scope
-from optimizations.capture.step.members import COUNTED_BY_SCHEDULERS, PLAIN_OBJECTS, Given, Members, Method, Object
+from optimizations.capture.step.members import PLAIN_OBJECTS, Given, Members, Method, Object
 from optimizations.capture.step.name_uses import MATCHED
 from optimizations.capture.step.program_code import (
     MAKING,
@@ -40,7 +40,11 @@ from optimizations.capture.step.program_code import (
 from optimizations.torch_internals import hook_registry
 
 MOST_OBJECTS = 200_000
-_TELL_COUNTS = COUNTED_BY_SCHEDULERS | frozenset(
+_COUNTED_BY_SCHEDULERS = frozenset({"last_epoch", "_step_count", "T_cur", "T_i"}) | frozenset(
+    {"best", "num_bad_epochs", "cooldown_counter", "_is_initial", "_get_lr_called_within_step"}
+)
+"""Numbers that PyTorch's schedulers of learning rates keep for themselves, and change between calls."""
+_TELL_COUNTS = _COUNTED_BY_SCHEDULERS | frozenset(
     {"get_last_lr", "get_lr", "_last_lr", "_get_closed_form_lr", "state_dict", "in_cooldown"}
 )
 """By these, code may have what a scheduler counts."""
@@ -107,7 +111,7 @@ class _Walk(Members):
         if names.in_whole or names.by_strings or not names.named.isdisjoint(_TELL_COUNTS):
             return
         for container in self._schedulers:
-            container.unread = COUNTED_BY_SCHEDULERS
+            container.unread = _COUNTED_BY_SCHEDULERS
 
     def _look_again(self) -> None:
         """Attributes, methods and properties of the program's objects whose names have occurred since."""

@@ -90,17 +90,12 @@ def shared_with_written(tensors: Sequence[torch.Tensor], written: Sequence[int])
     places = list(map(storage, tensors))
     for index in written:
         for other, place in enumerate(places):
-            if place and place == places[index] and _overlap(tensors[other], tensors[index]):
+            if not place or place != places[index] or tensors[other] is tensors[index]:
+                continue
+            # Caches are often parts of one tensor, side by side.
+            if memory_of(tensors[other]).overlaps(memory_of(tensors[index])):
                 return index, other
     return None
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one storage share some of it. Caches are often parts of one tensor, side by side."""
-    if one is other:
-        return False
-    memory, others = memory_of(one), memory_of(other)
-    return memory.address < others.address + others.size_bytes and others.address < memory.address + memory.size_bytes
 
 
 def refuse_shared(
