@@ -27,7 +27,8 @@ os.environ["TRITON_CACHE_DIR"] = f"{_TOOLCHAIN or _CACHES.name}/triton"
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes: threads of theirs would wait for each other's cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-if not Path("/dev/nvidiactl").exists():
+_HAS_GPU = Path("/dev/nvidiactl").exists()
+if not _HAS_GPU:
     os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 
 # pytest gives its handlers to loggers that do not propagate, too. Once this one has any, PyTorch writes all graphs of
@@ -146,9 +147,14 @@ LONG_WITHOUT_A_GPU = frozenset(
 
 
 def pytest_collection_finish() -> None:
-    """All that was imported and collected stays until the end: no collection in a test has to walk over it."""
+    """All that was imported and collected stays until the end: no collection in a test has to walk over it.
+
+    Where there is a GPU nothing is hidden: programs hide nothing, and what is hidden may be a graph, so that workspaces
+    would not be freed.
+    """
     gc.collect()
-    gc.freeze()
+    if not _HAS_GPU:
+        gc.freeze()
     gc.enable()
 
 

@@ -36,7 +36,12 @@ from optimizations.capture.step.launches import Launches, numbers_of
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.set_aside import SetAside
-from optimizations.capture.step.source_lines import advice_by_caller, called_by_the_compiler, current_line
+from optimizations.capture.step.source_lines import (
+    ADVICE_ON_CTC,
+    advice_by_caller,
+    called_by_the_compiler,
+    current_line,
+)
 from optimizations.report.steps import Refusal, StepRefused
 from optimizations.torch_internals.generator_identity import identity
 
@@ -347,7 +352,7 @@ class Observer(torch_internals.TorchDispatchMode):
         if on_gpu and _size_depends_on_values(name, tags, args, kwargs):
             self.refuse(
                 f"{_short(name)} has a result whose size depends on values",
-                _OF_CTC if "ctc_loss" in name else _OF_SIZES,
+                ADVICE_ON_CTC if "ctc_loss" in name else _OF_SIZES,
             )
         if name == "aten.lift_fresh.default" and any(tensor.numel() for tensor in on_gpu):
             self.refuse(
@@ -464,7 +469,6 @@ _UNCOMPARED = ("aten.empty", "aten.new_empty", _DETACH)
 it saves for a backward where that is a view, such as a row of a data set: a placeholder is none, and the next batch may
 be none either. Where a gradient is stopped so, calls are compared by it: it decides where gradients go."""
 _OF_SIZES = "use a form of fixed size: torch.where, masked_fill, or an output_size"
-_OF_CTC = "make graphs of the model alone (graph_callables), and compute this loss behind it"
 _INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl_")
 
 

@@ -40,6 +40,8 @@ _ADVICE = {
     "/torch/nn/modules/batchnorm.py": "give the batch normalisation a number as momentum",
     "/torch/optim/lr_scheduler.py": "call the scheduler behind the step",
 }
+ADVICE_ON_CTC = "make graphs of the model alone (graph_callables), and compute this loss behind it"
+_ADVICE_IN = {("/torch/nn/functional.py", "ctc_loss"): ADVICE_ON_CTC}
 _OPTIMIZERS = "/torch/optim/"
 _FOR_GRAPHS = ("capturable", "fused")
 
@@ -52,6 +54,9 @@ def advice_by_caller() -> str | None:
         path = frame.f_code.co_filename
         for part, advice in _ADVICE.items():
             if part in path:
+                return advice
+        for (part, function), advice in _ADVICE_IN.items():
+            if part in path and frame.f_code.co_name == function:
                 return advice
         in_optimizer = in_optimizer or _OPTIMIZERS in path
         # The functions that compute a step do not know their optimizer, the method that calls them does.
