@@ -39,6 +39,7 @@ from optimizations.indirection.plan import Plan
 GARBAGE = float("nan")
 ASKS = "_cuda_isCurrentStreamCapturing"
 """What `torch.cuda.is_current_stream_capturing` calls."""
+_CHECK = "_accelerator_graph_capture_health_check"
 ELSEWHERE: ContextVar[bool] = ContextVar("elsewhere", default=False)
 """Whether what runs does so on another stream than the side stream."""
 
@@ -357,6 +358,23 @@ class _Capture(TorchDispatchMode):
         self.graph.overwrite()
 
 
+@contextlib.contextmanager
+def optimizers_check() -> Iterator[None]:
+    """PyTorch's optimizers look in the block whether they are captured, which they do where there is a GPU only.
+
+    But for those that are never `fused`: `capturable=True`, which they would have on a GPU, they take on no CPU.
+    """
+    stock = vars(torch.optim.Optimizer)[_CHECK]
+
+    def check(optimizer: torch.optim.Optimizer) -> None:
+        if all("fused" in group for group in optimizer.param_groups):
+            with torch_internals.replaced_attribute(torch.cuda, "is_available", lambda: True):
+                stock(optimizer)
+
+    with torch_internals.replaced_attribute(torch.optim.Optimizer, _CHECK, check):
+        yield
+
+
 class CpuDevice:
     """`optimizations.capture.device.Device`. Tensors in `host` (storages by address) count as the host's.
 
@@ -457,7 +475,11 @@ class CpuDevice:
         states = [(generator, generator.get_state()) for generator in generators]
         try:
             try:
-                with mode, torch_internals.replaced_attribute(torch.cuda.graphs, ASKS, lambda: True):
+                with (
+                    mode,
+                    optimizers_check(),
+                    torch_internals.replaced_attribute(torch.cuda.graphs, ASKS, lambda: True),
+                ):
                     yield
             finally:
                 if mode.broken:

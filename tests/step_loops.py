@@ -34,7 +34,7 @@ class Transitions(NamedTuple):
 def a_policy_with_clipped_ratios(device: str) -> Program:
     """The clipping stands in a list, and is narrowed after the eighth call."""
     policy = network(device)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01, fused=True, capturable=device != "cpu")
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.01, fused=True)
     clipped = [0.2]
 
     def step(given: Transitions, entropy: float = 0.01) -> dict[str, torch.Tensor]:

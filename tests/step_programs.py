@@ -131,7 +131,7 @@ def a_gradient_from_before_as_an_argument(device: str) -> Program:
 @program
 def fused_adamw_with_clipping(device: str) -> Program:
     model = network(device, dropout=0.2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True, capturable=device != "cpu")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
 
     def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         optimizer.zero_grad()
@@ -142,6 +142,34 @@ def fused_adamw_with_clipping(device: str) -> Program:
         return loss, norm
 
     return Program(step, batches(device), lambda: state_of(model, optimizer))
+
+
+@program
+def numbers_assigned_to_parts_of_tensors(device: str) -> Program:
+    """On a GPU PyTorch takes each from a tensor in CPU memory."""
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        x = batch["x"].clone()
+        x[:, 0] = 1
+        x[0, 1] = 0.5
+        x[..., -2:] = -1
+        x[torch.arange(2, device=device), 2] = True
+        if device != "cpu":
+            x[x > 1.5] = 0.25
+            x[:, 4:][:, x[0, 4:] < 0] = 0.75
+        counts = torch.zeros(3, dtype=torch.long, device=device)
+        counts[1] = 3.7
+        optimizer.zero_grad()
+        hidden = model[0](x)
+        hidden[1:, 3] = 0.0
+        loss = nn.functional.cross_entropy(model[1:](hidden), batch["y"]) * counts[1]
+        loss.backward()
+        optimizer.step()
+        return loss.detach(), x, counts
+
+    return Program(step, batches(device), lambda: state_of(model))
 
 
 @program
@@ -186,7 +214,7 @@ def accumulation_over_calls(device: str) -> Program:
 @program
 def scaler_that_overflows(device: str) -> Program:
     model = network(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True, capturable=device != "cpu")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     scaler = torch.amp.GradScaler(device, init_scale=2.0**14, growth_interval=2)
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:

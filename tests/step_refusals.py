@@ -234,7 +234,7 @@ def rate_of_an_optimizer_for_numbers(device: str) -> Refused:
 def scheduled(device: str, step_of: Callable[..., Any], words: str, *, line: bool = True) -> Refused:
     """Its rate is another in each call, and exact in float32; the step calls `step_of(optimizer, loss)`."""
     model = network(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True, capturable=device != "cpu")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     train = training_step(model, optimizer)
 

@@ -146,6 +146,20 @@ def test_a_launch_waits_for_the_one_before_where_that_was_on_another_stream(
     assert found.follow() and waits == [(7, 0), (0, 7)]
 
 
+def test_random_numbers_that_nobody_drew_are_not_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch takes any state that is set for a seed, by which recurrent layers of cuDNN begin their dropout anew."""
+    state, put_back = torch.arange(16, dtype=torch.uint8), []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda index: state.clone())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda found, index: put_back.append((found.tolist(), index)))
+    found = CudaDevice(1)
+    before = found.random_states()
+    found.restore_random_states(before)
+    assert put_back == []
+    state += 1
+    found.restore_random_states(before)
+    assert put_back == [(list(range(16)), 1)]
+
+
 def test_each_thread_that_launches_has_a_context(workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one, the driver's calls that set nodes of a graph end the process."""
     found = CudaDevice(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import time
 import weakref
@@ -297,6 +298,94 @@ def test_numbers_become_tensors_by_a_fill_and_data_of_others_does_not() -> None:
     with watched(observer, Asked(), capturing=True, compiled=True):
         assert torch.tensor is stock
     assert torch.tensor is stock
+
+
+ASSIGNED: list[tuple[torch.dtype, Any, Any]] = [
+    (torch.float32, (slice(None), 0), 1),
+    (torch.float32, (0, 1), 0.1),
+    (torch.float32, 2, math.nan),
+    (torch.float32, (..., slice(1, None)), -0.0),
+    (torch.float32, (None, 1), 1e38),
+    (torch.float16, (), 1 / 3),
+    (torch.bfloat16, slice(0, 2), 1 / 3),
+    (torch.int64, (0, 0), 3.7),
+    (torch.uint8, (slice(None), 2), True),
+    (torch.bool, 1, 2),
+    (torch.complex64, (1, 1), 2j),
+    (torch.float64, (torch.tensor([0, 2]), 1), 0.1),
+    (torch.float32, torch.tensor([[0, 1]]), 0.1),
+    (torch.float32, (torch.tensor([0, 2]), torch.tensor([1, 1], dtype=torch.int32)), 4),
+    (torch.float32, torch.tensor([True, False, True]), 0.1),
+    (torch.float32, [0, 2], 0.1),
+    (torch.float32, True, 0.1),
+    (torch.float32, (0, torch.tensor(1)), 0.1),
+    (torch.float32, 0, numpy.float64(0.1)),
+]
+
+
+def test_numbers_are_assigned_as_pytorch_does_it() -> None:
+    for dtype, index, value in ASSIGNED:
+        mine, expected = torch.zeros(3, 4, dtype=dtype), torch.zeros(3, 4, dtype=dtype)
+        expected[index] = value
+        with watched(Observer(lambda tensor: True, {}, forbid=False), Asked(), capturing=True, compiled=False):
+            mine[index] = value
+        bits = [one.view(torch.uint8) if dtype != torch.bool else one for one in (mine, expected)]
+        assert torch.equal(*bits), (dtype, index, value)
+
+
+def test_errors_of_assignments_are_those_of_pytorch() -> None:
+    leaf = torch.zeros(3, requires_grad=True)
+    x, places = torch.zeros(3), torch.tensor([0, 1])
+    for tensor, index, value in [(leaf, 0, 1.0), (x, 5, 1.0), (x, 0, 2j), (x, 0, 1e39), (x, places, 1e39)]:
+        with pytest.raises((RuntimeError, IndexError)) as expected:
+            tensor[index] = value
+        with (
+            watched(Observer(lambda tensor: True, {}, forbid=False), Asked(), capturing=True, compiled=False),
+            pytest.raises((RuntimeError, IndexError)) as found,
+        ):
+            tensor[index] = value
+        assert str(found.value) == str(expected.value)
+
+
+def test_a_number_that_is_assigned_stands_in_the_trace() -> None:
+    assign = torch.Tensor.__setitem__
+    observer = Observer(lambda tensor: True, {}, forbid=False)
+    x = torch.zeros(3, 4)
+    with watched(observer, Asked(), capturing=True, compiled=False), observer:
+        x[:, 0] = 0.5
+        x[0, 1] = 2
+        x[torch.arange(2)] = 3
+    told = [(one.name, one.arguments[-1]) for one in observer.operations if "fill" in one.name or "full" in one.name]
+    assert told[:2] == [("aten.fill_.Scalar", 0.5), ("aten.fill_.Scalar", 2)]
+    assert [one.arguments[0] for one in observer.operations if one.name == "aten.full.default"] == [3]
+    assert not observer.refusals
+    with watched(observer, Asked(), capturing=True, compiled=True):
+        assert torch.Tensor.__setitem__ is assign
+    assert torch.Tensor.__setitem__ is assign and "__setitem__" not in vars(torch.Tensor)
+
+
+@pytest.mark.parametrize("value", [0.5, 7])
+def test_a_number_may_be_assigned_by_one_mask_and_not_by_two(value: float) -> None:
+    """What lies on `meta` stands for the GPU. PyTorch makes a tensor in CPU memory of the number only on a real one."""
+
+    def traced(*indices: torch.Tensor, number: float | None, **keywords: bool) -> Observer:
+        observer = Observer(lambda tensor: tensor.device.type == "meta", {}, forbid=False)
+        with observer, observer.by_a_mask(number) if number is not None else contextlib.nullcontext():
+            torch.empty(3, 4, device="meta").index_put_(indices, scalar, **keywords)
+        return observer
+
+    mask = torch.empty(3, 4, dtype=torch.bool, device="meta")
+    rows, columns = mask[:, 0].clone(), mask[0].clone()
+    scalar = torch.tensor(value)
+    alone = traced(mask, number=value)
+    assert alone.refusals == [] and alone.operations[-1].arguments[-1] == value
+    assert storage(scalar) not in alone.outside
+    for indices, number, keywords, words in [
+        ((mask,), None, {}, "index_put_ reads a CPU tensor"),
+        ((rows, columns), value, {}, "index_put_ has a result whose size depends on values"),
+        ((mask,), value, {"accumulate": True}, "index_put_ has a result whose size depends on values"),
+    ]:
+        assert words in traced(*indices, number=number, **keywords).refusals[0].reason
 
 
 def test_a_checkpoint_keeps_the_random_state_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:

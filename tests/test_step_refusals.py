@@ -214,6 +214,30 @@ def test_a_capture_that_fails_costs_the_graph_and_nothing_is_done_twice(error: E
     assert all(graph.freed for graph in device.graphs)
 
 
+WAITING: list[CpuDevice] = []
+
+
+@torch.library.custom_op("encore_tests::waits_for_the_gpu", mutates_args=())
+def waits_for_the_gpu(x: torch.Tensor) -> torch.Tensor:
+    if WAITING[0].is_capturing():
+        raise RuntimeError("operation not permitted when stream is capturing")
+    return x * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_an_operator_that_fails_in_a_capture_is_named() -> None:
+    """Nothing shows before what it does on its way."""
+    device = CpuDevice()
+    WAITING[:] = [device]
+    step = GraphedStep(lambda x: waits_for_the_gpu(x + 1) - 1, device=device)
+    for number in range(5):
+        assert torch.equal(step(torch.full((3,), float(number))), torch.full((3,), 2.0 * number + 1))
+    (refusal,) = step.report().refusals
+    assert "waits_for_the_gpu raised RuntimeError: operation not permitted when stream is cap" in refusal.reason
+    assert "graph_callables" in refusal.advice
+    assert refusal.source_line is not None and "test_step_refusals.py:" in refusal.source_line
+
+
 def test_what_python_changed_in_a_capture_that_failed_half_way_is_put_back() -> None:
     made = Counted()
     device = CpuDevice()

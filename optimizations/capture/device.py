@@ -304,7 +304,9 @@ class CudaDevice:
         return [torch.cuda.get_rng_state(self.index)]
 
     def restore_random_states(self, states: list[Any]) -> None:
-        torch.cuda.set_rng_state(states[0], self.index)
+        # Setting even the same state makes the next recurrent layer of cuDNN draw its dropout from another seed.
+        if not torch.equal(states[0], torch.cuda.get_rng_state(self.index)):
+            torch.cuda.set_rng_state(states[0], self.index)
 
     def give_back(self) -> None:
         torch.cuda.empty_cache()

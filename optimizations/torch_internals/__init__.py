@@ -594,13 +594,17 @@ def replaced(name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced_attribute(owner: Any, attribute: str, value: Any) -> Iterator[None]:
-    """An attribute of a module or class replaced by `value` while the block runs."""
-    before = vars(owner)[attribute]
+    """An attribute of a module or class replaced by `value` while the block runs; it may be one of a base class."""
+    own = attribute in vars(owner)
+    before = vars(owner).get(attribute)
     setattr(owner, attribute, value)
     try:
         yield
     finally:
-        setattr(owner, attribute, before)
+        if own:
+            setattr(owner, attribute, before)
+        else:
+            delattr(owner, attribute)
 
 
 def dynamo_source(node: torch.fx.Node) -> Any:

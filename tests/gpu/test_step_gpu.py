@@ -147,6 +147,38 @@ def test_a_step_that_cannot_be_repeated_is_refused(name: str) -> None:
     assert torch.isfinite(next(made.model.parameters())).all()
 
 
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_dropout_of_recurrent_layers_goes_on_where_a_capture_failed() -> None:
+    """cuDNN keeps a state of its own for it, which PyTorch makes anew once a state of the generator was set."""
+
+    def made() -> tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]:
+        torch.manual_seed(5)
+        layer = nn.GRU(8, 8, num_layers=2, dropout=0.5).cuda()
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = layer(x)[0].square().mean()
+            loss.backward()
+            if torch._C._cuda_isCurrentStreamCapturing():
+                raise RuntimeError("not in a capture")
+            optimizer.step()
+            return loss.detach()
+
+        return layer, step
+
+    given = torch.randn(8, 5, 8, 8, device="cuda")
+    outcomes = []
+    for graphed in (False, True):
+        layer, step = made()
+        called = optimizations.graph_step(step) if graphed else step
+        outcomes.append([*(called(x) for x in given), *layer.parameters()])
+        if graphed:
+            (refusal,) = called.report().refusals
+            assert "could not be captured" in refusal.reason, refusal
+    assert all(map(torch.equal, *outcomes))
+
+
 def to_gpu(value: Any) -> Any:
     return {key: tensor.cuda() for key, tensor in value.items()} if isinstance(value, dict) else value
 

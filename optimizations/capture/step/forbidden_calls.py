@@ -9,7 +9,9 @@ and during the capture these two calls do nothing. Where it draws some, the reco
 Note [Code that asks whether it is captured]. Libraries ask, and if it is captured leave out what a graph cannot hold:
 Hugging Face's models then do not look into their masks. The captured call would differ from those that were observed.
 So all calls get the same answer: at first that of eager, which gives eager's results, and if a step that asks is
-refused, that of a capture. PyTorch's optimizers get the true answer, because they check whether they may be captured.
+refused, that of a capture. PyTorch's optimizers ask to check whether they may be captured, and get the true answer.
+They take `capturable=True` only, although what is `fused=True` keeps its counts on the GPU as well, and reads nothing
+on the host: such a one is told that it is not captured.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.program_code import ADVICE_ON_CLOCKS, CLOCKS
-from optimizations.capture.step.python_values import filling
-from optimizations.capture.step.source_lines import called_by_the_program, called_from
+from optimizations.capture.step.python_values import assigning, filling
+from optimizations.capture.step.source_lines import called_by_the_program, called_from, optimizer_that_runs
 from optimizations.torch_internals import averaged_model, replaced_attribute
 
 _WAITS: tuple[tuple[Any, str], ...] = (
@@ -63,7 +65,8 @@ class Asked:
 def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool) -> Iterator[None]:
     """Refuse these calls while a step runs, in its thread and its backward's. Note [Random state and checkpoints].
 
-    `compiled`: whether the step holds compiled code. Its guards ask for PyTorch's own `torch.tensor`, so that stays.
+    `compiled`: whether the step holds compiled code. Its guards ask for PyTorch's own `torch.tensor`, so that stays,
+    and so does how numbers are assigned to parts of tensors.
     """
     thread = threading.get_ident()
     over = False  # a module that is imported meanwhile may keep what stands in for a function
@@ -117,8 +120,10 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             return stock_tensor(data).dtype
 
     def is_captured() -> bool:
-        if elsewhere() or called_from(_OPTIMIZERS):
+        if elsewhere():
             return bool(stock_captured())
+        if called_from(_OPTIMIZERS):
+            return bool(stock_captured()) and not counts_on_the_gpu(optimizer_that_runs())
         asked.captured = True
         return asked.as_captured
 
@@ -154,6 +159,10 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             stack.enter_context(replaced_attribute(time, name, clock(name, vars(time)[name])))
         if not compiled:
             stack.enter_context(replaced_attribute(torch, "tensor", tensor))
+            assign = assigning(
+                torch.Tensor.__setitem__, observer.holds, elsewhere, lambda number: observers[0].by_a_mask(number)
+            )
+            stack.enter_context(replaced_attribute(torch.Tensor, "__setitem__", assign))
         # What `torch.cuda.is_current_stream_capturing` calls: compiled code looks whether that itself is PyTorch's.
         stack.enter_context(replaced_attribute(graphs, _CAPTURED, is_captured))
         stack.enter_context(replaced_attribute(torch.cuda, "get_rng_state", get_rng_state))
@@ -163,6 +172,12 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
         finally:
             over = True
             observers.clear()  # what such a module keeps holds nothing of the step
+
+
+def counts_on_the_gpu(optimizer: torch.optim.Optimizer | None) -> bool:
+    """Whether a step of the optimizer can be captured, for all of its parameters."""
+    groups = () if optimizer is None else optimizer.param_groups
+    return bool(groups) and all(group.get("capturable") or group.get("fused") for group in groups)
 
 
 def _qualified(owner: Any, name: str) -> str:

@@ -117,6 +117,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self._from_rates: dict[int, str] = {}
         self._numbers: dict[int, weakref.ref[torch.Tensor]] = {}
         self._in_region = casts.inside_region()
+        self._assigned: complex | None = None
         self._forbid = forbid
         self._made: set[int] = set()
         self.operations: list[Operation] = []
@@ -159,6 +160,15 @@ class Observer(torch_internals.TorchDispatchMode):
         finally:
             self._unseen -= 1
 
+    @contextlib.contextmanager
+    def by_a_mask(self, number: complex) -> Iterator[None]:
+        """In the block a number is written where a mask says. Note [Numbers that are assigned] in `python_values`."""
+        self._assigned = number
+        try:
+            yield
+        finally:
+            self._assigned = None
+
     def is_kept_cast(self, tensor: torch.Tensor | None) -> bool:
         """Whether a tensor of unknown origin may be a cast that autocast keeps from an earlier call."""
         return self._in_region and tensor is not None and casts.may_be_kept(tensor)
@@ -196,6 +206,10 @@ class Observer(torch_internals.TorchDispatchMode):
         if name.startswith("profiler.") or self._unseen or self.compiling:
             return func(*args, **kwargs)
         inputs = list(_tensors(args)) + list(_tensors(kwargs.values()))
+        assigned: tuple[complex, ...] = ()
+        if self._assigned is not None and name.startswith(_INDEXING[1:]):
+            inputs = [tensor for tensor in inputs if self.holds(tensor)]  # without PyTorch's own of the number
+            assigned = (self._assigned,)
         if self.set_aside is not None:
             self.set_aside.look(set(map(storage, inputs)))
         self.in_backward = self.in_backward or torch_internals.current_autograd_node() is not None
@@ -210,7 +224,8 @@ class Observer(torch_internals.TorchDispatchMode):
         compared = not name.startswith(_UNCOMPARED) or (name.startswith(_DETACH) and inputs[0].requires_grad)
         if compared:
             values = self._values_for_gpu(inputs) if self.compares_values else ()
-            self.operations.append(Operation(name, (*self._summaries((args, kwargs)), *values), line))
+            looks = self._summaries((args, kwargs, assigned))
+            self.operations.append(Operation(name, (*looks, *values), line))
         for tensor in inputs:
             address = storage(tensor)
             if address not in self._made and address not in self.outside:
@@ -223,7 +238,7 @@ class Observer(torch_internals.TorchDispatchMode):
         if self.before_write is not None:
             for tensor in _written(func, args, kwargs):
                 self.before_write(tensor)
-        with self._counted(func, args, kwargs, inputs, made_from):
+        with self._counted(func, args, kwargs, inputs, made_from), _named(name):
             result = func(*args, **kwargs)
         if drawn_from is not None and self.reseeding is not None:
             self.reseeding.drew(drawn_from)
@@ -480,6 +495,27 @@ def uses_sparse(path: str) -> tuple[str, str]:
     )
 
 
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """What an operator raises in the block tells its name; the innermost one's."""
+    try:
+        yield
+    except Exception as error:
+        if operator_that_raised(error) is None:
+            with contextlib.suppress(AttributeError):
+                setattr(error, _OPERATOR, _short(name))
+        raise
+
+
+_OPERATOR = "_encore_operator"
+
+
+def operator_that_raised(error: BaseException) -> str | None:
+    """The operator of a step that raised this, if one did."""
+    found: str | None = getattr(error, _OPERATOR, None)
+    return found
+
+
 def storage(tensor: torch.Tensor) -> int:
     """Address of a tensor's storage; 0 for one without memory."""
     try:
@@ -504,7 +540,10 @@ def _size_depends_on_values(name: str, tags: Any, args: Any, kwargs: Any) -> boo
         masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
         if not masks:
             return False
-        filling = name.startswith(_INDEXING[1:]) and args[2].numel() == 1 and args[2].device.type == "cpu"
+        alone = len([index for index in args[1] if index is not None]) == 1
+        adds = len(args) > 3 and args[3]
+        one = name.startswith(_INDEXING[1:]) and args[2].numel() == 1 and args[2].device.type == "cpu"
+        filling = alone and one and not adds
         return not filling or args[0].device.type == "cpu"
     if name.startswith("aten.repeat_interleave") and kwargs.get("output_size") is not None:
         return False

@@ -66,6 +66,17 @@ def advice_by_caller() -> str | None:
     return None
 
 
+def optimizer_that_runs() -> torch.optim.Optimizer | None:
+    """The optimizer whose method runs now, if there is one between the program's line and here."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        in_optimizer = _OPTIMIZERS in frame.f_code.co_filename
+        if in_optimizer and isinstance(optimizer := frame.f_locals.get("self"), torch.optim.Optimizer):
+            return optimizer
+        frame = frame.f_back
+    return None
+
+
 def _advice_on(optimizer: torch.optim.Optimizer) -> str:
     """Not every optimizer takes both options that are made for graphs, and some take none."""
     taken = [f"{name}=True" for name in _FOR_GRAPHS if name in optimizer.defaults]
