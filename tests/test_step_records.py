@@ -8,7 +8,7 @@ import math
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import pytest
@@ -279,17 +279,20 @@ def test_numbers_become_tensors_by_a_fill_and_data_of_others_does_not() -> None:
     """Bits, dtypes and errors are PyTorch's."""
     stock = torch.tensor
     observer = Observer(lambda tensor: True, {}, forbid=False)
-    for data in (1.5, 3, True, 2j, -math.inf, math.nan, [1, 2.5, True], (7,), [True, False]):
+    for data in (1.5, 3, True, 2j, -math.inf, math.nan, [1, 2.5, True], (7,), [True, False], [[1, 2], (3.5, 4)]):
         for keywords in ({}, {"dtype": torch.complex64}, {"dtype": torch.bfloat16} if data != 2j else {}):
             with watched(observer, Asked(), capturing=True, compiled=False):
-                made = torch.tensor(data, device="cpu", **keywords)
-            expected = stock(data, **keywords)
-            assert made.dtype == expected.dtype and made.shape == expected.shape
-            assert made.untyped_storage().tolist() == expected.untyped_storage().tolist()
+                found = [torch.tensor(data, device="cpu", **keywords), torch.as_tensor(data, device="cpu", **keywords)]
+                found += [torch.ones(2, dtype=torch.complex128).new_tensor(data, **keywords)]
+            expected = [stock(data, **keywords)] * 2
+            expected += [torch.ones(2, dtype=torch.complex128).new_tensor(data, **keywords)]
+            for mine, theirs in zip(found, expected, strict=True):
+                assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+                assert mine.untyped_storage().tolist() == theirs.untyped_storage().tolist()
     with watched(observer, Asked(), capturing=True, compiled=False), observer:
         torch.tensor(0.5, device="cpu")
         assert [operation.name for operation in observer.operations] == ["aten.full.default"]
-        for data in (numpy.float64(0.5), numpy.ones(2), [[1.0]], [numpy.int64(1)], [1.0] * 33, []):
+        for data in (numpy.float64(0.5), numpy.ones(2), [[1.0] * 3] * 11, [numpy.int64(1)], [1.0] * 33, []):
             torch.tensor(data, device="cpu")
         assert [operation.name for operation in observer.operations].count("aten.full.default") == 1
         with pytest.raises(RuntimeError, match="overflow"):
@@ -333,6 +336,49 @@ def test_numbers_are_assigned_as_pytorch_does_it() -> None:
         assert torch.equal(*bits), (dtype, index, value)
 
 
+def test_places_in_lists_are_filled_in() -> None:
+    x = torch.arange(24.0).view(4, 6)
+    y, expected = x.clone(), x.clone()
+    expected[[3, 0]] = -1.0
+    expected[:, [1]] = x[:, [2]]
+    observer = Observer(lambda tensor: True, {}, forbid=True)
+    with watched(observer, Asked(), capturing=True, compiled=False), observer:
+        found = [x[[0, 2]], x[:, [2, -1, 0]], x[[0, 1], [1, 2]], x[[[0, 1], [1, 2]][0]], x[..., [0]]]
+        y[[3, 0]] = -1.0
+        y[:, [1]] = x[:, [2]]
+    wanted = [x[[0, 2]], x[:, [2, -1, 0]], x[[0, 1], [1, 2]], x[[0, 1]], x[..., [0]]]
+    assert all(map(torch.equal, found, wanted))
+    assert torch.equal(y, expected)
+    for index in ([True, False, True, True], [[0, 1], [1, 2]], [], [0, slice(None)], range(2)):
+        with watched(Observer(lambda tensor: True, {}, forbid=False), Asked(), capturing=True, compiled=False):
+            assert torch.equal(x[index], torch.Tensor.__getitem__(x, index))
+
+
+class Knows(torch.Tensor):
+    """Does something of its own for some methods, which it knows by their identity."""
+
+    own: ClassVar = {torch.Tensor.__getitem__: "got", torch.Tensor.__setitem__: "set", torch.Tensor.new_tensor: "made"}
+    seen: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in cls.own:
+            cls.seen.append(cls.own[func])
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_class_of_tensors_knows_the_methods_by_their_identity() -> None:
+    x, plain, chosen = torch.ones(3).as_subclass(Knows), torch.ones(3), torch.tensor([1]).as_subclass(Knows)
+    Knows.seen.clear()
+    with watched(Observer(lambda tensor: True, {}, forbid=False), Asked(), capturing=True, compiled=False):
+        x[0] = 1.0
+        x[0]
+        x.new_tensor(1.0)
+        plain[chosen]
+        plain[chosen] = 2.0
+    assert Knows.seen == ["set", "got", "made", "got", "set"]
+
+
 def test_errors_of_assignments_are_those_of_pytorch() -> None:
     leaf = torch.zeros(3, requires_grad=True)
     x, places = torch.zeros(3), torch.tensor([0, 1])
@@ -359,8 +405,6 @@ def test_a_number_that_is_assigned_stands_in_the_trace() -> None:
     assert told[:2] == [("aten.fill_.Scalar", 0.5), ("aten.fill_.Scalar", 2)]
     assert [one.arguments[0] for one in observer.operations if one.name == "aten.full.default"] == [3]
     assert not observer.refusals
-    with watched(observer, Asked(), capturing=True, compiled=True):
-        assert torch.Tensor.__setitem__ is assign
     assert torch.Tensor.__setitem__ is assign and "__setitem__" not in vars(torch.Tensor)
 
 

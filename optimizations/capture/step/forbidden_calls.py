@@ -20,6 +20,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.program_code import ADVICE_ON_CLOCKS, CLOCKS
-from optimizations.capture.step.python_values import assigning, filling
+from optimizations.capture.step.python_values import Owner, assigning, filling, filling_like, indexing
 from optimizations.capture.step.source_lines import called_by_the_program, called_from, optimizer_that_runs
 from optimizations.torch_internals import averaged_model, replaced_attribute
 
@@ -65,8 +66,7 @@ class Asked:
 def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool) -> Iterator[None]:
     """Refuse these calls while a step runs, in its thread and its backward's. Note [Random state and checkpoints].
 
-    `compiled`: whether the step holds compiled code. Its guards ask for PyTorch's own `torch.tensor`, so that stays,
-    and so does how numbers are assigned to parts of tensors.
+    `compiled`: whether the step holds compiled code. Its guards ask for PyTorch's own `torch.tensor`, so that stays.
     """
     thread = threading.get_ident()
     over = False  # a module that is imported meanwhile may keep what stands in for a function
@@ -127,8 +127,14 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
         asked.captured = True
         return asked.as_captured
 
-    def tensor(*arguments: Any, **keywords: Any) -> torch.Tensor:
-        return (stock_tensor if elsewhere() else filled)(*arguments, **keywords)
+    def here(stock: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            return (stock if elsewhere() else instead)(*arguments, **keywords)
+
+        return call
+
+    def by_a_mask(number: complex) -> AbstractContextManager[None]:
+        return observers[0].by_a_mask(number)
 
     def update_parameters(averaged: Any, model: torch.nn.Module) -> None:
         if elsewhere() or torch.compiler.is_compiling() or not observers[0].holds(averaged.n_averaged):
@@ -139,7 +145,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
     nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
     cpu_is_gpu = observer.holds(nothing)
     stock_tensor = torch.tensor
-    filled = filling(stock_tensor, is_gpu, dtype_of)
+    tensors = Owner(observer.holds, elsewhere)
     graphs: Any = torch_internals.cuda_graphs
     stock_captured = getattr(graphs, _CAPTURED)
     stock_get, stock_set = torch.cuda.get_rng_state, torch.cuda.set_rng_state
@@ -157,12 +163,17 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
         stack.enter_context(replaced_attribute(averaged_model.OWNER, averaged_model.NAME, update_parameters))
         for name in CLOCKS:
             stack.enter_context(replaced_attribute(time, name, clock(name, vars(time)[name])))
+        of_numbers: dict[tuple[Any, str], Any] = {
+            (torch.Tensor, "new_tensor"): filling_like(tensors),
+            (torch.Tensor, "__getitem__"): indexing(tensors),
+            (torch.Tensor, "__setitem__"): assigning(tensors, by_a_mask),
+        }
         if not compiled:
-            stack.enter_context(replaced_attribute(torch, "tensor", tensor))
-            assign = assigning(
-                torch.Tensor.__setitem__, observer.holds, elsewhere, lambda number: observers[0].by_a_mask(number)
-            )
-            stack.enter_context(replaced_attribute(torch.Tensor, "__setitem__", assign))
+            for name in ("tensor", "as_tensor"):
+                stock = vars(torch)[name]
+                of_numbers[torch, name] = here(stock, filling(stock, is_gpu, dtype_of))
+        for (owner, name), call in of_numbers.items():
+            stack.enter_context(replaced_attribute(owner, name, call))
         # What `torch.cuda.is_current_stream_capturing` calls: compiled code looks whether that itself is PyTorch's.
         stack.enter_context(replaced_attribute(graphs, _CAPTURED, is_captured))
         stack.enter_context(replaced_attribute(torch.cuda, "get_rng_state", get_rng_state))
