@@ -112,7 +112,8 @@ class HostRandom:
     def restore(self) -> None:
         """Put the states back."""
         for _, generator, state in self._own:
-            _restore(generator, state)
+            if not _equal(_state(generator), state):  # one of a GPU takes any state for a new seed: see `device.py`
+                _restore(generator, state)
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
