@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -295,6 +296,15 @@ NAMES: dict[str, Private] = {
     "neg_view": Private("torch", "_neg_view", _CHECKED_HERE, "give a result that stands for negatives of an argument"),
     "lazy_clone": Private(
         "torch", "_lazy_clone", _CHECKED_HERE, "try out whether it is seen that memory is shared until one writes"
+    ),
+    "torch_obj_rule_map": Private(
+        "torch._dynamo.trace_rules", "get_torch_obj_rule_map", _CHECKED_HERE, "fill tables that know functions"
+    ),
+    "tensor_method": Private(
+        "torch._dynamo.trace_rules", "get_tensor_method", _CHECKED_HERE, "fill tables that know functions"
+    ),
+    "DeviceContext": Private(
+        "torch.utils._device", "DeviceContext", _CHECKED_HERE, "tell a default device from a mode"
     ),
     "get_function_stack_at": Private(
         "torch", "_C._get_function_stack_at", _CHECKED_HERE, "see the modes around a step"
@@ -592,19 +602,52 @@ def replaced(name: str, value: Any) -> Iterator[None]:
         yield
 
 
+@dataclass(eq=False, slots=True)
+class _Layer:
+    """What stands in an attribute while a block runs, and what stood there before: in the owner itself, or nothing."""
+
+    value: Any
+    own: bool
+    before: Any
+
+
+_layers: dict[tuple[int, str], list[_Layer]] = {}
+_layers_lock = threading.RLock()  # a finalizer may replace something in a thread that holds it
+
+
 @contextlib.contextmanager
 def replaced_attribute(owner: Any, attribute: str, value: Any) -> Iterator[None]:
-    """An attribute of a module or class replaced by `value` while the block runs; it may be one of a base class."""
-    own = attribute in vars(owner)
-    before = vars(owner).get(attribute)
-    setattr(owner, attribute, value)
+    """An attribute of a module or class replaced by `value` while the block runs; it may be one of a base class.
+
+    Blocks of several threads may end in another order than they began. What others put there meanwhile stays.
+    """
+    place = id(owner), attribute
+    layer: _Layer | None = None
     try:
+        with _layers_lock:
+            layer = _Layer(value, attribute in vars(owner), vars(owner).get(attribute))
+            _layers.setdefault(place, []).append(layer)
+            setattr(owner, attribute, value)
         yield
     finally:
-        if own:
-            setattr(owner, attribute, before)
-        else:
-            delattr(owner, attribute)
+        if layer is not None:
+            with _layers_lock:
+                _take_away(owner, attribute, layer, _layers[place])
+                if not _layers[place]:
+                    del _layers[place]
+
+
+def _take_away(owner: Any, attribute: str, layer: _Layer, layers: list[_Layer]) -> None:
+    layers.remove(layer)
+    above = [one for one in layers if one.own and one.before is layer.value]
+    for one in above:
+        one.own, one.before = layer.own, layer.before
+    if above or vars(owner).get(attribute) is not layer.value:
+        return
+    if layer.own:
+        setattr(owner, attribute, layer.before)
+    else:
+        delattr(owner, attribute)
 
 
 def dynamo_source(node: torch.fx.Node) -> Any:

@@ -28,9 +28,9 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.program_code import ADVICE_ON_CLOCKS, CLOCKS
-from optimizations.capture.step.python_values import Owner, assigning, filling, filling_like, indexing
+from optimizations.capture.step.python_values import Owner, assigning, filling, filling_like, is_pytorchs
 from optimizations.capture.step.source_lines import called_by_the_program, called_from, optimizer_that_runs
-from optimizations.torch_internals import averaged_model, replaced_attribute
+from optimizations.torch_internals import averaged_model, function_tables, replaced_attribute
 
 _WAITS: tuple[tuple[Any, str], ...] = (
     (torch.cuda, "synchronize"),
@@ -127,12 +127,6 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
         asked.captured = True
         return asked.as_captured
 
-    def here(stock: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            return (stock if elsewhere() else instead)(*arguments, **keywords)
-
-        return call
-
     def by_a_mask(number: complex) -> AbstractContextManager[None]:
         return observers[0].by_a_mask(number)
 
@@ -142,6 +136,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
         else:
             averaged_model.decided_on_the_gpu(averaged, model)
 
+    function_tables.fill()
     nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
     cpu_is_gpu = observer.holds(nothing)
     stock_tensor = torch.tensor
@@ -165,14 +160,14 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             stack.enter_context(replaced_attribute(time, name, clock(name, vars(time)[name])))
         of_numbers: dict[tuple[Any, str], Any] = {
             (torch.Tensor, "new_tensor"): filling_like(tensors),
-            (torch.Tensor, "__getitem__"): indexing(tensors),
             (torch.Tensor, "__setitem__"): assigning(tensors, by_a_mask),
         }
         if not compiled:
             for name in ("tensor", "as_tensor"):
-                stock = vars(torch)[name]
-                of_numbers[torch, name] = here(stock, filling(stock, is_gpu, dtype_of))
+                of_numbers[torch, name] = filling(tensors, name, is_gpu, dtype_of)
         for (owner, name), call in of_numbers.items():
+            if not is_pytorchs(getattr(owner, name)):
+                continue
             stack.enter_context(replaced_attribute(owner, name, call))
         # What `torch.cuda.is_current_stream_capturing` calls: compiled code looks whether that itself is PyTorch's.
         stack.enter_context(replaced_attribute(graphs, _CAPTURED, is_captured))

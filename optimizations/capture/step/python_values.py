@@ -1,6 +1,6 @@
 """Python's numbers on the GPU: filled in there instead of copied.
 
-`torch.tensor(0.5, device="cuda")` and its relatives, `x[:, 0] = 0.5`, `x[:, [2, 1, 0]]`.
+`torch.tensor(0.5, device="cuda")` and its relatives, `x[:, 0] = 0.5`, `x[:, [2, 1, 0]] = y`.
 
 The copy from host memory cannot be in a graph. A fill with the same number has the same bits, and the number stands in
 the trace, where calls are compared. Only numbers are filled: data of NumPy may change unnoticed.
@@ -11,6 +11,10 @@ host, which a capture can hold; one tensor of places takes a copy, which it cann
 
 Note [Methods that are replaced]. A class of tensors may tell by the identity of a method what to do, and PyTorch looks
 that up in `torch.Tensor` when it calls `__torch_function__`. So PyTorch's own stands there whenever it is called.
+A mode is to see what the program called, so where there is one PyTorch's own is called; a default device looks at
+nothing that names its device.
+`__getitem__` is never replaced: from then on Python would take all tensors for sequences, whatever is put back, and
+`torch.tensor` of a list of tensors asks for that.
 """
 
 from __future__ import annotations
@@ -18,21 +22,25 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import EllipsisType
+from types import EllipsisType, FunctionType
 from typing import Any
 
 import torch
 
+from optimizations import torch_internals
 from optimizations.torch_internals import replaced_attribute
 
 MOST_NUMBERS = 32
 """A list of more is left to PyTorch: each takes a kernel of its own."""
 _NUMBERS = (bool, int, float, complex)
+_NOT_HELD = (RuntimeError, TypeError, ValueError, OverflowError)
+"""What is raised for a number that a dtype does not hold, or a device that is none: PyTorch's own is called then."""
+_NOT_ASSIGNED = (*_NOT_HELD, IndexError)
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class Owner:
-    """Where methods of `torch.Tensor` are replaced, for the tensors of one thread. Note [Methods that are replaced].
+    """Where functions of PyTorch are replaced, for the tensors of one thread. Note [Methods that are replaced].
 
     Attributes:
         holds: whether a tensor lies on the GPU.
@@ -42,33 +50,54 @@ class Owner:
     def __init__(self, holds: Callable[[torch.Tensor], bool], elsewhere: Callable[[], bool]) -> None:
         self.holds, self.elsewhere = holds, elsewhere
 
-    def sees(self, tensor: torch.Tensor) -> bool:
-        """Whether a method of this tensor may do something else than PyTorch's."""
-        return type(tensor) in _PLAIN_TENSORS and not self.elsewhere() and self.holds(tensor)
+    def is_here(self) -> bool:
+        """Whether a function may do something else than PyTorch's."""
+        return not self.elsewhere() and _only_default_devices()
 
-    def plainly(self, name: str, stock: Any) -> AbstractContextManager[Any]:
-        """PyTorch's own method, `stock`, stands in its place in the block."""
+    def sees(self, tensor: torch.Tensor) -> bool:
+        """Whether a method of this tensor may."""
+        return type(tensor) in _PLAIN_TENSORS and self.is_here() and _is_ordinary(tensor) and self.holds(tensor)
+
+    def plainly(self, owner: Any, name: str, stock: Any) -> AbstractContextManager[Any]:
+        """PyTorch's own function, `stock`, stands in its place in the block."""
         if self.elsewhere():
             return contextlib.nullcontext()
-        return replaced_attribute(torch.Tensor, name, stock)
+        return replaced_attribute(owner, name, stock)
+
+
+def is_pytorchs(function: Any) -> bool:
+    """Whether a function is PyTorch's own, or stands in for it in a step of another thread: the program's stay."""
+    return not isinstance(function, FunctionType) or function.__module__ == __name__
+
+
+def _is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether nothing is special about the tensor: of others PyTorch refuses much that fills would do."""
+    laid_out = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.has_names())
+    return laid_out and not (tensor.is_conj() or tensor.is_neg()) and tensor.dtype is not torch.complex32
+
+
+def _only_default_devices() -> bool:
+    stack = map(torch_internals.get_function_stack_at, range(torch_internals.len_torch_function_stack()))
+    return all(type(mode) is torch_internals.DeviceContext for mode in stack)
 
 
 def filling(
-    stock: Callable[..., torch.Tensor], is_gpu: Callable[[torch.device], bool], dtype_of: Callable[[Any], torch.dtype]
+    owner: Owner, name: str, is_gpu: Callable[[torch.device], bool], dtype_of: Callable[[Any], torch.dtype]
 ) -> Callable[..., torch.Tensor]:
-    """`torch.tensor` or `torch.as_tensor`, which is `stock`, with fills where it would copy numbers to the GPU."""
+    """`torch.tensor` or `torch.as_tensor`, by its name, with fills where it would copy numbers to the GPU."""
+    stock = vars(torch)[name]
 
-    def tensor(data: Any, *rest: Any, **keywords: Any) -> torch.Tensor:
-        device = keywords.get("device")
-        if device is None or rest or not keywords.keys() <= {"device", "dtype"} or (found := _numbers(data)) is None:
-            return stock(data, *rest, **keywords)
-        place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-        if not is_gpu(place):
-            return stock(data, **keywords)
-        try:
-            return _filled(*found, keywords.get("dtype") or dtype_of(data), place)
-        except (RuntimeError, TypeError, ValueError, OverflowError):  # a number that the dtype does not hold
-            return stock(data, **keywords)
+    def tensor(*data: Any, **keywords: Any) -> torch.Tensor:
+        known = len(data) == 1 and keywords.keys() <= {"device", "dtype"} and keywords.get("device") is not None
+        if known and owner.is_here() and (found := _numbers(data[0])) is not None:
+            with contextlib.suppress(*_NOT_HELD):
+                device = keywords["device"]
+                place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+                if is_gpu(place):
+                    return _filled(*found, keywords.get("dtype") or dtype_of(data[0]), place)
+        with owner.plainly(torch, name, stock):
+            made: torch.Tensor = stock(*data, **keywords)
+        return made
 
     return tensor
 
@@ -80,9 +109,9 @@ def filling_like(owner: Owner) -> Callable[..., torch.Tensor]:
     def new_tensor(tensor: torch.Tensor, *data: Any, **keywords: Any) -> torch.Tensor:
         known = len(data) == 1 and keywords.keys() <= {"dtype"} and owner.sees(tensor)
         if known and (found := _numbers(data[0])) is not None:
-            with contextlib.suppress(RuntimeError, TypeError, ValueError, OverflowError):
+            with contextlib.suppress(*_NOT_HELD):
                 return _filled(*found, keywords.get("dtype") or tensor.dtype, tensor.device)
-        with owner.plainly("new_tensor", stock):
+        with owner.plainly(torch.Tensor, "new_tensor", stock):
             return stock(tensor, *data, **keywords)
 
     return new_tensor
@@ -108,23 +137,21 @@ def _numbers(data: Any) -> tuple[tuple[int, ...], list[complex]] | None:
 
 
 def _filled(shape: tuple[int, ...], numbers: list[complex], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    filled = [torch.full((), number, dtype=dtype, device=device) for number in numbers]
+    filled = [torch.full((), _as_filled(number, dtype), dtype=dtype, device=device) for number in numbers]
     if not shape:
         return filled[0]
     return torch.stack(filled) if len(shape) == 1 else torch.stack(filled).view(shape)
 
 
-def indexing(owner: Owner) -> Callable[[torch.Tensor, Any], torch.Tensor]:
-    """`Tensor.__getitem__`: places in lists, `x[:, [2, 1, 0]]`, are filled in, too."""
-    stock = torch.Tensor.__getitem__
+def _as_filled(number: complex, dtype: torch.dtype) -> complex:
+    """What a fill makes the same bits of as `torch.tensor`, which takes real numbers by way of double precision.
 
-    def get(tensor: torch.Tensor, index: Any) -> torch.Tensor:
-        if owner.sees(tensor):
-            index = _with_places(tensor, index)
-        with owner.plainly("__getitem__", stock):
-            return stock(tensor, index)
-
-    return get
+    Raises:
+        TypeError: PyTorch may not take it: a complex number, even one without an imaginary part, or one below zero.
+    """
+    if (type(number) is complex and not dtype.is_complex) or dtype is torch.uint64:
+        raise TypeError(f"{number} as {dtype}")
+    return float(number) if type(number) is int and (dtype.is_floating_point or dtype.is_complex) else number
 
 
 def _with_places(tensor: torch.Tensor, index: Any) -> Any:
@@ -140,7 +167,9 @@ def _places(tensor: torch.Tensor, part: Any) -> Any:
     few = type(part) is list and 0 < len(part) <= MOST_NUMBERS
     if not few or any(type(member) is not int for member in part):
         return part
-    return _filled((len(part),), part, torch.int64, tensor.device)
+    with contextlib.suppress(*_NOT_HELD):
+        return _filled((len(part),), part, torch.int64, tensor.device)
+    return part
 
 
 def assigning(
@@ -154,21 +183,28 @@ def assigning(
 
     def assign(tensor: torch.Tensor, index: Any, value: Any) -> None:
         by: AbstractContextManager[None] = contextlib.nullcontext()
-        if owner.sees(tensor) and not tensor.is_quantized:
+        if owner.sees(tensor):
             index = _with_places(tensor, index)
-            if isinstance(value, _NUMBERS):
+            if _is_scalar(value):
                 others = [part for part in (index if type(index) is tuple else (index,)) if not _is_basic(part)]
                 if not others:
-                    tensor[index].fill_(value)
-                    return
-                if all(_is_tensor_of(part, owner.holds, torch.int64, torch.int32) and part.dim() for part in others):
-                    value = torch.full((), value, dtype=tensor.dtype, device=tensor.device)
+                    with contextlib.suppress(*_NOT_ASSIGNED):
+                        tensor[index].fill_(value)
+                        return
+                elif all(_is_tensor_of(part, owner.holds, torch.int64, torch.int32) and part.dim() for part in others):
+                    with contextlib.suppress(*_NOT_HELD):
+                        value = torch.full((), value, dtype=tensor.dtype, device=tensor.device)
                 elif len(others) == 1 and _is_tensor_of(others[0], owner.holds, torch.bool):
                     by = by_a_mask(value)
-        with by, owner.plainly("__setitem__", stock):
+        with by, owner.plainly(torch.Tensor, "__setitem__", stock):
             stock(tensor, index, value)
 
     return assign
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether PyTorch takes it for a number that it may assign."""
+    return isinstance(value, _NUMBERS) and (not isinstance(value, int) or -(2**63) <= value < 2**63)
 
 
 def _is_basic(part: Any) -> bool:

@@ -1,0 +1,223 @@
+"""What stands in for functions of PyTorch in a step is seen by nobody: not by modes, tables, threads, and not later."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from torch.overrides import TorchFunctionMode
+
+from optimizations import torch_internals
+from optimizations.capture.step.forbidden_calls import Asked, watched
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.observer import Observer
+
+
+@pytest.fixture
+def everything_on_the_gpu() -> Callable[[], Any]:
+    return lambda: watched(Observer(lambda tensor: True, {}, forbid=False), Asked(), capturing=True, compiled=False)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    names = [(torch.Tensor, "__setitem__"), (torch.Tensor, "new_tensor"), (torch, "tensor"), (torch, "as_tensor")]
+    before = [vars(owner).get(name) for owner, name in names]
+    yield
+    assert [vars(owner).get(name) for owner, name in names] == before
+
+
+def test_tensors_are_no_sequences_behind_a_step() -> None:
+    """Python would take them for some from the first time on that `__getitem__` is one of its own functions."""
+    step = GraphedStep(lambda x: x[:, 0] * 2, device=CpuDevice())
+    for number in range(6):
+        assert torch.equal(step(torch.full((3, 4), float(number))), torch.full((3,), 2.0 * number))
+    assert step.report().replays > 0
+    assert torch.equal(torch.tensor([torch.tensor(1.0), torch.tensor(2.0)]), torch.tensor([1.0, 2.0]))
+
+
+def test_tables_that_are_filled_in_a_step_know_pytorchs_functions(everything_on_the_gpu: Callable[[], Any]) -> None:
+    tables = [torch_internals.torch_obj_rule_map, torch_internals.device_constructors]
+    for table in tables:
+        table.cache_clear()
+    with everything_on_the_gpu():
+        for table in tables:
+            table()
+    for table in tables:
+        assert torch.tensor in table() and torch.as_tensor in table()
+
+
+NOT_AS_FILLED: list[tuple[Any, torch.dtype]] = [
+    (2**54 + 2**30 + 1, torch.float32),
+    (2**54 + 2**30 + 1, torch.complex64),
+    (1 + 0j, torch.float32),
+    (1 + 0j, torch.int64),
+    (-1, torch.uint64),
+    (0.0, torch.uint64),
+]
+
+
+@pytest.mark.parametrize(("number", "dtype"), NOT_AS_FILLED)
+def test_numbers_are_rounded_and_refused_as_pytorch_does_it(
+    number: Any, dtype: torch.dtype, everything_on_the_gpu: Callable[[], Any]
+) -> None:
+    like = torch.ones(2)
+
+    def made(how: int) -> Any:
+        try:
+            if how == 2:
+                return like.new_tensor(number, dtype=dtype)
+            return (torch.tensor, torch.as_tensor)[how]([number, number], dtype=dtype, device="cpu")
+        except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+            return type(error), str(error)
+
+    expected = [made(how) for how in range(3)]
+    with everything_on_the_gpu():
+        found = [made(how) for how in range(3)]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs) if isinstance(theirs, torch.Tensor) else mine == theirs
+
+
+REFUSED: list[tuple[torch.Tensor, Any, Any]] = [
+    (torch.zeros(3).to_sparse(), 0, 1.0),
+    (torch.zeros(3), 0, 2**63),
+    (torch.zeros(3), torch.tensor([0]), 2**63),
+    (torch.zeros(3), 0, 2**70),
+    (torch.zeros(3), [0, 2**70], 1.0),
+    (torch.zeros(3), 5, 2j),
+    (torch.zeros(3), slice(None, None, -1), 1e39),
+    (torch.zeros(3, requires_grad=True).mul(2).unbind()[0], (), 1.0),
+]
+
+
+@pytest.mark.parametrize("place", range(len(REFUSED)))
+def test_what_pytorch_refuses_to_assign_it_refuses_itself(place: int, everything_on_the_gpu: Callable[[], Any]) -> None:
+    tensor, index, value = REFUSED[place]
+    errors = (RuntimeError, IndexError, TypeError, ValueError, OverflowError)
+    with pytest.raises(errors) as expected:
+        tensor[index] = value
+    with everything_on_the_gpu(), pytest.raises(errors) as found:
+        tensor[index] = value
+    assert (type(found.value), str(found.value)) == (type(expected.value), str(expected.value))
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(2, 2).to_sparse_csr(), torch.zeros(2, names=("a",))])
+def test_tensors_that_are_special_make_others_as_pytorch_does_it(
+    tensor: torch.Tensor, everything_on_the_gpu: Callable[[], Any]
+) -> None:
+    with pytest.raises(RuntimeError) as expected:
+        tensor.new_tensor(1.0)
+    with everything_on_the_gpu(), pytest.raises(RuntimeError) as found:
+        tensor.new_tensor(1.0)
+    assert str(found.value) == str(expected.value)
+
+
+class Seen(TorchFunctionMode):
+    def __init__(self) -> None:
+        self.functions: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.functions.append((func, func in (torch.tensor, torch.as_tensor, torch.Tensor.__setitem__)))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_sees_what_the_program_calls(everything_on_the_gpu: Callable[[], Any]) -> None:
+    def program() -> list[Any]:
+        x = torch.zeros(3, 4)
+        with Seen() as mode:
+            x[:, 0] = 1.0
+            x[[0, 1]] = 2.0
+            x.new_tensor([1.0, 2.0])
+            torch.tensor([1, 2], device="cpu")
+            torch.as_tensor(1.0, device="cpu")
+        return mode.functions
+
+    expected = program()
+    with everything_on_the_gpu():
+        assert program() == expected
+    assert len(expected) >= 5
+    observer = Observer(lambda tensor: True, {}, forbid=True)
+    x = torch.zeros(3, 4)
+    with watched(observer, Asked(), capturing=True, compiled=False), observer, torch.device("cpu"):  # a mode, too
+        x[:, 0] = 0.5
+    assert [one.name for one in observer.operations].count("aten.fill_.Scalar") == 1
+
+
+def test_blocks_of_threads_end_in_another_order_than_they_began() -> None:
+    class Owner:
+        pass
+
+    first, second = (torch_internals.replaced_attribute(Owner, "name", value) for value in "ab")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert vars(Owner)["name"] == "b"
+    second.__exit__(None, None, None)
+    assert "name" not in vars(Owner)
+
+
+def test_what_others_put_there_in_the_block_stays() -> None:
+    class Owner:
+        name = "before"
+
+    with torch_internals.replaced_attribute(Owner, "name", "in the block"):
+        Owner.name = "theirs"
+        with torch_internals.replaced_attribute(Owner, "name", "inner"):
+            assert Owner.name == "inner"
+        assert Owner.name == "theirs"
+    assert Owner.name == "theirs"
+
+
+def test_methods_of_the_programs_own_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may do something else with a number."""
+    stock = torch.Tensor.__setitem__
+
+    def twice(tensor: torch.Tensor, index: Any, value: Any) -> None:
+        stock(tensor, index, 2 * value)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[0] = 0.5
+        return y
+
+    monkeypatch.setattr(torch.Tensor, "__setitem__", twice)
+    graphed = GraphedStep(step, device=CpuDevice())
+    with pytest.warns(UserWarning, match="from Python values"):  # PyTorch's own does so here, and not on a GPU
+        for number in range(6):
+            x = torch.full((3,), float(number))
+            assert torch.equal(graphed(x), step(x))
+    assert step(torch.zeros(1)).item() == 1.0
+
+
+def test_steps_of_two_threads_are_observed_at_once() -> None:
+    """Each waits in its calls for the other one, which then ends first."""
+    both, ended = threading.Barrier(2, timeout=30), threading.Event()
+    first: list[bool] = [True, False]
+
+    def run(place: int) -> None:
+        def wait(x: torch.Tensor) -> torch.Tensor:
+            y = x.clone()
+            if not torch.compiler.is_compiling() and turns[place] == 1:
+                both.wait()
+                if not first[place]:
+                    ended.wait(30)
+            y[0] = 0.5
+            return y
+
+        step = GraphedStep(wait, device=CpuDevice())
+        for number in range(3):
+            turns[place] = number
+            found.append(step(torch.full((3,), float(number)))[0].item())
+            if first[place] and number == 1:
+                ended.set()
+
+    turns, found = [0, 0], list[float]()
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [0.5] * 6
