@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from graphs_on_cpu import CpuDevice
 from torch.overrides import TorchFunctionMode
 
 from optimizations import torch_internals
+from optimizations.capture.step import program_code
 from optimizations.capture.step.forbidden_calls import Asked, watched
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import Observer
@@ -158,6 +160,13 @@ def test_blocks_of_threads_end_in_another_order_than_they_began() -> None:
     second.__exit__(None, None, None)
     assert "name" not in vars(Owner)
 
+    a, plain, b, plain_too = (torch_internals.replaced_attribute(Owner, "name", value) for value in "apbp")
+    for one in (a, plain, b, plain_too):
+        one.__enter__()
+    for one, there in [(plain_too, "b"), (a, "b"), (plain, "b"), (b, None)]:
+        one.__exit__(None, None, None)
+        assert vars(Owner).get("name") == there
+
 
 def test_what_others_put_there_in_the_block_stays() -> None:
     class Owner:
@@ -190,6 +199,23 @@ def test_methods_of_the_programs_own_stay(monkeypatch: pytest.MonkeyPatch) -> No
             x = torch.full((3,), float(number))
             assert torch.equal(graphed(x), step(x))
     assert step(torch.zeros(1)).item() == 1.0
+
+
+class OwnTensor(torch.Tensor):
+    """A class of the program's."""
+
+
+def test_methods_are_replaced_while_another_thread_looks_through_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = program_code.code_of
+
+    with contextlib.ExitStack() as stack:
+
+        def meanwhile(value: Any) -> Any:
+            stack.enter_context(torch_internals.replaced_attribute(torch.Tensor, "__setitem__", lambda *_: None))
+            return stock(value)
+
+        monkeypatch.setattr(program_code, "code_of", meanwhile)
+        assert "backward" in program_code.inherited(OwnTensor)
 
 
 def test_steps_of_two_threads_are_observed_at_once() -> None:

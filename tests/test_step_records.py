@@ -410,6 +410,17 @@ def test_a_number_that_is_assigned_stands_in_the_trace() -> None:
     assert torch.Tensor.__setitem__ is assign and "__setitem__" not in vars(torch.Tensor)
 
 
+def test_complex_numbers_are_compared_by_their_parts() -> None:
+    def trace(number: complex) -> list[Any]:
+        observer = Observer(lambda tensor: True, {}, forbid=False)
+        with observer:
+            torch.full((2,), number)
+        return [operation.arguments for operation in observer.operations]
+
+    assert trace(complex(2, 0.0)) != trace(complex(2, -0.0))
+    assert trace(complex(math.nan, 1)) == trace(complex(float("nan"), 1))
+
+
 @pytest.mark.parametrize("value", [0.5, 7])
 def test_a_number_may_be_assigned_by_one_mask_and_not_by_two(value: float) -> None:
     """What lies on `meta` stands for the GPU. PyTorch makes a tensor in CPU memory of the number only on a real one."""

@@ -638,13 +638,14 @@ def replaced_attribute(owner: Any, attribute: str, value: Any) -> Iterator[None]
 
 
 def _take_away(owner: Any, attribute: str, layer: _Layer, layers: list[_Layer]) -> None:
-    layers.remove(layer)
-    above = [one for one in layers if one.own and one.before is layer.value]
-    for one in above:
-        one.own, one.before = layer.own, layer.before
-    if above or vars(owner).get(attribute) is not layer.value:
+    index = layers.index(layer)
+    del layers[index]
+    if index < len(layers):  # another block is to put back what this one would
+        if layers[index].own and layers[index].before is layer.value:
+            layers[index].own, layers[index].before = layer.own, layer.before
+    elif vars(owner).get(attribute) is not layer.value:
         return
-    if layer.own:
+    elif layer.own:
         setattr(owner, attribute, layer.before)
     else:
         delattr(owner, attribute)

@@ -166,7 +166,7 @@ class Members(FunctionMembers):
                 self.names.occurs(value.__name__)  # a library's, of which the name is all that is known
         elif isinstance(value, (collections.UserDict, collections.UserList, collections.ChainMap)):
             state.containers.append(Container(vars(value), path, is_attributes=True))
-            yield from ((f"{path}.{name}", member) for name, member in vars(value).items())
+            yield from ((f"{path}.{name}", member) for name, member in list(vars(value).items()))
             self._of_code(path, type(value))
         elif isinstance(value, (weakref.WeakValueDictionary, weakref.WeakKeyDictionary, weakref.WeakSet)):
             yield path, vars(value)["data"]

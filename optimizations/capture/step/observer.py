@@ -459,7 +459,8 @@ class Observer(torch_internals.TorchDispatchMode):
                 yield from self._summaries(value)
         elif isinstance(nest, (bool, int, float, complex, str)) or nest is None:
             # What equals another number, and is none: True and 1, both zeros. And what does not equal itself.
-            yield str(nest) if isinstance(nest, (bool, float)) and (nest in (0, 1) or nest != nest) else nest
+            alike = isinstance(nest, (bool, float)) and (nest in (0, 1) or nest != nest)
+            yield str(nest) if alike or isinstance(nest, complex) else nest
         else:
             yield str(nest) if isinstance(nest, (torch.dtype, torch.device)) else type(nest).__name__
 

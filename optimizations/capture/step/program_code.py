@@ -59,7 +59,7 @@ def methods(kind: type) -> Iterator[tuple[type, str, Any]]:
     """
     for base in reversed(kind.__mro__):
         if is_users(base.__module__):
-            for name, value in vars(base).items():
+            for name, value in list(vars(base).items()):
                 code = code_of(value)
                 if isinstance(code, (types.FunctionType, CACHED, *PARTIALS)) or _is_users_object(code):
                     yield base, name, code
@@ -83,7 +83,7 @@ def inherited(kind: type) -> Mapping[str, frozenset[str]]:
     found: dict[str, frozenset[str]] = {}
     for base in kind.__mro__ if is_users(kind.__module__) else ():
         if base not in (object, torch.nn.Module) and not is_users(base.__module__):
-            for name, value in vars(base).items():
+            for name, value in list(vars(base).items()):
                 code = inspect.unwrap(code_of(value)) if callable(code_of(value)) else None
                 if isinstance(code, types.FunctionType) and name not in _NOT_IN_A_STEP:
                     found[name] = found.get(name, frozenset()).union(names(code.__code__))
@@ -93,7 +93,9 @@ def inherited(kind: type) -> Mapping[str, frozenset[str]]:
 @functools.lru_cache(maxsize=1)
 def of_modules() -> Mapping[str, frozenset[str]]:
     """The methods of `torch.nn.Module`, with the names in their code: `eval` calls `train`."""
-    found = {name: value for name, value in vars(torch.nn.Module).items() if isinstance(value, types.FunctionType)}
+    found = {
+        name: value for name, value in list(vars(torch.nn.Module).items()) if isinstance(value, types.FunctionType)
+    }
     return {name: frozenset(names(value.__code__)) for name, value in found.items() if name not in _NOT_IN_A_STEP}
 
 
@@ -180,7 +182,7 @@ def is_plain(kind: type, but: type = object) -> bool:
         return False
     for base in kind.__mro__:
         if is_users(base.__module__):
-            if any(map(_is_a_librarys, vars(base).values())):
+            if any(map(_is_a_librarys, list(vars(base).values()))):
                 return False
         elif base not in (object, types.SimpleNamespace, but) and base.__module__ not in _WITHOUT_LOOKUPS:
             return False
@@ -208,7 +210,7 @@ def slots(kind: type) -> tuple[str, ...]:
 
 def data(kind: type) -> tuple[str, ...]:
     """Names of the values, not methods or properties, in `kind` and its bases, as far as the program defines these."""
-    found = (item for base in kind.__mro__ if is_users(base.__module__) for item in vars(base).items())
+    found = (item for base in kind.__mro__ if is_users(base.__module__) for item in list(vars(base).items()))
     return tuple(dict.fromkeys(name for name, member in found if _is_data(name, member)))
 
 
