@@ -238,6 +238,25 @@ def test_an_operator_that_fails_in_a_capture_is_named() -> None:
     assert refusal.source_line is not None and "test_step_refusals.py:" in refusal.source_line
 
 
+@torch.library.custom_op("encore_tests::raises_always", mutates_args=())
+def raises_always(x: torch.Tensor) -> torch.Tensor:
+    raise ValueError("always")
+
+
+def test_what_an_operator_raises_reaches_the_program_as_it_is() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        try:
+            raises_always(x)
+        except ValueError as error:
+            return x * (1 + len(vars(error)))
+        return x
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for number in range(6):
+        assert torch.equal(graphed(torch.full((3,), float(number))), torch.full((3,), float(number)))
+    assert graphed.report().replays > 0
+
+
 def test_what_python_changed_in_a_capture_that_failed_half_way_is_put_back() -> None:
     made = Counted()
     device = CpuDevice()

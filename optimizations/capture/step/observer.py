@@ -21,6 +21,7 @@ the operator that gave it last; by the storage itself, which a weak reference ke
 from __future__ import annotations
 
 import contextlib
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -238,8 +239,8 @@ class Observer(torch_internals.TorchDispatchMode):
         if self.before_write is not None:
             for tensor in _written(func, args, kwargs):
                 self.before_write(tensor)
-        with self._counted(func, args, kwargs, inputs, made_from), _named(name):
-            result = func(*args, **kwargs)
+        with self._counted(func, args, kwargs, inputs, made_from):
+            result = _run(func, args, kwargs)
         if drawn_from is not None and self.reseeding is not None:
             self.reseeding.drew(drawn_from)
         only_rates = bool(self.rates and made_from) and made_from <= {*self.rates, *self._from_rates}
@@ -496,24 +497,16 @@ def uses_sparse(path: str) -> tuple[str, str]:
     )
 
 
-@contextlib.contextmanager
-def _named(name: str) -> Iterator[None]:
-    """What an operator raises in the block tells its name; the innermost one's."""
-    try:
-        yield
-    except Exception as error:
-        if operator_that_raised(error) is None:
-            with contextlib.suppress(AttributeError):
-                setattr(error, _OPERATOR, _short(name))
-        raise
-
-
-_OPERATOR = "_encore_operator"
+def _run(func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
 
 
 def operator_that_raised(error: BaseException) -> str | None:
-    """The operator of a step that raised this, if one did."""
-    found: str | None = getattr(error, _OPERATOR, None)
+    """The operator of a step that raised this, if one did; the innermost one."""
+    found: str | None = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):  # the program's exception is as it was raised
+        if frame.f_code is _run.__code__:
+            found = _short(str(frame.f_locals["func"]))
     return found
 
 
