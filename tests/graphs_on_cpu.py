@@ -305,9 +305,11 @@ class _Capture(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(issubclass(kind, torch_internals.FakeTensor) for kind in types):
+            return func(*args, **kwargs)
         if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
             return NotImplemented  # a tensor that holds others
-        kwargs = kwargs or {}
         if str(func).startswith("profiler."):
             return func(*args, **kwargs)
         if self.host is not None and _is_of_host(func, args, kwargs, self.host):
@@ -332,6 +334,8 @@ class _Capture(TorchDispatchMode):
             for tensor in inputs:
                 self._save(tensor)
         result = func(*args, **kwargs)
+        if any(isinstance(value, torch_internals.FakeTensor) for value in _flat(result)):
+            return result
         if self.left_over is not None and _is_list_copy(func, args) and not self.graph.made:
             for launch in ListCopy.launches(*args[:2], self.left_over):
                 self.graph.operators.append((launch, (launch.argument(),), {}, []))

@@ -200,9 +200,11 @@ class Observer(torch_internals.TorchDispatchMode):
         return self.launches.operator(func, chain(storages, numbers), sparse=sparse)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(issubclass(kind, torch_internals.FakeTensor) for kind in types):
+            return func(*args, **kwargs)  # it holds nothing, and leaves to its own mode what is done with it
         if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             return NotImplemented  # a tensor that holds others: what it does with them is seen
-        kwargs = kwargs or {}
         name = str(func)
         if name.startswith("profiler.") or self._unseen or self.compiling:
             return func(*args, **kwargs)
@@ -241,6 +243,8 @@ class Observer(torch_internals.TorchDispatchMode):
                 self.before_write(tensor)
         with self._counted(func, args, kwargs, inputs, made_from):
             result = _run(func, args, kwargs)
+        if any(isinstance(tensor, torch_internals.FakeTensor) for tensor in _tensors((result,))):
+            return result  # made in a mode of the program's
         if drawn_from is not None and self.reseeding is not None:
             self.reseeding.drew(drawn_from)
         only_rates = bool(self.rates and made_from) and made_from <= {*self.rates, *self._from_rates}
