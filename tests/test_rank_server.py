@@ -1,0 +1,95 @@
+"""A rank that is forked from the server is as one in an interpreter of its own, to its end."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import ranks_on_cpu
+from ranks_on_cpu import RankProgram
+
+SCRIPT = """
+import atexit, json, os, signal, sys, threading
+import __main__
+
+
+class Last:
+    def __del__(self, say=os.write):
+        say(1, b"torn down\\n")
+
+
+last = Last()
+atexit.register(print, "at exit")
+private = [name for name in vars() if name.startswith("__")]
+print(json.dumps({
+    "arguments": sys.argv, "main": sorted(private), "name": __name__, "file": __file__, "same": __main__.last is last,
+    "variables": sorted((n, v) for n, v in os.environ.items() if n not in ("RANK", "LOCAL_RANK", "LC_CTYPE", "_")),
+    "leads": os.getpid() == os.getpgid(0) == os.getsid(0), "folder": os.getcwd(), "input": sys.stdin.read(),
+    "signals": {n.name: repr(signal.getsignal(n)) for n in signal.valid_signals() if isinstance(n, signal.Signals)},
+    "masked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])), "flags": list(sys.flags), "path": sys.path,
+    "open": sorted(os.path.basename(os.readlink(f"/proc/self/fd/{n}")) for n in range(9) if os.path.exists(
+        f"/proc/self/fd/{n}")),
+    "threads": threading.active_count(), "main thread": threading.current_thread() is threading.main_thread(),
+}))
+if os.environ["ENDING"] == "raises":
+    raise ValueError("it was told to")
+if os.environ["ENDING"] == "exits":
+    sys.exit(7)
+if os.environ["ENDING"] == "at once":
+    sys.stdout.flush()
+    os._exit(9)
+"""
+
+SERVER_FRAME = '  File "<string>", line 1, in <module>\n'
+
+
+@pytest.mark.parametrize("ending", ["ends", "raises", "exits", "at once"])
+def test_a_forked_rank_is_as_one_in_an_interpreter_of_its_own(tmp_path: Path, ending: str) -> None:
+    found = []
+    for fresh in (True, False):
+        program = RankProgram(tmp_path, SCRIPT, 1, ("one", "two"), fresh=fresh, ENDING=ending)
+        found.append([(one.code, one.output.replace(SERVER_FRAME, "")) for one in program.ended(60)])
+    alone, forked = found
+    assert forked == alone
+    assert all(("torn down" in output, "at exit" in output) == (2 * (ending != "at once",)) for _, output in forked)
+
+
+def test_ranks_draw_other_numbers_where_none_is_seeded(tmp_path: Path) -> None:
+    script = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.initial_seed())"
+    first, second = (one.output.split() for one in RankProgram(tmp_path, script, 2).ended(60))
+    assert [one != other for one, other in zip(first, second, strict=True)] == [True] * 3
+
+
+def test_a_signal_ends_a_forked_rank_and_its_group(tmp_path: Path) -> None:
+    script = (
+        "import subprocess, time\nprint('CHILD', subprocess.Popen(['sleep', '60']).pid, flush=True)\ntime.sleep(60)"
+    )
+    program = RankProgram(tmp_path, script, 2)
+    try:
+        for rank in range(2):
+            program.said(rank, "CHILD")
+        program.processes[0].send_signal(signal.SIGTERM)
+        assert program.processes[0].wait(10) == -signal.SIGTERM
+        assert program.processes[1].poll() is None
+    finally:
+        program.kill()
+    assert program.processes[1].poll() == -signal.SIGKILL
+    child = int(program.ended()[1].output.split()[1])
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}/stat").exists() and ") Z " not in Path(f"/proc/{child}/stat").read_text():
+        assert time.monotonic() < deadline, "the group is killed, and not the rank alone"
+        time.sleep(0.02)
+
+
+def test_other_variables_are_those_of_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has imported may have read them."""
+    monkeypatch.setattr(ranks_on_cpu, "_servers", {})
+    monkeypatch.setattr(ranks_on_cpu, "Server", dict)
+    server = ranks_on_cpu.current_server()
+    assert ranks_on_cpu.current_server() is server
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "another")
+    assert ranks_on_cpu.current_server() is server
+    monkeypatch.setenv("ENCORE_OF_A_TEST", "1")
+    assert ranks_on_cpu.current_server() is not server
