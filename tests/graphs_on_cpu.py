@@ -496,7 +496,11 @@ class CpuDevice:
                 earlier.later.append(graph)
             graph.note_references()
             held = sum((one.held for one in self.graphs), Counter[int]())
-            graph.left = [(weakref.ref(earlier), _freed(earlier, held)) for earlier in self._captured[pool]]
+            graph.left = [
+                (weakref.ref(earlier), freed)
+                for earlier in self._captured[pool]
+                if (freed := _freed(earlier, held))  # most left nothing, and each launch goes through this list
+            ]
             self._captured[pool].append(graph)
             graph.mates = functools.partial(_of_pool, weakref.ref(self), pool)
             self.pools[pool] += sum(storage.nbytes() for storage in graph.made.values())
@@ -703,11 +707,18 @@ def _where_it_lies(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [leaf for member in value.values() for leaf in _flat(member)]
-    if isinstance(value, (list, tuple)):
-        return [leaf for member in value for leaf in _flat(member)]
-    return [value]
+    if not isinstance(value, _NESTS):
+        return [value]
+    leaves: list[Any] = []
+    for member in value.values() if isinstance(value, dict) else value:
+        if isinstance(member, _NESTS):
+            leaves += _flat(member)
+        else:  # most: a launch asks for all operands of a graph
+            leaves.append(member)
+    return leaves
+
+
+_NESTS = (dict, list, tuple)
 
 
 @pytest.fixture
