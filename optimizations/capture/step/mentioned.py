@@ -1,9 +1,11 @@
 """What a captured graph reads of what was there before, as operators and the words of its nodes tell.
 
-Operators are seen, and compiled code is not: what it reads stands in the nodes of the graph as addresses. A word that
-looks like one counts as one. Some nodes only copy inputs to where the graph reads them. `beside` has the indices of
-these nodes, and they are not searched. For the input of this call may be a gradient, or what an attribute held. The
-next call has another input, and does not read that.
+Operators are seen, and compiled code is not: what it reads stands in the nodes of the graph as addresses. Any word that
+could be an address is taken for one.
+
+Some nodes do nothing but copy inputs to where the graph reads them. Such nodes are not searched. The input of this call
+may be a gradient, or what an attribute held, but the next call has another input. The functions here are given the
+indices of these nodes as `beside`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def check_unread(
     code: Sequence[types.CodeType],
     beside: Collection[int] = (),
 ) -> None:
-    """What attributes held before the call was not read by compiled code either. `beside`: nodes that are not searched.
+    """Check that compiled code did not read what attributes held before the call.
+
+    `beside`: indices of the nodes that only copy inputs.
 
     Raises:
         StepRefused: it was.
@@ -68,7 +72,7 @@ def they_play_no_part(
 ) -> bool:
     """Whether gradients from before the call play no part in it. Note [Gradients before and after].
 
-    `beside`: nodes that are not searched.
+    `beside`: indices of the nodes that only copy inputs.
 
     Raises:
         GradientsMentioned: unless it `may_mention` them, where nothing else leads to them.
@@ -108,7 +112,7 @@ def reads_of(
 ) -> Callable[[torch.Tensor], bool]:
     """Whether a tensor is read by the step: by an operator, or by a kernel of compiled code.
 
-    `beside`: nodes that are not searched.
+    `beside`: indices of the nodes that only copy inputs.
     """
     unseen = [t for t in call.state.tensors.values() if device.holds(t) and storage(t) not in observer.outside]
     in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen), beside)

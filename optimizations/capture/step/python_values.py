@@ -44,7 +44,7 @@ class Owner:
 
     Attributes:
         holds: whether a tensor lies on the GPU.
-        elsewhere: whether what runs now is no part of a step.
+        elsewhere: whether the current thread runs something else than the step.
     """
 
     def __init__(self, holds: Callable[[torch.Tensor], bool], elsewhere: Callable[[], bool]) -> None:
