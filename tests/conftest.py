@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from host_gpu import HAS_GPU
 from hypothesis import HealthCheck, settings
 
 gc.disable()  # while tests are collected: see `pytest_collection_finish`
@@ -28,8 +29,7 @@ os.environ["TRITON_CACHE_DIR"] = f"{_TOOLCHAIN or _CACHES.name}/triton"
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes: threads of theirs would wait for each other's cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-_HAS_GPU = Path("/dev/nvidiactl").exists()
-if not _HAS_GPU:
+if not HAS_GPU:
     os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 
 # pytest gives its handlers to loggers that do not propagate, too. Once this one has any, PyTorch writes all graphs of
@@ -173,7 +173,7 @@ def pytest_collection_finish() -> None:
     would not be freed.
     """
     gc.collect()
-    if not _HAS_GPU:
+    if not HAS_GPU:
         gc.freeze()
     gc.enable()
 

@@ -19,10 +19,9 @@ from typing import Any
 
 import rank_server
 from fixtures.fake_runs import default_signals
+from host_gpu import HAS_GPU
 
 ROOT = Path(__file__).resolve().parents[1]
-HAS_GPU = Path("/dev/nvidiactl").exists()
-"""Then ranks are not forked: what is imported may ask the driver, which no fork can use after that."""
 COMMON = {
     "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
     "GLOO_SOCKET_IFNAME": "lo",
@@ -135,6 +134,7 @@ class RankProgram:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "program.py"
         path.write_text(script)
+        # Where there is a GPU, what is imported may ask the driver, which no fork can use after that.
         server = None if fresh or HAS_GPU else current_server()
         self._started = time.monotonic()
         self._logs = [folder / f"rank{rank}.log" for rank in range(ranks)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from step_parts import CALLS, Program, batches, loss_of, network, program, state_of, training_step
+from step_parts import Program, batches, loss_of, network, program, state_of, training_step
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -81,4 +81,4 @@ def totals_and_a_hidden_state_bound_again(device: str) -> Program:
             trainer.total = torch.zeros((), device=device)
             trainer.hidden = torch.ones(6, 8, device=device)
 
-    return Program(trainer.step, batches(device), lambda: [*trainer.state(), *kept], between, replays=CALLS - 3)
+    return Program(trainer.step, batches(device), lambda: [*trainer.state(), *kept], between)

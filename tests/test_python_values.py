@@ -1,12 +1,15 @@
-"""What stands in for functions of PyTorch in a step is seen by nobody: not by modes, tables, threads, and not later."""
+"""Python's numbers are filled in on the GPU, with the bits that PyTorch would copy there. Functions stand in for
+PyTorch's own to do so, and nobody sees them: no mode, class of tensors, table or thread, and nothing later."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
@@ -16,7 +19,7 @@ from optimizations import torch_internals
 from optimizations.capture.step import program_code
 from optimizations.capture.step.forbidden_calls import Asked, watched
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.observer import Observer
+from optimizations.capture.step.observer import Observer, storage
 
 
 @pytest.fixture
@@ -30,6 +33,165 @@ def nothing_is_left() -> Iterator[None]:
     before = [vars(owner).get(name) for owner, name in names]
     yield
     assert [vars(owner).get(name) for owner, name in names] == before
+
+
+def test_numbers_become_tensors_by_a_fill_and_data_of_others_does_not() -> None:
+    """Bits, dtypes and errors are PyTorch's."""
+    stock = torch.tensor
+    observer = Observer(lambda tensor: True, {}, forbid=False)
+    for data in (1.5, 3, True, 2j, -math.inf, math.nan, [1, 2.5, True], (7,), [True, False], [[1, 2], (3.5, 4)]):
+        for keywords in ({}, {"dtype": torch.complex64}, {"dtype": torch.bfloat16} if data != 2j else {}):
+            with watched(observer, Asked(), capturing=True, compiled=False):
+                found = [torch.tensor(data, device="cpu", **keywords), torch.as_tensor(data, device="cpu", **keywords)]
+                found += [torch.ones(2, dtype=torch.complex128).new_tensor(data, **keywords)]
+            expected = [stock(data, **keywords)] * 2
+            expected += [torch.ones(2, dtype=torch.complex128).new_tensor(data, **keywords)]
+            for mine, theirs in zip(found, expected, strict=True):
+                assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
+                assert mine.untyped_storage().tolist() == theirs.untyped_storage().tolist()
+    with watched(observer, Asked(), capturing=True, compiled=False), observer:
+        torch.tensor(0.5, device="cpu")
+        assert [operation.name for operation in observer.operations] == ["aten.full.default"]
+        for data in (numpy.float64(0.5), numpy.ones(2), [[1.0] * 3] * 11, [numpy.int64(1)], [1.0] * 33, []):
+            torch.tensor(data, device="cpu")
+        assert [operation.name for operation in observer.operations].count("aten.full.default") == 1
+        with pytest.raises(RuntimeError, match="overflow"):
+            torch.tensor(300, dtype=torch.uint8, device="cpu")
+        assert torch.tensor(1e39, dtype=torch.float32, device="cpu").isinf()  # a fill would raise
+    with watched(observer, Asked(), capturing=True, compiled=True):
+        assert torch.tensor is stock
+    assert torch.tensor is stock
+
+
+ASSIGNED: list[tuple[torch.dtype, Any, Any]] = [
+    (torch.float32, (slice(None), 0), 1),
+    (torch.float32, (0, 1), 0.1),
+    (torch.float32, 2, math.nan),
+    (torch.float32, (..., slice(1, None)), -0.0),
+    (torch.float32, (None, 1), 1e38),
+    (torch.float16, (), 1 / 3),
+    (torch.bfloat16, slice(0, 2), 1 / 3),
+    (torch.int64, (0, 0), 3.7),
+    (torch.uint8, (slice(None), 2), True),
+    (torch.bool, 1, 2),
+    (torch.complex64, (1, 1), 2j),
+    (torch.float64, (torch.tensor([0, 2]), 1), 0.1),
+    (torch.float32, torch.tensor([[0, 1]]), 0.1),
+    (torch.float32, (torch.tensor([0, 2]), torch.tensor([1, 1], dtype=torch.int32)), 4),
+    (torch.float32, torch.tensor([True, False, True]), 0.1),
+    (torch.float32, [0, 2], 0.1),
+    (torch.float32, True, 0.1),
+    (torch.float32, (0, torch.tensor(1)), 0.1),
+    (torch.float32, 0, numpy.float64(0.1)),
+]
+
+
+def test_numbers_are_assigned_as_pytorch_does_it(everything_on_the_gpu: Callable[[], Any]) -> None:
+    for dtype, index, value in ASSIGNED:
+        mine, expected = torch.zeros(3, 4, dtype=dtype), torch.zeros(3, 4, dtype=dtype)
+        expected[index] = value
+        with everything_on_the_gpu():
+            mine[index] = value
+        bits = [one.view(torch.uint8) if dtype != torch.bool else one for one in (mine, expected)]
+        assert torch.equal(*bits), (dtype, index, value)
+
+
+def test_places_in_lists_are_filled_in(everything_on_the_gpu: Callable[[], Any]) -> None:
+    x = torch.arange(24.0).view(4, 6)
+    y, expected = x.clone(), x.clone()
+    expected[[3, 0]] = -1.0
+    expected[:, [1]] = x[:, 2:3]
+    expected[[0, 1], [-1, 2]] = x[0, :2]
+    observer = Observer(lambda tensor: True, {}, forbid=True)
+    with watched(observer, Asked(), capturing=True, compiled=False), observer:
+        y[[3, 0]] = -1.0
+        y[:, [1]] = x[:, 2:3]
+        y[[0, 1], [-1, 2]] = x[0, :2]
+    assert torch.equal(y, expected)
+    for index in ([True, False, True, True], [[0, 1], [1, 2]], [], [0, slice(None)], range(2)):
+        y, expected = x.clone(), x.clone()
+        expected[index] = 0.5
+        with everything_on_the_gpu():
+            y[index] = 0.5
+        assert torch.equal(y, expected)
+
+
+class Knows(torch.Tensor):
+    """Does something of its own for some methods, which it knows by their identity."""
+
+    own: ClassVar = {torch.Tensor.__getitem__: "got", torch.Tensor.__setitem__: "set", torch.Tensor.new_tensor: "made"}
+    seen: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in cls.own:
+            cls.seen.append(cls.own[func])
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_class_of_tensors_knows_the_methods_by_their_identity(everything_on_the_gpu: Callable[[], Any]) -> None:
+    x, plain, chosen = torch.ones(3).as_subclass(Knows), torch.ones(3), torch.tensor([1]).as_subclass(Knows)
+    Knows.seen.clear()
+    with everything_on_the_gpu():
+        x[0] = 1.0
+        x[0]
+        x.new_tensor(1.0)
+        plain[chosen]
+        plain[chosen] = 2.0
+    assert Knows.seen == ["set", "got", "made", "got", "set"]
+
+
+def test_errors_of_assignments_are_those_of_pytorch(everything_on_the_gpu: Callable[[], Any]) -> None:
+    leaf = torch.zeros(3, requires_grad=True)
+    x, places = torch.zeros(3), torch.tensor([0, 1])
+    for tensor, index, value in [(leaf, 0, 1.0), (x, 5, 1.0), (x, 0, 2j), (x, 0, 1e39), (x, places, 1e39)]:
+        with pytest.raises((RuntimeError, IndexError)) as expected:
+            tensor[index] = value
+        with (
+            everything_on_the_gpu(),
+            pytest.raises((RuntimeError, IndexError)) as found,
+        ):
+            tensor[index] = value
+        assert str(found.value) == str(expected.value)
+
+
+def test_a_number_that_is_assigned_stands_in_the_trace() -> None:
+    assign = torch.Tensor.__setitem__
+    observer = Observer(lambda tensor: True, {}, forbid=False)
+    x = torch.zeros(3, 4)
+    with watched(observer, Asked(), capturing=True, compiled=False), observer:
+        x[:, 0] = 0.5
+        x[0, 1] = 2
+        x[torch.arange(2)] = 3
+    told = [(one.name, one.arguments[-1]) for one in observer.operations if "fill" in one.name or "full" in one.name]
+    assert told[:2] == [("aten.fill_.Scalar", 0.5), ("aten.fill_.Scalar", 2)]
+    assert [one.arguments[0] for one in observer.operations if one.name == "aten.full.default"] == [3]
+    assert not observer.refusals
+    assert torch.Tensor.__setitem__ is assign and "__setitem__" not in vars(torch.Tensor)
+
+
+@pytest.mark.parametrize("value", [0.5, 7])
+def test_a_number_may_be_assigned_by_one_mask_and_not_by_two(value: float) -> None:
+    """What lies on `meta` stands for the GPU. PyTorch makes a tensor in CPU memory of the number only on a real one."""
+
+    def traced(*indices: torch.Tensor, number: float | None, **keywords: bool) -> Observer:
+        observer = Observer(lambda tensor: tensor.device.type == "meta", {}, forbid=False)
+        with observer, observer.by_a_mask(number) if number is not None else contextlib.nullcontext():
+            torch.empty(3, 4, device="meta").index_put_(indices, scalar, **keywords)
+        return observer
+
+    mask = torch.empty(3, 4, dtype=torch.bool, device="meta")
+    rows, columns = mask[:, 0].clone(), mask[0].clone()
+    scalar = torch.tensor(value)
+    alone = traced(mask, number=value)
+    assert alone.refusals == [] and alone.operations[-1].arguments[-1] == value
+    assert storage(scalar) not in alone.outside
+    for indices, number, keywords, words in [
+        ((mask,), None, {}, "index_put_ reads a CPU tensor"),
+        ((rows, columns), value, {}, "index_put_ has a result whose size depends on values"),
+        ((mask,), value, {"accumulate": True}, "index_put_ has a result whose size depends on values"),
+    ]:
+        assert words in traced(*indices, number=number, **keywords).refusals[0].reason
 
 
 def test_tensors_are_no_sequences_behind_a_step() -> None:
@@ -67,18 +229,21 @@ def test_numbers_are_rounded_and_refused_as_pytorch_does_it(
     number: Any, dtype: torch.dtype, everything_on_the_gpu: Callable[[], Any]
 ) -> None:
     like = torch.ones(2)
+    ways: list[Callable[[], torch.Tensor]] = [
+        lambda: torch.tensor([number, number], dtype=dtype, device="cpu"),
+        lambda: torch.as_tensor([number, number], dtype=dtype, device="cpu"),
+        lambda: like.new_tensor(number, dtype=dtype),
+    ]
 
-    def made(how: int) -> Any:
+    def made(way: Callable[[], torch.Tensor]) -> Any:
         try:
-            if how == 2:
-                return like.new_tensor(number, dtype=dtype)
-            return (torch.tensor, torch.as_tensor)[how]([number, number], dtype=dtype, device="cpu")
+            return way()
         except (RuntimeError, TypeError, ValueError, OverflowError) as error:
             return type(error), str(error)
 
-    expected = [made(how) for how in range(3)]
+    expected = list(map(made, ways))
     with everything_on_the_gpu():
-        found = [made(how) for how in range(3)]
+        found = list(map(made, ways))
     for mine, theirs in zip(found, expected, strict=True):
         assert torch.equal(mine, theirs) if isinstance(theirs, torch.Tensor) else mine == theirs
 

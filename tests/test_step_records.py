@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import math
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
@@ -275,141 +273,6 @@ def test_tensors_without_a_name_count_as_alike_and_allocations_are_no_part_of_a_
     assert difference is not None and "'weight') where the call before gave" in difference.reason
 
 
-def test_numbers_become_tensors_by_a_fill_and_data_of_others_does_not() -> None:
-    """Bits, dtypes and errors are PyTorch's."""
-    stock = torch.tensor
-    observer = Observer(lambda tensor: True, {}, forbid=False)
-    for data in (1.5, 3, True, 2j, -math.inf, math.nan, [1, 2.5, True], (7,), [True, False], [[1, 2], (3.5, 4)]):
-        for keywords in ({}, {"dtype": torch.complex64}, {"dtype": torch.bfloat16} if data != 2j else {}):
-            with watched(observer, Asked(), capturing=True, compiled=False):
-                found = [torch.tensor(data, device="cpu", **keywords), torch.as_tensor(data, device="cpu", **keywords)]
-                found += [torch.ones(2, dtype=torch.complex128).new_tensor(data, **keywords)]
-            expected = [stock(data, **keywords)] * 2
-            expected += [torch.ones(2, dtype=torch.complex128).new_tensor(data, **keywords)]
-            for mine, theirs in zip(found, expected, strict=True):
-                assert mine.dtype == theirs.dtype and mine.shape == theirs.shape
-                assert mine.untyped_storage().tolist() == theirs.untyped_storage().tolist()
-    with watched(observer, Asked(), capturing=True, compiled=False), observer:
-        torch.tensor(0.5, device="cpu")
-        assert [operation.name for operation in observer.operations] == ["aten.full.default"]
-        for data in (numpy.float64(0.5), numpy.ones(2), [[1.0] * 3] * 11, [numpy.int64(1)], [1.0] * 33, []):
-            torch.tensor(data, device="cpu")
-        assert [operation.name for operation in observer.operations].count("aten.full.default") == 1
-        with pytest.raises(RuntimeError, match="overflow"):
-            torch.tensor(300, dtype=torch.uint8, device="cpu")
-        assert torch.tensor(1e39, dtype=torch.float32, device="cpu").isinf()  # a fill would raise
-    with watched(observer, Asked(), capturing=True, compiled=True):
-        assert torch.tensor is stock
-    assert torch.tensor is stock
-
-
-ASSIGNED: list[tuple[torch.dtype, Any, Any]] = [
-    (torch.float32, (slice(None), 0), 1),
-    (torch.float32, (0, 1), 0.1),
-    (torch.float32, 2, math.nan),
-    (torch.float32, (..., slice(1, None)), -0.0),
-    (torch.float32, (None, 1), 1e38),
-    (torch.float16, (), 1 / 3),
-    (torch.bfloat16, slice(0, 2), 1 / 3),
-    (torch.int64, (0, 0), 3.7),
-    (torch.uint8, (slice(None), 2), True),
-    (torch.bool, 1, 2),
-    (torch.complex64, (1, 1), 2j),
-    (torch.float64, (torch.tensor([0, 2]), 1), 0.1),
-    (torch.float32, torch.tensor([[0, 1]]), 0.1),
-    (torch.float32, (torch.tensor([0, 2]), torch.tensor([1, 1], dtype=torch.int32)), 4),
-    (torch.float32, torch.tensor([True, False, True]), 0.1),
-    (torch.float32, [0, 2], 0.1),
-    (torch.float32, True, 0.1),
-    (torch.float32, (0, torch.tensor(1)), 0.1),
-    (torch.float32, 0, numpy.float64(0.1)),
-]
-
-
-def test_numbers_are_assigned_as_pytorch_does_it() -> None:
-    for dtype, index, value in ASSIGNED:
-        mine, expected = torch.zeros(3, 4, dtype=dtype), torch.zeros(3, 4, dtype=dtype)
-        expected[index] = value
-        with watched(Observer(lambda tensor: True, {}, forbid=False), Asked(), capturing=True, compiled=False):
-            mine[index] = value
-        bits = [one.view(torch.uint8) if dtype != torch.bool else one for one in (mine, expected)]
-        assert torch.equal(*bits), (dtype, index, value)
-
-
-def test_places_in_lists_are_filled_in() -> None:
-    x = torch.arange(24.0).view(4, 6)
-    y, expected = x.clone(), x.clone()
-    expected[[3, 0]] = -1.0
-    expected[:, [1]] = x[:, 2:3]
-    expected[[0, 1], [-1, 2]] = x[0, :2]
-    observer = Observer(lambda tensor: True, {}, forbid=True)
-    with watched(observer, Asked(), capturing=True, compiled=False), observer:
-        y[[3, 0]] = -1.0
-        y[:, [1]] = x[:, 2:3]
-        y[[0, 1], [-1, 2]] = x[0, :2]
-    assert torch.equal(y, expected)
-    for index in ([True, False, True, True], [[0, 1], [1, 2]], [], [0, slice(None)], range(2)):
-        y, expected = x.clone(), x.clone()
-        expected[index] = 0.5
-        with watched(Observer(lambda tensor: True, {}, forbid=False), Asked(), capturing=True, compiled=False):
-            y[index] = 0.5
-        assert torch.equal(y, expected)
-
-
-class Knows(torch.Tensor):
-    """Does something of its own for some methods, which it knows by their identity."""
-
-    own: ClassVar = {torch.Tensor.__getitem__: "got", torch.Tensor.__setitem__: "set", torch.Tensor.new_tensor: "made"}
-    seen: ClassVar[list[str]] = []
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in cls.own:
-            cls.seen.append(cls.own[func])
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
-def test_a_class_of_tensors_knows_the_methods_by_their_identity() -> None:
-    x, plain, chosen = torch.ones(3).as_subclass(Knows), torch.ones(3), torch.tensor([1]).as_subclass(Knows)
-    Knows.seen.clear()
-    with watched(Observer(lambda tensor: True, {}, forbid=False), Asked(), capturing=True, compiled=False):
-        x[0] = 1.0
-        x[0]
-        x.new_tensor(1.0)
-        plain[chosen]
-        plain[chosen] = 2.0
-    assert Knows.seen == ["set", "got", "made", "got", "set"]
-
-
-def test_errors_of_assignments_are_those_of_pytorch() -> None:
-    leaf = torch.zeros(3, requires_grad=True)
-    x, places = torch.zeros(3), torch.tensor([0, 1])
-    for tensor, index, value in [(leaf, 0, 1.0), (x, 5, 1.0), (x, 0, 2j), (x, 0, 1e39), (x, places, 1e39)]:
-        with pytest.raises((RuntimeError, IndexError)) as expected:
-            tensor[index] = value
-        with (
-            watched(Observer(lambda tensor: True, {}, forbid=False), Asked(), capturing=True, compiled=False),
-            pytest.raises((RuntimeError, IndexError)) as found,
-        ):
-            tensor[index] = value
-        assert str(found.value) == str(expected.value)
-
-
-def test_a_number_that_is_assigned_stands_in_the_trace() -> None:
-    assign = torch.Tensor.__setitem__
-    observer = Observer(lambda tensor: True, {}, forbid=False)
-    x = torch.zeros(3, 4)
-    with watched(observer, Asked(), capturing=True, compiled=False), observer:
-        x[:, 0] = 0.5
-        x[0, 1] = 2
-        x[torch.arange(2)] = 3
-    told = [(one.name, one.arguments[-1]) for one in observer.operations if "fill" in one.name or "full" in one.name]
-    assert told[:2] == [("aten.fill_.Scalar", 0.5), ("aten.fill_.Scalar", 2)]
-    assert [one.arguments[0] for one in observer.operations if one.name == "aten.full.default"] == [3]
-    assert not observer.refusals
-    assert torch.Tensor.__setitem__ is assign and "__setitem__" not in vars(torch.Tensor)
-
-
 def test_complex_numbers_are_compared_by_their_parts() -> None:
     def trace(number: complex) -> list[Any]:
         observer = Observer(lambda tensor: True, {}, forbid=False)
@@ -419,30 +282,6 @@ def test_complex_numbers_are_compared_by_their_parts() -> None:
 
     assert trace(complex(2, 0.0)) != trace(complex(2, -0.0))
     assert trace(complex(math.nan, 1)) == trace(complex(float("nan"), 1))
-
-
-@pytest.mark.parametrize("value", [0.5, 7])
-def test_a_number_may_be_assigned_by_one_mask_and_not_by_two(value: float) -> None:
-    """What lies on `meta` stands for the GPU. PyTorch makes a tensor in CPU memory of the number only on a real one."""
-
-    def traced(*indices: torch.Tensor, number: float | None, **keywords: bool) -> Observer:
-        observer = Observer(lambda tensor: tensor.device.type == "meta", {}, forbid=False)
-        with observer, observer.by_a_mask(number) if number is not None else contextlib.nullcontext():
-            torch.empty(3, 4, device="meta").index_put_(indices, scalar, **keywords)
-        return observer
-
-    mask = torch.empty(3, 4, dtype=torch.bool, device="meta")
-    rows, columns = mask[:, 0].clone(), mask[0].clone()
-    scalar = torch.tensor(value)
-    alone = traced(mask, number=value)
-    assert alone.refusals == [] and alone.operations[-1].arguments[-1] == value
-    assert storage(scalar) not in alone.outside
-    for indices, number, keywords, words in [
-        ((mask,), None, {}, "index_put_ reads a CPU tensor"),
-        ((rows, columns), value, {}, "index_put_ has a result whose size depends on values"),
-        ((mask,), value, {"accumulate": True}, "index_put_ has a result whose size depends on values"),
-    ]:
-        assert words in traced(*indices, number=number, **keywords).refusals[0].reason
 
 
 def test_a_checkpoint_keeps_the_random_state_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -604,13 +604,14 @@ def replaced(name: str, value: Any) -> Iterator[None]:
 
 @dataclass(eq=False, slots=True)
 class _Layer:
-    """What stands in an attribute while a block runs, and what stood there before: in the owner itself, or nothing."""
+    """What stands in an attribute while a block runs, and what stood there before, in the owner itself."""
 
     value: Any
-    own: bool
     before: Any
 
 
+_ABSENT = object()
+"""Stands for an attribute that the owner has of a base class only, or not at all."""
 _layers: dict[tuple[int, str], list[_Layer]] = {}
 _layers_lock = threading.RLock()  # a finalizer may replace something in a thread that holds it
 
@@ -625,7 +626,7 @@ def replaced_attribute(owner: Any, attribute: str, value: Any) -> Iterator[None]
     layer: _Layer | None = None
     try:
         with _layers_lock:
-            layer = _Layer(value, attribute in vars(owner), vars(owner).get(attribute))
+            layer = _Layer(value, vars(owner).get(attribute, _ABSENT))
             _layers.setdefault(place, []).append(layer)
             setattr(owner, attribute, value)
         yield
@@ -641,14 +642,14 @@ def _take_away(owner: Any, attribute: str, layer: _Layer, layers: list[_Layer]) 
     index = layers.index(layer)
     del layers[index]
     if index < len(layers):  # another block is to put back what this one would
-        if layers[index].own and layers[index].before is layer.value:
-            layers[index].own, layers[index].before = layer.own, layer.before
-    elif vars(owner).get(attribute) is not layer.value:
+        if layers[index].before is layer.value:
+            layers[index].before = layer.before
+    elif vars(owner).get(attribute, _ABSENT) is not layer.value:
         return
-    elif layer.own:
-        setattr(owner, attribute, layer.before)
-    else:
+    elif layer.before is _ABSENT:
         delattr(owner, attribute)
+    else:
+        setattr(owner, attribute, layer.before)
 
 
 def dynamo_source(node: torch.fx.Node) -> Any:

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.capture.step.learning_rates import made_for_graphs
 from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.program_code import ADVICE_ON_CLOCKS, CLOCKS
 from optimizations.capture.step.python_values import Owner, assigning, filling, filling_like, is_pytorchs
@@ -123,7 +124,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
         if elsewhere():
             return bool(stock_captured())
         if called_from(_OPTIMIZERS):
-            return bool(stock_captured()) and not counts_on_the_gpu(optimizer_that_runs())
+            return bool(stock_captured()) and not can_be_captured(optimizer_that_runs())
         asked.captured = True
         return asked.as_captured
 
@@ -166,9 +167,8 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             for name in ("tensor", "as_tensor"):
                 of_numbers[torch, name] = filling(tensors, name, is_gpu, dtype_of)
         for (owner, name), call in of_numbers.items():
-            if not is_pytorchs(getattr(owner, name)):
-                continue
-            stack.enter_context(replaced_attribute(owner, name, call))
+            if is_pytorchs(getattr(owner, name)):
+                stack.enter_context(replaced_attribute(owner, name, call))
         # What `torch.cuda.is_current_stream_capturing` calls: compiled code looks whether that itself is PyTorch's.
         stack.enter_context(replaced_attribute(graphs, _CAPTURED, is_captured))
         stack.enter_context(replaced_attribute(torch.cuda, "get_rng_state", get_rng_state))
@@ -180,10 +180,10 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             observers.clear()  # what such a module keeps holds nothing of the step
 
 
-def counts_on_the_gpu(optimizer: torch.optim.Optimizer | None) -> bool:
-    """Whether a step of the optimizer can be captured, for all of its parameters."""
+def can_be_captured(optimizer: torch.optim.Optimizer | None) -> bool:
+    """Whether a step of the optimizer can be, for all of its parameters."""
     groups = () if optimizer is None else optimizer.param_groups
-    return bool(groups) and all(group.get("capturable") or group.get("fused") for group in groups)
+    return bool(groups) and all(map(made_for_graphs, groups))
 
 
 def _qualified(owner: Any, name: str) -> str:

@@ -33,8 +33,9 @@ _EXACT = (torch.float32, torch.float64)
 """Parameters of other dtypes take betas that are rounded to theirs."""
 
 
-def takes_a_tensor(group: dict[str, Any]) -> bool:
-    """Whether a parameter group's optimizer reads its learning rate on the GPU if it is a tensor."""
+def made_for_graphs(group: dict[str, Any]) -> bool:
+    """Whether a parameter group's optimizer keeps its counts on the GPU, and reads a learning rate there that is a
+    tensor."""
     return bool(group.get("capturable") or group.get("fused"))
 
 
@@ -95,7 +96,7 @@ class _Watched:
         self.group[self.name] = value if self.name == RATE else (value, *self.group[BETAS][1:])
 
     def takes_a_tensor(self) -> bool:
-        return takes_a_tensor(self.group) if self.name == RATE else takes_betas(self.optimizer(), self.group)
+        return made_for_graphs(self.group) if self.name == RATE else takes_betas(self.optimizer(), self.group)
 
     def lasts(self) -> bool:
         """Whether the optimizer has the group still: `load_state_dict` makes others."""

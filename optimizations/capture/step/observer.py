@@ -535,13 +535,12 @@ def _value(tensor: torch.Tensor) -> str:
 
 def _size_depends_on_values(name: str, tags: Any, args: Any, kwargs: Any) -> bool:
     if name.startswith(_INDEXING):
-        masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
-        if not masks:
+        indices = [index for index in args[1] if index is not None]
+        if not any(index.dtype in (torch.bool, torch.uint8) for index in indices):
             return False
-        alone = len([index for index in args[1] if index is not None]) == 1
         adds = len(args) > 3 and args[3]
-        one = name.startswith(_INDEXING[1:]) and args[2].numel() == 1 and args[2].device.type == "cpu"
-        filling = alone and one and not adds
+        of_one = name.startswith(_INDEXING[1:]) and args[2].numel() == 1 and args[2].device.type == "cpu"
+        filling = of_one and len(indices) == 1 and not adds
         return not filling or args[0].device.type == "cpu"
     if name.startswith("aten.repeat_interleave") and kwargs.get("output_size") is not None:
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -31,6 +32,7 @@ def current_line() -> str | None:
     return None
 
 
+ADVICE_ON_CTC = "make graphs of the model alone (graph_callables), and compute this loss behind it"
 _ADVICE = {
     "/torch/amp/grad_scaler.py": "make the optimizer with fused=True, which skips steps on the GPU; read the scale "
     "behind the step",
@@ -39,9 +41,9 @@ _ADVICE = {
     "/torch/nn/utils/clip_grad.py": "leave error_if_nonfinite off and look at the returned norm behind the step",
     "/torch/nn/modules/batchnorm.py": "give the batch normalisation a number as momentum",
     "/torch/optim/lr_scheduler.py": "call the scheduler behind the step",
+    "/torch/nn/functional.py:ctc_loss:": ADVICE_ON_CTC,
 }
-ADVICE_ON_CTC = "make graphs of the model alone (graph_callables), and compute this loss behind it"
-_ADVICE_IN = {("/torch/nn/functional.py", "ctc_loss"): ADVICE_ON_CTC}
+"""By a part of "path:function" of PyTorch's code."""
 _OPTIMIZERS = "/torch/optim/"
 _FOR_GRAPHS = ("capturable", "fused")
 
@@ -53,10 +55,7 @@ def advice_by_caller() -> str | None:
     while frame is not None and (not _is_users(frame.f_code.co_filename) or _is_generated(frame)):
         path = frame.f_code.co_filename
         for part, advice in _ADVICE.items():
-            if part in path:
-                return advice
-        for (part, function), advice in _ADVICE_IN.items():
-            if part in path and frame.f_code.co_name == function:
+            if part in f"{path}:{frame.f_code.co_name}:":
                 return advice
         in_optimizer = in_optimizer or _OPTIMIZERS in path
         # The functions that compute a step do not know their optimizer, the method that calls them does.
@@ -68,12 +67,10 @@ def advice_by_caller() -> str | None:
 
 def optimizer_that_runs() -> torch.optim.Optimizer | None:
     """The optimizer whose method runs now, if there is one between the program's line and here."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_users(frame.f_code.co_filename):
+    for frame in _frames_between():
         in_optimizer = _OPTIMIZERS in frame.f_code.co_filename
         if in_optimizer and isinstance(optimizer := frame.f_locals.get("self"), torch.optim.Optimizer):
             return optimizer
-        frame = frame.f_back
     return None
 
 
@@ -106,12 +103,15 @@ def called_by_the_compiler() -> bool:
 
 def called_from(*parts: str) -> bool:
     """Whether a file with one of these in its path stands between the program's line, or generated code, and here."""
+    return any(part in frame.f_code.co_filename for frame in _frames_between() for part in parts)
+
+
+def _frames_between() -> Iterator[types.FrameType]:
+    """From here to the program's line, or generated code, without that."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and not _is_users(frame.f_code.co_filename):
-        if any(part in frame.f_code.co_filename for part in parts):
-            return True
+        yield frame
         frame = frame.f_back
-    return False
 
 
 def called_by_the_program() -> bool:
