@@ -177,7 +177,8 @@ def test_a_number_may_be_assigned_by_one_mask_and_not_by_two(value: float) -> No
     def traced(*indices: torch.Tensor, number: float | None, **keywords: bool) -> Observer:
         observer = Observer(lambda tensor: tensor.device.type == "meta", {}, forbid=False)
         with observer, observer.by_a_mask(number) if number is not None else contextlib.nullcontext():
-            torch.empty(3, 4, device="meta").index_put_(indices, scalar, **keywords)
+            lifted = torch.ops.aten.lift_fresh(scalar)  # as PyTorch does on a GPU
+            torch.empty(3, 4, device="meta").index_put_(indices, lifted, **keywords)
         return observer
 
     mask = torch.empty(3, 4, dtype=torch.bool, device="meta")

@@ -210,7 +210,7 @@ class Observer(torch_internals.TorchDispatchMode):
             return func(*args, **kwargs)
         inputs = list(_tensors(args)) + list(_tensors(kwargs.values()))
         assigned: tuple[complex, ...] = ()
-        if self._assigned is not None and name.startswith(_INDEXING[1:]):
+        if self._assigned is not None and name.startswith((*_INDEXING[1:], _LIFTS)):
             inputs = [tensor for tensor in inputs if self.holds(tensor)]  # without PyTorch's own of the number
             assigned = (self._assigned,)
         if self.set_aside is not None:
@@ -374,7 +374,7 @@ class Observer(torch_internals.TorchDispatchMode):
                 f"{_short(name)} has a result whose size depends on values",
                 ADVICE_ON_CTC if "ctc_loss" in name else _OF_SIZES,
             )
-        if name == "aten.lift_fresh.default" and any(tensor.numel() for tensor in on_gpu):
+        if name.startswith(_LIFTS) and any(tensor.numel() for tensor in on_gpu):
             self.refuse(
                 "makes a tensor on the GPU from Python values",
                 "make it once before the step, or use torch.full",
@@ -491,6 +491,8 @@ it saves for a backward where that is a view, such as a row of a data set: a pla
 be none either. Where a gradient is stopped so, calls are compared by it: it decides where gradients go."""
 _OF_SIZES = "use a form of fixed size: torch.where, masked_fill, or an output_size"
 _INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl_")
+_LIFTS = "aten.lift_fresh."
+"""What PyTorch makes of one of Python's numbers before it assigns it goes through it."""
 
 
 def uses_sparse(path: str) -> tuple[str, str]:
@@ -566,7 +568,7 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 _STATISTICS = ("running_mean", "running_var")
 _SETS_MEMORY = "aten.set_."
 """Leads a tensor to memory, which may be given without a tensor."""
-_COPIES = ("aten.clone", "aten._to_copy", "aten.lift_fresh", "aten.empty", "aten.full")
+_COPIES = ("aten.clone", "aten._to_copy", _LIFTS, "aten.empty", "aten.full")
 """What makes a tensor of a number."""
 
 
