@@ -104,6 +104,32 @@ def test_a_capture_that_fails_is_tried_once_more_where_the_step_asks_whether_it_
         assert list(told) == [False] * 4 + [True] * 3
 
 
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("first", [True, False])
+def test_a_step_that_is_refused_before_it_asks_whether_it_is_captured_does_what_eager_does(first: bool) -> None:
+    """No answer would make it a graph. One that is refused for what it does unless it is captured is told so."""
+
+    def forward(batch: Any) -> torch.Tensor:
+        if first and batch["x"].sum().item() > 1e9:
+            return batch["x"].sum()
+        if torch.cuda.is_current_stream_capturing():
+            batch = {**batch, "x": batch["x"] * 1.001}
+        elif batch["x"].sum().item() > 1e9:
+            return batch["x"].sum()
+        return loss_of(model, batch)
+
+    model = network("cpu")
+    expected = run(training(model, forward), batches("cpu", 8))
+    model = network("cpu")
+    step = GraphedStep(training(model, forward), device=CpuDevice())
+    found = run(step, batches("cpu", 8))
+    assert len(step.report().refusals) == first
+    if first:
+        assert_equal(found, expected)
+    else:
+        assert step.report().replays > 0 and found[-1].item() != expected[-1].item()
+
+
 def test_callables_that_ask_whether_they_are_captured_are_told_so_where_they_are_refused_otherwise() -> None:
     def reads_unless_captured(x: torch.Tensor) -> torch.Tensor:
         if not torch.cuda.is_current_stream_capturing() and x.sum().item() > 1e9:

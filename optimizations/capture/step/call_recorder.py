@@ -115,7 +115,7 @@ class CallRecorder(ABC):
                 self._refuse(key, SETS_UP, progress)
             return seen.returned
         progress.asked = progress.asked or seen.asked
-        if seen.findings and progress.told_to_be_captured():
+        if seen.findings and seen.asked and progress.told_to_be_captured():
             return seen.returned
         numbers = numbers_in(call.state, self._rates.stands_for)
         refusal = progress.note(seen.operations, seen.structure, seen.findings, seen.host_draws)

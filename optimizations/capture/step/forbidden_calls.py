@@ -9,8 +9,9 @@ and during the capture these two calls do nothing. Where it draws some, the reco
 Note [Code that asks whether it is captured]. Libraries ask, and if it is captured leave out what a graph cannot hold:
 Hugging Face's models then do not look into their masks. The captured call would differ from those that were observed.
 So all calls get the same answer: at first that of eager, which gives eager's results, and if a step that asks is
-refused, that of a capture. PyTorch's optimizers ask to check whether they may be captured, and get the true answer.
-They take `capturable=True` only, although what is `fused=True` keeps its counts on the GPU as well, and reads nothing
+refused, that of a capture. Not where something was refused before it asked: no answer would change that, and the call
+would take another kernel than eager's for nothing. PyTorch's optimizers ask to check whether they may be captured, and
+get the true answer. They take `capturable=True` only, although what is `fused=True` keeps its counts on the GPU as well, and reads nothing
 on the host: such a one is told that it is not captured.
 """
 
@@ -53,7 +54,8 @@ _OPTIMIZERS = "/torch/optim/"
 
 
 class Asked:
-    """What a step asked for: the GPU's random state, to set it again, and whether it is captured.
+    """What a step asked for: the GPU's random state, to set it again, and whether it is captured, before anything of it
+    was refused.
 
     `as_captured`: what it is told. Note [Code that asks whether it is captured].
     """
@@ -125,7 +127,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             return bool(stock_captured())
         if called_from(_OPTIMIZERS):
             return bool(stock_captured()) and not can_be_captured(optimizer_that_runs())
-        asked.captured = True
+        asked.captured = asked.captured or not observers[0].refusals
         return asked.as_captured
 
     def by_a_mask(number: complex) -> AbstractContextManager[None]:

@@ -63,9 +63,9 @@ KEEPS_RATE = Refusal(
 @dataclass(frozen=True, slots=True)
 class Observed:
     """What a call did. `structure` is of what it returned, `outside` where it read tensors it did not make,
-    `kept_casts` whether casts that autocast keeps may be among these, `asked` whether it asked if it is captured,
-    `host_draws` what it drew on the host, where that decides nothing, `drops_gradients` whether it let go of gradients
-    from before, unread, `running` where values stand that it read and bound again.
+    `kept_casts` whether casts that autocast keeps may be among these, `asked` whether it asked if it is captured
+    before anything was refused, `host_draws` what it drew on the host, where that decides nothing, `drops_gradients`
+    whether it let go of gradients from before, unread, `running` where values stand that it read and bound again.
     `set_up`: something was compiled or tuned meanwhile, so that the rest says nothing about the next call."""
 
     returned: Any
