@@ -11,8 +11,8 @@ Hugging Face's models then do not look into their masks. The captured call would
 So all calls get the same answer: at first that of eager, which gives eager's results, and if a step that asks is
 refused, that of a capture. Not where something was refused before it asked: no answer would change that, and the call
 would take another kernel than eager's for nothing. PyTorch's optimizers ask to check whether they may be captured, and
-get the true answer. They take `capturable=True` only, although what is `fused=True` keeps its counts on the GPU as well, and reads nothing
-on the host: such a one is told that it is not captured.
+get the true answer. They take `capturable=True` only, although what is `fused=True` keeps its counts on the GPU as
+well, and reads nothing on the host: such a one is told that it is not captured.
 """
 
 from __future__ import annotations
