@@ -40,6 +40,8 @@ _ADVICE = {
     "`AveragedModel(model, device=...)`, so that it counts on the GPU",
     "/torch/nn/utils/clip_grad.py": "leave error_if_nonfinite off and look at the returned norm behind the step",
     "/torch/nn/modules/batchnorm.py": "give the batch normalisation a number as momentum",
+    "/torch/nn/modules/transformer.py:_detect_is_causal_mask:": "say whether the masks are causal, so that the "
+    "transformer does not look into them (is_causal=, or src_is_causal= and tgt_is_causal=)",
     "/torch/optim/lr_scheduler.py": "call the scheduler behind the step",
     "/torch/nn/functional.py:ctc_loss:": ADVICE_ON_CTC,
 }
