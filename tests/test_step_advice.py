@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -123,15 +124,8 @@ def with_a_mask_that_may_be_causal() -> Callable[..., Any]:
     model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mask = nn.Transformer.generate_square_subsequent_mask(6)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(batch["x"], mask).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
+    call: Any = functools.partial(model, mask=mask)
+    return training_step(call, optimizer)
 
 
 PARTS: dict[str, tuple[Callable[[], Callable[..., Any]], str]] = {
