@@ -67,6 +67,58 @@ class Loop:
     def handed_on(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
         return self.scaled(batch, batch_idx)
 
+    def handed_to_two(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.nothing(batch, batch_idx)
+        return self.scaled(batch, batch_idx=batch_idx)
+
+    def handed_and_read(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        return self.training_step(batch, batch_idx) * (1 + batch_idx % 2)
+
+    def handed_to_what_it_finds(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        chosen = self.scaled if len(batch) else self.training_step
+        return chosen(batch, batch_idx)
+
+    def handed_as_another(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        return self.scaled(batch, 1 if batch_idx % 3 else batch_idx)
+
+    def handed_to_another_each_time(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.chosen = self.training_step if batch_idx % 2 else self.scaled
+        return self.chosen(batch, batch_idx)
+
+    def handed_in_a_list(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        return self.gathered(batch, batch_idx)
+
+    def gathered(self, batch: dict[str, torch.Tensor], *numbers: int) -> torch.Tensor:
+        return self.scaled(batch, *numbers)
+
+    def handed_to_its_own(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        def scale(batch_idx: int) -> int:
+            return 1 + batch_idx % 2
+
+        return self.update(loss_of(self.model, batch) * scale(batch_idx))
+
+    def nothing(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None: ...
+
+    def through(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        return self.shared_step(batch, batch_idx, "train")
+
+    def shared_step(self, batch: dict[str, torch.Tensor], batch_idx: int, stage: str) -> torch.Tensor:
+        self.nothing(batch, batch_idx)
+        return self.training_step(batch=batch, batch_idx=batch_idx)
+
+    def through_the_rest(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        return self.takes_more(batch, batch_idx, epoch=batch_idx)
+
+    def takes_more(self, batch: dict[str, torch.Tensor], *_: Any, **others: Any) -> torch.Tensor:
+        return of_a_module(self, batch, i=0)
+
+    def through_a_function(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        return of_a_module(self, batch, i=batch_idx)
+
+
+def of_a_module(loop: Loop, batch: dict[str, torch.Tensor], i: int) -> torch.Tensor:
+    return loop.update(loss_of(loop.model, batch))
+
 
 def run(name: str, call: Callable[[Any, Any, int], torch.Tensor], *, graphed: bool) -> tuple[list[torch.Tensor], Any]:
     loop = Loop()
@@ -85,6 +137,10 @@ def run(name: str, call: Callable[[Any, Any, int], torch.Tensor], *, graphed: bo
         ("training_step", lambda step, batch, index: step(batch=batch, batch_idx=float(index))),
         ("short", lambda step, batch, index: step(batch, index)),
         ("named", lambda step, batch, index: step(batch, batch_idx=index, phase=f"train {index}")),
+        ("through", lambda step, batch, index: step(batch, index)),
+        ("through", lambda step, batch, index: step(batch, batch_idx=index)),
+        ("through_the_rest", lambda step, batch, index: step(batch, index)),
+        ("through_a_function", lambda step, batch, index: step(batch, index)),
     ],
 )
 def test_a_number_that_no_code_reads_makes_no_other_signature(
@@ -99,7 +155,12 @@ def test_a_number_that_no_code_reads_makes_no_other_signature(
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize(
-    "name", ["scaled", "scaled_inside", "scaled_by_locals", "scaled_by_text", "scaled_by_a_text", "handed_on"]
+    "name",
+    [
+        *("scaled", "scaled_inside", "scaled_by_locals", "scaled_by_text", "scaled_by_a_text", "handed_on"),
+        *("handed_to_two", "handed_and_read", "handed_to_what_it_finds", "handed_as_another", "handed_in_a_list"),
+        *("handed_to_another_each_time", "handed_to_its_own"),
+    ],
 )
 def test_a_number_that_code_reads_counts(name: str) -> None:
     def call(step: Any, batch: Any, index: int) -> torch.Tensor:
@@ -140,6 +201,121 @@ def test_code_that_is_exchanged_reads_what_it_is_given(monkeypatch: pytest.Monke
     assert unread is not None and unread.left_out((1, 2), {}) == ((1, None), {})
     monkeypatch.setattr(step, "__code__", other.__code__)
     assert unread.left_out((1, 2), {}) == ((1, 2), {})
+
+
+class Model(torch.nn.Module):
+    """As those of Lightning are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network("cpu")
+        self.numbers: list[Any] = []
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        return loss_of(self.inner, batch)
+
+    def read(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        return loss_of(self.inner, batch) * (1 + batch_idx % 2)
+
+
+class Holder(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+
+
+def trained(change: Callable[[Any, int], None], *, graphed: bool) -> tuple[list[torch.Tensor], Any]:
+    """Losses and parameters of a loop that hands the number of a batch on to a module's module."""
+    holder = Holder()
+    optimizer = torch.optim.SGD(holder.parameters(), lr=0.05)
+
+    def step(batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss = holder.model.training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    called: Any = GraphedStep(step, device=CpuDevice()) if graphed else step
+    losses = []
+    for index, (batch,) in enumerate(batches("cpu", CALLS)):
+        change(holder, index)
+        losses.append(called(batch, index).detach())
+    return [*losses, *(parameter.detach() for parameter in holder.parameters())], called
+
+
+def of_the_instance(holder: Any, index: int) -> None:
+    if index == 9:
+        holder.model.training_step = holder.model.read
+
+
+def of_the_class(holder: Any, index: int) -> None:
+    if index == 9:
+        holder.model.__class__ = type("Other", (Model,), {"training_step": Model.read})
+
+
+def of_the_module(holder: Any, index: int) -> None:
+    if index == 9:
+        holder.model = type("Other", (Model,), {"training_step": Model.read})()
+
+
+def test_a_number_is_followed_to_the_training_step_of_a_model() -> None:
+    expected, _ = trained(lambda holder, index: None, graphed=False)
+    found, step = trained(lambda holder, index: None, graphed=True)
+    assert all(map(torch.equal, found, expected))
+    report = step.report()
+    assert report.replays >= CALLS - 5 and len(report.recordings) == 1 and not report.refusals
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("change", [of_the_instance, of_the_class, of_the_module])
+def test_a_number_counts_from_when_what_it_is_handed_to_reads_it(change: Callable[[Any, int], None]) -> None:
+    torch.manual_seed(0)
+    expected, _ = trained(change, graphed=False)
+    torch.manual_seed(0)
+    found, step = trained(change, graphed=True)
+    assert all(map(torch.equal, found, expected))
+    assert step.report().replays
+
+
+def test_code_is_given_the_numbers_that_it_does_not_read() -> None:
+    """Python may look at them where this does not see it, such as a debugger, or a check of annotations."""
+    seen = []
+
+    class Watching(Loop):
+        def nothing(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+            seen.append(sys._getframe(1).f_locals["batch" + "_idx"])
+
+    loop = Watching()
+    step: Any = GraphedStep(loop.through, device=CpuDevice())
+    for index, (batch,) in enumerate(batches("cpu", CALLS)):
+        step(batch, index)
+    assert seen and all(type(one) is int for one in seen)
+
+
+def test_an_attribute_that_runs_code_is_not_looked_up() -> None:
+    looked = []
+
+    class Asked:
+        @property
+        def found(self) -> Any:
+            looked.append("found")
+            return Loop()
+
+        def __getattr__(self, name: str) -> Any:
+            looked.append(name)
+            raise AttributeError(name)
+
+        def by_property(self, batch: Any, batch_idx: int) -> Any:
+            return self.found.training_step(batch, batch_idx)
+
+        def by_getattr(self, batch: Any, batch_idx: int) -> Any:
+            return self.missing.training_step(batch, batch_idx)
+
+    for step in (Asked().by_property, Asked().by_getattr):
+        unread = unread_arguments(step)
+        assert unread is not None and unread.left_out((1, 2), {}) == ((1, 2), {})
+    assert not looked
 
 
 def test_what_is_no_function_of_python_has_none() -> None:

@@ -50,6 +50,7 @@ from optimizations.capture.step.running_values import STANDS_ELSEWHERE, entries_
 from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.surroundings import alone
 from optimizations.capture.step.tensor_marks import TensorMarks
+from optimizations.capture.step.unread_arguments import put_back
 from optimizations.report.steps import Refusal
 
 
@@ -81,6 +82,7 @@ class CallRecorder(ABC):
         self._eager = 0
         self._carries = True
         self._observes = False
+        self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     @abstractmethod
     def _call(self, args: Any, kwargs: Any) -> Any:
@@ -100,7 +102,7 @@ class CallRecorder(ABC):
             as_captured = progress.as_captured
             seen = observe(
                 device,
-                self._step,
+                self._run,
                 call,
                 self._rates,
                 progress.outside,
@@ -186,7 +188,7 @@ class CallRecorder(ABC):
             with alone(), self._counters.reading(call.state) as unread:
                 recording = capture(
                     device,
-                    self._step,
+                    self._run,
                     captured,
                     graph,
                     pool,
@@ -322,6 +324,12 @@ class CallRecorder(ABC):
         if refusal is not None and self._options.on_refusal == "raise":
             raise StepRefused(refusal)
         self._eager += 1
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        """The step. Numbers that were left out of a call's arguments, because nothing reads them, are put back."""
+        if self._given is not None:
+            args, kwargs = put_back(args, self._given[0]), put_back(kwargs, self._given[1])
         return self._step(*args, **kwargs)
 
     def _refuse_and_run(

@@ -145,6 +145,7 @@ class GraphedStep(CallRecorder):
                 self._thread = _this_thread()
                 self._calls += 1
                 if self._unread is not None:
+                    self._given = args, kwargs
                     args, kwargs = self._unread.left_out(args, kwargs)
                 steady = self._recordings.steady
                 if steady and not self._recordings.follow():
@@ -165,7 +166,7 @@ class GraphedStep(CallRecorder):
                             return found
                 return self._call(args, kwargs)
             finally:
-                self._thread = None
+                self._thread = self._given = None
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         """A call that is not a steady replay."""
@@ -218,7 +219,7 @@ class GraphedStep(CallRecorder):
             self._eager += 1
             self._changes_streams(device, observes=True)
             with alone(), device.warming_up():
-                return self._step(*args, **kwargs)
+                return self._run(*args, **kwargs)
         dropped = self._recordings.dropped
         self._gone = self._recordings.drop_gone() or self._gone
         self._plan.forget_gone()
@@ -283,7 +284,7 @@ class GraphedStep(CallRecorder):
         with alone(), device.warming_up(), self._rates.as_tensors():
             device.may_read(gradients(call.parameters))
             snapshot = state.snapshot() if self._rates.standing else []
-            returned = self._step(*args, **kwargs)
+            returned = self._run(*args, **kwargs)
         if self._rates.standing:
             self._rates.left_as_numbers(state, snapshot)
         return self._rates.as_numbers(returned)
