@@ -779,7 +779,11 @@ def batches_of_a_class_that_is_unknown(device: str) -> Refused:
 
     calls = [(Batch(batch),) for (batch,) in batches(device, 12)]
     return Refused(
-        lambda batch: train({"x": batch.x, "y": batch.y}), model, "is given another batches_of_a_class", line=False, batches=calls
+        lambda batch: train({"x": batch.x, "y": batch.y}),
+        model,
+        "is given another batches_of_a_class",
+        line=False,
+        batches=calls,
     )
 
 
