@@ -1,0 +1,184 @@
+"""Runs a program eager, and as a step that is captured, and says whether the results are eager's, bit for bit.
+
+Where they are not, two things that a captured step does otherwise are tried in eager: learning rates that change are
+tensors of float32 from some call on, and code that asks whether it is captured is told so in some calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from step_parts import Program, outcome
+
+import optimizations
+from library_programs.record import CALLS
+from optimizations.report.steps import StepReport
+
+Make = Callable[[str], Program]
+SPREAD = 4
+"""As far as so many times what eager differs from itself, results count as near."""
+EQUAL, NEAR, RATES, TOLD = (
+    "equal",
+    "within four times eager's own spread",
+    "as with rates as tensors",
+    "as told of a capture",
+)
+DIFFERS, FAILS, NOT_RUN = "differs", "fails", "not run"
+BAD = frozenset({DIFFERS, FAILS})
+_STARTS = (2, 3, 1, 4, 5, 6, 0, 7)
+"""Calls before rates may become tensors, those that are usual first."""
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far results are from others: the largest difference within a tensor over its largest value, and in how many
+    tensors there is one."""
+
+    worst: float
+    tensors: int
+
+
+def distance(mine: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> Distance:
+    """Of two lists of results. `worst` is infinite where they have other shapes, or NaN where the other has none."""
+    if len(mine) != len(theirs):
+        return Distance(math.inf, max(len(mine), len(theirs)))
+    found = [_relative(one, other) for one, other in zip(mine, theirs, strict=True) if not _is_same(one, other)]
+    return Distance(max(found, default=0.0), len(found))
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one, other) or torch.allclose(one.double(), other.double(), rtol=0, atol=0, equal_nan=True)
+
+
+def _relative(one: torch.Tensor, other: torch.Tensor) -> float:
+    if one.shape != other.shape:
+        return math.inf
+    found = (one.double() - other.double()).abs().max().item() / max(other.double().abs().max().item(), 1e-30)
+    return math.inf if math.isnan(found) else found
+
+
+def row(name: str, make: Make, device: str) -> dict[str, Any]:
+    """What became of a program: `verdict`, and what it was found by."""
+    at, where = time.monotonic(), "eager"
+    found: dict[str, Any] = {"name": name}
+    try:
+        eager = _eager(make, device)
+        again = _eager(make, device)
+        where = "step"
+        mine, report = _as_step(make, device)
+        found |= _judged(make, device, mine, eager, again)
+        found |= {"replays": report.replays, "calls": CALLS, "recordings": len(report.recordings)}
+        found["refusals"] = [str(one) for one in report.refusals]
+    except ImportError as error:
+        found |= {"verdict": NOT_RUN, "error": str(error)}
+    except Exception as error:
+        verdict = NOT_RUN if where == "eager" else FAILS
+        found |= {"verdict": verdict, "error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+    return found | {"seconds": round(time.monotonic() - at, 1)}
+
+
+def _judged(
+    make: Make, device: str, mine: list[torch.Tensor], eager: list[torch.Tensor], again: list[torch.Tensor]
+) -> dict[str, Any]:
+    step, spread = distance(mine, eager), distance(again, eager)
+    found: dict[str, Any] = {"tensors": len(eager), "far": step.worst, "differ": step.tensors, "spread": spread.worst}
+    if not step.tensors:
+        return found | {"verdict": EQUAL}
+    if step.worst <= SPREAD * spread.worst:
+        return found | {"verdict": NEAR}
+    for start in _STARTS:
+        if not distance(mine, _eager(make, device, rates_from=start)).tensors:
+            return found | {"verdict": RATES, "from_call": start}
+    for told in _told_calls():
+        with contextlib.suppress(Exception):  # what asks may do what eager cannot
+            if not distance(mine, _eager(make, device, told=told)).tensors:
+                return found | {"verdict": TOLD, "told": sorted(told)}
+    return found | {"verdict": DIFFERS}
+
+
+def _told_calls() -> Iterator[set[int]]:
+    """Calls in which a step may be told that it is captured: some early ones, or those of one or two recordings."""
+    yield from ({2}, {2, 3}, {1}, {1, 2}, {3})
+    yield from (set(range(first, CALLS)) for first in (2, 3))
+    half = CALLS // 2
+    yield from ({*range(first, half), *range(second, CALLS)} for second in range(half, half + 5) for first in (2, 3))
+
+
+def _as_step(make: Make, device: str) -> tuple[list[torch.Tensor], StepReport]:
+    made = make(device)
+    if device == "cpu":
+        from graphs_on_cpu import CpuDevice
+
+        from optimizations.capture.step.graphed_step import GraphedStep
+
+        step: Any = GraphedStep(made.step, device=CpuDevice())
+    else:
+        step = optimizations.graph_step(made.step)
+    found = _results(made, step)
+    return found, step.report()
+
+
+def _eager(make: Make, device: str, *, rates_from: int | None = None, told: Collection[int] = ()) -> list[torch.Tensor]:
+    """Results of a run without graphs.
+
+    Args:
+        rates_from: how many calls come before learning rates are tensors of float32; None: they stay numbers.
+        told: calls in which what asks whether it is captured is told so.
+    """
+    made_optimizers: list[torch.optim.Optimizer] = []
+    first = torch.optim.Optimizer.__init__
+
+    def noted(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        first(self, *args, **kwargs)
+        made_optimizers.append(self)
+
+    with mock.patch.object(torch.optim.Optimizer, "__init__", noted):
+        made = make(device)
+    calls = 0
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        asked = mock.patch("torch.cuda.graphs._cuda_isCurrentStreamCapturing", lambda: True)
+        with asked if calls - 1 in told else contextlib.nullcontext():
+            return made.step(*args, **kwargs)
+
+    if rates_from is not None:
+        for optimizer in made_optimizers:
+            _take_tensors(optimizer, lambda: calls > rates_from)
+    return _results(made, step)
+
+
+def _take_tensors(optimizer: torch.optim.Optimizer, now: Callable[[], bool]) -> None:
+    """Let an optimizer's steps take their learning rates as tensors, whenever `now`."""
+    stepped = optimizer.step
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        kept = [group["lr"] for group in optimizer.param_groups] if now() else []
+        for group, rate in zip(optimizer.param_groups, kept, strict=False):
+            if isinstance(rate, float):
+                group["lr"] = torch.tensor(rate, dtype=torch.float32, device=group["params"][0].device)
+        try:
+            return stepped(*args, **kwargs)
+        finally:
+            for group, rate in zip(optimizer.param_groups, kept, strict=False):
+                group["lr"] = rate
+
+    optimizer.step = step  # type: ignore[method-assign]
+
+
+def _results(made: Program, step: Callable[..., Any]) -> list[torch.Tensor]:
+    return [
+        one.detach().clone() if isinstance(one, torch.Tensor) else torch.tensor(float(one))
+        for one in outcome(made, step)
+    ]

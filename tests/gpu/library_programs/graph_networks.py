@@ -1,0 +1,179 @@
+"""PyTorch Geometric."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from step_parts import Program
+from torch import nn
+
+from library_programs.record import CALLS, many, on_the_device, program, state_of
+
+
+def graphs(device: str, graphs_each: int = 4, nodes: int = 6, edges: int = 14) -> list[tuple[Any, ...]]:
+    """Batches of equal sizes, as dicts."""
+
+    def make(g):
+        offset = (torch.arange(graphs_each) * nodes).repeat_interleave(edges)
+        edge_index = torch.randint(nodes, (2, graphs_each * edges), generator=g) + offset
+        return [
+            torch.randn(graphs_each * nodes, 5, generator=g),
+            edge_index,
+            torch.arange(graphs_each).repeat_interleave(nodes),
+            torch.randint(3, (graphs_each,), generator=g),
+        ]
+
+    return many(make, device)
+
+
+def graph_network(device: str, kind: str, pool: str, given_size: bool, **options: Any) -> Program:
+    from torch_geometric import nn as gnn
+
+    torch.manual_seed(43)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            if kind == "gat":
+                self.conv1, self.conv2 = (
+                    gnn.GATConv(5, 4, heads=4, dropout=0.2, **options),
+                    gnn.GATConv(16, 16, concat=False, **options),
+                )
+            else:
+                conv = {"gcn": gnn.GCNConv, "sage": gnn.SAGEConv, "graph": gnn.GraphConv}[kind]
+                self.conv1, self.conv2 = conv(5, 16, **options), conv(16, 16, **options)
+            self.norm = gnn.BatchNorm(16)
+            self.lin = nn.Linear(16, 3)
+
+        def forward(self, x, edge_index, batch, size=None):
+            x = self.norm(self.conv1(x, edge_index).relu())
+            x = self.conv2(x, edge_index)
+            x = getattr(gnn, f"global_{pool}_pool")(x, batch, size=size)
+            x = F.dropout(x, p=0.5, training=self.training)
+            return self.lin(x)
+
+    model = Net().to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4, **on_the_device(device))
+    criterion = nn.CrossEntropyLoss()
+
+    def train(x, edge_index, batch, y):
+        out = model(x, edge_index, batch, 4 if given_size else None)
+        loss = criterion(out, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss, (out.argmax(dim=1) == y).sum()
+
+    return Program(train, graphs(device), lambda: state_of(model, optimizer))
+
+
+@program
+def pyg_gcn_mean_pool_with_given_size(device: str) -> Program:
+    return graph_network(device, "gcn", "mean", True)
+
+
+@program
+def pyg_gcn_without_self_loops(device: str) -> Program:
+    """GCNConv and GATConv with their own loops take edges by a boolean mask, and are refused."""
+    return graph_network(device, "gcn", "add", True, add_self_loops=False)
+
+
+@program
+def pyg_gat_without_self_loops(device: str) -> Program:
+    return graph_network(device, "gat", "mean", True, add_self_loops=False)
+
+
+@program
+def pyg_graphsage_without_size(device: str) -> Program:
+    """Refused is fine: the number of graphs is read on the host."""
+    return graph_network(device, "sage", "mean", False)
+
+
+@program
+def pyg_gcn_mean_pool_without_size(device: str) -> Program:
+    """Refused is fine: the number of graphs is read on the host."""
+    return graph_network(device, "gcn", "mean", False)
+
+
+@program
+def pyg_gat_add_pool(device: str) -> Program:
+    return graph_network(device, "gat", "add", True)
+
+
+@program
+def pyg_graphsage_max_pool(device: str) -> Program:
+    return graph_network(device, "sage", "max", True)
+
+
+@program
+def pyg_gcn_on_a_data_batch(device: str) -> Program:
+    """The loader's `Batch` objects as arguments: refused is fine, they are no containers."""
+    from torch_geometric import nn as gnn
+    from torch_geometric.data import Batch, Data
+
+    torch.manual_seed(44)
+    model = gnn.GCN(5, 16, num_layers=2, out_channels=16, dropout=0.1).to(device)
+    head = nn.Linear(16, 3).to(device)
+    optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=0.01, fused=True)
+    g = torch.Generator().manual_seed(45)
+
+    def one() -> Data:
+        return Data(
+            x=torch.randn(6, 5, generator=g),
+            edge_index=torch.randint(6, (2, 14), generator=g),
+            y=torch.randint(3, (1,), generator=g),
+        )
+
+    loader = [(Batch.from_data_list([one() for _ in range(4)]).to(device),) for _ in range(CALLS)]
+
+    def train(data):
+        optimizer.zero_grad()
+        out = model(data.x, data.edge_index)
+        out = head(gnn.global_mean_pool(out, data.batch, size=data.num_graphs))
+        loss = F.cross_entropy(out, data.y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Program(train, loader, lambda: state_of(model, head, optimizer))
+
+
+@program
+def pyg_node_classification_of_the_whole_graph(device: str) -> Program:
+    """Cora's way, the rows by index, as arguments."""
+    return node_classification(device, False)
+
+
+@program
+def pyg_node_classification_with_cached_normalisation(device: str) -> Program:
+    """The layers keep the normalised edges of the first call."""
+    return node_classification(device, True)
+
+
+def node_classification(device: str, cached: bool) -> Program:
+    from torch_geometric import nn as gnn
+
+    torch.manual_seed(46)
+    x, edge_index = torch.randn(24, 5).to(device), torch.randint(24, (2, 80)).to(device)
+    y = torch.randint(3, (24,)).to(device)
+    conv1, conv2 = gnn.GCNConv(5, 16, cached=cached).to(device), gnn.GCNConv(16, 3, cached=cached).to(device)
+    optimizer = torch.optim.Adam(
+        [{"params": conv1.parameters(), "weight_decay": 5e-4}, {"params": conv2.parameters(), "weight_decay": 0}],
+        lr=0.01,
+        **on_the_device(device),
+    )
+
+    def train(rows):
+        optimizer.zero_grad()
+        h = F.dropout(x, p=0.5)
+        h = F.dropout(conv1(h, edge_index).relu(), p=0.5)
+        out = conv2(h, edge_index)
+        loss = F.cross_entropy(out[rows], y[rows])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    data = many(lambda g: [torch.randperm(24, generator=g)[:10]], device)
+    return Program(train, data, lambda: state_of(conv1, conv2, optimizer))

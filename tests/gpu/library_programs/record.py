@@ -1,0 +1,120 @@
+"""The programs, by name, and what several of them are made of."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from step_parts import Program
+from torch import nn
+
+CALLS = 14
+PROGRAMS: dict[str, Callable[[str], Program]] = {}
+"""What makes each program on a device, by its name."""
+_NO_PROGRAMS = frozenset({"compare", "record"})
+
+
+def program(make: Callable[[str], Program]) -> Callable[[str], Program]:
+    assert make.__name__ not in PROGRAMS
+    PROGRAMS[make.__name__] = make
+    return make
+
+
+def programs() -> dict[str, Callable[[str], Program]]:
+    """All programs. Those that need a library import it when they are made."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if module.name not in _NO_PROGRAMS:
+            importlib.import_module(f"library_programs.{module.name}")
+    return PROGRAMS
+
+
+def tensors_in(nest: Any) -> list[torch.Tensor]:
+    """Tensors in dicts, lists and tuples, in order."""
+    if isinstance(nest, torch.Tensor):
+        return [nest]
+    if isinstance(nest, dict):
+        return [tensor for value in nest.values() for tensor in tensors_in(value)]
+    if isinstance(nest, (list, tuple)):
+        return [tensor for value in nest for tensor in tensors_in(value)]
+    return []
+
+
+def state_of(*holders: Any) -> list[torch.Tensor]:
+    """Parameters and buffers of modules, state of optimizers and what wraps them, and tensors in containers."""
+    found: list[torch.Tensor] = []
+    for holder in holders:
+        if isinstance(holder, nn.Module):
+            found += [*holder.parameters(), *holder.buffers()]
+        elif hasattr(holder, "state"):
+            found += [tensor for kept in holder.state.values() for tensor in tensors_in(dict(kept))]
+        else:
+            found += tensors_in(holder)
+    return found
+
+
+def on_gpu(device: str) -> bool:
+    return device.startswith("cuda")
+
+
+def many(make: Callable[[torch.Generator], Iterable[Any]], device: str, seed: int = 11) -> list[tuple[Any, ...]]:
+    """Arguments of the calls, of what `make` gives."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def move(nest: Any) -> Any:
+        if isinstance(nest, torch.Tensor):
+            return nest.to(device)
+        if isinstance(nest, dict):
+            return {key: move(value) for key, value in nest.items()}
+        if isinstance(nest, (list, tuple)):
+            return type(nest)(move(member) for member in nest)
+        return nest
+
+    return [tuple(move(member) for member in make(generator)) for _ in range(CALLS)]
+
+
+def images(device: str, rows: int = 4, size: int = 32, classes: int = 5, calls: int = CALLS) -> list[tuple[Any, ...]]:
+    """Images of three channels, float32, and their classes."""
+    made = torch.Generator().manual_seed(5)
+    return [
+        (
+            torch.randn(rows, 3, size, size, generator=made).to(device),
+            torch.randint(classes, (rows,), generator=made).to(device),
+        )
+        for _ in range(calls)
+    ]
+
+
+def drawn(generator: torch.Generator, n: int = 4, c: int = 1, size: int = 16) -> torch.Tensor:
+    """So many images between -1 and 1, of so many channels."""
+    return torch.rand(n, c, size, size, generator=generator) * 2 - 1
+
+
+def tokens(device: str, rows: int = 3, length: int = 12, vocab: int = 64, pad: int | None = None) -> list[torch.Tensor]:
+    """Sequences of int64, each with another length where there is a token to pad them with."""
+    made = torch.Generator().manual_seed(6)
+    found = []
+    for _ in range(CALLS):
+        ids = torch.randint(4, vocab, (rows, length), generator=made)
+        if pad is not None:
+            for row in range(rows):
+                ids[row, length - int(torch.randint(0, length // 2, (), generator=made)) :] = pad
+        found.append(ids.to(device))
+    return found
+
+
+def capturable(device: str) -> dict[str, Any]:
+    return {"capturable": True} if on_gpu(device) else {}
+
+
+def on_the_device(device: str) -> dict[str, Any]:
+    """For Adam and AdamW: capturable on a GPU; fused on a CPU, which has no other way."""
+    return {"capturable": True} if on_gpu(device) else {"fused": True}
+
+
+def backend(device: str) -> str:
+    """Inductor takes long to compile for a CPU, and the stand-in for a GPU cannot see what it calls."""
+    return "inductor" if on_gpu(device) else "aot_eager"

@@ -1,0 +1,277 @@
+"""A translator, and schedules of learning rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from step_parts import Program
+from torch import nn
+
+from library_programs.record import CALLS, capturable, drawn, many, on_the_device, program, state_of
+
+
+class PositionalEncoding(nn.Module):
+    def __init__(self, d: int, dropout: float, length: int = 32) -> None:
+        super().__init__()
+        den = torch.exp(-torch.arange(0, d, 2) * math.log(10000) / d)
+        pos = torch.arange(0, length).reshape(length, 1)
+        table = torch.zeros((length, d))
+        table[:, 0::2] = torch.sin(pos * den)
+        table[:, 1::2] = torch.cos(pos * den)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("table", table.unsqueeze(-2))
+
+    def forward(self, x):
+        return self.dropout(x + self.table[: x.size(0), :])
+
+
+class Seq2SeqTransformer(nn.Module):
+    def __init__(self, vocab: int = 40, d: int = 32, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.transformer = nn.Transformer(d, 4, 2, 2, dim_feedforward=64, dropout=dropout)
+        self.generator = nn.Linear(d, vocab)
+        self.src, self.tgt = nn.Embedding(vocab, d), nn.Embedding(vocab, d)
+        self.position, self.d = PositionalEncoding(d, dropout), d
+
+    def forward(self, src, trg, src_mask, tgt_mask, src_pad, tgt_pad, memory_pad, **causal):
+        src_emb = self.position(self.src(src.long()) * math.sqrt(self.d))
+        tgt_emb = self.position(self.tgt(trg.long()) * math.sqrt(self.d))
+        outs = self.transformer(src_emb, tgt_emb, src_mask, tgt_mask, None, src_pad, tgt_pad, memory_pad, **causal)
+        return self.generator(outs)
+
+
+def square_subsequent_mask(size, device):
+    mask = (torch.triu(torch.ones((size, size), device=device)) == 1).transpose(0, 1)
+    return mask.float().masked_fill(mask == 0, float("-inf")).masked_fill(mask == 1, 0.0)
+
+
+def padded(g, length, n=4, vocab=40):
+    tokens = torch.randint(3, vocab, (length, n), generator=g)
+    ends = torch.randint(length // 2, length + 1, (n,), generator=g)
+    tokens[torch.arange(length)[:, None] >= ends[None]] = 1
+    return tokens
+
+
+def translation(device: str, schedule: str, **causal: bool) -> Program:
+    torch.manual_seed(14)
+    model = Seq2SeqTransformer().to(device)
+    for p in model.parameters():
+        if p.dim() > 1:
+            nn.init.xavier_uniform_(p)
+    loss_fn = nn.CrossEntropyLoss(ignore_index=1, label_smoothing=0.1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9, **on_the_device(device))
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 32**-0.5 * min(max(step, 1) ** -0.5, max(step, 1) * 6**-1.5)
+    )
+
+    def step(src, tgt):
+        tgt_input = tgt[:-1, :]
+        tgt_mask = square_subsequent_mask(tgt_input.shape[0], device)
+        src_mask = torch.zeros((src.shape[0], src.shape[0]), device=device).type(torch.bool)
+        src_pad = (src == 1).transpose(0, 1)
+        tgt_pad = (tgt_input == 1).transpose(0, 1).float().masked_fill((tgt_input == 1).transpose(0, 1), float("-inf"))
+        logits = model(src, tgt_input, src_mask, tgt_mask, src_pad, tgt_pad, src_pad, **causal)
+        optimizer.zero_grad()
+        tgt_out = tgt[1:, :]
+        loss = loss_fn(logits.reshape(-1, logits.shape[-1]), tgt_out.reshape(-1))
+        loss.backward()
+        optimizer.step()
+        if schedule == "inside":
+            scheduler.step()
+        return loss
+
+    def between(index: int) -> None:
+        if schedule == "outside":
+            scheduler.step()
+
+    data = many(lambda g: [padded(g, 8), padded(g, 9)], device)
+    return Program(step, data, lambda: state_of(model, optimizer), between)
+
+
+@program
+def transformer_translation_noam_outside(device: str) -> Program:
+    return translation(device, "outside")
+
+
+@program
+def transformer_translation_noam_told_what_is_causal(device: str) -> Program:
+    """nn.Transformer then does not compare the mask with a causal one on the host."""
+    return translation(device, "outside", src_is_causal=False, tgt_is_causal=True)
+
+
+@program
+def transformer_translation_noam_scheduler_in_the_step(device: str) -> Program:
+    """Refused is fine: `scheduler.step()` stands in the step."""
+    return translation(device, "inside", src_is_causal=False, tgt_is_causal=True)
+
+
+class ConvNet(nn.Module):
+    """The network of the MNIST example."""
+
+    def __init__(self, dropout: bool = True) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 8, 3, 1), nn.Conv2d(8, 16, 3, 1)
+        self.dropout1, self.dropout2 = nn.Dropout(0.25 * dropout), nn.Dropout(0.5 * dropout)
+        self.norm = nn.BatchNorm2d(8)
+        self.fc1, self.fc2 = nn.Linear(16 * 36, 32), nn.Linear(32, 10)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.conv1(x)))
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = torch.flatten(self.dropout1(x), 1)
+        return F.log_softmax(self.fc2(self.dropout2(F.relu(self.fc1(x)))), dim=1)
+
+
+def digits(device: str) -> list[tuple[Any, ...]]:
+    return many(lambda g: [drawn(g, 8), torch.randint(10, (8,), generator=g)], device)
+
+
+def classify(
+    device: str,
+    make_optimizer: Callable[..., torch.optim.Optimizer],
+    make_scheduler: Callable[..., Any] | None = None,
+    every: int = 1,
+    seed: int = 15,
+) -> Program:
+    torch.manual_seed(seed)
+    model = ConvNet().to(device)
+    optimizer = make_optimizer(model.parameters())
+    scheduler = make_scheduler(optimizer) if make_scheduler else None
+
+    def train(data, target):
+        optimizer.zero_grad()
+        output = model(data)
+        loss = F.nll_loss(output, target)
+        loss.backward()
+        optimizer.step()
+        pred = output.argmax(dim=1, keepdim=True)
+        return {"loss": loss.detach(), "correct": pred.eq(target.view_as(pred)).sum()}
+
+    def between(index: int) -> None:
+        if scheduler is not None and index % every == every - 1:
+            scheduler.step()
+
+    return Program(train, digits(device), lambda: state_of(model, optimizer), between)
+
+
+@program
+def one_cycle_with_adam_and_cycled_beta(device: str) -> Program:
+    return classify(
+        device,
+        lambda p: torch.optim.Adam(p, lr=1e-3, **capturable(device)),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=1e-2, total_steps=CALLS + 1),
+    )
+
+
+@program
+def one_cycle_with_adamw_and_constant_beta(device: str) -> Program:
+    return classify(
+        device,
+        lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=1e-2, total_steps=CALLS + 1, cycle_momentum=False),
+    )
+
+
+@program
+def cyclic_triangular_with_fused_sgd(device: str) -> Program:
+    return classify(
+        device,
+        lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, fused=True),
+        lambda o: torch.optim.lr_scheduler.CyclicLR(
+            o, base_lr=1e-3, max_lr=1e-1, step_size_up=3, mode="triangular2", cycle_momentum=False
+        ),
+    )
+
+
+@program
+def cyclic_with_sgd_whose_momentum_is_cycled(device: str) -> Program:
+    """Refused is fine: the momentum of SGD changes in every call."""
+    return classify(
+        device,
+        lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, weight_decay=1e-4),
+        lambda o: torch.optim.lr_scheduler.CyclicLR(o, base_lr=1e-3, max_lr=1e-1, step_size_up=4),
+    )
+
+
+@program
+def plateau_by_a_validation_loss(device: str) -> Program:
+    torch.manual_seed(16)
+    model = ConvNet().to(device)
+    optimizer = torch.optim.NAdam(model.parameters(), lr=2e-3, **capturable(device))
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
+    held_out = digits(device)[0]
+
+    def train(data, target):
+        optimizer.zero_grad()
+        loss = nn.functional.nll_loss(model(data), target)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    def between(index: int) -> None:
+        if index % 3 == 2:
+            model.eval()
+            with torch.no_grad():
+                scheduler.step(F.nll_loss(model(held_out[0]), held_out[1]).item())
+            model.train()
+
+    return Program(train, digits(device), lambda: state_of(model, optimizer), between)
+
+
+@program
+def cosine_warm_restarts_with_radam(device: str) -> Program:
+    return classify(
+        device,
+        lambda p: torch.optim.RAdam(p, lr=1e-3, decoupled_weight_decay=True, weight_decay=0.01, **capturable(device)),
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=3, T_mult=2),
+    )
+
+
+@program
+def sequential_warm_up_then_cosine_with_fused_adamw(device: str) -> Program:
+    def make(o):
+        warm = torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=4)
+        return torch.optim.lr_scheduler.SequentialLR(o, [warm, torch.optim.lr_scheduler.CosineAnnealingLR(o, 12)], [4])
+
+    return classify(device, lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True), make)
+
+
+@program
+def adadelta_of_the_mnist_example_with_step_rate(device: str) -> Program:
+    return classify(
+        device,
+        lambda p: torch.optim.Adadelta(p, lr=1.0, **capturable(device)),
+        lambda o: torch.optim.lr_scheduler.StepLR(o, step_size=1, gamma=0.7),
+        every=5,
+    )
+
+
+@program
+def adagrad_fused(device: str) -> Program:
+    return classify(device, lambda p: torch.optim.Adagrad(p, lr=1e-2, fused=True))
+
+
+@program
+def asgd_averaging_early(device: str) -> Program:
+    return classify(device, lambda p: torch.optim.ASGD(p, lr=1e-2, t0=5, **capturable(device)))
+
+
+@program
+def rprop_foreach(device: str) -> Program:
+    return classify(device, lambda p: torch.optim.Rprop(p, lr=1e-3, foreach=True, **capturable(device)))
+
+
+@program
+def adamax_with_a_rate_in_a_tensor(device: str) -> Program:
+    return classify(device, lambda p: torch.optim.Adamax(p, lr=2e-3, **capturable(device)))
+
+
+@program
+def nadam_decoupled_plain(device: str) -> Program:
+    """Counts its steps on the CPU; refused is fine."""
+    return classify(device, lambda p: torch.optim.NAdam(p, lr=2e-3, decoupled_weight_decay=True, weight_decay=0.01))

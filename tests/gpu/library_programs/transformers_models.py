@@ -1,0 +1,511 @@
+"""Models of Hugging Face's Transformers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy
+import torch
+import torch.nn.functional as F
+from step_parts import Program
+
+from library_programs.record import CALLS, images, on_gpu, program, state_of, tokens
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def hf_step(model, optimizer, clip=None, dtype=None):
+    """The step of Hugging Face's examples: the batch is a dict, the model makes the loss."""
+
+    def step(batch):
+        device = next(iter(batch.values())).device.type
+        with torch.autocast(device, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+            loss = model(**batch).loss
+        loss.backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+@program
+def hf_gpt2_adamw_cosine_warm_up(device: str) -> Program:
+    from transformers import GPT2Config, GPT2LMHeadModel, get_cosine_schedule_with_warmup
+
+    torch.manual_seed(40)
+    model = (
+        GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2)).to(device).train()
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    scheduler = get_cosine_schedule_with_warmup(optimizer, 4, CALLS)
+    batches = [({"input_ids": ids, "labels": ids.clone()},) for ids in tokens(device)]
+    step = hf_step(model, optimizer, clip=1.0, dtype=torch.bfloat16)
+    return Program(step, batches, lambda: state_of(model, optimizer), lambda index: scheduler.step())
+
+
+@program
+def hf_llama_pad_labels_assigned_linear_schedule(device: str) -> Program:
+    from transformers import LlamaConfig, LlamaForCausalLM, get_linear_schedule_with_warmup
+
+    torch.manual_seed(41)
+    config = LlamaConfig(vocab_size=64, num_key_value_heads=1, max_position_embeddings=32, pad_token_id=0, **SMALL)
+    model = LlamaForCausalLM(config).to(device).train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-3, weight_decay=0.1, foreach=True, capturable=on_gpu(device)
+    )
+    scheduler = get_linear_schedule_with_warmup(optimizer, 3, CALLS)
+
+    def step(input_ids):
+        optimizer.zero_grad()
+        labels = input_ids.clone()
+        labels[labels == 0] = -100
+        out = model(input_ids=input_ids, attention_mask=(input_ids != 0).long(), labels=labels, use_cache=False)
+        out.loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return {"loss": out.loss.detach(), "grad_norm": norm}
+
+    batches = [(ids,) for ids in tokens(device, pad=0)]
+    return Program(step, batches, lambda: state_of(model, optimizer), lambda index: scheduler.step())
+
+
+@program
+def hf_mistral_sliding_window_checkpointed(device: str) -> Program:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(42)
+    config = MistralConfig(vocab_size=64, num_key_value_heads=1, max_position_embeddings=32, sliding_window=4, **SMALL)
+    model = MistralForCausalLM(config).to(device).train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    batches = [({"input_ids": ids, "labels": ids.clone()},) for ids in tokens(device)]
+    return Program(hf_step(model, optimizer, 1.0), batches, lambda: state_of(model, optimizer))
+
+
+def bert_mlm(device: str, seed: int):
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(seed)
+    return BertForMaskedLM(BertConfig(vocab_size=64, max_position_embeddings=32, **SMALL)).to(device).train()
+
+
+@program
+def hf_bert_mlm_masks_of_the_collator_on_the_gpu(device: str) -> Program:
+    """`torch_mask_tokens` as it stands in the collator; its last line reads by a mask."""
+    model = bert_mlm(device, 43)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+    def mask_tokens(inputs):
+        labels = inputs.clone()
+        probability = torch.full(labels.shape, 0.15, device=inputs.device)
+        probability.masked_fill_(inputs < 6, value=0.0)
+        masked = torch.bernoulli(probability).bool()
+        labels[~masked] = -100
+        replaced = torch.bernoulli(torch.full(labels.shape, 0.8, device=inputs.device)).bool() & masked
+        inputs[replaced] = 3
+        random = torch.bernoulli(torch.full(labels.shape, 0.5, device=inputs.device)).bool() & masked & ~replaced
+        words = torch.randint(64, labels.shape, dtype=torch.long, device=inputs.device)
+        inputs[random] = words[random]
+        return inputs, labels
+
+    def step(ids):
+        ids, labels = mask_tokens(ids.clone())
+        optimizer.zero_grad()
+        loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Program(step, [(ids,) for ids in tokens(device, rows=8)], lambda: state_of(model, optimizer))
+
+
+@program
+def hf_bert_mlm_masks_by_where_amp_scaler(device: str) -> Program:
+    from transformers import get_constant_schedule_with_warmup
+
+    model = bert_mlm(device, 44)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    scheduler = get_constant_schedule_with_warmup(optimizer, 5)
+    scaler = torch.amp.GradScaler(device, init_scale=256.0, growth_interval=4)
+
+    def step(ids):
+        labels = ids.clone()
+        masked = torch.rand(ids.shape, device=ids.device) < 0.15
+        labels[~masked] = -100
+        inputs = ids.clone()
+        kind = torch.rand(ids.shape, device=ids.device)
+        inputs[masked & (kind < 0.8)] = 3
+        inputs = torch.where(masked & (kind > 0.9), torch.randint_like(ids, 64), inputs)
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype=torch.bfloat16):
+            out = model(input_ids=inputs, labels=labels)
+        scaler.scale(out.loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_value_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        hit = (out.logits.argmax(-1) == labels) & masked
+        return {"loss": out.loss.detach(), "accuracy": hit.sum() / masked.sum().clamp(min=1)}
+
+    batches = [(ids,) for ids in tokens(device, rows=8)]
+    return Program(step, batches, lambda: state_of(model, optimizer), lambda index: scheduler.step())
+
+
+@program
+def hf_roberta_classification_adafactor_fixed_lr(device: str) -> Program:
+    from transformers import RobertaConfig, RobertaForSequenceClassification
+    from transformers.optimization import Adafactor
+
+    torch.manual_seed(45)
+    config = RobertaConfig(vocab_size=64, max_position_embeddings=32, num_labels=3, pad_token_id=1, **SMALL)
+    model = RobertaForSequenceClassification(config).to(device).train()
+    optimizer = Adafactor(model.parameters(), lr=1e-3, scale_parameter=False, relative_step=False, warmup_init=False)
+    batches = [
+        ({"input_ids": ids, "attention_mask": (ids != 1).long(), "labels": ids[:, 1] % 3},)
+        for ids in tokens(device, pad=1)
+    ]
+    return Program(hf_step(model, optimizer), batches, lambda: state_of(model, optimizer))
+
+
+@program
+def hf_t5_adafactor_relative_step(device: str) -> Program:
+    """Adafactor finds its own learning rate by counting steps in Python."""
+    from transformers import T5Config, T5ForConditionalGeneration
+    from transformers.optimization import Adafactor
+
+    torch.manual_seed(46)
+    config = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0)
+    model = T5ForConditionalGeneration(config).to(device).train()
+    optimizer = Adafactor(model.parameters(), scale_parameter=True, relative_step=True, warmup_init=True, lr=None)
+
+    def step(ids, target):
+        optimizer.zero_grad()
+        labels = target.clone()
+        labels[labels == model.config.pad_token_id] = -100
+        loss = model(input_ids=ids, attention_mask=ids.ne(0), labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    ids = tokens(device, pad=0)
+    return Program(step, [(x, x.flip(0)[:, :8]) for x in ids], lambda: state_of(model, optimizer))
+
+
+@program
+def hf_t5_torch_adafactor_inverse_sqrt(device: str) -> Program:
+    """PyTorch's own Adafactor."""
+    from transformers import T5Config, T5ForConditionalGeneration, get_inverse_sqrt_schedule
+
+    torch.manual_seed(47)
+    config = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    model = T5ForConditionalGeneration(config).to(device).train()
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-2)
+    scheduler = get_inverse_sqrt_schedule(optimizer, num_warmup_steps=3)
+    batches = [({"input_ids": x, "labels": x.flip(0)[:, :6].contiguous()},) for x in tokens(device)]
+    step = hf_step(model, optimizer, 1.0)
+    return Program(step, batches, lambda: state_of(model, optimizer), lambda index: scheduler.step())
+
+
+@program
+def hf_bart_draws_for_layerdrop(device: str) -> Program:
+    """The encoder draws on the host for each layer: refused without host_draws."""
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    torch.manual_seed(48)
+    config = BartConfig(
+        vocab_size=64,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=32,
+    )
+    model = BartForConditionalGeneration(config).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    batches = [
+        ({"input_ids": x, "attention_mask": (x != 1).long(), "labels": x[:, :7].masked_fill(x[:, :7] == 1, -100)},)
+        for x in tokens(device, pad=1)
+    ]
+    return Program(hf_step(model, optimizer, 0.1), batches, lambda: state_of(model, optimizer))
+
+
+@program
+def hf_whisper_features_label_smoothing(device: str) -> Program:
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    torch.manual_seed(49)
+    config = WhisperConfig(
+        vocab_size=64,
+        num_mel_bins=8,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_source_positions=16,
+        max_target_positions=16,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=3,
+    )
+    model = WhisperForConditionalGeneration(config).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / 6))
+
+    def step(features, labels):
+        optimizer.zero_grad(set_to_none=False)
+        logits = model(input_features=features, labels=labels).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1, ignore_index=-100)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    made = torch.Generator().manual_seed(3)
+    batches = [(torch.randn(2, 8, 32, generator=made).to(device), x) for x in tokens(device, rows=2, length=8)]
+    return Program(step, batches, lambda: state_of(model, optimizer), lambda index: scheduler.step())
+
+
+@program
+def hf_vit_classification_loss_kept_by_trainer_class(device: str) -> Program:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(50)
+    model = ViTForImageClassification(ViTConfig(image_size=32, patch_size=8, num_labels=5, **SMALL)).to(device).train()
+
+    class Trainer:
+        def __init__(self):
+            self.optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+            self.tr_loss = torch.tensor(0.0, device=device)
+
+        def training_step(self, inputs):
+            loss = model(**inputs).loss
+            loss.backward()
+            self.optimizer.step()
+            model.zero_grad()
+            self.tr_loss = self.tr_loss + loss.detach()
+            return loss.detach()
+
+    trainer = Trainer()
+    batches = [({"pixel_values": x, "labels": y},) for x, y in images(device)]
+    return Program(trainer.training_step, batches, lambda: state_of(model, trainer.optimizer, trainer.tr_loss))
+
+
+@program
+def hf_vit_mae_noise_drawn_on_the_gpu(device: str) -> Program:
+    from transformers import ViTMAEConfig, ViTMAEForPreTraining, get_cosine_with_hard_restarts_schedule_with_warmup
+
+    torch.manual_seed(51)
+    config = ViTMAEConfig(
+        image_size=32,
+        patch_size=8,
+        decoder_hidden_size=16,
+        decoder_num_hidden_layers=1,
+        decoder_num_attention_heads=2,
+        decoder_intermediate_size=32,
+        norm_pix_loss=True,
+        **SMALL,
+    )
+    model = ViTMAEForPreTraining(config).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
+    scheduler = get_cosine_with_hard_restarts_schedule_with_warmup(optimizer, 2, CALLS, num_cycles=2)
+    batches = [({"pixel_values": x},) for x, _ in images(device)]
+    step = hf_step(model, optimizer, dtype=torch.bfloat16)
+    return Program(step, batches, lambda: state_of(model, optimizer), lambda index: scheduler.step())
+
+
+@program
+def hf_clip_contrastive_logit_scale_clamped(device: str) -> Program:
+    from transformers import CLIPConfig, CLIPModel
+
+    torch.manual_seed(52)
+    config = CLIPConfig(
+        text_config=dict(vocab_size=64, max_position_embeddings=16, eos_token_id=2, bos_token_id=1, **SMALL),
+        vision_config=dict(image_size=32, patch_size=8, **SMALL),
+        projection_dim=16,
+    )
+    model = CLIPModel(config).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-6, fused=True)
+
+    def step(ids, pixels):
+        optimizer.zero_grad()
+        out = model(input_ids=ids, pixel_values=pixels, return_loss=True)
+        out.loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            model.logit_scale.clamp_(0, math.log(100))
+        hit = (out.logits_per_image.argmax(1) == torch.arange(len(ids), device=ids.device)).float().mean()
+        return {"loss": out.loss.detach(), "hit": hit}
+
+    ids = [torch.cat([x, torch.full_like(x[:, :1], 2)], 1) for x in tokens(device, rows=4, length=10)]
+    batches = [(x, pixels) for x, (pixels, _) in zip(ids, images(device), strict=True)]
+    return Program(step, batches, lambda: state_of(model, optimizer))
+
+
+def wav2vec2(device: str, seed: int, kind: str, **options: Any):
+    import transformers
+
+    torch.manual_seed(seed)
+    config = transformers.Wav2Vec2Config(
+        vocab_size=16,
+        conv_dim=(16, 16),
+        conv_stride=(5, 4),
+        conv_kernel=(10, 8),
+        num_feat_extract_layers=2,
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=2,
+        classifier_proj_size=16,
+        num_labels=4,
+        **SMALL,
+        **options,
+    )
+    model = getattr(transformers, kind)(config).to(device).train()
+    model.freeze_feature_encoder()
+    return model
+
+
+def audio(device: str, rows: int = 2, length: int = 800) -> list[torch.Tensor]:
+    made = torch.Generator().manual_seed(8)
+    return [torch.randn(rows, length, generator=made).to(device) for _ in range(CALLS)]
+
+
+@program
+def hf_wav2vec2_classification_frozen_encoder(device: str) -> Program:
+    model = wav2vec2(device, 53, "Wav2Vec2ForSequenceClassification", apply_spec_augment=False, layerdrop=0.0)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-3, fused=True)
+    batches = [
+        ({"input_values": x, "labels": torch.tensor([i % 4, (i * i) % 4], device=device)},)
+        for i, x in enumerate(audio(device))
+    ]
+    return Program(hf_step(model, optimizer), batches, lambda: state_of(model, optimizer))
+
+
+@program
+def hf_wav2vec2_ctc_spec_augment_of_numpy(device: str) -> Program:
+    """CTC, masks drawn by NumPy and LayerDrop: a refusal is expected."""
+    model = wav2vec2(device, 54, "Wav2Vec2ForCTC", mask_time_prob=0.2, mask_time_length=2, ctc_zero_infinity=True)
+    numpy.random.seed(9)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, fused=True)
+    batches = [
+        ({"input_values": x, "labels": ids % 12 + 2},)
+        for x, ids in zip(audio(device), tokens(device, rows=2, length=5), strict=True)
+    ]
+    return Program(hf_step(model, optimizer), batches, lambda: state_of(model, optimizer))
+
+
+@program
+def hf_deberta_v2_token_classification(device: str) -> Program:
+    from transformers import DebertaV2Config, DebertaV2ForTokenClassification
+
+    torch.manual_seed(55)
+    config = DebertaV2Config(
+        vocab_size=64,
+        max_position_embeddings=32,
+        num_labels=4,
+        relative_attention=True,
+        position_buckets=8,
+        pos_att_type=["p2c", "c2p"],
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        **SMALL,
+    )
+    model = DebertaV2ForTokenClassification(config).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+    def step(batch):
+        labels = batch["labels"].clone()
+        labels[batch["attention_mask"] == 0] = -100
+        out = model(**{**batch, "labels": labels})
+        out.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        predictions = out.logits.argmax(dim=-1)
+        return {"loss": out.loss.detach(), "predictions": predictions}
+
+    batches = [({"input_ids": x, "attention_mask": (x != 0).long(), "labels": x % 4},) for x in tokens(device, pad=0)]
+    return Program(step, batches, lambda: state_of(model, optimizer))
+
+
+@program
+def hf_mamba_in_plain_torch(device: str) -> Program:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    torch.manual_seed(56)
+    config = MambaConfig(vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=2, use_cache=False)
+    model = MambaForCausalLM(config).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=on_gpu(device))
+    batches = [({"input_ids": ids, "labels": ids.clone()},) for ids in tokens(device, length=8)]
+    return Program(hf_step(model, optimizer, 1.0), batches, lambda: state_of(model, optimizer))
+
+
+@program
+def hf_albert_question_answering_swa_two_groups(device: str) -> Program:
+    from transformers import AlbertConfig, AlbertForQuestionAnswering
+
+    torch.manual_seed(57)
+    config = AlbertConfig(vocab_size=64, embedding_size=16, max_position_embeddings=32, **SMALL)
+    model = AlbertForQuestionAnswering(config).to(device).train()
+    named = list(model.named_parameters())
+    no = ("bias", "LayerNorm.weight")
+    optimizer = torch.optim.NAdam(
+        [
+            {"params": [p for n, p in named if not any(x in n for x in no)], "weight_decay": 0.01},
+            {"params": [p for n, p in named if any(x in n for x in no)], "weight_decay": 0.0},
+        ],
+        lr=1e-3,
+        capturable=on_gpu(device),
+    )
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    scheduler = torch.optim.swa_utils.SWALR(optimizer, swa_lr=1e-4, anneal_epochs=6)
+
+    def step(ids, start, end):
+        optimizer.zero_grad()
+        out = model(input_ids=ids, start_positions=start, end_positions=end)
+        out.loss.backward()
+        optimizer.step()
+        return out.loss.detach(), (out.start_logits.argmax(1) == start).sum()
+
+    def between(index):
+        if index > 8:
+            averaged.update_parameters(model)
+        scheduler.step()
+
+    batches = [(x, x[:, 0] % 12, x[:, 1] % 12) for x in tokens(device)]
+    return Program(step, batches, lambda: state_of(model, optimizer, averaged), between)
+
+
+@program
+def hf_gpt2_micro_batches_label_smoother(device: str) -> Program:
+    """Two micro-batches in a step, the loss by the Trainer's LabelSmoother."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    torch.manual_seed(58)
+    config = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=1, n_head=2)
+    model = GPT2LMHeadModel(config).to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    smoother = LabelSmoother(epsilon=0.1)
+
+    def step(batch):
+        optimizer.zero_grad()
+        total = torch.zeros((), device=batch.device)
+        for ids in batch.chunk(2):
+            labels = ids.clone()
+            labels[labels == 0] = -100
+            out = model(input_ids=ids, attention_mask=(ids != 0).long())
+            loss = smoother(out, labels, shift_labels=True) / 2
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        return total
+
+    return Program(step, [(ids,) for ids in tokens(device, rows=4, pad=0)], lambda: state_of(model, optimizer))

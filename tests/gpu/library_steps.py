@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Training programs of libraries under `graph_step`, next to eager, bit for bit.
+
+    python tests/gpu/library_steps.py --out rows.jsonl               on a GPU, all of them
+    python tests/gpu/library_steps.py --out rows.jsonl --part 0/4    a quarter, for one of several GPUs
+    python tests/gpu/library_steps.py --out rows.jsonl --device cpu --only pinn   with the stand-in for a GPU
+    python tests/gpu/library_steps.py --table rows.jsonl             how many came out how
+
+A row is written once its program is through; programs that have one are not run again. A program that needs a library
+which is not installed is not run. Rows say how far results are from eager's and how often the step was replayed.
+Exit codes: 0 fine; 1 results that are not eager's and that nothing explains, an error that eager does not have, a
+process that ended; 2 wrong use; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SOURCES = Path(__file__).resolve().parent
+sys.path[:0] = [str(SOURCES), str(SOURCES.parent), str(SOURCES.parents[1])]
+
+from library_programs.compare import BAD, row  # noqa: E402
+from library_programs.record import programs  # noqa: E402
+
+INTERRUPTED = 130
+ENDED = "ended the process"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.list:
+        print("\n".join(sorted(programs())))
+        return 0
+    if given.table:
+        return _table(_rows(given.table, parser))
+    if given.worker:
+        return _work(given.worker, given.device)
+    names = _chosen(given.only, parser)
+    if given.out is None or not given.out.parent.is_dir():
+        parser.error("--out needs a file in a folder that exists")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("PyTorch finds no NVIDIA GPU here; `--device cpu` runs the programs with a stand-in for one")
+    part, parts = _part(given.part, parser)
+    done = {one["name"] for one in _rows(given.out, parser)} if given.out.exists() else set()
+    to_do = [name for name in names[part::parts] if name not in done]
+    try:
+        with given.out.open("a") as out:
+            for found in _found(to_do, given.device, given.timeout):
+                out.write(json.dumps(found) + "\n")
+                out.flush()
+                print(f"{found['name']}: {found['verdict']}, {found.get('replays', 0)} replays", flush=True)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return _table(_rows(given.out, parser))
+
+
+def _found(names: Sequence[str], device: str, timeout_s: float) -> Iterator[dict[str, Any]]:
+    """A row of each program. One that ends its process, or takes too long, has one that says so."""
+    left = list(names)
+    while left:
+        command = [sys.executable, __file__, "--device", device, "--worker", *left]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+            try:
+                while left:
+                    timer = threading.Timer(timeout_s, worker.kill)
+                    timer.start()
+                    line = worker.stdout.readline() if worker.stdout else ""
+                    timer.cancel()
+                    if not line:
+                        break
+                    yield json.loads(line)
+                    left.pop(0)
+            finally:
+                worker.kill()
+        if left:
+            yield {"name": left.pop(0), "verdict": ENDED, "code": worker.returncode}
+
+
+def _work(names: Sequence[str], device: str) -> int:
+    """Write a row of each program to standard output, which the programs cannot write to."""
+    rows, sys.stdout = sys.stdout, sys.stderr
+    if device == "cuda":
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    else:
+        torch.set_num_threads(1)
+    made = programs()
+    for name in names:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = row(name, made[name], device)
+        print(json.dumps(found), file=rows, flush=True)
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    return 0
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> int:
+    counted = Counter((bool(one.get("replays")), one["verdict"]) for one in rows)
+    print("| programs | replayed | results |\n| --- | --- | --- |")
+    for (replayed, verdict), count in sorted(counted.items(), key=lambda item: (-item[0][0], -item[1], item[0][1])):
+        print(f"| {count} | {'yes' if replayed else 'no'} | {verdict} |")
+    bad = [one for one in rows if one["verdict"] in {*BAD, ENDED}]
+    for one in bad:
+        print(f"{one['name']}: {one['verdict']}: {one.get('error') or one.get('far') or one.get('code')}")
+    return 1 if bad else 0
+
+
+def _rows(file: Path, parser: argparse.ArgumentParser) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in file.read_text().splitlines()]
+    except (OSError, ValueError) as error:
+        parser.error(f"{file} cannot be read as rows: {error}")
+
+
+def _chosen(only: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    known = sorted(programs())
+    for part in only:
+        if not any(part in name for name in known):
+            parser.error(f"no program has {part!r} in its name; --list names them")
+    return [name for name in known if not only or any(part in name for part in only)]
+
+
+def _part(text: str, parser: argparse.ArgumentParser) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and int(part) < int(parts)):
+        parser.error(f"--part {text}: write I/N, I from 0 to N - 1")
+    return int(part), int(parts)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="rows are added to this file")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="programs with this in their names")
+    parser.add_argument("--part", default="0/1", metavar="I/N", help="every N-th program, beginning at I")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--timeout", type=float, default=150.0, metavar="S", help="seconds for each program (150)")
+    parser.add_argument("--list", action="store_true", help="name the programs")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="count what came of the programs in these rows")
+    parser.add_argument("--worker", nargs="+", default=[], help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
