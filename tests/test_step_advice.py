@@ -151,3 +151,31 @@ def test_a_part_of_pytorch_that_reads_on_the_host_has_advice_of_its_own(name: st
     assert refusal.source_line is not None
     assert "test_step_advice.py:" in refusal.source_line or "step_parts.py:" in refusal.source_line
     assert step.report().replays == 0
+
+
+LIBRARIES = {
+    "utils/loop.py": ("edge_index[:, edge_index[0] != edge_index[1]]", "add_self_loops=False"),
+    "utils/_scatter.py": ("torch.zeros(int(edge_index.max()) + 1)", "size= of a pool"),
+    "utils/num_nodes.py": ("int(edge_index.max()) + 1", "num_nodes="),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("file", sorted(LIBRARIES))
+def test_a_library_of_graphs_has_advice_of_its_own(file: str) -> None:
+    code, advice = LIBRARIES[file]
+    installed = f"/somewhere/lib/python3/site-packages/torch_geometric/{file}"
+    scope: dict[str, Any] = {"torch": torch}
+    exec(compile(f"def of_the_library(edge_index): return {code}", installed, "exec"), scope)  # noqa: S102
+    of_the_library = scope["of_the_library"]
+
+    def step(edge_index: torch.Tensor) -> torch.Tensor:
+        of_the_library(edge_index)
+        return edge_index.sum()
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index in range(4):
+        graphed(torch.tensor([[0, 1, 2], [1, 2, index % 3]]))
+    (refusal,) = graphed.report().refusals
+    assert advice in refusal.advice
+    assert refusal.source_line is not None and f"through torch_geometric/{file}:1" in refusal.source_line

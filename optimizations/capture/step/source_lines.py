@@ -44,8 +44,12 @@ _ADVICE = {
     "transformer does not look into them (is_causal=, or src_is_causal= and tgt_is_causal=)",
     "/torch/optim/lr_scheduler.py": "call the scheduler behind the step",
     "/torch/nn/functional.py:ctc_loss:": ADVICE_ON_CTC,
+    "/torch_geometric/utils/loop.py:": "make the layer with add_self_loops=False and give it a graph that has its "
+    "loops, or with cached=True where its graph stays the same",
+    "/torch_geometric/utils/_scatter.py:": "say how many rows there are (size= of a pool, dim_size=)",
+    "/torch_geometric/utils/num_nodes.py:": "say how many nodes there are (num_nodes=)",
 }
-"""By a part of "path:function" of PyTorch's code."""
+"""By a part of "path:function" of PyTorch's code, or of a library's."""
 _OPTIMIZERS = "/torch/optim/"
 _FOR_GRAPHS = ("capturable", "fused")
 
