@@ -33,8 +33,6 @@ EQUAL, NEAR, RATES, TOLD = (
 )
 DIFFERS, FAILS, NOT_RUN = "differs", "fails", "not run"
 BAD = frozenset({DIFFERS, FAILS})
-_STARTS = (2, 3, 1, 4, 5, 6, 0, 7)
-"""Calls before rates may become tensors, those that are usual first."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +94,21 @@ def _judged(
         return found | {"verdict": EQUAL}
     if step.worst <= SPREAD * spread.worst:
         return found | {"verdict": NEAR}
-    for start in _STARTS:
-        if not distance(mine, _eager(make, device, rates_from=start)).tensors:
-            return found | {"verdict": RATES, "from_call": start}
+    for start, end in _rate_calls():
+        if not distance(mine, _eager(make, device, rates_in=range(start, end))).tensors:
+            return found | {"verdict": RATES, "from_call": start, "to_call": end}
     for told in _told_calls():
         with contextlib.suppress(Exception):  # what asks may do what eager cannot
             if not distance(mine, _eager(make, device, told=told)).tensors:
                 return found | {"verdict": TOLD, "told": sorted(told)}
     return found | {"verdict": DIFFERS}
+
+
+def _rate_calls() -> Iterator[tuple[int, int]]:
+    """From which call on rates may be tensors, those that are usual first, and until which: a step that is refused
+    takes numbers again."""
+    yield from ((start, CALLS) for start in (2, 3, 1, 4, 5, 6, 0, 7))
+    yield from ((start, end) for start in range(1, 5) for end in range(start + 1, start + 7))
 
 
 def _told_calls() -> Iterator[set[int]]:
@@ -128,11 +133,13 @@ def _as_step(make: Make, device: str) -> tuple[list[torch.Tensor], StepReport]:
     return found, step.report()
 
 
-def _eager(make: Make, device: str, *, rates_from: int | None = None, told: Collection[int] = ()) -> list[torch.Tensor]:
+def _eager(
+    make: Make, device: str, *, rates_in: Collection[int] = (), told: Collection[int] = ()
+) -> list[torch.Tensor]:
     """Results of a run without graphs.
 
     Args:
-        rates_from: how many calls come before learning rates are tensors of float32; None: they stay numbers.
+        rates_in: calls in which learning rates are tensors of float32.
         told: calls in which what asks whether it is captured is told so.
     """
     made_optimizers: list[torch.optim.Optimizer] = []
@@ -153,9 +160,9 @@ def _eager(make: Make, device: str, *, rates_from: int | None = None, told: Coll
         with asked if calls - 1 in told else contextlib.nullcontext():
             return made.step(*args, **kwargs)
 
-    if rates_from is not None:
+    if rates_in:
         for optimizer in made_optimizers:
-            _take_tensors(optimizer, lambda: calls > rates_from)
+            _take_tensors(optimizer, lambda: calls - 1 in rates_in)
     return _results(made, step)
 
 
