@@ -14,7 +14,7 @@ from optimizations.capture import plain_objects
 from optimizations.capture.signature import PLAIN, copies, names, signature
 from optimizations.capture.step.graphed_step import GraphedStep
 
-CALLS = 14
+CALLS = 18
 T = TypeVar("T")
 
 
@@ -83,7 +83,8 @@ def test_batches_of_a_class_share_one_graph(name: str) -> None:
     assert all(map(torch.equal, found, expected)) and torch.equal(one.weight, other.weight)
     report = step.report()
     assert report.refusals == () and len(report.recordings) == 1
-    assert report.replays >= CALLS - 3 - 4
+    # Of one that takes no weak references it is not known that it was freed.
+    assert report.replays >= CALLS - 4 - (9 if name == "a namespace" else 3)
 
 
 def test_what_its_class_holds_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +143,33 @@ def test_two_objects_by_turns_stand_for_themselves() -> None:
         assert torch.equal(called(both[index % 2]), expected[index % 2] * 2)
     assert not plain_objects.is_container(both[0])
     assert len(called.report().recordings) == 2 and called.report().replays >= 2 * CALLS
+
+
+def test_some_objects_by_turns_may_be_bound_to_other_tensors() -> None:
+    """As agents are, which keep what their network remembers."""
+
+    def agents() -> list[Any]:
+        return [types.SimpleNamespace(hidden=torch.zeros(3) + index, x=torch.ones(3)) for index in range(4)]
+
+    def step(agent: Any) -> torch.Tensor:
+        agent.hidden = (agent.hidden * 0.5 + agent.x).detach()
+        return agent.hidden * 2  # type: ignore[no-any-return]
+
+    called, one, other = graphed(step), agents(), agents()
+    for index in range(40):
+        assert torch.equal(called(one[index % 4]), step(other[index % 4]))
+    assert all(torch.equal(mine.hidden, theirs.hidden) for mine, theirs in zip(one, other, strict=True))
+    report = called.report()
+    assert report.refusals == () and len(report.recordings) == 4 and report.replays >= 20
+
+
+def test_batches_that_are_kept_are_batches_once_there_are_many() -> None:
+    data = [Batch(torch.full((3,), float(index))) for index in range(20)]
+    step = graphed(lambda batch: batch.masked() * 2)
+    for batch in data:
+        assert torch.equal(step(batch), batch.masked() * 2)
+    report = step.report()
+    assert report.refusals == () and len(report.recordings) == 1 and report.replays >= 6
 
 
 def test_what_stays_is_no_batch() -> None:

@@ -2,9 +2,11 @@
 
 Note [Batches that are objects]. Of an object in a call's arguments it is known only that it is the same as before. A
 batch that is another in each call, such as one of a class with a few tensors, or a `SimpleNamespace`, would be served
-by no graph. So once a step was given several of one class, that class counts as a dataclass does, if it is one whose
-objects are no more than what stands in them: no code of its own runs when an attribute is read, written or copied, and
-they hold tensors, numbers and containers of such. Objects that stay, such as a trainer, keep standing for themselves.
+by no graph. So once a step was given several of one class, and did not keep them all, that class counts as a dataclass
+does, if it is one whose objects are no more than what stands in them: no code of its own runs when an attribute is
+read, written or copied, and they hold tensors, numbers and containers of such. Objects that stay, such as a trainer or
+agents by turns, keep standing for themselves: a step may bind their attributes to other tensors, those of a container
+that it is given it may not.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from optimizations import torch_internals
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import CudaDevice, Device
 from optimizations.capture.plain_objects import count_as_containers
-from optimizations.capture.signature import PLAIN, all_objects, class_of_objects, signature, without_objects
+from optimizations.capture.signature import PLAIN, all_objects, class_of_objects, is_gone, signature, without_objects
 from optimizations.capture.step.bound_steps import NAME, is_no_method, step_of, steps_of
 from optimizations.capture.step.call import call_of, refused_call, refused_function
 from optimizations.capture.step.call_recorder import CallRecorder
@@ -49,7 +49,7 @@ MOST_OBJECTS = 8
 """Objects that may stand in one place of the arguments in turn, where a graph belongs to one of them."""
 
 SEVERAL_OBJECTS = 3
-"""So many in turn in one place are batches, if they can be: two may be used by turns."""
+"""So many in turn in one place are batches, if they can be and one of them was freed: some may be used by turns."""
 
 SHARE_IN_VAIN = 4
 """Calls are looked at, only to find that they are refused, no more often than one in so many replays."""
@@ -310,10 +310,12 @@ class GraphedStep(CallRecorder):
         if (unnamed := without_objects(key)) == key:
             return None
         given = self._objects[unnamed] = self._objects.get(unnamed, set()) | {key}
-        if len(given) == SEVERAL_OBJECTS and count_as_containers(_others_in(key, given), PLAIN):
+        too_many = len(given) > MOST_OBJECTS
+        are_batches = too_many or (len(given) >= SEVERAL_OBJECTS and any(map(is_gone, given)))
+        if are_batches and count_as_containers(_others_in(key, given), PLAIN):
             del self._objects[unnamed]
             return None  # from the next call on, its signature is another
-        if len(given) <= MOST_OBJECTS:
+        if not too_many:
             return None
         return Refusal(
             f"is given another {class_of_objects(key)} in each call, of which nothing is known but that it is another",
