@@ -28,6 +28,7 @@ from optimizations.capture.signature import PLAIN, all_objects, class_of_objects
 from optimizations.capture.step.bound_steps import NAME, is_no_method, step_of, steps_of
 from optimizations.capture.step.call import call_of, refused_call, refused_function
 from optimizations.capture.step.call_recorder import CallRecorder
+from optimizations.capture.step.changing_arguments import ChangingArguments, numbers_given
 from optimizations.capture.step.changing_values import ChangingValues, named, numbers_in
 from optimizations.capture.step.gradients import gradients, pattern
 from optimizations.capture.step.learning_rates import LearningRates
@@ -89,6 +90,7 @@ class GraphedStep(CallRecorder):
         self._plan = Plan(self._options.warm_up)
         self._objects: dict[Hashable, set[Hashable]] = {}
         self._changing = ChangingValues()
+        self._changing_arguments = ChangingArguments()
         self._moved: list[str] = []
         self._gone = ""
         self._calls = self._in_vain = 0
@@ -254,6 +256,9 @@ class GraphedStep(CallRecorder):
             names = others[0].watch.differing(never_read)
             if (changing := self._changing.note(key, host_key, names, self._recordings.replays)) is not None:
                 self._note(changing)
+        numbers = numbers_given(self._step, args, kwargs)
+        if (given_anew := self._changing_arguments.note(numbers, self._recordings.replays)) is not None:
+            self._note(given_anew)
         frozen = tuple([not parameter.requires_grad for parameter in call.parameters])
         told_by: Hashable = ()
         if self._deciding.known(key):
@@ -264,8 +269,8 @@ class GraphedStep(CallRecorder):
         unread: Hashable = frozenset((one, names) for one, names in never_read.items() if names and others) or ()
         action, progress = self._plan.next((key, pattern(call.before), frozen, host_key, told_by, unread))
         exhausted = self._plan.exhausted()
-        if exhausted is not None and self._changing.refusal is not None:
-            exhausted = self._changing.refusal
+        if exhausted is not None:
+            exhausted = self._changing.refusal or self._changing_arguments.refusal or exhausted
         if (refusal := exhausted or self._others_each_time(key)) is not None:
             self._all = refusal
             self._plan.forget()
