@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -276,6 +277,271 @@ def test_a_number_counts_from_when_what_it_is_handed_to_reads_it(change: Callabl
     found, step = trained(change, graphed=True)
     assert all(map(torch.equal, found, expected))
     assert step.report().replays
+
+
+def late(number: int) -> int:
+    """What numbers decide in calls behind those that are looked at only."""
+    return 3 if number >= 9 and number % 2 else 1
+
+
+class Part:
+    """Another object each time would be seen, these stay."""
+
+    def __init__(self, *, reads: bool) -> None:
+        self.reads = reads
+
+    def loss(self, model: Any, batch: Any, batch_idx: int) -> torch.Tensor:
+        return loss_of(model, batch)
+
+
+class Reading(Part):
+    def loss(self, model: Any, batch: Any, batch_idx: int) -> torch.Tensor:
+        return loss_of(model, batch) * late(batch_idx)
+
+
+class Exchanging(Loop):
+    """Exchanges what numbers are handed on to, in each call, and puts it back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.reading = Part(reads=False), Reading(reads=True)
+        self.part = self.plain
+        self.kept = {"part": self.plain}
+        self.module = Reads()
+        self.module.inner = Plain()
+
+    def shared(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.part.loss(self.model, batch, batch_idx)
+
+    def in_turns(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.part = self.reading
+        first = self.shared(batch, batch_idx)
+        self.part = self.plain
+        return self.update(first + self.shared(batch, batch_idx))
+
+    def in_a_loop(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        total = torch.zeros(())
+        for self.part in (self.reading, self.plain):  # noqa: B020
+            total = total + self.shared(batch, batch_idx)
+        return self.update(total)
+
+    @contextlib.contextmanager
+    def swapped(self, name: str, value: Any) -> Iterator[None]:
+        before = getattr(self, name)
+        setattr(self, name, value)
+        try:
+            yield
+        finally:
+            setattr(self, name, before)
+
+    def in_a_block(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        with self.swapped("part", self.reading):
+            return self.update(self.part.loss(self.model, batch, batch_idx))
+
+    def by_its_class(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.plain.__class__ = Reading
+        loss = self.shared(batch, batch_idx)
+        self.plain.__class__ = Part
+        return self.update(loss)
+
+    def by_its_code(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        before = Part.loss.__code__
+        Part.loss.__code__ = Reading.loss.__code__
+        loss = self.shared(batch, batch_idx)
+        Part.loss.__code__ = before
+        return self.update(loss)
+
+    def by_a_module(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        before = self.module.inner
+        self.module.add_module("inner", self.module.other)
+        loss: torch.Tensor = self.module.inner.loss(self.model, batch, batch_idx)
+        self.module.add_module("inner", before)
+        return self.update(loss)
+
+
+class Plain(torch.nn.Module):
+    def loss(self, model: Any, batch: Any, batch_idx: int) -> torch.Tensor:
+        return loss_of(model, batch)
+
+
+class Reads(torch.nn.Module):
+    inner: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = ReadsLate()
+
+
+class ReadsLate(Plain):
+    def loss(self, model: Any, batch: Any, batch_idx: int) -> torch.Tensor:
+        return loss_of(model, batch) * late(batch_idx)
+
+
+class Averaged(torch.nn.Module):
+    """Gives another module than the one that stands there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.averaged = Plain(), ReadsLate()
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__("averaged" if name == "net" else name)
+
+
+class FunctionWrapper:
+    """As libraries of decorators have it: its class is that of what it wraps."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.wrapped = wrapped
+
+    @property
+    def __class__(self) -> Any:
+        return type(self.wrapped)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+    def __call__(self, model: Any, batch: Any, batch_idx: int) -> Any:
+        return self.wrapped(model, batch, batch_idx) * late(batch_idx)
+
+
+class Slotted:
+    __slots__ = ("target",)
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def __getattr__(self, name: str) -> Any:
+        return {"found": self.target}[name] if name == "found" else getattr(self.target, name)
+
+    def loss(self, model: Any, batch: Any, batch_idx: int) -> Any:
+        return loss_of(model, batch) * late(batch_idx)
+
+
+class Target:
+    def __init__(self) -> None:
+        self.loss = lambda model, batch, batch_idx: loss_of(model, batch)
+
+
+class Wrapping(Loop):
+    def __init__(self) -> None:
+        super().__init__()
+        self.averaged = Averaged()
+        self.wrapper = FunctionWrapper(Part(reads=False).loss)
+        self.slotted = Slotted(Target())
+        self.flag = True
+        self.first, self.second = Reading(reads=True), Part(reads=False)
+
+    def by_getattr(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.update(self.averaged.net.loss(self.model, batch, batch_idx))
+
+    def by_a_wrapper(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.update(self.wrapper(self.model, batch, batch_idx))
+
+    def by_slots(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.update(self.slotted.loss(self.model, batch, batch_idx))
+
+    def by_a_helper_of_frames(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.update(loss_of(self.model, batch) * late(values_around()[2]))
+
+    def handed_to_a_helper_of_frames(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.by_a_helper_of_frames(batch, batch_idx)
+
+    exec(  # noqa: S102 (more names than one byte counts: jumps lead to prefixes of instructions)
+        "def long(self, batch, batch_idx):\n    if not batch:\n"
+        + "".join(f"        self.name_{index}\n" for index in range(300))
+        + "    loss = (self.first if self.flag else self.second).loss(self.model, batch, batch_idx)\n"
+        + "    return self.update(loss)\n"
+    )
+    long: Any
+
+
+def values_around() -> list[Any]:
+    return list(sys._getframe(1).f_locals.values())
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((Exchanging, name) for name in ("in_turns", "in_a_loop", "in_a_block", "by_its_class", "by_its_code")),
+        (Exchanging, "by_a_module"),
+        *((Wrapping, name) for name in ("by_getattr", "by_a_wrapper", "by_slots", "long", "by_a_helper_of_frames")),
+        (Wrapping, "handed_to_a_helper_of_frames"),
+    ],
+)
+def test_a_number_counts_where_code_is_not_what_it_seems(kind: Callable[[], Any], name: str) -> None:
+    def results(*, graphed: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        loop = kind()
+        step: Any = getattr(loop, name)
+        step = GraphedStep(step, device=CpuDevice()) if graphed else step
+        losses = [step(batch, index).detach() for index, (batch,) in enumerate(batches("cpu", CALLS))]
+        return [*losses, *(parameter.detach() for parameter in loop.model.parameters())]
+
+    assert all(map(torch.equal, results(graphed=True), results(graphed=False)))
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_where_the_program_profiles_what_is_handed_on_counts() -> None:
+    def see(frame: Any, event: str, value: Any) -> None: ...
+
+    loop = Loop()
+    step: Any = GraphedStep(loop.through, device=CpuDevice())
+    sys.setprofile(see)
+    try:
+        for index, (batch,) in enumerate(batches("cpu", 6)):
+            step(batch, index)
+        assert sys.getprofile() is see
+    finally:
+        sys.setprofile(None)
+    assert not step.report().replays
+
+
+def test_profiling_is_off_again_behind_a_call_that_raises() -> None:
+    class Failing(Loop):
+        def nothing(self, batch: Any, batch_idx: int) -> None:
+            raise ValueError("of the program")
+
+    step: Any = GraphedStep(Failing().through, device=CpuDevice())
+    for index, (batch,) in enumerate(batches("cpu", 6)):
+        with pytest.raises(ValueError, match="of the program"):
+            step(batch, index)
+        assert sys.getprofile() is None
+
+
+class Keyed:
+    __slots__ = ("content",)
+
+    def __init__(self) -> None:
+        self.content = {"scale": 2.0}
+
+    def __getattr__(self, name: str) -> Any:
+        return self.content[name]
+
+
+class Absent:
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("there is none in this context")
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize(("kind", "replays"), [(Keyed, CALLS - 3), (Absent, 0)])
+def test_an_object_that_raises_when_it_is_looked_at_is_no_error(kind: Any, replays: int) -> None:
+    loop, kept, known = Loop(), kind(), kind is Keyed
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return loop.update(loss_of(loop.model, batch) * (kept.scale if known else 1.0))
+
+    called: Any = GraphedStep(step, device=CpuDevice())
+    for (batch,) in batches("cpu", CALLS):
+        called(batch)
+    report = called.report()
+    assert report.replays == replays
+    assert bool(report.refusals) is not known
+    if not known:
+        assert "raises RuntimeError when it is looked at" in report.refusals[0].reason
 
 
 def test_code_is_given_the_numbers_that_it_does_not_read() -> None:

@@ -27,6 +27,7 @@ from optimizations.capture.step.call import Call
 from optimizations.capture.step.changing_values import numbers_in, with_names
 from optimizations.capture.step.deciding_values import DecidingValues, Suspects
 from optimizations.capture.step.failed_captures import cause, is_programs_own, why
+from optimizations.capture.step.followed_calls import FollowedCalls
 from optimizations.capture.step.gradient_copies import copied
 from optimizations.capture.step.gradients import put
 from optimizations.capture.step.host_random import HostRandom, decides
@@ -50,7 +51,7 @@ from optimizations.capture.step.running_values import STANDS_ELSEWHERE, entries_
 from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.surroundings import alone
 from optimizations.capture.step.tensor_marks import TensorMarks
-from optimizations.capture.step.unread_arguments import put_back
+from optimizations.capture.step.unread_arguments import HANDED_ELSEWHERE, put_back, unread_arguments
 from optimizations.report.steps import Refusal
 
 
@@ -67,6 +68,7 @@ class CallRecorder(ABC):
 
     def __init__(self, step: Callable[..., Any], device: Device | None, options: StepOptions) -> None:
         self._step = step
+        self._unread = unread_arguments(step)
         self._options = options
         self._device = device
         self._start()
@@ -83,6 +85,7 @@ class CallRecorder(ABC):
         self._carries = True
         self._observes = False
         self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._handed_elsewhere = False
 
     @abstractmethod
     def _call(self, args: Any, kwargs: Any) -> Any:
@@ -102,7 +105,7 @@ class CallRecorder(ABC):
             as_captured = progress.as_captured
             seen = observe(
                 device,
-                self._run,
+                self._run_followed,
                 call,
                 self._rates,
                 progress.outside,
@@ -188,7 +191,7 @@ class CallRecorder(ABC):
             with alone(), self._counters.reading(call.state) as unread:
                 recording = capture(
                     device,
-                    self._run,
+                    self._run_followed,
                     captured,
                     graph,
                     pool,
@@ -207,6 +210,8 @@ class CallRecorder(ABC):
             if was_read(progress.unread or {}, unread):
                 progress.unread = None
                 raise StepDiffers(READS_COUNTERS)
+            if self._handed_elsewhere:
+                raise StepDiffers(HANDED_ELSEWHERE)
         except BaseException as raised:
             error = cause(raised)
             if captured is not given:
@@ -325,6 +330,21 @@ class CallRecorder(ABC):
             raise StepRefused(refusal)
         self._eager += 1
         return self._run(*args, **kwargs)
+
+    def _run_followed(self, *args: Any, **kwargs: Any) -> Any:
+        """The same, in a call that is looked at. Note [Numbers that are handed on] in `unread_arguments`."""
+        self._handed_elsewhere = False
+        sites = [] if self._unread is None else self._unread.followed()
+        if not sites:
+            return self._run(*args, **kwargs)
+        calls = FollowedCalls(sites)
+        try:
+            with calls:
+                return self._run(*args, **kwargs)
+        finally:
+            if calls.differ and self._unread is not None:
+                self._handed_elsewhere = True
+                self._unread.follow_no_more()
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         """The step. Numbers that were left out of a call's arguments, because nothing reads them, are put back."""

@@ -30,7 +30,9 @@ from optimizations.capture.step.call import call_of, refused_call, refused_funct
 from optimizations.capture.step.call_recorder import CallRecorder
 from optimizations.capture.step.changing_arguments import ChangingArguments, numbers_given
 from optimizations.capture.step.changing_values import ChangingValues, named, numbers_in
+from optimizations.capture.step.followed_calls import reads_frames
 from optimizations.capture.step.gradients import gradients, pattern
+from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.optimizer_states import StatesMoved
 from optimizations.capture.step.options import DEFAULT_LIMIT, DEFAULT_WARM_UP, StepOptions
@@ -39,7 +41,6 @@ from optimizations.capture.step.progress import Action, Plan
 from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.replaying import MISSED
 from optimizations.capture.step.surroundings import alone, ambient, inside, saved_tensor_hooks, watched_by_others
-from optimizations.capture.step.unread_arguments import unread_arguments
 from optimizations.report.steps import Refusal, StepReport
 from optimizations.weak_registry import WeakRegistry
 
@@ -74,7 +75,6 @@ class GraphedStep(CallRecorder):
         if not callable(step):
             raise TypeError(f"graph_step needs a function, not {type(step).__name__}")
         functools.update_wrapper(self, step, updated=())
-        self._unread = unread_arguments(step)
         self._works_later = refused_function(step)
         self._given_device = device
         self._no_method = is_no_method(step)
@@ -217,7 +217,12 @@ class GraphedStep(CallRecorder):
     # Calls that no recording fits.
 
     def _without_recording(self, device: Device, key: Hashable, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
-        state = reach(self._roots(args, kwargs))
+        state = self._reached(args, kwargs)
+        if isinstance(state, Refusal):
+            return self._refuse_and_run(key, state, args, kwargs)
+        if self._unread is not None and any(map(reads_frames, state.code)):
+            self._unread = None  # the program may read arguments where no code mentions them
+            return self._as_it_is(args, kwargs, None)
         self._counters.look(state)
         if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):
             # A parameter gets its shape in this call, or a later one. What autograd keeps of it may be held until a
@@ -334,7 +339,8 @@ class GraphedStep(CallRecorder):
         if self._device is None:
             reached: Sequence[torch.Tensor] = [*tensors]
             if not any(tensor.device.type == "cuda" for tensor in reached):
-                reached = list(reach(self._roots(args, kwargs)).tensors.values())
+                state = self._reached(args, kwargs)
+                reached = () if isinstance(state, Refusal) else list(state.tensors.values())
             found = sorted({tensor.device.index for tensor in reached if tensor.device.type == "cuda"})
             if found:
                 self._device = CudaDevice(found[0])
@@ -342,6 +348,16 @@ class GraphedStep(CallRecorder):
                 self._all = Refusal("works on no tensor of a GPU", "move the model and the batch to the GPU")
                 self._note(self._all)
         return self._device
+
+    def _reached(self, args: Any, kwargs: Any) -> HostState | Refusal:
+        """What the step reaches; a reason where an object of the program's cannot be looked at."""
+        try:
+            return reach(self._roots(args, kwargs))
+        except Exception as error:  # such as of a module that is imported when it is first looked at
+            return Refusal(
+                f"reaches something that raises {type(error).__name__} when it is looked at: {error}",
+                "keep it where the step does not reach it, or let it raise AttributeError for what it does not have",
+            )
 
     def _roots(self, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
         yield getattr(self._step, "__qualname__", type(self._step).__name__), self._step

@@ -122,7 +122,7 @@ class Members(FunctionMembers):
             if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # holds the tensors it stands for
                 state.containers.append(Container(vars(value), path, is_attributes=True, always_read=True))
                 yield from ((f"{path}.{name}", member) for name, member in list(vars(value).items()))
-            elif attributes := getattr(value, "__dict__", None):
+            elif attributes := attributes_of(value):
                 self._sparse.append(Container(attributes, path, is_attributes=True, names=set()))
             if is_users(type(value).__module__):
                 self._of_code(path, type(value))
@@ -234,7 +234,7 @@ class Members(FunctionMembers):
             yield f"{path}.parent", value.parent
         elif isinstance(value, logging.LoggerAdapter):
             yield f"{path}.logger", value.logger
-        elif hasattr(value, "__dict__") and (
+        elif attributes_of(value) is not None and (
             not belongs_to(type(value).__module__, NOT_LOOKED_INTO)
             or isinstance(value, threading.Event)
             or type(value).__module__ in _LOOKED_INTO
@@ -243,8 +243,8 @@ class Members(FunctionMembers):
 
     def _of_object(self, path: str, value: Any) -> None:
         kind = type(value)
-        found = [Slots(value, names) for names in [slots(kind)] if names]
-        found += [vars(value)] if getattr(value, "__dict__", value) is not value else []
+        found: list[Any] = [Slots(value, names) for names in [slots(kind)] if names]
+        found += [held for held in [attributes_of(value)] if held is not None]
         for held in found:
             self._note(Container(held, path, is_attributes=True, names=set()), kind, value)
         if not found:
@@ -357,3 +357,12 @@ def _objects_of(key: Any) -> Iterator[Any]:
 
 def _owner_name(path: str, method: types.MethodType) -> str:
     return path.rsplit(".", 1)[0] if "." in path else type(method.__self__).__name__
+
+
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """What an object has in its `__dict__`, without asking a `__getattr__`, which may raise what it likes."""
+    try:
+        found: dict[str, Any] | None = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        found = None
+    return found

@@ -106,7 +106,21 @@ def instructions(code: types.CodeType) -> list[dis.Instruction]:
 
 
 def _doing(steps: Iterable[dis.Instruction]) -> list[dis.Instruction]:
-    return [step for step in steps if step.opname not in _PARTS]
+    """Without what only belongs to the instruction behind it, which is jumped to where that is."""
+    found: list[dis.Instruction] = []
+    is_target = False
+    for step in steps:
+        is_target = is_target or bool(step.is_jump_target)
+        if step.opname not in _PARTS:
+            found.append(_as_target(step) if is_target and not step.is_jump_target else step)
+            is_target = False
+    return found
+
+
+def _as_target(step: dis.Instruction) -> dis.Instruction:
+    """The same instruction, as one that is jumped to. Since Python 3.13 that is one which has a label."""
+    fields: Any = {"is_jump_target": True} if "is_jump_target" in step._fields else {"label": 0}
+    return step._replace(**fields)
 
 
 def inner_codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -299,8 +313,10 @@ def _is_called(step: dis.Instruction) -> bool:
 def _is_taken_on(steps: Sequence[dis.Instruction], index: int) -> bool:
     """Whether another attribute is looked up of this one."""
     for step in steps[index + 1 :]:
+        if step.is_jump_target:
+            return False
         if step.opname not in _PARTS:
-            return step.opname in ("LOAD_ATTR", "LOAD_METHOD") and not step.is_jump_target
+            return step.opname in ("LOAD_ATTR", "LOAD_METHOD")
     return False
 
 

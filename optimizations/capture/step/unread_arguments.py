@@ -2,46 +2,91 @@
 
 Training loops pass the number of a batch to every step, and most steps have no use for it. Many hand it on, to the
 `training_step` of a model that has none either.
+
+Note [Numbers that are handed on]. Before each call the functions that a number is handed on to are looked up, as the
+code would find them, without running any code of the program: they may be exchanged. That they are those which are
+really called is watched in the calls that are observed and captured (`followed_calls`). Once one is not, numbers that
+are handed on count as read. In all calls, the step is given its numbers as they are.
 """
 
 from __future__ import annotations
 
+import abc
 import types
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from optimizations.capture.step.followed_calls import CallSite
 from optimizations.capture.step.name_uses import FIRST, FREE, GLOBAL, Owner
-from optimizations.capture.step.parameter_uses import Handed, parameter_at, parameter_named, parameter_uses
+from optimizations.capture.step.parameter_uses import (
+    Handed,
+    ParameterUses,
+    parameter_at,
+    parameter_named,
+    parameter_uses,
+)
+from optimizations.report.steps import Refusal
 
 _NUMBERS = (bool, int, float, str)
 _NOTHING = object()
 _DEEPEST = 6
 """Calls from one function to the next that an argument is followed through."""
+_MOST_FOLLOWED = 64
+"""Functions that one argument is followed to."""
+HANDED_ELSEWHERE = Refusal(
+    "hands a number on to another function than it was found to",
+    "pass numbers that the step does not need to nothing else, or leave them out",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A call that hands a number on: by a function with this code and object, to another."""
+
+    function: types.FunctionType
+    code: types.CodeType
+    bound: Any
+    call: Handed
+    called: types.FunctionType
+    called_code: types.CodeType
+    its_object: Any
+
+    def stands(self) -> bool:
+        """Whether the same function would be called now."""
+        found = _function(_found(self.function, self.bound, self.call.to))
+        same = found[0] is self.called and found[1] is self.its_object
+        return same and self.called.__code__ is self.called_code and self.function.__code__ is self.code
 
 
 class UnreadArguments:
-    """Of a function or method, parameters that its code does not mention, or only hands on to code that does not.
-
-    What an argument is handed on to is looked up in each call: it may be exchanged.
-    """
+    """Of a function or method, parameters that its code does not mention, or only hands on to code that does not."""
 
     def __init__(self, function: types.FunctionType, bound: Any = _NOTHING) -> None:
         self._function, self._bound = function, bound
         self._code = code = function.__code__
+        self._uses: dict[int, tuple[types.CodeType, ParameterUses]] = {}  # by id: hashing code takes long
         skipped = int(bound is not _NOTHING)
         count = code.co_argcount + code.co_kwonlyargcount
-        uses = parameter_uses(code)
+        uses = self._uses_in(code)
         self.names = uses.unread.intersection(code.co_varnames[skipped:count])
-        self._handed = frozenset(uses.handed).intersection(code.co_varnames[skipped:count])
-        positional = code.co_varnames[skipped : code.co_argcount]
+        self._handed = set(uses.handed).intersection(code.co_varnames[skipped:count])
+        some = self.names | self._handed
         # One that is passed by its place only leaves its name to `**` arguments.
-        self._by_name = (self.names | self._handed).intersection(code.co_varnames[code.co_posonlyargcount : count])
-        self._places = {place: name for place, name in enumerate(positional) if name in self.names | self._handed}
+        self._by_name = some.intersection(code.co_varnames[code.co_posonlyargcount : count])
+        positional = code.co_varnames[skipped : code.co_argcount]
+        self._places = {place: name for place, name in enumerate(positional) if name in some}
+        self._links: dict[str, list[_Link]] = {}
+        self._left_out: set[str] = set()
 
     def __bool__(self) -> bool:
-        return bool(self.names or self._handed)
+        return bool(self._places or self._by_name)
 
     def left_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, with None for numbers and strings that are not read."""
+        self._left_out.clear()
         if self._function.__code__ is not self._code:
             return args, kwargs
         places = [
@@ -61,8 +106,67 @@ class UnreadArguments:
             }
         return args, kwargs
 
+    def followed(self) -> list[CallSite]:
+        """The calls that numbers which were left out last are handed on by; empty where none is."""
+        links = (link for name in self._left_out for link in self._links[name])
+        return [CallSite(link.code, link.call.at, link.called_code) for link in links]
+
+    def follow_no_more(self) -> None:
+        """To be told that a call reached another function: from now on what is handed on counts as read."""
+        self._handed.clear()
+        self._links.clear()
+        self._left_out.clear()
+
     def _is_unread(self, name: str) -> bool:
-        return name in self.names or is_unread(self._function, self._bound, name)
+        if name in self.names:
+            return True
+        if name not in self._handed:
+            return False
+        try:
+            links = self._links.get(name)
+            if links is None or not all(link.stands() for link in links):
+                links = []
+                if not self._follow(self._function, self._bound, name, links, set(), 0):
+                    self._handed.discard(name)
+                    return False
+                self._links[name] = links
+        except Exception:  # an object of a kind that was not thought of
+            self._handed.discard(name)
+            return False
+        self._left_out.add(name)
+        return True
+
+    def _follow(
+        self, function: types.FunctionType, bound: Any, name: str, links: list[_Link], seen: set[Any], deep: int
+    ) -> bool:
+        """Whether a function neither reads a parameter nor hands it on to one that does. `links`: calls that were
+        found; `seen`: functions and parameters that were looked at; `deep`: how many calls led here."""
+        uses = self._uses_in(function.__code__)
+        if name in uses.unread or (key := (id(function), id(bound), name)) in seen:
+            return True
+        seen.add(key)
+        calls = uses.handed.get(name)
+        if not calls or deep == _DEEPEST or len(seen) > _MOST_FOLLOWED:
+            return False
+        for call in calls:
+            called, its_object = _function(_found(function, bound, call.to))
+            if called is None:
+                return False
+            code = called.__code__
+            if call.place is not None:
+                there = parameter_at(code, call.place + (its_object is not _NOTHING))
+            else:
+                there = parameter_named(code, call.keyword or "")
+            if there is None or not self._follow(called, its_object, there, links, seen, deep + 1):
+                return False
+            links.append(_Link(function, function.__code__, bound, call, called, code, its_object))
+        return True
+
+    def _uses_in(self, code: types.CodeType) -> ParameterUses:
+        known = self._uses.get(id(code))
+        if known is None:
+            known = self._uses[id(code)] = code, parameter_uses(code)
+        return known[1]
 
 
 def unread_arguments(step: Any) -> UnreadArguments | None:
@@ -85,36 +189,9 @@ def _one_put_back(new: Any, given: Any) -> Any:
     return given if new is None and type(given) in _NUMBERS else new
 
 
-def is_unread(function: types.FunctionType, bound: Any, name: str, deep: int = 0) -> bool:
-    """Whether a function neither reads a parameter nor hands it on to one that does.
-
-    Args:
-        bound: the object that it is a method of, `_NOTHING` where it is of none.
-        deep: how many calls led here.
-    """
-    uses = parameter_uses(function.__code__)
-    if name in uses.unread:
-        return True
-    calls = uses.handed.get(name)
-    if not calls or deep == _DEEPEST:
-        return False
-    return all(_is_unread_there(function, bound, call, deep) for call in calls)
-
-
-def _is_unread_there(function: types.FunctionType, bound: Any, call: Handed, deep: int) -> bool:
-    called, its_object = _function(_found(function, bound, call.to))
-    if called is None:
-        return False
-    if call.place is not None:
-        name = parameter_at(called.__code__, call.place + (its_object is not _NOTHING))
-    else:
-        name = parameter_named(called.__code__, call.keyword or "")
-    return name is not None and is_unread(called, its_object, name, deep + 1)
-
-
 def _function(called: Any) -> tuple[types.FunctionType | None, Any]:
-    """The function of Python that is called, and the object that it is a method of."""
-    if isinstance(called, types.MethodType):
+    """The function of Python that is called, and the object that it is a method of. Proxies of such are neither."""
+    if type(called) is types.MethodType:
         function, bound = called.__func__, called.__self__
     else:
         function, bound = called, _NOTHING
@@ -125,7 +202,7 @@ def _found(function: types.FunctionType, bound: Any, owner: Owner) -> Any:
     """What stands there, found without running any code of the program; `_NOTHING` where that is not possible."""
     kind, name, *attributes = owner
     found = bound if kind == FIRST else _NOTHING
-    if kind == GLOBAL:
+    if kind == GLOBAL and type(function.__globals__) is dict:
         found = function.__globals__.get(name, _NOTHING)
     elif kind == FREE:
         try:
@@ -141,26 +218,44 @@ def _found(function: types.FunctionType, bound: Any, owner: Owner) -> Any:
 
 def _attribute(of: Any, name: str) -> Any:
     """As `getattr` for functions, methods, and what stands in an object or among a module's modules."""
-    if isinstance(of, types.ModuleType):
-        return vars(of).get(name, _NOTHING)
     kind = type(of)
-    if isinstance(of, type) or kind.__getattribute__ is not object.__getattribute__:
+    if kind is types.ModuleType:
+        return object.__getattribute__(of, "__dict__").get(name, _NOTHING)
+    if type(kind) not in (type, abc.ABCMeta) or kind is type or kind is abc.ABCMeta:
         return _NOTHING
-    held = getattr(of, "__dict__", {})
-    for base in kind.__mro__:
-        if name not in vars(base):
-            continue
-        member = vars(base)[name]
-        if hasattr(type(member), "__set__"):  # a property, or a slot
-            return _NOTHING
+    if _of_class(kind, "__getattribute__") is not object.__dict__["__getattribute__"]:
+        return _NOTHING
+    of_dict = _of_class(kind, "__dict__")
+    held = of_dict.__get__(of) if type(of_dict) is types.GetSetDescriptorType else {}
+    if type(held) is not dict:
+        return _NOTHING
+    member = _of_class(kind, name)
+    if type(member) in (types.FunctionType, staticmethod):
         if name in held:
-            break
-        if isinstance(member, staticmethod):
-            return member.__func__
-        if isinstance(member, types.FunctionType):
-            return types.MethodType(member, of)
-        return _NOTHING if hasattr(type(member), "__get__") else member
+            return held[name]
+        return types.MethodType(member, of) if type(member) is types.FunctionType else member.__func__
+    if member is not _NOTHING and any(_of_class(type(member), one) is not _NOTHING for one in _DESCRIBES):
+        return _NOTHING
     if name in held:
         return held[name]
-    modules = held.get("_modules")
-    return modules.get(name, _NOTHING) if isinstance(modules, dict) else _NOTHING
+    if member is not _NOTHING:
+        return member
+    if _of_class(kind, "__getattr__") is torch.nn.Module.__dict__["__getattr__"]:
+        modules = held.get("_modules")
+        return modules.get(name, _NOTHING) if type(modules) is dict else _NOTHING
+    return _NOTHING
+
+
+_DESCRIBES = ("__get__", "__set__", "__delete__")
+
+
+def _of_class(kind: type, name: str) -> Any:
+    """What a class has under a name, in itself or inherited."""
+    for members in _dicts(kind):
+        if name in members:
+            return members[name]
+    return _NOTHING
+
+
+def _dicts(kind: type) -> Iterator[Any]:
+    return (type.__dict__["__dict__"].__get__(base) for base in type.__dict__["__mro__"].__get__(kind))
