@@ -150,7 +150,7 @@ def _measure(
     request: Request, console: Console, run: _OpenRun, jobs: Sequence[Job], worker_command: Sequence[str]
 ) -> RunOutcome:
     plan = run.plan
-    estimates = Estimates([run.done, *_earlier_rows(run.writer.path)])
+    estimates = Estimates([run.done, *_earlier_rows(run.writer.path, plan)])
     estimates_s = {
         job.workload.acronym: estimates.seconds(
             job.workload.acronym, job.workload.task, size=plan.size, device=plan.device, modes=job.missing
@@ -349,13 +349,21 @@ def require_tag(tag: str | None) -> None:
         raise WrongUse(f"--tag {tag!r}: only letters, digits, '.', '_' and '-' can be part of a folder's name")
 
 
-def _earlier_rows(current: Path) -> Iterator[Sequence[Cell]]:
-    """Rows of other runs, for estimates: newest first, this checkout's own before recorded ones."""
+def _earlier_rows(current: Path, plan: RunPlan) -> Iterator[Sequence[Cell]]:
+    """Rows of other runs, for estimates: newest first, this checkout's own before recorded ones.
+
+    Runs in another size or on another device tell nothing, and it takes seconds to read what is recorded of full ones.
+    """
     for folder in (store.RUNS, store.RECORDED):
         for path in store.list_runs(folder)[::-1]:
             if path.resolve() != current.resolve():
                 with suppress(InvalidResults):
-                    yield store.read_run(path).cells
+                    if _tells_of(store.read_environment(path).settings, plan):
+                        yield store.read_run(path).cells
+
+
+def _tells_of(settings: Mapping[str, object], plan: RunPlan) -> bool:
+    return (settings.get("size", plan.size), settings.get("device", plan.device)) == (plan.size, plan.device)
 
 
 def _listed(found: Sequence[str]) -> str:

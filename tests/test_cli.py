@@ -18,7 +18,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import typer
 from fixtures.command_server import CommandServer
-from fixtures.fake_runs import default_signals, fake_worker, living, recorded_pids
+from fixtures.fake_runs import SETTINGS, default_signals, fake_worker, living, recorded_pids
 from fixtures.synthetic_results import cell, environment, explanation, write_explanations, write_run
 
 from suite import store
@@ -26,9 +26,11 @@ from suite.checkout import code_id, shown_code
 from suite.cli import app
 from suite.cli_choices import PATHS, _functions, path_options, refuse_empty_paths
 from suite.errors import WrongUse
+from suite.launch import _earlier_rows
 from suite.modes import MODES
 from suite.run_writer import RunWriter
 from suite.schema import Shortage, Status
+from suite.settings import RunPlan
 from suite.store import read_run
 
 FAKE_ENCORE = Path(__file__).parent / "fixtures" / "fake_encore.py"
@@ -533,6 +535,29 @@ def test_estimates_for_a_budget_come_from_earlier_runs(fake: Fake) -> None:
     time.sleep(1.1)
     done = fake("run", "EOS", "ST", *CPU, "--budget", "60s", "--json")
     assert json.loads(done.stdout)["not_started"] == ["ST"], "EOS took seconds before; ST is not known"
+
+
+def test_runs_in_another_size_or_on_another_device_are_not_read_for_estimates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(store, "RECORDED", tmp_path / "recorded")
+    plan = RunPlan(**SETTINGS.model_dump(), workloads=["EOS"], modes=["eager"])
+    told = {"size": plan.size, "device": plan.device}
+    for folder, name, settings in (
+        (store.RUNS, "current", told),
+        (store.RUNS, "alike", told),
+        (store.RUNS, "larger", told | {"size": "full"}),
+        (store.RECORDED, "elsewhere", told | {"device": "cuda"}),
+        (store.RECORDED, "silent", {}),
+    ):
+        write_run(folder / name, [cell(parameters=len(name))], environment(settings=settings))
+    read: list[str] = []
+    read_run = store.read_run
+    monkeypatch.setattr(store, "read_run", lambda run: read.append(run.name) or read_run(run))
+    found = [cell.parameters for cells in _earlier_rows(store.RUNS / "current", plan) for cell in cells]
+    assert read == ["alike", "silent"]
+    assert found == list(map(len, read))
 
 
 def test_a_broken_results_file_is_refused_with_its_line(fake: Fake) -> None:
