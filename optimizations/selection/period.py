@@ -9,6 +9,7 @@ that any of them shows there. What is slow in every eighth call of one candidate
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -81,18 +82,23 @@ def period_of(times: Sequence[Timed]) -> Period:
     times = times[-MOST:]
     if not times:
         return NO_PERIOD
-    names, candidate = np.unique([one.candidate for one in times], return_inverse=True)
+    numbers: dict[str, int] = {}
+    candidate = np.asarray([numbers.setdefault(one.candidate, len(numbers)) for one in times])
     call = np.asarray([one.call for one in times])
     logs = np.log([one.seconds for one in times])
-    middle = np.asarray([np.median(logs[candidate == number]) for number in range(names.size)])
+    middle = np.asarray([np.median(logs[candidate == number]) for number in range(len(numbers))])
     logs = np.clip(logs, middle[candidate] - OUTLIER, middle[candidate] + OUTLIER)
     plain = logs - (np.bincount(candidate, logs) / np.bincount(candidate))[candidate]
     total = float((plain**2).sum())
-    explained = {
-        length: _explained(logs, candidate, call % length, total)
-        for length in range(2, LONGEST + 1)
-        if np.bincount(call % length, minlength=length).min() >= FEWEST
-    }
+    if total <= 0:
+        return NO_PERIOD
+    lengths = np.arange(2, LONGEST + 1)
+    places = call % lengths[:, None]
+    enough = [
+        np.bincount(place, minlength=length).min() >= FEWEST for length, place in zip(lengths, places, strict=True)
+    ]
+    lengths, places = lengths[enough], places[enough]
+    explained = dict(zip(lengths.tolist(), _explained(logs, candidate, places, lengths, total), strict=True))
     best = max(explained.values(), default=0.0)
     if best < EXPLAINED:
         return NO_PERIOD
@@ -100,36 +106,46 @@ def period_of(times: Sequence[Timed]) -> Period:
     return _common(logs, candidate, call % length, length)
 
 
-def _fit(logs: Floats, candidate: Integers, place: Integers) -> tuple[Floats, Floats]:
-    """A level of each candidate and an effect of each place that add up, by least squares.
+def _fit(logs: Floats, candidate: Integers, places: Integers, lengths: Integers) -> tuple[Floats, Floats]:
+    """For periods of all these lengths a level of each candidate, and an effect of each place, that add up, by least
+    squares: a row for each length, as `places` has. Behind the last place of a shorter period there are zeros.
 
-    Candidates have not served all places equally often, so neither is a plain mean. Effects sum to nothing.
+    Candidates have not served all places equally often, so neither is a plain mean. Effects sum to nothing. All at
+    once, for a fit alone is a dozen calls of numpy, which take longer than what they compute.
     """
-    groups, length = int(candidate.max()) + 1, int(place.max()) + 1
-    served = np.bincount(candidate * length + place, minlength=groups * length).reshape(groups, length)
-    share = served / np.maximum(served.sum(axis=0), 1)
-    of_candidate, of_place = np.bincount(candidate, logs), np.bincount(place, logs, minlength=length)
-    levels = np.linalg.lstsq(
-        np.diag(served.sum(axis=1)) - share @ served.T, of_candidate - share @ of_place, rcond=None
-    )[0]
-    effects = of_place / np.maximum(served.sum(axis=0), 1) - share.T @ levels
-    return levels + effects.mean(), effects - effects.mean()
+    groups, longest = int(candidate.max()) + 1, int(lengths.max())
+    shape = lengths.size, groups, longest
+    cells = (np.arange(lengths.size)[:, None] * (groups * longest) + candidate * longest + places).ravel()
+    served = np.bincount(cells, minlength=math.prod(shape)).reshape(shape)
+    summed = np.bincount(cells, np.tile(logs, lengths.size), minlength=math.prod(shape)).reshape(shape)
+    of_candidate, of_place = summed.sum(axis=2), summed.sum(axis=1)
+    calls = np.maximum(served.sum(axis=1), 1)
+    share = served / calls[:, None]
+    left = np.eye(groups) * served.sum(axis=2)[:, None] - share @ served.transpose(0, 2, 1)
+    right = of_candidate[..., None] - share @ of_place[..., None]
+    # Levels are known but for a number that is added to all of them, so there is no inverse.
+    levels = (np.linalg.pinv(left, rcond=groups * np.finfo(float).eps, hermitian=True) @ right)[..., 0]
+    effects = of_place / calls - (share.transpose(0, 2, 1) @ levels[..., None])[..., 0]
+    there = np.arange(longest) < lengths[:, None]
+    mean = np.where(there, effects, 0.0).sum(axis=1, keepdims=True) / lengths[:, None]
+    return levels + mean, np.where(there, effects - mean, 0.0)
 
 
-def _explained(logs: Floats, candidate: Integers, place: Integers, total: float) -> float:
-    """The share of variance, less what as many numbers would explain by chance. `total` is the sum of squares without
-    a period."""
-    groups, length = int(candidate.max()) + 1, int(place.max()) + 1
-    freedom = logs.size - groups - length + 1
-    if freedom <= 0 or total <= 0:
-        return 0.0
-    levels, effects = _fit(logs, candidate, place)
-    left = logs - levels[candidate] - effects[place]
-    return 1 - float((left**2).sum()) / freedom * (logs.size - groups) / total
+def _explained(logs: Floats, candidate: Integers, places: Integers, lengths: Integers, total: float) -> list[float]:
+    """The share of variance by length, less what as many numbers would explain by chance. `total` is the sum of
+    squares without a period."""
+    if not lengths.size:
+        return []
+    freedom = logs.size - int(candidate.max()) - lengths
+    levels, effects = _fit(logs, candidate, places, lengths)
+    left = logs - levels[:, candidate] - np.take_along_axis(effects, places, axis=1)
+    by_chance = (logs.size - int(candidate.max()) - 1) / np.maximum(freedom, 1)
+    found: list[float] = np.where(freedom > 0, 1 - (left**2).sum(axis=1) * by_chance / total, 0.0).tolist()
+    return found
 
 
 def _common(logs: Floats, candidate: Integers, place: Integers, length: int) -> Period:
-    levels, effects = _fit(logs, candidate, place)
+    (levels,), (effects,) = _fit(logs, candidate, place[None], np.asarray([length]))
     relative = logs - levels[candidate]
     for index in range(length):
         of_each = [
