@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import abc
 import types
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,41 +221,43 @@ def _attribute(of: Any, name: str) -> Any:
     kind = type(of)
     if kind is types.ModuleType:
         return object.__getattribute__(of, "__dict__").get(name, _NOTHING)
-    if type(kind) not in (type, abc.ABCMeta) or kind is type or kind is abc.ABCMeta:
+    if type(kind) is not type and type(kind) is not abc.ABCMeta:
         return _NOTHING
-    if _of_class(kind, "__getattribute__") is not object.__dict__["__getattribute__"]:
+    found: dict[str, Any] = {}
+    for base in _CLASSES_OF(kind):
+        members = _MEMBERS_OF(base)
+        for asked in (name, "__getattribute__", "__getattr__", "__dict__"):
+            if asked not in found and asked in members:
+                found[asked] = members[asked]
+    of_dict = found.get("__dict__")
+    if found["__getattribute__"] is not _GETATTRIBUTE or issubclass(kind, type):
         return _NOTHING
-    of_dict = _of_class(kind, "__dict__")
     held = of_dict.__get__(of) if type(of_dict) is types.GetSetDescriptorType else {}
     if type(held) is not dict:
         return _NOTHING
-    member = _of_class(kind, name)
-    if type(member) in (types.FunctionType, staticmethod):
-        if name in held:
-            return held[name]
-        return types.MethodType(member, of) if type(member) is types.FunctionType else member.__func__
-    if member is not _NOTHING and any(_of_class(type(member), one) is not _NOTHING for one in _DESCRIBES):
+    member = found.get(name, _NOTHING)
+    is_function = type(member) in (types.FunctionType, staticmethod)
+    if member is not _NOTHING and not is_function and _describes(type(member)):
         return _NOTHING
     if name in held:
         return held[name]
+    if is_function:
+        return types.MethodType(member, of) if type(member) is types.FunctionType else member.__func__
     if member is not _NOTHING:
         return member
-    if _of_class(kind, "__getattr__") is torch.nn.Module.__dict__["__getattr__"]:
+    if found.get("__getattr__") is _GETATTR_OF_MODULES:
         modules = held.get("_modules")
         return modules.get(name, _NOTHING) if type(modules) is dict else _NOTHING
     return _NOTHING
 
 
-_DESCRIBES = ("__get__", "__set__", "__delete__")
+# What no metaclass of the program's own answers.
+_CLASSES_OF: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+_MEMBERS_OF: Callable[[type], Any] = type.__dict__["__dict__"].__get__
+_GETATTRIBUTE = object.__dict__["__getattribute__"]
+_GETATTR_OF_MODULES = torch.nn.Module.__dict__["__getattr__"]
 
 
-def _of_class(kind: type, name: str) -> Any:
-    """What a class has under a name, in itself or inherited."""
-    for members in _dicts(kind):
-        if name in members:
-            return members[name]
-    return _NOTHING
-
-
-def _dicts(kind: type) -> Iterator[Any]:
-    return (type.__dict__["__dict__"].__get__(base) for base in type.__dict__["__mro__"].__get__(kind))
+def _describes(kind: type) -> bool:
+    """Whether what is found under an attribute's name is asked for the attribute."""
+    return any(name in _MEMBERS_OF(base) for base in _CLASSES_OF(kind) for name in ("__get__", "__set__", "__delete__"))
