@@ -774,16 +774,9 @@ def batches_of_a_class_that_is_unknown(device: str) -> Refused:
         def __init__(self, content: dict[str, torch.Tensor]) -> None:
             self.content = content
 
-        def __getattr__(self, name: str) -> torch.Tensor:
-            return self.content[name]
-
     calls = [(Batch(batch),) for (batch,) in batches(device, 12)]
     return Refused(
-        lambda batch: train({"x": batch.x, "y": batch.y}),
-        model,
-        "is given another batches_of_a_class",
-        line=False,
-        batches=calls,
+        lambda batch: train(batch.content), model, "is given another batches_of_a_class", line=False, batches=calls
     )
 
 

@@ -7,6 +7,7 @@ Two calls whose signatures are equal may share a recording.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import sys
 import weakref
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.plain_objects import fields, is_container, is_dataclass
 from optimizations.lazy_view import is_lazy_view
 from optimizations.report.steps import Refusal
 
@@ -85,8 +85,7 @@ class Same:
 def flatten(nest: Any, tensors: list[torch.Tensor], inside: tuple[int, ...] = ()) -> Hashable:
     """The structure of `nest`; its tensors are appended to `tensors`, in order.
 
-    `inside`: ids of the objects that it stands in, of those that count as containers. One that leads back to itself is
-    an object like others.
+    `inside`: ids of the dataclasses that it stands in. One that leads back to itself is an object like others.
     """
     kind = type(nest)
     if kind is torch.Tensor or isinstance(nest, torch.Tensor):
@@ -98,7 +97,7 @@ def flatten(nest: Any, tensors: list[torch.Tensor], inside: tuple[int, ...] = ()
         return kind, tuple(nest), tuple([flatten(nest[key], tensors, inside) for key in nest]), attributes(nest)
     if isinstance(nest, (list, tuple)):
         return kind, tuple([flatten(member, tensors, inside) for member in nest]), attributes(nest)
-    if is_container(nest) and id(nest) not in inside:
+    if is_dataclass(nest) and id(nest) not in inside:
         inside = (*inside, id(nest))
         members = [(name, flatten(member, tensors, inside)) for name, member in fields(nest)]
         return kind, tuple(members), attributes(nest)
@@ -108,13 +107,23 @@ def flatten(nest: Any, tensors: list[torch.Tensor], inside: tuple[int, ...] = ()
     return exact(nest) if isinstance(nest, NUMPY) else Same(nest)
 
 
+def is_dataclass(nest: Any) -> bool:
+    """Whether it is an object of a dataclass."""
+    return dataclasses.is_dataclass(nest) and not isinstance(nest, type)
+
+
+def fields(nest: Any) -> list[tuple[str, Any]]:
+    """The fields of a dataclass that hold something, by name."""
+    named = [field.name for field in dataclasses.fields(nest)]
+    return [(name, getattr(nest, name)) for name in named if hasattr(nest, name)]
+
+
 def attributes(nest: Any) -> Hashable:
     """Numbers, strings and tensors that a container of the program's own class keeps next to what it contains.
 
     Without what it contains as well, as results of Hugging Face's models do, and what it computed of it.
     """
-    held = getattr(nest, "__dict__", None)
-    if not held or (is_container(nest) and not is_dataclass(nest)):  # all that it holds are fields
+    if not (held := getattr(nest, "__dict__", None)):
         return ()
     found = [(name, _value(value)) for name, value in held.items()]
     if any(isinstance(value, Same) for _, value in found):
@@ -158,15 +167,6 @@ def is_gone(structure: Any) -> bool:
     return type(structure) is tuple and any(map(is_gone, structure))
 
 
-def all_objects(structure: Any) -> Iterator[Same]:
-    """The objects in a structure, in order."""
-    if isinstance(structure, Same):
-        yield structure
-    elif type(structure) is tuple:
-        for one in structure:
-            yield from all_objects(one)
-
-
 def class_of_objects(structure: Any, *, gone: bool = False) -> str:
     """The name of the first such class. `gone`: of the first object that was freed."""
     if isinstance(structure, Same):
@@ -193,7 +193,7 @@ def replaced(nest: Any, tensors: Iterator[Any], inside: tuple[int, ...] = ()) ->
     if isinstance(nest, (list, tuple)):
         members = [replaced(member, tensors, inside) for member in nest]
         return members if kind is list else _with_members(nest, members)
-    if is_container(nest) and id(nest) not in inside:
+    if is_dataclass(nest) and id(nest) not in inside:
         changed = copy.copy(nest)
         for name, member in fields(nest):
             object.__setattr__(changed, name, replaced(member, tensors, (*inside, id(nest))))
@@ -260,7 +260,7 @@ def _parts(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tup
         members = [(f"{prefix}[{key!r}]", nest[key]) for key in nest]
     elif isinstance(nest, (list, tuple)):
         members = [(f"{prefix}[{index}]", member) for index, member in enumerate(nest)]
-    elif is_container(nest) and id(nest) not in inside:
+    elif is_dataclass(nest) and id(nest) not in inside:
         members = [(f"{prefix}.{name}", member) for name, member in fields(nest)]
         inside = (*inside, id(nest))
     elif type(nest) in torch_internals.pytree.SUPPORTED_NODES:

@@ -6,8 +6,7 @@ import types
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from optimizations.capture.plain_objects import fields, is_container
-from optimizations.capture.signature import PLAIN, exact
+from optimizations.capture.signature import PLAIN, exact, fields, is_dataclass
 from optimizations.capture.step.changing_values import MOST_NAMES, MOST_VALUES
 from optimizations.report.steps import Refusal
 
@@ -72,6 +71,6 @@ def _numbers(value: Any, name: str, deep: int) -> Iterator[tuple[str, Hashable]]
     elif isinstance(value, (list, tuple)):
         for index, one in enumerate(value):
             yield from _numbers(one, f"{name}[{index}]", deep + 1)
-    elif is_container(value):
+    elif is_dataclass(value):
         for attribute, one in fields(value):
             yield from _numbers(one, f"{name}.{attribute}", deep + 1)

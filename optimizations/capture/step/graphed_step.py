@@ -13,7 +13,7 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, Literal, cast
@@ -23,8 +23,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import CudaDevice, Device
-from optimizations.capture.plain_objects import count_as_containers
-from optimizations.capture.signature import PLAIN, all_objects, class_of_objects, is_gone, signature, without_objects
+from optimizations.capture.signature import class_of_objects, signature, without_objects
 from optimizations.capture.step.bound_steps import NAME, is_no_method, step_of, steps_of
 from optimizations.capture.step.call import call_of, refused_call, refused_function
 from optimizations.capture.step.call_recorder import CallRecorder
@@ -49,9 +48,6 @@ MOST_DROPPED = 4
 
 MOST_OBJECTS = 8
 """Objects that may stand in one place of the arguments in turn, where a graph belongs to one of them."""
-
-SEVERAL_OBJECTS = 3
-"""So many in turn in one place are batches, if they can be and one of them was freed: some may be used by turns."""
 
 SHARE_IN_VAIN = 4
 """Calls are looked at, only to find that they are refused, no more often than one in so many replays."""
@@ -319,13 +315,8 @@ class GraphedStep(CallRecorder):
         """Why no call is looked at any more: an argument is another object each time, and stands for itself only."""
         if (unnamed := without_objects(key)) == key:
             return None
-        given = self._objects[unnamed] = self._objects.get(unnamed, set()) | {key}
-        too_many = len(given) > MOST_OBJECTS
-        are_batches = too_many or (len(given) >= SEVERAL_OBJECTS and any(map(is_gone, given)))
-        if are_batches and count_as_containers(_others_in(key, given), PLAIN):
-            del self._objects[unnamed]
-            return None  # from the next call on, its signature is another
-        if not too_many:
+        self._objects[unnamed] = self._objects.get(unnamed, set()) | {key}
+        if len(self._objects[unnamed]) <= MOST_OBJECTS:
             return None
         return Refusal(
             f"is given another {class_of_objects(key)} in each call, of which nothing is known but that it is another",
@@ -426,12 +417,6 @@ class GraphedStep(CallRecorder):
     def _refuse_inside(self, name: str) -> None:
         if self._thread == threading.get_ident():
             raise RuntimeError(f"{name}() was called by the step {self._name()} itself; call it behind the step")
-
-
-def _others_in(key: Hashable, given: Iterable[Hashable]) -> list[Any]:
-    """The objects in a signature in whose places others of these signatures, which are alike otherwise, have others."""
-    places = zip(*map(all_objects, given), strict=True)
-    return [one.value for one, all_there in zip(all_objects(key), places, strict=True) if len(set(all_there)) > 1]
 
 
 def steps_exist() -> bool:

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from optimizations import host_code, torch_internals
-from optimizations.capture.plain_objects import fields, is_container, is_dataclass
-from optimizations.capture.signature import NUMPY, PLAIN, alias_pattern, attributes, exact
+from optimizations.capture.signature import NUMPY, PLAIN, alias_pattern, attributes, exact, fields, is_dataclass
 from optimizations.capture.step.running_values import RunningInputs
 from optimizations.capture.step.surroundings import kernels_now, modes
 from optimizations.torch_internals.argument_guard import same_looks
@@ -201,7 +200,7 @@ def _taker(nest: Any) -> _Take | None:
         return _with_attributes(nest, _of_mapping(kind, nest))
     if is_dataclass(nest):
         return _with_attributes(nest, _of_dataclass(kind, nest))
-    return _of_object(kind, nest) if is_container(nest) else None
+    return None
 
 
 def _with_attributes(nest: Any, take: _Take | None) -> _Take | None:
@@ -281,22 +280,3 @@ def _of_dataclass(kind: Any, nest: Any) -> _Take | None:
     get = operator.attrgetter(*held)
     members = get if len(held) > 1 else lambda value: (get(value),)
     return lambda value, found: type(value) is kind and values(members(value), found)
-
-
-def _of_object(kind: Any, nest: Any) -> _Take | None:
-    """Of a class that counts as a dataclass: all attributes of its objects are fields."""
-    names = tuple(name for name, _ in fields(nest))
-    values = _of_sequence(tuple, tuple(value for _, value in fields(nest)))
-    if values is None or not names:
-        return None
-
-    def take(value: Any, found: list[Any]) -> bool:
-        if type(value) is not kind or len(held := vars(value)) != len(names):
-            return False
-        try:
-            members = tuple([held[name] for name in names])
-        except KeyError:
-            return False
-        return values(members, found)
-
-    return take
