@@ -595,9 +595,8 @@ def number_that_changes(device: str) -> Refused:
     model = network(device)
     train = trained(model)
     calls = [(*batch, index) for index, batch in enumerate(batches(device, 70))]
-    return Refused(
-        lambda batch, index: train(batch) * index, model, "more than 64 different calls", line=False, batches=calls
-    )
+    words = "is given index in each call, which is another value"
+    return Refused(lambda batch, index: train(batch) * index, model, words, line=False, batches=calls)
 
 
 @refused
