@@ -81,3 +81,42 @@ def test_what_a_batch_reads_through_its_class_is_seen(name: str, monkeypatch: py
     report = step.report()
     assert report.refusals == ()
     assert 3 + 4 <= report.replays <= 3 + 6
+
+
+class Tasks:
+    """Numbers of several tasks, by name."""
+
+    def __init__(self) -> None:
+        self.first, self.second = 2.0, 3.0
+
+
+@dataclasses.dataclass
+class OfTask:
+    x: torch.Tensor
+    task: str
+
+
+BY_NAME: dict[str, tuple[Callable[[torch.Tensor, str], Any], Callable[[Any, Any], torch.Tensor]]] = {
+    "a dict": (lambda x, name: {"x": x, "task": name}, lambda tasks, b: b["x"] * getattr(tasks, b["task"])),
+    "a list in a dict": (lambda x, name: {"x": x, "o": [name]}, lambda tasks, b: b["x"] * getattr(tasks, b["o"][0])),
+    "a dataclass": (OfTask, lambda tasks, b: b.x * getattr(tasks, b.task)),
+    "a tuple": (lambda x, name: (x, name), lambda tasks, b: b[0] * vars(tasks)[b[1]]),
+    "a part of a name": (
+        lambda x, name: {"x": x, "task": name[:3]},
+        lambda tasks, b: b["x"] * getattr(tasks, b["task"] + ("st" if b["task"] == "fir" else "ond")),
+    ),
+    "a key": (lambda x, name: {"x": x, name: 1}, lambda tasks, b: b["x"] * getattr(tasks, [*b][1])),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_an_attribute_whose_name_is_in_the_batch_is_watched(name: str) -> None:
+    make, read = BY_NAME[name]
+    tasks = Tasks()
+    step = GraphedStep(lambda batch: read(tasks, batch), device=CpuDevice())
+    for index in range(4 * CALLS):
+        if index == 2 * CALLS:
+            tasks.first, tasks.second = 7.0, 9.0
+        batch = make(torch.randn(3), "first" if index % 2 else "second")
+        assert torch.equal(step(batch), read(tasks, batch))
+    assert step.report().replays >= CALLS

@@ -247,6 +247,22 @@ def containers(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     return ((name, value) for name, value, leaf in _parts(nest, prefix) if not leaf)
 
 
+def texts(nest: Any, inside: tuple[int, ...] = ()) -> Iterator[str]:
+    """The strings in `nest`, keys included."""
+    if isinstance(nest, str):
+        yield nest
+    elif isinstance(nest, Mapping):
+        for key in nest:
+            yield from texts(key, inside)
+            yield from texts(nest[key], inside)
+    elif isinstance(nest, (list, tuple)):
+        for member in nest:
+            yield from texts(member, inside)
+    elif is_dataclass(nest) and id(nest) not in inside:
+        for _, member in fields(nest):
+            yield from texts(member, (*inside, id(nest)))
+
+
 def _parts(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any, bool]]:
     """Containers and what is none, in the order of `flatten`, how a program would write each, and which it is.
 

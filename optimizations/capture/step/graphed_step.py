@@ -23,7 +23,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import CudaDevice, Device
-from optimizations.capture.signature import class_of_objects, signature, without_objects
+from optimizations.capture.signature import class_of_objects, signature, texts, without_objects
 from optimizations.capture.step.bound_steps import NAME, is_no_method, step_of, steps_of
 from optimizations.capture.step.call import call_of, refused_call, refused_function
 from optimizations.capture.step.call_recorder import CallRecorder
@@ -354,8 +354,7 @@ class GraphedStep(CallRecorder):
         yield getattr(self._step, "__qualname__", type(self._step).__name__), self._step
         for name, value in [*((f"args[{index}]", one) for index, one in enumerate(args)), *kwargs.items()]:
             yield from of_argument(value, name)
-            if isinstance(value, str):
-                yield name, value  # that of an attribute, perhaps
+            yield from ((name, text) for text in texts(value))  # those of attributes, perhaps
 
     def report(self) -> StepReport:
         """What became of the calls so far."""
