@@ -360,9 +360,10 @@ def _owner_name(path: str, method: types.MethodType) -> str:
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
-    """What an object has in its `__dict__`, without asking a `__getattr__`, which may raise what it likes."""
+    """What an object has in its `__dict__`, without asking a `__getattr__`, which may raise what it likes. Its class is
+    asked for what looks attributes up: `threading.local` has a dict for each thread."""
     try:
-        found: dict[str, Any] | None = object.__getattribute__(value, "__dict__")
+        found: dict[str, Any] | None = type(value).__getattribute__(value, "__dict__")
     except AttributeError:
         found = None
     return found
