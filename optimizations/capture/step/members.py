@@ -363,7 +363,8 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
     """What an object has in its `__dict__`, without asking a `__getattr__`, which may raise what it likes. Its class is
     asked for what looks attributes up: `threading.local` has a dict for each thread."""
     try:
-        found: dict[str, Any] | None = type(value).__getattribute__(value, "__dict__")
+        lookup: Any = type(value).__getattribute__
+        found: dict[str, Any] | None = lookup(value, "__dict__")
     except AttributeError:
         found = None
     return found
