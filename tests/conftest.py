@@ -64,11 +64,12 @@ def no_compiled_code_of_another_test() -> None:
 
 
 def _compile_without_what_only_logs_say() -> None:
-    """An eighth of the time of compiling goes to numbers and lines of logs that nobody reads here. Behind each
-    compilation Dynamo empties the processor's caches, to time the guards; they are evaluated here all the same. And
-    Inductor pickles each part of a graph once more, to write what its key in the cache is made of.
+    """Much of the time of compiling goes to numbers and lines of logs that nobody reads here. Behind each
+    compilation Dynamo empties the processor's caches, to time the guards; they are evaluated here all the same. It
+    copies all settings of three compilers and writes them as JSON, for each graph and each backward. And Inductor
+    pickles each part of a graph once more, to write what its key in the cache is made of.
     """
-    from torch._dynamo import guards
+    from torch._dynamo import guards, utils
 
     def evaluated(manager: Any, scope: Any, times: int) -> float:
         for _ in range(times):
@@ -76,9 +77,19 @@ def _compile_without_what_only_logs_say() -> None:
         return 0.0
 
     guards.profile_guard_manager = evaluated
+    for settings_as_json in SETTINGS_IN_LOGS:
+        assert hasattr(utils, settings_as_json)
+        setattr(utils, settings_as_json, lambda: None)
     inductors_cache = sys.modules.get("torch._inductor.codecache")
     if inductors_cache is not None:
         inductors_cache.FxGraphCachePickler.debug_lines = lambda self, details: []
+
+
+SETTINGS_IN_LOGS = (
+    "_get_dynamo_config_for_logging",
+    "_compiler_config_for_logging",
+    "_scrubbed_inductor_config_for_logging",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -158,9 +169,9 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 LONG_WITHOUT_A_GPU = frozenset(
     f"test_{name}.py"
     for name in (
-        "agreement", "broken_context", "docs_extending", "end_to_end", "endings", "explain_backwards",
-        "explain_obstacles", "explain_programs", "explain_run", "explain_workloads", "fuzz", "memory_need",
-        "own_packages", "packaging", "rank_programs", "ranked_worker", "real_programs", "thread_state",
+        "agreement", "broken_context", "callables_random", "docs_extending", "end_to_end", "endings",
+        "explain_backwards", "explain_obstacles", "explain_programs", "explain_run", "explain_workloads", "fuzz",
+        "memory_need", "own_packages", "packaging", "rank_programs", "ranked_worker", "real_programs", "thread_state",
         "torchbench_set", "unfinished_rows", "user_sessions", "worker",
     )
 )  # fmt: skip
