@@ -239,7 +239,11 @@ def names(nest: Any, prefix: str) -> Iterator[str]:
 
 def objects(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     """What `nest` holds that is none of tensors, numbers and containers, and how a program would write each."""
-    return ((name, value) for name, value, leaf in _parts(nest, prefix) if leaf and not isinstance(value, torch.Tensor))
+    return (
+        (name, value)
+        for name, value, leaf in _parts(nest, prefix)
+        if leaf and type(value) not in PLAIN and not isinstance(value, torch.Tensor)
+    )
 
 
 def containers(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -247,30 +251,24 @@ def containers(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     return ((name, value) for name, value, leaf in _parts(nest, prefix) if not leaf)
 
 
-def texts(nest: Any, inside: tuple[int, ...] = ()) -> Iterator[str]:
+def plain_values(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """The numbers, strings and the like in `nest`, and how a program would write each."""
+    return ((name, value) for name, value, leaf in _parts(nest, prefix) if leaf and type(value) in PLAIN)
+
+
+def texts(nest: Any) -> Iterator[str]:
     """The strings in `nest`, keys included."""
-    if isinstance(nest, str):
-        yield nest
-    elif isinstance(nest, Mapping):
-        for key in nest:
-            yield from texts(key, inside)
-            yield from texts(nest[key], inside)
-    elif isinstance(nest, (list, tuple)):
-        for member in nest:
-            yield from texts(member, inside)
-    elif is_dataclass(nest) and id(nest) not in inside:
-        for _, member in fields(nest):
-            yield from texts(member, (*inside, id(nest)))
+    for _, value, _ in _parts(nest, ""):
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            for key in value:
+                yield from texts(key)
 
 
 def _parts(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any, bool]]:
-    """Containers and what is none, in the order of `flatten`, how a program would write each, and which it is.
-
-    Numbers and strings are left out.
-    """
-    if type(nest) in PLAIN:
-        return
-    if isinstance(nest, torch.Tensor):
+    """Containers and what is none, in the order of `flatten`, how a program would write each, and which it is."""
+    if type(nest) in PLAIN or isinstance(nest, torch.Tensor):
         members = None
     elif isinstance(nest, Mapping):
         members = [(f"{prefix}[{key!r}]", nest[key]) for key in nest]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from optimizations.capture.signature import PLAIN, exact, fields, is_dataclass
+from optimizations.capture.signature import exact, plain_values
 from optimizations.capture.step.changing_values import MOST_NAMES, MOST_VALUES
 from optimizations.report.steps import Refusal
 
 _ADVICE = (
     "leave it out where the step does not need it, decide by it outside of the step, or pass it as a tensor on the GPU"
 )
-_DEEPEST = 8
 
 
 class ChangingArguments:
@@ -52,25 +51,9 @@ def numbers_given(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     code = getattr(function, "__code__", None)
     named = code.co_varnames[: code.co_argcount] if isinstance(code, types.CodeType) else ()
     named = named[int(isinstance(step, types.MethodType)) :]
-    found: dict[str, Hashable] = {}
+    found: dict[str, Any] = {}
     for place, value in enumerate(args):
-        found.update(_numbers(value, named[place] if place < len(named) else f"argument {place}", 0))
+        found.update(plain_values(value, named[place] if place < len(named) else f"argument {place}"))
     for name, value in kwargs.items():
-        found.update(_numbers(value, name, 0))
-    return found
-
-
-def _numbers(value: Any, name: str, deep: int) -> Iterator[tuple[str, Hashable]]:
-    if type(value) in PLAIN:
-        yield name, exact(value)
-    elif deep == _DEEPEST:
-        return
-    elif isinstance(value, Mapping):
-        for key in value:
-            yield from _numbers(value[key], f"{name}[{key!r}]", deep + 1)
-    elif isinstance(value, (list, tuple)):
-        for index, one in enumerate(value):
-            yield from _numbers(one, f"{name}[{index}]", deep + 1)
-    elif is_dataclass(value):
-        for attribute, one in fields(value):
-            yield from _numbers(one, f"{name}.{attribute}", deep + 1)
+        found.update(plain_values(value, name))
+    return {name: exact(value) for name, value in found.items()}
