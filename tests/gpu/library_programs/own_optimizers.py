@@ -104,7 +104,7 @@ def sharpness_aware(device: str, adaptive: bool, in_place: bool) -> Program:
 
 @program
 def sam_with_exchanged_data(device: str) -> Program:
-    """As in the repository; refused is fine: `p.data = old`, and a backup bound anew."""
+    """As in the repository. It may be refused: it sets `p.data = old`, and keeps another backup in each call."""
     return sharpness_aware(device, False, False)
 
 

@@ -171,23 +171,30 @@ def accumulate_around(device: str, steps: int) -> Program:
     )
 
 
-@program
-def diffusers_unet_with_ddpm_scheduler(device: str) -> Program:
-    from diffusers import DDPMScheduler, UNet2DModel
-    from diffusers.optimization import get_cosine_schedule_with_warmup
+def small_unet(lower: str, upper: str, **others: Any) -> nn.Module:
+    """Of two levels, the inner one of these blocks."""
+    from diffusers import UNet2DModel
 
-    torch.manual_seed(51)
-    model = UNet2DModel(
+    return UNet2DModel(
         sample_size=8,
         in_channels=1,
         out_channels=1,
         layers_per_block=1,
         block_out_channels=(8, 16),
         norm_num_groups=4,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=8,
-    ).to(device)
+        down_block_types=("DownBlock2D", lower),
+        up_block_types=(upper, "UpBlock2D"),
+        **others,
+    )
+
+
+@program
+def diffusers_unet_with_ddpm_scheduler(device: str) -> Program:
+    from diffusers import DDPMScheduler
+    from diffusers.optimization import get_cosine_schedule_with_warmup
+
+    torch.manual_seed(51)
+    model = small_unet("AttnDownBlock2D", "AttnUpBlock2D", attention_head_dim=8).to(device)
     noise_scheduler = DDPMScheduler(num_train_timesteps=100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     lr_scheduler = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=4, num_training_steps=CALLS)
@@ -212,21 +219,11 @@ def diffusers_unet_with_ddpm_scheduler(device: str) -> Program:
 @program
 def diffusers_unet_with_ema_model(device: str) -> Program:
     """EMAModel counts in Python; it is stepped behind the step. The input is weighted by min-SNR."""
-    from diffusers import DDPMScheduler, UNet2DModel
+    from diffusers import DDPMScheduler
     from diffusers.training_utils import EMAModel, compute_snr
 
     torch.manual_seed(52)
-    model = UNet2DModel(
-        sample_size=8,
-        in_channels=1,
-        out_channels=1,
-        layers_per_block=1,
-        block_out_channels=(8, 16),
-        norm_num_groups=4,
-        down_block_types=("DownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "UpBlock2D"),
-        add_attention=False,
-    ).to(device)
+    model = small_unet("DownBlock2D", "UpBlock2D", add_attention=False).to(device)
     noise_scheduler = DDPMScheduler(num_train_timesteps=100, prediction_type="v_prediction")
     noise_scheduler.alphas_cumprod = noise_scheduler.alphas_cumprod.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
