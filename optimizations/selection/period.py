@@ -123,7 +123,7 @@ def _fit(logs: Floats, candidate: Integers, places: Integers, lengths: Integers)
     share = served / calls[:, None]
     left = np.eye(groups) * served.sum(axis=2)[:, None] - share @ served.transpose(0, 2, 1)
     right = of_candidate[..., None] - share @ of_place[..., None]
-    # Levels are known but for a number that is added to all of them, so there is no inverse.
+    # One number more in all levels, and less in all effects, fits as well: so the matrix has no inverse.
     levels = (np.linalg.pinv(left, rcond=groups * np.finfo(float).eps, hermitian=True) @ right)[..., 0]
     effects = of_place / calls - (share.transpose(0, 2, 1) @ levels[..., None])[..., 0]
     there = np.arange(longest) < lengths[:, None]
