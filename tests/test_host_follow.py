@@ -1,4 +1,4 @@
-"""Compiled code that leads kernels of an executable graph to where inputs lie, with a function for the driver's."""
+"""Compiled code that leads kernels and copies of an executable graph to where inputs lie, without a driver."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from cuda.bindings import driver as bindings
+from simulated_cuda import SimulatedDriver
 
 from optimizations import host_code
 from optimizations.appliers import host
 from optimizations.appliers.host import HostUpdates
 from optimizations.appliers.protocol import AddressPlace
-from optimizations.captured.driver import CudaCallFailed
+from optimizations.captured.driver import CudaCallFailed, function_address
 from optimizations.captured.graph import MemoryRange
 from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.replay.addresses import AddressTracker, TrackedInput
@@ -27,41 +29,49 @@ pytestmark = pytest.mark.usefixtures("compiled_looks")
 
 
 class Driver:
-    """Notes what its function is called with. `code` is what it returns."""
+    """Notes what its functions are called with. `code` is what they return."""
 
     def __init__(self) -> None:
         self.code = 0
-        self.calls: list[tuple[int, int, int]] = []
-        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-        self._function = kind(self._set)
-        self.address = ctypes.cast(self._function, ctypes.c_void_p).value
+        self.calls: list[tuple[int, ...]] = []
+        self._functions = [ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * count)(self._set) for count in (3, 4)]
+        self.kernels, self.copies = (ctypes.cast(one, ctypes.c_void_p).value for one in self._functions)
 
-    def _set(self, executable: int, node: int, parameters: int) -> int:
-        self.calls.append((executable, node, parameters))
+    def _set(self, *given: int) -> int:
+        self.calls.append(given)
         return self.code
 
 
 class Update(host._KernelUpdate):
     """That of a kernel, of which nothing is read. Each use of an input is a word, and what is added to its address."""
 
-    def __init__(self, node: int, uses: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, node: int, uses: Sequence[tuple[int, int]], function: int | None) -> None:
         self.words = [ctypes.c_uint64(0) for _ in uses]
         self.places = [
             AddressPlace(index, delta, 8, word) for (index, delta), word in zip(uses, self.words, strict=True)
         ]
         self._handle = node
         self._launch = SimpleNamespace(getPtr=lambda: node + 1)
+        self.function = function
         self.set_in: list[Any] = []
 
     def set(self, executable: Any) -> None:
         self.set_in.append(executable)
 
 
+class Copy(host._MemcpyUpdate):
+    """That of a copy from an input, with the context 5."""
+
+    def __init__(self, node: int, index: int, function: int | None) -> None:
+        self.words = [ctypes.c_uint64(0)]
+        self.places = [AddressPlace(index, 0, 8, self.words[0])]
+        self._handle, self._context, self.function = node, 5, function
+        self._copy = SimpleNamespace(getPtr=lambda: node + 1)
+
+
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made = Driver()
-    monkeypatch.setattr(host, "set_kernel_address", lambda: made.address)
-    return made
+def driver() -> Driver:
+    return Driver()
 
 
 def tracker_of(updates: Sequence[Any], inputs: Sequence[int] = (0, 2), *, compiled: bool = True) -> AddressTracker:
@@ -79,7 +89,7 @@ def tracker_of(updates: Sequence[Any], inputs: Sequence[int] = (0, 2), *, compil
 
 
 def test_kernels_that_read_a_moved_input_are_set_once(driver: Driver) -> None:
-    both, one = Update(7, [(0, 0), (2, 32), (0, -8)]), Update(9, [(2, 0)])
+    both, one = Update(7, [(0, 0), (2, 32), (0, -8)], driver.kernels), Update(9, [(2, 0)], driver.kernels)
     tracker = tracker_of([both, one])
     assert tracker.follow_at([0x100, 5, 0x300]) and driver.calls == [], "where it was recorded"
     assert tracker.follow_at([0x20000, 5, 0x300])
@@ -93,13 +103,33 @@ def test_kernels_that_read_a_moved_input_are_set_once(driver: Driver) -> None:
     assert (tracker.moves, tracker.pointer_bytes) == (2, 48) and not both.set_in, "the driver itself was called"
 
 
+def test_copies_are_set_in_their_context_and_kernels_without_one(driver: Driver) -> None:
+    """Each by its own function of the driver's, which a kernel's node and a copy's would not do for each other."""
+    kernel, copy = Update(7, [(0, 0)], driver.kernels), Copy(9, 2, driver.copies)
+    tracker = tracker_of([kernel, copy])
+    assert tracker.follow_at([0x20000, 5, 0x300]) and driver.calls == [(EXECUTABLE, 7, 8)]
+    assert tracker.follow_at([0x20000, 5, 0x40000]) and driver.calls[1:] == [(EXECUTABLE, 9, 10, 5)]
+    assert copy.words[0].value == 0x40000 and kernel.words[0].value == 0x20000
+    driver.code = 1
+    with pytest.raises(CudaCallFailed, match="cuGraphExecMemcpyNodeSetParams failed") as failed:
+        tracker.follow_at([0x20000, 5, 0x50000])
+    assert failed.value.code == 1 and tracker.addresses == [0x20000, None, 0]
+
+
+def test_functions_of_the_library_are_of_the_bindings_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands for the driver in a test has handles that the library would follow into nowhere."""
+    monkeypatch.setattr("optimizations.captured.driver._address", lambda name: 1)
+    assert function_address(bindings, "cuGraphLaunch") == 1
+    assert function_address(SimulatedDriver(), "cuGraphLaunch") is None
+
+
 EDGES = (0x20000, 0x20008, 0x10000 - SIZE, 0x10000 - SIZE + 16, 0x10000, 0x10FF0, 0x11000, 0x11010, 0x10000 - 16)
 
 
 @pytest.mark.parametrize("address", EDGES)
 def test_it_refuses_what_python_refuses(driver: Driver, address: int) -> None:
     """Not aligned, or in memory that the graph writes: then nothing was done for the others either."""
-    updates = [Update(7, [(0, 0)]), Update(9, [(2, 0)])]
+    updates = [Update(7, [(0, 0)], driver.kernels), Update(9, [(2, 0)], driver.kernels)]
     compiled, plain = tracker_of(updates), tracker_of(updates, compiled=False)
     for given in ([address, 0, 0x50000], [0x50000, 0, address]):
         driver.calls.clear()
@@ -110,7 +140,7 @@ def test_it_refuses_what_python_refuses(driver: Driver, address: int) -> None:
 
 
 def test_what_the_driver_refuses_is_unknown_until_it_is_set(driver: Driver) -> None:
-    update = Update(7, [(0, 0)])
+    update = Update(7, [(0, 0)], driver.kernels)
     tracker = tracker_of([update], (0,))
     driver.code = 719
     with pytest.raises(CudaCallFailed, match="cuGraphExecKernelNodeSetParams") as failed:
@@ -132,13 +162,13 @@ class OfMemory:
 
 @pytest.mark.parametrize("change", ["another kind of node", "no compiled code", "no driver", "another cell"])
 def test_python_does_what_cannot_be_compiled(change: str, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    update: Any = Update(7, [(0, 0)])
+    update: Any = Update(7, [(0, 0)], driver.kernels)
     if change == "another kind of node":
         update = OfMemory()
     elif change == "no compiled code":
         monkeypatch.setattr(host_code, "looks", lambda: None)
     elif change == "no driver":
-        monkeypatch.setattr(host, "set_kernel_address", lambda: None)
+        update.function = None
     else:
         update.places = [AddressPlace(0, 0, 8, SimpleNamespace(value=0))]
     tracker = tracker_of([update], (0,))
@@ -147,13 +177,13 @@ def test_python_does_what_cannot_be_compiled(change: str, driver: Driver, monkey
 
 
 def test_while_inputs_rest_python_follows(driver: Driver) -> None:
-    tracker = tracker_of([Update(7, [(0, 0)])], (0,))
+    tracker = tracker_of([Update(7, [(0, 0)], driver.kernels)], (0,))
     tracker.rest(True)
     assert tracker.follow_at([0x20000, 0, 0]) and driver.calls == []
 
 
 def test_an_executable_that_is_read_is_held(driver: Driver) -> None:
-    update = Update(7, [(0, 0)])
+    update = Update(7, [(0, 0)], driver.kernels)
     follow = HostUpdates([update], EXECUTABLE).compiled([(0, 15, 0x100, SIZE)], [])
     where = ctypes.addressof(update.words[0])
     del update
@@ -175,7 +205,7 @@ WRONG: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("call", WRONG)
 def test_a_wrong_call_is_an_error(call: str, driver: Driver) -> None:
-    follow = HostUpdates([Update(7, [(0, 0)])], EXECUTABLE).compiled([(0, 15, 0x100, SIZE)], [])
+    follow = HostUpdates([Update(7, [(0, 0)], driver.kernels)], EXECUTABLE).compiled([(0, 15, 0x100, SIZE)], [])
     with pytest.raises((TypeError, IndexError, OverflowError)):
         WRONG[call](follow)
     assert driver.calls == []
@@ -186,13 +216,20 @@ def test_a_plan_that_leads_elsewhere_is_an_error(raw: tuple[int, ...], driver: D
     compiled = host_code.looks()
     assert compiled is not None
     with pytest.raises(ValueError, match="cells"):
-        compiled.Follower(None, 1, driver.address, host.INPUT.pack(*raw), host.CELL.pack(8, 0, 0), b"\0" * 16, b"")
+        compiled.Follower(
+            None, 1, host.INPUT.pack(*raw), host.CELL.pack(8, 0, 0), host.UPDATE.pack(driver.kernels, 7, 8, 0), b""
+        )
 
 
 @pytest.mark.parametrize("broken", range(4))
 def test_a_part_of_a_record_is_an_error(broken: int, driver: Driver, compiled_looks: Any) -> None:
-    records = [host.INPUT.pack(0, 0, 1, 15, 8), host.CELL.pack(8, 0, 0), host.UPDATE.pack(7, 8), bytes(16)]
-    compiled_looks.Follower(None, 1, driver.address, *records)
+    records = [
+        host.INPUT.pack(0, 0, 1, 15, 8),
+        host.CELL.pack(8, 0, 0),
+        host.UPDATE.pack(driver.kernels, 7, 8, 0),
+        bytes(16),
+    ]
+    compiled_looks.Follower(None, 1, *records)
     records[broken] = records[broken][:-1]
     with pytest.raises(ValueError, match="64 bits"):
-        compiled_looks.Follower(None, 1, driver.address, *records)
+        compiled_looks.Follower(None, 1, *records)

@@ -54,9 +54,21 @@ def test_rates_that_are_tensors_are_found_to_be_the_reason() -> None:
 
 
 def test_being_told_of_a_capture_is_found_to_be_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is a GPU, an optimizer that is told so raises, if it is not `capturable`."""
     monkeypatch.setattr("torch.cuda.graphs._cuda_isCurrentStreamCapturing", lambda: False)
+
+    def check(self: torch.optim.Optimizer) -> None:
+        asked.append(torch.cuda.is_current_stream_capturing())
+        if asked[-1] and not all(group["capturable"] for group in self.param_groups):
+            raise RuntimeError("capturable is False")
+
+    asked: list[bool] = []
+    check.__code__ = check.__code__.replace(
+        co_filename=torch.optim.lr_scheduler.__file__
+    )  # it gets the true answer there
+    monkeypatch.setattr(torch.optim.Optimizer, compare.CAPTURE_CHECK, check)
     found = compare.row("asks", lambda device: training(device, asks=True), "cpu")
-    assert found["verdict"] == compare.TOLD and found["told"] and found["far"] > 1e-4
+    assert found["verdict"] == compare.TOLD and found["told"] and found["far"] > 1e-4 and asked
 
 
 def test_what_nothing_explains_differs() -> None:

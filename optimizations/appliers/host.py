@@ -30,7 +30,8 @@ from optimizations.appliers.protocol import (
     Follow,
     NodeUpdate,
 )
-from optimizations.captured.driver import check, set_kernel_address
+from optimizations.captured.copy_parameters import DESTINATION, SOURCE, place_of
+from optimizations.captured.driver import SET_COPY, SET_KERNEL, check, function_address
 from optimizations.captured.editing import EditableGraph, LaunchParameters
 from optimizations.captured.graph import WORD_BYTES, KernelNode, MemcpyNode, Node
 from optimizations.indirection.plan import Available, Choice, PlannedNode, Slots
@@ -96,26 +97,27 @@ class HostUpdates:
 
         `borders`: where memory that the graph writes begins and ends, in turn, ascending.
         """
-        host, function = host_code.looks(), set_kernel_address()
-        if host is None or function is None:
+        if (host := host_code.looks()) is None:
             return None
-        updates: dict[NodeUpdate, int] = {}
+        updates: dict[_KernelUpdate | _MemcpyUpdate, int] = {}
         inputs, cells = b"", b""
         for index, below_alignment, _, size in checks:
             first = len(cells) // CELL.size
             for cell, delta, _, update in self._places.get(index, ()):
-                if not isinstance(update, _KernelUpdate) or not isinstance(cell, ctypes.c_uint64):
+                if not isinstance(update, (_KernelUpdate, _MemcpyUpdate)) or not isinstance(cell, ctypes.c_uint64):
+                    return None
+                if update.function is None:
                     return None
                 place = updates.setdefault(update, len(updates))
                 cells += CELL.pack(ctypes.addressof(cell), delta, place)
             inputs += INPUT.pack(index, first, len(cells) // CELL.size, below_alignment, size)
-        raw = b"".join([UPDATE.pack(*update.raw()) for update in updates if isinstance(update, _KernelUpdate)])
+        raw = b"".join([UPDATE.pack(*update.raw()) for update in updates])
         ends = struct.pack(f"<{len(borders)}Q", *borders)
-        made: Follow = host.Follower(self, int(self._executable), function, inputs, cells, raw, ends)
+        made: Follow = host.Follower(self, int(self._executable), inputs, cells, raw, ends)
         return made
 
 
-INPUT, CELL, UPDATE = struct.Struct("<qqqQQ"), struct.Struct("<Qqq"), struct.Struct("<QQ")
+INPUT, CELL, UPDATE = struct.Struct("<qqqQQ"), struct.Struct("<Qqq"), struct.Struct("<QQQQ")
 """As `host_code/follower.c` reads them."""
 
 
@@ -131,9 +133,12 @@ def _node_update(target: EditableGraph, node: PlannedNode, replace_address: Repl
 
 
 class _KernelUpdate:
+    """`function`: where compiled code finds what sets it; None for code that cannot."""
+
     def __init__(self, target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> None:
         record = target.kernel(node.node)
         self._call = target.driver.cuGraphExecKernelNodeSetParams
+        self.function = function_address(target.driver, f"{SET_KERNEL}_v2")
         self._handle = target.handle(node.node)
         self._parameters = LaunchParameters([parameter.data for parameter in record.parameters])
         self._launch = check(target.driver.cuGraphKernelNodeGetParams, self._handle)
@@ -153,9 +158,9 @@ class _KernelUpdate:
     def set(self, executable: Any) -> None:
         check(self._call, executable, self._handle, self._launch)
 
-    def raw(self) -> tuple[int, int]:
-        """The node, and where the driver finds the parameters of its launch."""
-        return int(self._handle), int(self._launch.getPtr())
+    def raw(self) -> tuple[int, int, int, int]:
+        """The driver's function, the node, where the parameters of its launch are, and no context."""
+        return self.function or 0, int(self._handle), int(self._launch.getPtr()), 0
 
 
 class _Field:
@@ -175,18 +180,30 @@ class _Field:
 
 
 class _MemcpyUpdate:
+    """`function`: as of a kernel's."""
+
     def __init__(self, target: EditableGraph, node: PlannedNode) -> None:
         self._call = target.driver.cuGraphExecMemcpyNodeSetParams
+        self.function = function_address(target.driver, SET_COPY)
         self._handle = target.handle(node.node)
         self._context = target.context
         self._copy = check(target.driver.cuGraphMemcpyNodeGetParams, self._handle)
-        fields = {UseKind.MEMCPY_SOURCE: "srcDevice", UseKind.MEMCPY_DESTINATION: "dstDevice"}
+        fields = {UseKind.MEMCPY_SOURCE: SOURCE, UseKind.MEMCPY_DESTINATION: DESTINATION}
         self.places = [
-            AddressPlace(use.input, use.delta, WORD_BYTES, _Field(self._copy, fields[use.kind])) for use in node.uses
+            AddressPlace(use.input, use.delta, WORD_BYTES, self._cell(fields[use.kind])) for use in node.uses
         ]
+
+    def _cell(self, field: str) -> AddressCell:
+        """A word of the structure itself, where that is known."""
+        place = place_of(self._copy, field)
+        return _Field(self._copy, field) if place is None else ctypes.c_uint64.from_address(place)
 
     def set(self, executable: Any) -> None:
         check(self._call, executable, self._handle, self._copy, self._context)
+
+    def raw(self) -> tuple[int, int, int, int]:
+        """The driver's function, the node, where its parameters are, and the context."""
+        return self.function or 0, int(self._handle), int(self._copy.getPtr()), int(self._context)
 
 
 class _MemsetUpdate:

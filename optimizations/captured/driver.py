@@ -43,12 +43,22 @@ def check(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
 
 
 SET_KERNEL = "cuGraphExecKernelNodeSetParams"
+SET_COPY = "cuGraphExecMemcpyNodeSetParams"
+
+
+def function_address(driver: Any, name: str) -> int | None:
+    """Where compiled code finds a function of the driver's; None where the driver is missing or does not have it.
+
+    Args:
+        driver: what stands for `cuda.bindings.driver`. Anything else than that has functions of its own: None, too.
+        name: as the library has it, which may end with a version (`_v2`).
+    """
+    return _address(name) if getattr(driver, "__name__", "") == "cuda.bindings.driver" else None
 
 
 @functools.cache
-def set_kernel_address() -> int | None:
-    """The address of the driver's function `SET_KERNEL`, for compiled code; None where the driver is missing or old."""
+def _address(name: str) -> int | None:
     try:
-        return ctypes.cast(ctypes.CDLL("libcuda.so.1")[f"{SET_KERNEL}_v2"], ctypes.c_void_p).value
+        return ctypes.cast(ctypes.CDLL("libcuda.so.1")[name], ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None

@@ -1,12 +1,13 @@
-/* Leads kernels of an executable graph to where inputs lie. */
+/* Leads kernels and copies of an executable graph to where inputs lie. */
 
-typedef int (*SetParameters)(void *executable, void *node, const void *parameters);
+typedef int (*SetKernel)(void *executable, void *node, const void *parameters);
 typedef struct { Py_ssize_t index, first, end; uint64_t below_alignment, size; } Followed;
 typedef struct { uint64_t where; int64_t delta; Py_ssize_t update; } Cell;
-typedef struct { uint64_t node, parameters; int concerned; } Update;
+/* `function` sets the node of a kernel, or of a copy, which has a context. That of a kernel is 0. */
+typedef struct { uint64_t function, node, parameters, context; int concerned; } Update;
 typedef struct {
     HEAD Py_ssize_t inputs_count, updates_count, borders_count; Followed *inputs; Cell *cells; Update *updates;
-    uint64_t *borders, executable; SetParameters set;
+    uint64_t *borders, executable;
 } Follower;
 
 /* How many borders are below an address, or at it where `inclusive`. They ascend. */
@@ -42,8 +43,17 @@ static int note(PyObject *now, Py_ssize_t index, uint64_t address) {
     return number ? PyList_SetItem(now, index, number) : -1;
 }
 
+/* The driver's code, which is 0 where it has set the parameters of a node. */
+static int update(const Follower *self, const Update *one) {
+    void *executable = (void *)(uintptr_t)self->executable, *node = (void *)(uintptr_t)one->node;
+    const void *parameters = (const void *)(uintptr_t)one->parameters;
+    if (!one->context) return ((SetKernel)(uintptr_t)one->function)(executable, node, parameters);
+    return ((SetCopy)(uintptr_t)one->function)(executable, node, parameters, (void *)(uintptr_t)one->context);
+}
+
 /* follower(addresses, now): both are lists by index. It gives how many bytes were set; -1, and nothing was done, where
-   one cannot be read where it lies. `now` has what is set then. Where the driver fails, it raises its code. */
+   one cannot be read where it lies. `now` has what is set then. Where the driver fails, it raises the call's name and
+   its code. */
 static PyObject *follower_call(PyObject *object, PyObject *const *args, size_t count, PyObject *names) {
     Follower *self = (Follower *)object;
     if (PyVectorcall_NARGS(count) != 2 || names || !PyList_Check(args[0]) || !PyList_Check(args[1])) {
@@ -68,14 +78,19 @@ static PyObject *follower_call(PyObject *object, PyObject *const *args, size_t c
     }
     if (!cells_set) return PyLong_FromLong(0);
     int code = 0;
+    const char *failed = NULL;
     for (Update *one = self->updates; one < self->updates + self->updates_count; one++) {
         if (!one->concerned) continue;
         one->concerned = 0;
-        if (!code)
-            code = self->set((void *)(uintptr_t)self->executable, (void *)(uintptr_t)one->node,
-                             (const void *)(uintptr_t)one->parameters);
+        if (!code && (code = update(self, one)))
+            failed = one->context ? "cuGraphExecMemcpyNodeSetParams" : "cuGraphExecKernelNodeSetParams";
     }
-    if (code) return PyErr_Format(PyExc_RuntimeError, "%d", code);
+    if (code) {
+        PyObject *error = Py_BuildValue("si", failed, code);
+        if (error) PyErr_SetObject(PyExc_RuntimeError, error);
+        Py_XDECREF(error);
+        return NULL;
+    }
     for (const Followed *one = self->inputs; one < self->inputs + self->inputs_count; one++) {
         if (number_at(args[0], one->index, &address) < 0 || note(args[1], one->index, address) < 0) return NULL;
     }
@@ -102,28 +117,26 @@ static void *copy_of(PyObject *bytes) {
     return copy;
 }
 
-/* Follower(held, executable, function, inputs, cells, updates, borders): the driver's function that sets the parameters
-   of a kernel in an executable graph; the others are bytes of 64 bits each. Of an input its index, its first cell and
-   the one behind its last, bits that its address must not have, and its size; of a cell where it is, what is added to
-   the address, and its update; of an update the node, and the parameters of its launch. Between each two borders lies
-   memory that the graph writes. */
+/* Follower(held, executable, inputs, cells, updates, borders): the last four are bytes of 64 bits each. Of an input its
+   index, its first cell and the one behind its last, bits that its address must not have, and its size; of a cell where
+   it is, what is added to the address, and its update; of an update the driver's function that sets the parameters of a
+   kernel, or of a copy, in an executable graph, the node, its parameters, and the context of a copy. Between each two
+   borders lies memory that the graph writes. */
 static PyObject *follower_new(PyTypeObject *type, PyObject *args, PyObject *names) {
     PyObject *held, *inputs, *cells, *updates, *borders;
-    unsigned long long executable, function;
-    if (!PyArg_ParseTuple(args, "OKKSSSS", &held, &executable, &function, &inputs, &cells, &updates, &borders))
-        return NULL;
+    unsigned long long executable;
+    if (!PyArg_ParseTuple(args, "OKSSSS", &held, &executable, &inputs, &cells, &updates, &borders)) return NULL;
     Follower *self = (Follower *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     self->call = follower_call;
     self->executable = executable;
-    self->set = (SetParameters)(uintptr_t)function;
     Py_INCREF(held);
     self->held = held;
     const uint64_t *numbers;
     Py_ssize_t cells_count = numbers_of(cells, &numbers, 3);
     self->inputs_count = numbers_of(inputs, &numbers, 5);
     self->borders_count = numbers_of(borders, &numbers, 1);
-    self->updates_count = numbers_of(updates, &numbers, 2);
+    self->updates_count = numbers_of(updates, &numbers, 4);
     if (cells_count < 0 || self->inputs_count < 0 || self->borders_count < 0 || self->updates_count < 0) goto failed;
     if (!(self->inputs = copy_of(inputs)) || !(self->cells = copy_of(cells)) || !(self->borders = copy_of(borders)))
         goto failed;
@@ -131,9 +144,11 @@ static PyObject *follower_new(PyTypeObject *type, PyObject *args, PyObject *name
         PyErr_NoMemory();
         goto failed;
     }
-    for (Py_ssize_t index = 0; index < self->updates_count; index++)
-        self->updates[index] = (Update){numbers[2 * index], numbers[2 * index + 1], 0};
-    int fits = function != 0;
+    int fits = 1;
+    for (Py_ssize_t index = 0; index < self->updates_count; index++, numbers += 4) {
+        self->updates[index] = (Update){numbers[0], numbers[1], numbers[2], numbers[3], 0};
+        fits &= numbers[0] != 0;
+    }
     for (Py_ssize_t index = 0; index < self->inputs_count; index++) {
         Followed one = self->inputs[index];
         fits &= one.index >= 0 && 0 <= one.first && one.first <= one.end && one.end <= cells_count;
@@ -141,7 +156,7 @@ static PyObject *follower_new(PyTypeObject *type, PyObject *args, PyObject *name
     for (Py_ssize_t index = 0; index < cells_count; index++)
         fits &= 0 <= self->cells[index].update && self->cells[index].update < self->updates_count;
     if (fits) return (PyObject *)self;
-    PyErr_SetString(PyExc_ValueError, "inputs have cells, and cells have updates, that are there; and a function");
+    PyErr_SetString(PyExc_ValueError, "inputs have cells, cells have updates, and these a function");
 failed:
     Py_DECREF(self);
     return NULL;

@@ -40,7 +40,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.appliers.protocol import Check, Follow
 from optimizations.captured.displaced import storage_of
-from optimizations.captured.driver import SET_KERNEL, CudaCallFailed
+from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import MemoryRange
 from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.replay.swaps import Swaps
@@ -225,7 +225,8 @@ class AddressTracker:
             try:
                 written = self._compiled(addresses, self.addresses)
             except RuntimeError as error:
-                raise CudaCallFailed(SET_KERNEL, int(str(error)), "an error") from error
+                name, code = error.args
+                raise CudaCallFailed(name, code, "an error") from error
             if written > 0:
                 self.pointer_bytes += written
                 self.pending, self._launched = True, False

@@ -156,14 +156,27 @@ def _eager(
     def step(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
-        asked = mock.patch("torch.cuda.graphs._cuda_isCurrentStreamCapturing", lambda: True)
-        with asked if calls - 1 in told else contextlib.nullcontext():
+        with _told() if calls - 1 in told else contextlib.nullcontext():
             return made.step(*args, **kwargs)
 
     if rates_in:
         for optimizer in made_optimizers:
             _take_tensors(optimizer, lambda: calls - 1 in rates_in)
     return _results(made, step)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """In the block the current stream is said to be captured, which no optimizer minds, `capturable` or not."""
+    with (
+        mock.patch("torch.cuda.graphs._cuda_isCurrentStreamCapturing", lambda: True),
+        mock.patch.object(torch.optim.Optimizer, CAPTURE_CHECK, lambda self: None),
+    ):
+        yield
+
+
+CAPTURE_CHECK = "_accelerator_graph_capture_health_check"
+"""Of `torch.optim.Optimizer`, since PyTorch 2.10: it raises in a capture where a group is not `capturable`."""
 
 
 def _take_tensors(optimizer: torch.optim.Optimizer, now: Callable[[], bool]) -> None:
