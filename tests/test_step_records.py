@@ -7,6 +7,7 @@ import math
 import time
 import weakref
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from transformers import BatchEncoding
 from transformers.modeling_outputs import CausalLMOutput
 
 from optimizations import torch_internals
-from optimizations.capture.device import any_word_in
+from optimizations.capture.device import CudaDevice, any_word_in
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import copies, names, refused_tensor, replaced, signature
 from optimizations.capture.step.forbidden_calls import Asked, watched
@@ -304,29 +305,57 @@ def test_too_many_signatures_are_a_reason() -> None:
     assert plan.exhausted() is not None
 
 
+def graph_of_kernel(data: bytes, name: str | None = "kernel") -> CapturedGraph:
+    node = KernelNode(
+        name=name,
+        function=1,
+        by_library=False,
+        grid=(1, 1, 1),
+        block=(1, 1, 1),
+        shared_bytes=0,
+        cluster=None,
+        attributes=(),
+        parameters=(Parameter(offset=0, size=len(data), data=data),),
+    )
+    return CapturedGraph(nodes=(node,), edges=())
+
+
 def test_an_address_in_a_graph_is_found_in_any_word_and_nowhere_else() -> None:
     address = 0x7F0012345000
-
-    def graph(data: bytes) -> CapturedGraph:
-        node = KernelNode(
-            name="kernel",
-            function=1,
-            by_library=False,
-            grid=(1, 1, 1),
-            block=(1, 1, 1),
-            shared_bytes=0,
-            cluster=None,
-            attributes=(),
-            parameters=(Parameter(offset=0, size=len(data), data=data),),
-        )
-        return CapturedGraph(nodes=(node,), edges=())
-
     memory = [MemoryRange(address=address, size_bytes=64)]
     for shift in (0, 4, 8):
         inside = bytes(shift) + (address + 16).to_bytes(8, "little") + bytes(4)
-        assert any_word_in(graph(inside), memory)
-    assert not any_word_in(graph((address + 64).to_bytes(8, "little")), memory)
-    assert not any_word_in(graph((address - 1).to_bytes(8, "little")), memory)
+        assert any_word_in(graph_of_kernel(inside), memory)
+    assert not any_word_in(graph_of_kernel((address + 64).to_bytes(8, "little")), memory)
+    assert not any_word_in(graph_of_kernel((address - 1).to_bytes(8, "little")), memory)
+
+
+_OF_PYTORCH = (
+    "_ZN2at6native57_GLOBAL__N__c3e5_23_ForeachBinaryOpScalar_cu_2125multi_tensor_apply_kernelINS1_18TensorListMetadata"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        (_OF_PYTORCH, False),
+        ("_Z25multi_tensor_apply_kernelI18TensorListMetadata", True),  # as another library has its own
+        ("_ZN2at6native29vectorized_elementwise_kernel", True),
+        (None, True),
+    ],
+)
+def test_words_left_over_for_lists_of_tensors_name_no_workspace(
+    name: str | None, counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = 0x7F0012345000
+    graph = graph_of_kernel((address + 16).to_bytes(8, "little"), name)
+    device = object.__new__(CudaDevice)
+    here = [MemoryRange(address=address, size_bytes=64)]
+    device._streams = SimpleNamespace(workspaces=lambda: here)  # type: ignore[assignment]
+    monkeypatch.setattr(CudaDevice, "read", lambda self, graph: graph)
+    assert device.computes_in_workspace(graph) == counts and not device.computes_in_workspace(graph, {0})
+    here.clear()
+    assert not device.computes_in_workspace(graph)
 
 
 def test_what_a_module_imported_meanwhile_keeps_of_a_watched_call_holds_nothing_of_the_step() -> None:

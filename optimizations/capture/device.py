@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import struct
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -205,7 +206,10 @@ class CudaDevice:
         return self._streams.keeps_workspace()
 
     def computes_in_workspace(self, graph: Any, but: Collection[int] = ()) -> bool:
-        return self.mentions(graph, self._streams.workspaces(), but)
+        if not (workspaces := self._streams.workspaces()):
+            return False
+        captured = self.read(graph)
+        return any_word_in(captured, workspaces, {*but, *kernels_for_lists(captured)})
 
     def let_go_of_workspaces(self) -> None:
         self._streams.let_go_of_workspaces()
@@ -338,6 +342,20 @@ def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange], but: Collec
     """
     ranges = MemoryRanges(memory)
     return any(address in ranges for path, node in graph.walk() if path[0] not in but for address in words_of(node))
+
+
+def kernels_for_lists(graph: CapturedGraph) -> list[int]:
+    """Nodes of PyTorch's kernels for lists of tensors, by their indices. They compute in no workspace, and have words
+    in their arguments that tell nothing: Note [What an operator was given] in `step.launches`."""
+    return [
+        index
+        for index, node in enumerate(graph.nodes)
+        if isinstance(node, KernelNode) and node.name is not None and _FOR_LISTS.match(node.name)
+    ]
+
+
+_FOR_LISTS = re.compile(r"_ZN2at6native.*multi_tensor_apply_kernel")
+"""How a compiler has the name of `at::native::(anonymous namespace)::multi_tensor_apply_kernel`."""
 
 
 def words_of(node: object) -> Iterator[int]:

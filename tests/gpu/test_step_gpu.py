@@ -24,6 +24,7 @@ from models.instance import instantiate
 from models.registry import find
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import StepRefused
+from optimizations.captured.pools import others_have_graphs
 from suite.protocol import CellSpec
 
 pytestmark = pytest.mark.gpu
@@ -374,6 +375,8 @@ def test_workspaces_of_cublas_are_kept_where_a_step_multiplies_matrices(multipli
 
         return step
 
+    gc.collect()
+    assert not others_have_graphs(), "of an earlier test, which are in the way of what is looked at here"
     model, like = model_of(), model_of()
     step, expected = optimizations.graph_step(step_of(model)), step_of(like)
     given = torch.randn(12, 4, 3, 8, 8, device="cuda")
