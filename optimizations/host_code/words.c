@@ -1,40 +1,47 @@
 /* Whether words of memory, or halves of such, are what they should be, stage by stage. */
 
-#define AHEAD 24 /* Entries of a table that are asked for before they are needed. */
+#define AHEAD 40 /* Words that are asked for before they are needed. */
 
-/* So many words, or one half if `count` is 0, beginning at an address. Their values follow each other. */
-typedef struct { uint64_t address; uint64_t count; } Run;
-typedef struct { HEAD Py_ssize_t runs_count, values_count; Run *runs; uint64_t *values; } Words;
+typedef struct { uint64_t address, value; } Word;
+/* How many words there are up to the end of a stage, and how many halves. */
+typedef struct { Py_ssize_t words, halves; } Stage;
+typedef struct { HEAD Py_ssize_t stages_count, words_count, halves_count; Stage *stages; Word *words, *halves; } Words;
+
+static uint64_t differs(const Word *one) { return word_at(one->address) ^ one->value; }
+
+/* Four at a time: a stage may be read whatever stands in it. */
+static int each_holds(const Word *one, const Word *stage_end, const Word *end) {
+    for (; stage_end - one >= 4; one += 4) {
+        if (end - one > AHEAD + 3) {
+            __builtin_prefetch((const void *)(uintptr_t)one[AHEAD].address);
+            __builtin_prefetch((const void *)(uintptr_t)one[AHEAD + 2].address);
+        }
+        if (differs(one) | differs(one + 1) | differs(one + 2) | differs(one + 3)) return 0;
+    }
+    for (; one < stage_end; one++)
+        if (differs(one)) return 0;
+    return 1;
+}
 
 static int words_hold(const Words *self) {
     if (!self->held) return 0;
-    const uint64_t *wanted = self->values;
-    const Run *end = self->runs + self->runs_count;
-    for (const Run *run = self->runs; run < end; run++) {
-        if (run + AHEAD < end) __builtin_prefetch((const void *)(uintptr_t)run[AHEAD].address);
-        if (run->count == 0) {
-            uint32_t half;
-            memcpy(&half, (const void *)(uintptr_t)run->address, sizeof half);
-            if (half != (uint32_t)*wanted++) return 0;
-            continue;
+    const Word *word = self->words, *half = self->halves;
+    for (const Stage *stage = self->stages; stage < self->stages + self->stages_count; stage++) {
+        if (!each_holds(word, self->words + stage->words, self->words + self->words_count)) return 0;
+        word = self->words + stage->words;
+        for (; half < self->halves + stage->halves; half++) {
+            uint32_t found;
+            memcpy(&found, (const void *)(uintptr_t)half->address, sizeof found);
+            if (found != (uint32_t)half->value) return 0;
         }
-        uint64_t differs = 0;
-        for (uint64_t index = 0; index < run->count; index++, wanted++)
-            differs |= word_at(run->address + index * sizeof(uint64_t)) ^ *wanted;
-        if (differs) return 0;
     }
     return 1;
 }
 
-/* Room for so many words more. -1 with an error where there is none. */
-static int words_grow(Words *self, Py_ssize_t more) {
-    Run *runs = PyMem_Realloc(self->runs, (size_t)(self->runs_count + more + 1) * sizeof *runs);
-    if (runs) self->runs = runs;
-    uint64_t *values = PyMem_Realloc(self->values, (size_t)(self->values_count + more + 1) * sizeof *values);
-    if (values) self->values = values;
-    if (runs && values) return 0;
-    PyErr_NoMemory();
-    return -1;
+/* Room for so many more. NULL with an error where there is none. */
+static Word *words_grown(Word *words, Py_ssize_t count, Py_ssize_t more) {
+    Word *grown = PyMem_Realloc(words, (size_t)(count + more + 1) * sizeof *words);
+    return grown ? grown : (Word *)PyErr_NoMemory();
 }
 
 static PyObject *words_call(PyObject *self, PyObject *const *args, size_t count, PyObject *names) {
@@ -52,7 +59,9 @@ static PyObject *words_new(PyTypeObject *type, PyObject *args, PyObject *names) 
     self->call = words_call;
     Py_INCREF(held);
     self->held = held;
-    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(stages); index++) {
+    Py_ssize_t stages_count = PyTuple_GET_SIZE(stages);
+    if (!(self->stages = PyMem_Calloc((size_t)stages_count + 1, sizeof(Stage)))) { PyErr_NoMemory(); goto failed; }
+    for (Py_ssize_t index = 0; index < stages_count; index++) {
         PyObject *addresses, *values;
         const uint64_t *where, *what;
         int size;
@@ -63,14 +72,13 @@ static PyObject *words_new(PyTypeObject *type, PyObject *args, PyObject *names) 
             PyErr_SetString(PyExc_ValueError, "as many values as addresses, of 4 or 8 bytes");
             goto failed;
         }
-        if (words_grow(self, count) < 0) goto failed;
-        for (Py_ssize_t one = 0; one < count; one++) {
-            Run *last = self->runs + self->runs_count - 1;
-            int follows = one && size == 8 && last->address + last->count * sizeof(uint64_t) == where[one];
-            if (follows) last->count++;
-            else self->runs[self->runs_count++] = (Run){where[one], size == 8};
-            self->values[self->values_count++] = what[one];
-        }
+        Word **words = size == 8 ? &self->words : &self->halves;
+        Py_ssize_t *known = size == 8 ? &self->words_count : &self->halves_count;
+        Word *grown = words_grown(*words, *known, count);
+        if (!grown) goto failed;
+        *words = grown;
+        for (Py_ssize_t one = 0; one < count; one++) grown[(*known)++] = (Word){where[one], what[one]};
+        self->stages[self->stages_count++] = (Stage){self->words_count, self->halves_count};
     }
     return (PyObject *)self;
 failed:
@@ -79,7 +87,7 @@ failed:
 }
 
 static int words_clear(PyObject *self) {
-    ((Words *)self)->runs_count = 0; /* nothing is read any more of what may be gone */
+    ((Words *)self)->stages_count = 0; /* nothing is read any more of what may be gone */
     Py_CLEAR(((Words *)self)->held);
     return 0;
 }
@@ -87,7 +95,8 @@ static int words_clear(PyObject *self) {
 static void words_free(PyObject *self) {
     PyObject_GC_UnTrack(self);
     words_clear(self);
-    PyMem_Free(((Words *)self)->runs);
-    PyMem_Free(((Words *)self)->values);
+    PyMem_Free(((Words *)self)->stages);
+    PyMem_Free(((Words *)self)->words);
+    PyMem_Free(((Words *)self)->halves);
     Py_TYPE(self)->tp_free(self);
 }
