@@ -460,3 +460,33 @@ def test_what_is_left_out_was_read_by_neither_call() -> None:
     assert state.containers[0].unread == a
     leave_out(state, {})
     assert state.containers[0].unread == frozenset()
+
+
+class Strange:
+    """An object without a `__dict__`, whose class raises what it likes for a name that it does not know."""
+
+    __module__ = "hypothesis"
+    __slots__ = ("known",)
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+def test_what_a_librarys_object_holds_is_looked_at_without_asking_it() -> None:
+    """The step counts itself, and that is the reason, not what the object holds."""
+    model, trainer = network("cpu"), Trainer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer.kept = Strange()  # type: ignore[attr-defined]
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        trainer.backward(loss)
+        optimizer.step()
+        trainer.counts()
+        return loss
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    with pytest.warns(UserWarning, match="trainer.steps changes"):
+        for (batch,) in batches("cpu", CALLS):
+            graphed(batch)

@@ -37,6 +37,7 @@ from optimizations.capture.step.name_uses import asks_for_equality
 from optimizations.capture.step.program_code import (
     CACHED,
     PARTIALS,
+    attributes_of,
     behind_step,
     data,
     inherited,
@@ -357,14 +358,3 @@ def _objects_of(key: Any) -> Iterator[Any]:
 
 def _owner_name(path: str, method: types.MethodType) -> str:
     return path.rsplit(".", 1)[0] if "." in path else type(method.__self__).__name__
-
-
-def attributes_of(value: Any) -> dict[str, Any] | None:
-    """What an object has in its `__dict__`, without asking a `__getattr__`, which may raise what it likes. Its class is
-    asked for what looks attributes up: `threading.local` has a dict for each thread."""
-    try:
-        lookup: Any = type(value).__getattribute__
-        found: dict[str, Any] | None = lookup(value, "__dict__")
-    except AttributeError:
-        found = None
-    return found

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from optimizations.capture.step.host_state import KEPT_BY_MODULES
-from optimizations.capture.step.program_code import is_users
+from optimizations.capture.step.program_code import attributes_of, is_users
 
 UNKNOWN: Any = object()
 MOST_HELD = 10_000
@@ -41,7 +41,7 @@ def attribute_of(owner: Any, name: str, stored: Collection[str]) -> Any:
     of_class = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
     if _has_own_lookup(kind) or hasattr(type(of_class), "__set__") or hasattr(type(of_class), "__delete__"):
         return UNKNOWN
-    held = getattr(owner, "__dict__", None)
+    held = attributes_of(owner)
     if not isinstance(held, dict):
         return UNKNOWN
     if name not in held and of_class is None and isinstance(owner, torch.nn.Module):
@@ -69,7 +69,7 @@ def only_librarys(owner: Any, name: str) -> bool:
         )
     if any(is_users(base.__module__) for base in kind.__mro__) or _has_own_lookup(kind):
         return False
-    if isinstance(owner, (torch.Tensor, dict, list, tuple, set, type)) or not hasattr(owner, "__dict__"):
+    if isinstance(owner, (torch.Tensor, dict, list, tuple, set, type)) or attributes_of(owner) is None:
         return False
     package = kind.__module__.split(".")[0]
     if package in _OTHERS or (package == "torch" and not kind.__module__.startswith(_OF_LOOPS)):
@@ -117,6 +117,6 @@ def _holds_own(owner: Any) -> bool:
             continue
         elif is_users(kind.__module__) or kind.__module__ in ("types", "argparse"):
             return True
-        elif isinstance(held := getattr(value, "__dict__", None), dict):
+        elif isinstance(held := attributes_of(value), dict):
             waiting.extend(held.values())
     return False

@@ -312,3 +312,14 @@ def _installed_in(folder: str) -> frozenset[str]:
     """
     described = map(importlib.metadata.PathDistribution, pathlib.Path(folder).glob("*.dist-info"))
     return frozenset(file.parts[0] for one in described for file in one.files or ())
+
+
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """What an object has in its `__dict__`, without asking a `__getattr__`, which may raise what it likes. Its class is
+    asked for what looks attributes up: `threading.local` has a dict for each thread."""
+    try:
+        lookup: Any = type(value).__getattribute__
+        found: dict[str, Any] | None = lookup(value, "__dict__")
+    except AttributeError:
+        found = None
+    return found
