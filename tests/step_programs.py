@@ -431,6 +431,30 @@ def checkpointed_activations(device: str) -> Program:
 
 
 @program
+def checkpointed_attention(device: str) -> Program:
+    """As a transformer's layer without dropout: attention is marked as drawing random numbers all the same."""
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(0)
+    project, first = nn.Linear(8, 24).to(device), network(device)
+    optimizer = torch.optim.SGD([*project.parameters(), *first.parameters()], lr=0.1)
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        query, key, value = project(x).view(1, 1, -1, 24).split(8, dim=-1)
+        return x + nn.functional.scaled_dot_product_attention(query, key, value)[0, 0]
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        hidden = checkpoint(attend, batch["x"], use_reentrant=False)
+        loss = nn.functional.cross_entropy(first(hidden), batch["y"])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Program(step, batches(device), lambda: [*state_of(project), *state_of(first)])
+
+
+@program
 def two_shapes(device: str) -> Program:
     made = sgd(device)
     small = batches(device, CALLS, rows=3)

@@ -20,6 +20,7 @@ from optimizations import torch_internals
 from optimizations.capture.device import CudaDevice, any_word_in
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import copies, names, refused_tensor, replaced, signature
+from optimizations.capture.step.drawing import draws
 from optimizations.capture.step.forbidden_calls import Asked, watched
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import Observer, storage
@@ -370,3 +371,32 @@ def test_what_a_module_imported_meanwhile_keeps_of_a_watched_call_holds_nothing_
     assert gone() is None
     _, seed, tensor, clock = kept
     assert seed(3).initial_seed() == 3 and tensor([2.0]).item() == 2 and clock() > 0
+
+
+_ATEN = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("operator", "args", "kwargs", "expected"),
+    [
+        (_ATEN._scaled_dot_product_flash_attention.default, (1, 2, 3), {}, False),
+        (_ATEN._scaled_dot_product_flash_attention.default, (1, 2, 3, 0.0, True), {}, False),
+        (_ATEN._scaled_dot_product_flash_attention.default, (1, 2, 3, 0.1, True), {}, True),
+        (_ATEN._scaled_dot_product_efficient_attention.default, (1, 2, 3, None, True), {"dropout_p": 0.2}, True),
+        (_ATEN._scaled_dot_product_efficient_attention.default, (1, 2, 3, None, True, 0), {}, False),
+        (_ATEN.native_dropout.default, (1, 0.0, True), {}, True),
+        (_ATEN.bernoulli_.float, (1, 0.0), {}, True),
+        (_ATEN.add.Tensor, (1, 2), {}, False),
+    ],
+)
+def test_attention_draws_where_it_has_dropout(operator: Any, args: Any, kwargs: Any, expected: bool) -> None:
+    assert draws(operator, args, kwargs) == expected
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_step_with_attention_draws_where_that_has_dropout(dropout: float) -> None:
+    observer = Observer(lambda tensor: True, {}, forbid=False)
+    given = torch.randn(1, 1, 4, 8)
+    with observer:
+        torch.nn.functional.scaled_dot_product_attention(given, given, given, dropout_p=dropout)
+    assert observer.draws == bool(dropout) and observer.operations

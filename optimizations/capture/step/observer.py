@@ -33,6 +33,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
 from optimizations.capture.step import casts
+from optimizations.capture.step.drawing import draws
 from optimizations.capture.step.launches import Launches, numbers_of
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
@@ -217,7 +218,7 @@ class Observer(torch_internals.TorchDispatchMode):
             self.set_aside.look(set(map(storage, inputs)))
         self.in_backward = self.in_backward or torch_internals.current_autograd_node() is not None
         self._look(name, func, args, kwargs, inputs)
-        drawn_from = self._drawn_from(func, kwargs)
+        drawn_from = self._drawn_from(func, args, kwargs)
         if drawn_from is not None and self.reseeding is not None:
             self.reseeding.look(drawn_from)
         made_from = {storage(tensor) for tensor in inputs}
@@ -329,9 +330,9 @@ class Observer(torch_internals.TorchDispatchMode):
         """Values that an operator of the GPU is given by the host."""
         return self.values_made_by_host(inputs) if any(map(self.holds, inputs)) else ()
 
-    def _drawn_from(self, func: Any, kwargs: Any) -> torch.Generator | None:
+    def _drawn_from(self, func: Any, args: Any, kwargs: Any) -> torch.Generator | None:
         """The generator that an operator draws from, if it does."""
-        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+        if not draws(func, args, kwargs):
             return None
         given: torch.Generator | None = kwargs.get("generator")
         if self._is_of_host(given):
@@ -345,7 +346,7 @@ class Observer(torch_internals.TorchDispatchMode):
         """Refuse what a graph cannot repeat."""
         on_gpu = [tensor for tensor in inputs if self.holds(tensor)]
         tags = getattr(func, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags:
+        if draws(func, args, kwargs):
             generator = kwargs.get("generator")
             self.draws = self.draws or not self._is_of_host(generator)
             unknown = generator is not None and not any(generator is known for known in self.generators)
