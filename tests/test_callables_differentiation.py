@@ -482,3 +482,12 @@ def test_one_backward_of_a_sum_runs_the_last_first_and_is_told_of_it() -> None:
         torch.stack(losses).sum().backward()
     for loss in losses:
         loss.backward()
+
+
+def test_the_gradient_of_a_result_may_be_sparse() -> None:
+    call = graphed(lambda x: x * 2, batches(1, requires_grad=True))
+    for x in batches(requires_grad=True):
+        rows = torch.tensor([1, 0, 1])
+        nn.functional.embedding(rows, call[0](x), sparse=True).sum().backward()
+        assert x.grad is not None and torch.equal(x.grad, torch.tensor([[2.0] * 3, [4.0] * 3]))
+    assert [one.replays for one in call.report()] == [3, 3]

@@ -206,7 +206,7 @@ class Slot:
         `nodes`: those of autograd that these go to. `creates_graph`: whether that is under `create_graph=True`.
         """
         self.begins(self.number, self.micro_batch)
-        given = [tangent for tangent, takes in zip(tangents, self.differentiable, strict=True) if takes]
+        given = [_dense(tangent) for tangent, takes in zip(tangents, self.differentiable, strict=True) if takes]
         moved = [(to, of) for to, of in zip(self.tangents, given, strict=True) if of is not None]
         copy_all([to for to, _ in moved], [of for _, of in moved])
         gradients = self.gradients
@@ -275,6 +275,11 @@ class Slot:
 @dataclass(slots=True, weakref_slot=True)
 class AsLeft:
     """What a forward left for its backward. Note [Between forward and backward].
+
+def _dense(tangent: torch.Tensor | None) -> torch.Tensor | None:
+    """A gradient of a result as the graph reads it. That of rows that were looked up in the result may be sparse."""
+    return tangent if tangent is None or tangent.layout is torch.strided else tangent.to_dense()
+
 
     `used`: whether that ran, and gave back what it read.
     """
