@@ -424,6 +424,42 @@ def test_writes_of_a_graph_to_buffers_are_seen_by_autograd() -> None:
         loss.backward()
 
 
+class Measures(torch.autograd.Function):
+    """Keeps the largest gradient that passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+        ctx.largest = largest
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        torch.maximum(ctx.largest, gradient.abs().max(), out=ctx.largest)
+        return gradient, None
+
+
+def test_writes_of_a_backward_to_buffers_are_seen_by_autograd() -> None:
+    largest = torch.zeros(())
+    call = graphed(lambda x: Measures.apply(x, largest), batches(1, requires_grad=True))  # type: ignore[no-untyped-call]
+    loss = (torch.randn(3, requires_grad=True) * largest).sum()
+    result = call[0](batches(1, requires_grad=True)[0])
+    before = largest._version
+    (result * 7).sum().backward()
+    assert largest.item() == 7 and largest._version > before
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_writes_of_the_update_are_seen_by_autograd() -> None:
+    module, scale = nn.Linear(3, 3), torch.ones(3)
+    graphed(module, batches(1), after_step=lambda: scale.mul_(2))  # type: ignore[arg-type,return-value]
+    loss = (torch.randn(3, requires_grad=True) * scale).sum()
+    module(batches(1)[0]).sum().backward()
+    assert torch.equal(scale, torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 @pytest.mark.parametrize("order", [None, [1, -1, 1, -1], [1, 1, -1, -1]])
 def test_a_second_backward_is_an_error_that_says_so(order: list[int] | None) -> None:
     module = nn.Linear(3, 3)

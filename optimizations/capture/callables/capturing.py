@@ -62,6 +62,20 @@ class Member:
     run: Run
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The graph of what is launched once per step. `mutated`: tensors that it writes."""
+
+    graph: Any
+    mutated: Sequence[torch.Tensor]
+
+    def run(self) -> None:
+        """Launch it."""
+        self.graph.replay()
+        if self.mutated:
+            torch.autograd.graph.increment_version(self.mutated)
+
+
 def check_kept(member: Member, before: HostState) -> None:
     """Refuse a callable whose first run made of its sample what its later calls read. `before`: what it reached then.
 
@@ -161,7 +175,7 @@ class Captures:
                 if direction == "forward" and before and (places := memory.among(slot.left_memory)):
                     slot.in_left_memory.append((memory, places))
 
-    def capture_update(self, update: Member) -> Any:
+    def capture_update(self, update: Member) -> Update:
         """What is launched once per step, as a graph of its own."""
         graph, forbidding = self._device.new_graph(), self._forbidding(update)
         snapshot = update.state.snapshot()
@@ -171,6 +185,7 @@ class Captures:
             with naming("after_step"):
                 self._device.ready()
                 with self._device.capturing(graph, pool, update.run.generators), forbidding, torch.no_grad():
+                    writes = _writes_of(update.state, forbidding.observer)
                     update.function()
                 self._check(update, forbidding, snapshot, marks, bound=False)
                 forbidding.check(update.run.forward)
@@ -180,7 +195,7 @@ class Captures:
         finally:
             update.state.restore(snapshot)
             marks.restore()
-        return graph
+        return Update(graph, _counted(update.state, writes))
 
     def compute_in_workspaces(self, others: Iterable[Any]) -> bool:
         """Whether a graph that was captured, or one of these `others`, may write to a workspace of cuBLAS."""
@@ -234,8 +249,7 @@ class Captures:
                 self._device.capturing(graph, handle, run.generators),
             ):
                 inputs.capture_copies({index: (of, to.detach()) for index, (of, to) in to_carry.items()})
-                writes = Writes([*state.tensors.values(), *placeholders], compiled=state.compiled)
-                forbidding.observer.before_write = writes.note
+                writes = _writes_of(state, forbidding.observer, placeholders)
                 with forbidding:
                     nest = call(member.function, arguments)
             torch.clear_autocast_cache()
@@ -296,7 +310,7 @@ class Captures:
             bound=[(entry, entry.new.detach()) for entry in bound if not any(entry is one for one in kept)],
             bound_results=[(entry, index) for index, entry in enumerate(kept, start=returned)],
             written=written,
-            mutated=[tensor for tensor in mutated if writes.counted(tensor) or tensor.is_inference()],
+            mutated=_counted(state, writes),
             passed=_passed(outputs, placeholders),
             repeated={index: first for index, first in enumerate(alias_pattern(outputs)) if first != index},
             read_back=read_back,
@@ -319,6 +333,7 @@ class Captures:
         snapshot = member.state.snapshot()
         try:
             with self._device.capturing(slot.backward, handle, member.run.generators):
+                writes = _writes_of(member.state, forbidding.observer)
                 with forbidding:
                     found = gradients_of(given, wanted, slot.tangents)
                 by_id = dict(zip(map(id, wanted), found, strict=True))
@@ -338,6 +353,7 @@ class Captures:
             for refusal in draws_of(drawn, member.run, member.state):
                 raise StepRefused(refusal)
             refuse_changes(member.state, snapshot, forbidding.observer, bound=False)
+            slot.mutated_back = _counted(member.state, writes)
         finally:
             drawn.restore()
         # Hooks of what gets no gradient must not be called, as they are not in eager.
@@ -348,6 +364,19 @@ class Captures:
         if all(one is None for one in gradients):
             slot.differentiable = [False for _ in slot.differentiable]
         slot.without_gradient = [index for index, one in enumerate(gradients[:count]) if one is None]
+
+
+def _writes_of(state: HostState, observer: Observer, others: Sequence[torch.Tensor] = ()) -> Writes:
+    """What is told of writes to what a callable reaches, and to `others`, in the capture that begins."""
+    writes = Writes([*state.tensors.values(), *others], compiled=state.compiled)
+    observer.before_write = writes.note
+    return writes
+
+
+def _counted(state: HostState, writes: Writes) -> list[torch.Tensor]:
+    """Those of the tensors of which autograd has to be told that a launch writes them."""
+    written = [tensor for tensor in state.tensors.values() if writes.include(tensor)]
+    return [tensor for tensor in written if writes.counted(tensor) or tensor.is_inference()]
 
 
 FREED_MEANWHILE = Refusal(

@@ -197,7 +197,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         for slot in self._slots.values():
             slot.free()
         if self._update is not None:
-            self._update.reset()
+            self._update.graph.reset()
         self._slots.clear()
         self._watches.clear()  # they hold weights, also those that were exchanged
         self._add_entries.clear()
@@ -392,7 +392,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         """Update what is updated once per step."""
         self._update_due = False
         if self._update is not None:
-            self._update.replay()
+            self._update.run()
             self.updates += 1
 
 

@@ -83,6 +83,7 @@ class Slot:
     written: Sequence[int] = ()
     mutated: Sequence[torch.Tensor] = ()
     read_back: Sequence[torch.Tensor] = ()
+    mutated_back: Sequence[torch.Tensor] = ()
     written_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
     read_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
     in_place: Callable[[], bool] = lambda: True
@@ -223,6 +224,8 @@ class Slot:
             self.backward.replay()
             self.backwards += 1
             self.ended()
+            if self.mutated_back:
+                torch.autograd.graph.increment_version(self.mutated_back)
             return self._handed_out(gradients, nodes, creates_graph)
         finally:
             put_back(kept, self.wait)

@@ -17,7 +17,7 @@ import torch
 
 from optimizations.capture.callables.arguments import Sample, check_sources, parameters_of, reached_by
 from optimizations.capture.callables.binding import Binding, Outset
-from optimizations.capture.callables.capturing import Captures, Member, check_kept
+from optimizations.capture.callables.capturing import Captures, Member, Update, check_kept
 from optimizations.capture.callables.graphed import Slot
 from optimizations.capture.callables.installed import as_it_is
 from optimizations.capture.callables.order import Event, is_training
@@ -45,7 +45,7 @@ class Made:
 
     members: Sequence[Member]
     slots: dict[tuple[int, int], Slot]
-    update: Any
+    update: Update | None
     without_backward: set[tuple[int, int]]
     drawn_on_the_host: tuple[str, ...]
 
@@ -89,20 +89,20 @@ def make_graphs(
         captures = Captures(device, members, order, outputs=outputs)
         slots = captures.slots
         captures.capture()
-        graph_of_update = None if update is None else captures.capture_update(update)
+        captured_update = None if update is None else captures.capture_update(update)
     except BaseException:
         device.wait()
         for slot in slots.values():
             slot.free()
         _restore(states, outset)
         raise
-    if not captures.compute_in_workspaces([graph_of_update]):
+    if not captures.compute_in_workspaces([captured_update.graph] if captured_update is not None else []):
         device.let_go_of_workspaces()
     _restore([member.state for member in members], before)
     _bind(captures.slots.values(), members, [Outset(*pair) for pair in zip(states, outset, strict=True)])
     ran = [one.run for one in (*members, update) if one is not None]
     drawn = tuple(sorted({name for run in ran for name in run.host_draws.states}))
-    return Made(members, captures.slots, graph_of_update, captures.without_backward(), drawn)
+    return Made(members, captures.slots, captured_update, captures.without_backward(), drawn)
 
 
 def _restore(states: Sequence[HostState], contents: Sequence[Any]) -> None:
