@@ -7,8 +7,9 @@ was bound yet if the first run of the callable did the same as the others.
 
 from __future__ import annotations
 
+import contextlib
 import types
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +72,23 @@ class Binding:
             elif value is not _ABSENT and not isinstance(value, types.CellType):  # that is what an empty one holds
                 entry.bind(value)
         self._first = []
+
+
+def added_entries(entries: Sequence[Entry]) -> list[Entry]:
+    """Those of dicts that have nothing under these keys."""
+    return [entry for entry in entries if _value(entry) is _ABSENT]
+
+
+@contextlib.contextmanager
+def filled(entries: Sequence[Entry]) -> Iterator[None]:
+    """In the block dicts have these entries."""
+    for entry in entries:
+        entry.bind(torch.empty(0))
+    try:
+        yield
+    finally:
+        for entry in entries:
+            entry.container.held.pop(entry.key, None)
 
 
 def _is(entry: Entry, kinds: set[Hashable]) -> bool:

@@ -155,7 +155,7 @@ class Captures:
         for slot in self.slots.values():
             fixed += [*slot.inputs.recording_inputs, *slot.tangents, *slot.results.static]
             fixed += [one for one in slot.gradients[: len(slot.gradients) - len(slot.parameters)] if one is not None]
-            fixed += [made for _, made in slot.bound]
+            fixed += [made for _, made in slot.bound if not isinstance(made, int)]
         used = set(map(storage, fixed))
         for number, place in self._first_backward.items():
             pool = self._captured[place][0].pool
@@ -293,6 +293,7 @@ class Captures:
         takes_part = [output.requires_grad and not is_one_of(output, placeholders) for output in outputs]
         differentiable = any(takes_part) and any(tensor.requires_grad for tensor in [*placeholders, *run.parameters])
         read_back = [tensor for tensor in state.tensors.values() if _is_plain(tensor) and storage(tensor) in run.saved]
+        indices = {id(entry): index for index, entry in enumerate(kept, start=returned)}
         reached = {storage(tensor) for tensor in state.tensors.values()} - {0}
         theirs = [index for index, output in enumerate(outputs) if storage(output) in reached]
         self.slots[key] = Slot(
@@ -307,8 +308,7 @@ class Captures:
             differentiable=[takes and differentiable for takes in takes_part],
             wait=self._device.wait,
             copied=self._copied,
-            bound=[(entry, entry.new.detach()) for entry in bound if not any(entry is one for one in kept)],
-            bound_results=[(entry, index) for index, entry in enumerate(kept, start=returned)],
+            bound=[(entry, indices.get(id(entry), entry.new.detach())) for entry in bound],
             written=written,
             mutated=_counted(state, writes),
             passed=_passed(outputs, placeholders),

@@ -29,6 +29,7 @@ from optimizations.capture.callables.arguments import (
     samples_of,
     taken_apart,
 )
+from optimizations.capture.callables.binding import added_entries, filled
 from optimizations.capture.callables.capturing import Member
 from optimizations.capture.callables.graphed import Slot
 from optimizations.capture.callables.installed import Installed
@@ -98,7 +99,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._left: dict[int, list[weakref.ref[torch.Tensor]]] = {}
         self._in_a_row: Counter[int] = Counter()
         self._watches: list[Watch] = []
-        self._add_entries: dict[int, Member] = {}
+        self._filled: dict[int, Watch] = {}
         self.updates = 0
         self._installed = [Installed(self._serve(number), one) for number, one in enumerate(callables, start=1)]
         made = make_graphs(
@@ -126,14 +127,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         for place, slot in enumerate(slots):
             slot.in_place = self._watches[slot.number - 1].in_place
             slot.mates = [later for later in slots[place + 1 :] if later.pool == slot.pool]
-        # Watched again behind their first launch, which adds entries to a dict.
-        self._add_entries = {member.number: member for member in made.members if self._adds_entries(member.number)}
+        for member in made.members:
+            if added := added_entries(self._bound_by(member.number)):
+                with filled(added):
+                    self._filled[member.number] = self._watch(member)
         _groups.add(self)
-
-    def _adds_entries(self, number: int) -> bool:
-        """Whether the graphs of a callable bind entries of dicts that have none under these keys."""
-        entries = self._bound_by(number)
-        return any(isinstance(held := entry.container.held, dict) and entry.key not in held for entry in entries)
 
     def _slots_of(self, number: int) -> list[Slot]:
         """Those of one callable."""
@@ -141,7 +139,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     def _bound_by(self, number: int) -> list[Entry]:
         """What the graphs of a callable bind."""
-        return [entry for slot in self._slots_of(number) for entry, _ in [*slot.bound, *slot.bound_results]]
+        return [entry for slot in self._slots_of(number) for entry, _ in slot.bound]
 
     def __len__(self) -> int:
         return len(self._callables)
@@ -200,7 +198,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             self._update.graph.reset()
         self._slots.clear()
         self._watches.clear()  # they hold weights, also those that were exchanged
-        self._add_entries.clear()
+        self._filled.clear()
 
     @property
     def calls_without_graph(self) -> int:
@@ -258,12 +256,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if self._outputs == "static":
             slot.results.remember(results)
         self._passed(number)
-        returned = slot.returned(tensors, results)
-        if number in self._add_entries:
-            watch = self._watches[number - 1] = self._watch(self._add_entries.pop(number))
-            for one in self._slots_of(number):
-                one.in_place = watch.in_place
-        return returned
+        return slot.returned(tensors, results)
 
     def _fitting(
         self, number: int, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -285,7 +278,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             if not self._in_mode(number):
                 return tensors, OTHER_MODE
             self._arguments[number - 1].renew(tensors)
-        if not self._watches[number - 1].unchanged():
+        if not self._unchanged(number):
             if not self._in_mode(number):
                 return tensors, OTHER_MODE
             return tensors, self._warn(
@@ -322,6 +315,17 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 self._update_due = self._update is not None
             else:
                 self._run_update()
+
+    def _unchanged(self, number: int) -> bool:
+        """Whether all stands that the graphs of a callable were made with, and the entries that its calls add to dicts
+        are all there, or none of them."""
+        watch, other = self._watches[number - 1], self._filled.get(number)
+        if watch.unchanged():
+            return True
+        if other is None or not other.unchanged():
+            return False
+        self._watches[number - 1], self._filled[number] = other, watch  # most calls find what the one before found
+        return True
 
     def _in_mode(self, number: int) -> bool:
         """Whether training or evaluation, and autocast, are those of the capture."""

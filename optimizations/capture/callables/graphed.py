@@ -49,15 +49,16 @@ class Slot:
     `gradients`: fixed memory of the gradients of inputs and parameters, None where there is none, and `depends` on
     which of the differentiable results each depends; `differentiable`: which results take part in differentiation.
     `begins` is told of a backward before its launch, `ended` behind it. `wait`: makes the host wait for the device.
-    `bound` are attributes and variables that the forward binds to tensors it makes: each call binds them to copies.
-    Those that take part in differentiation are among the results, behind what is returned: `bound_results` are these,
-    with their indices. `written` are inputs that the forward writes, `mutated` other tensors, in `written_memory`;
-    `read_memory` is what it reads, where it writes inputs too; `read_back` are parameters and buffers whose values
-    the backward reads. `in_place`: whether what the graphs read lies where it lay. `passed`: which results are inputs,
-    or views of them, that no graph has to make. `repeated`: which are the same as an earlier one. `without_gradient`:
-    inputs that get none. `mates`: those of the same pool that were captured later. `left`: what the last forward left
-    for its backward, as long as that may come. `hands_out_copies`: of its results, as one was held through a view when
-    the next call came. `binding`: what the attributes and variables held that it binds.
+    `bound` are attributes and variables that the forward binds to tensors it makes, in the order in which dicts have
+    them: each call binds them to copies, `made`. Those that take part in differentiation are among the results, behind
+    what is returned, and have an index. `written` are inputs that the forward writes, `mutated` other tensors, in
+    `written_memory`, and `mutated_back` those that the backward writes; `read_memory` is what it reads, where it writes
+    inputs too; `read_back` are parameters and buffers whose values the backward reads. `in_place`: whether what the
+    graphs read lies where it lay. `passed`: which results are inputs, or views of them, that no graph has to make.
+    `repeated`: which are the same as an earlier one. `without_gradient`: inputs that get none. `mates`: those of the
+    same pool that were captured later. `left`: what the last forward left for its backward, as long as that may come.
+    `hands_out_copies`: of its results, as one was held through a view when the next call came. `binding`: what the
+    attributes and variables held that it binds.
     """
 
     number: int
@@ -78,12 +79,12 @@ class Slot:
     wait: Callable[[], None] = lambda: None
     copied: bool = False
     hands_out_copies: bool = False
-    bound: list[tuple[Rebound, torch.Tensor]] = field(default_factory=list)
-    bound_results: list[tuple[Rebound, int]] = field(default_factory=list)
+    bound: list[tuple[Rebound, torch.Tensor | int]] = field(default_factory=list)
+    made: list[torch.Tensor] = field(default_factory=list)
     written: Sequence[int] = ()
     mutated: Sequence[torch.Tensor] = ()
-    read_back: Sequence[torch.Tensor] = ()
     mutated_back: Sequence[torch.Tensor] = ()
+    read_back: Sequence[torch.Tensor] = ()
     written_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
     read_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
     in_place: Callable[[], bool] = lambda: True
@@ -137,8 +138,7 @@ class Slot:
             self.inputs.give_back(inputs, self.written)
         if self.mutated:
             torch.autograd.graph.increment_version(self.mutated)
-        for entry, made in self.bound:
-            entry.bind(made.clone())
+        self.made = [made.clone() for _, made in self.bound if not isinstance(made, int)]
         return self.results.hand_out_copies() if self.copied or self.hands_out_copies else self.results.hand_out()
 
     def makes_room(self) -> bool:
@@ -175,8 +175,9 @@ class Slot:
             found[index] = inputs[given] if view is None else view_like(inputs[given], *view)
         for index, first in self.repeated.items():
             found[index] = found[first]
-        for entry, index in self.bound_results:
-            entry.bind(found[index])
+        made, self.made = iter(self.made), []
+        for entry, of in self.bound:
+            entry.bind(found[of] if isinstance(of, int) else next(made))
         return replaced(self.nest, iter(found))
 
     def free(self) -> None:
@@ -223,9 +224,9 @@ class Slot:
             self.left_aside.give_back()
             self.backward.replay()
             self.backwards += 1
-            self.ended()
             if self.mutated_back:
                 torch.autograd.graph.increment_version(self.mutated_back)
+            self.ended()
             return self._handed_out(gradients, nodes, creates_graph)
         finally:
             put_back(kept, self.wait)
@@ -275,14 +276,14 @@ class Slot:
         ]
 
 
-@dataclass(slots=True, weakref_slot=True)
-class AsLeft:
-    """What a forward left for its backward. Note [Between forward and backward].
-
 def _dense(tangent: torch.Tensor | None) -> torch.Tensor | None:
     """A gradient of a result as the graph reads it. That of rows that were looked up in the result may be sparse."""
     return tangent if tangent is None or tangent.layout is torch.strided else tangent.to_dense()
 
+
+@dataclass(slots=True, weakref_slot=True)
+class AsLeft:
+    """What a forward left for its backward. Note [Between forward and backward].
 
     `used`: whether that ran, and gave back what it read.
     """

@@ -115,7 +115,7 @@ def _bind(slots: Collection[Slot], members: Sequence[Member], before_warm_up: Se
     as_first = {member.number for member in members if member.run.as_first}
     for slot in slots:
         slot.binding = Binding(
-            [entry for entry, _ in [*slot.bound, *slot.bound_results]],
+            [entry for entry, _ in slot.bound],
             before_warm_up[slot.number - 1],
             as_first=slot.number in as_first,
         )

@@ -93,7 +93,8 @@ def run_once(
     results: list[torch.Tensor] = []
     run.structure = flatten(returned, results)
     with observer.unseen():
-        kept = kept_results(state, snapshot, observer)
+        # What the first run adds, later ones bind again: its backward reads something, too.
+        kept = kept_results(state, snapshot, observer, added=first is None)
         run.of_results = observer.of_results([*results, *(entry.new for entry in kept)])
         run.bound = frozenset(storage(entry.new) for entry in kept)
         results += [entry.new for entry in bound_results(kept)]

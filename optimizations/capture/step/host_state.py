@@ -174,8 +174,8 @@ class HostState:
         """Shallow copies of all containers."""
         return [container.content() for container in self.containers]
 
-    def rebound(self, before: list[Any]) -> list[Rebound]:
-        """Entries that held a tensor or None in `before` and hold another tensor now."""
+    def rebound(self, before: list[Any], *, added: bool = False) -> list[Rebound]:
+        """Entries that held a tensor or None in `before` and hold another tensor now, and those that were `added`."""
         found = []
         for container, old in zip(self.containers, before, strict=True):
             new = container.content()
@@ -183,7 +183,7 @@ class HostState:
             if isinstance(container.held, types.CellType):
                 pairs = [(None, old, new)]
             elif isinstance(old, dict) and isinstance(new, dict):
-                pairs = [(key, old[key], value) for key, value in new.items() if key in old]
+                pairs = [(key, old.get(key), value) for key, value in new.items() if added or key in old]
             elif isinstance(old, list) and isinstance(container.held, list) and len(old) == len(new):
                 pairs = [(key, was, now) for key, (was, now) in enumerate(zip(old, new, strict=True))]
             else:

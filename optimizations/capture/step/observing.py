@@ -189,17 +189,23 @@ def drawn_on_the_host(generator: str, state: HostState, what: str = "step") -> R
 
 
 def kept_results(
-    state: HostState, snapshot: list[Any], observer: Observer, running: Places = frozenset()
+    state: HostState,
+    snapshot: list[Any],
+    observer: Observer,
+    running: Places = frozenset(),
+    *,
+    added: bool = False,
 ) -> list[Rebound]:
     """Attributes and variables that the call bound to tensors it made, or to its batch, without reading what they held.
 
     As a module does that keeps its last activations. A graph can leave them as it leaves its results. Those at the
-    `running` places are passed to the graph before each launch, and may be read.
+    `running` places are passed to the graph before each launch, and may be read. `added`: those that were not there
+    before, too.
     """
     reached = {memory(tensor) for tensor in state.tensors.values()}
     return [
         entry
-        for entry in state.rebound(snapshot)
+        for entry in state.rebound(snapshot, added=added)
         if memory(entry.new) not in reached
         and (entry.old is None or not _is_read(entry.old, observer) or entry.place in running)
     ]
