@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import queue
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -231,3 +233,70 @@ def test_arguments_whose_copies_share_what_they_hold_are_refused() -> None:
     sample = Store({"x": torch.ones(3, requires_grad=True)})
     with pytest.raises(StepRefused, match="callable 1 is given an object of a class of which no copy can be made"):
         graphed(lambda batch: batch["x"] * 2, [(sample,)])
+
+
+QUESTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], bool]] = {
+    "grad": lambda x, weight: weight.grad is None,
+    "is_leaf": lambda x, weight: x.is_leaf,
+    "grad_fn": lambda x, weight: x.grad_fn is None,
+}
+
+
+@pytest.mark.parametrize("name", sorted(QUESTIONS))
+def test_code_that_asks_what_no_graph_knows_is_refused(name: str) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    before = inspect.getattr_static(torch.Tensor, name)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * weight * (1 if QUESTIONS[name](x, weight) else 2)
+
+    with pytest.raises(StepRefused, match=rf"callable 1 reads the `\.{name}` of an argument or a parameter"):
+        graphed([function], [torch.ones(3, requires_grad=True)])
+    assert inspect.getattr_static(torch.Tensor, name) is before
+
+
+def test_code_may_ask_for_gradients_of_leaves_of_its_own() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        own = x.detach().requires_grad_()
+        (own * own).sum().backward()
+        assert own.grad is not None and own.is_leaf
+        return x * own.grad
+
+    call = graphed([function], [torch.ones(3, requires_grad=True)])
+    x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    assert torch.equal(call[0](x), torch.tensor([2.0, 8.0, 18.0]))
+
+
+HOOKS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "register_hook() of an argument or a parameter": lambda x, weight: x.register_hook(torch.neg),
+    "register_hook() of": lambda x, weight: weight.register_hook(torch.neg),
+    "register_post_accumulate_grad_hook() of": lambda x, weight: weight.register_post_accumulate_grad_hook(id),
+    "retain_grad() of an argument": lambda x, weight: x.retain_grad(),
+}
+
+
+@pytest.mark.parametrize("name", sorted(HOOKS))
+def test_hooks_that_a_call_registers_with_what_it_is_given_are_refused_and_removed(name: str) -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        HOOKS[name](x, weight)
+        return x * weight
+
+    with pytest.raises(StepRefused, match=re.escape(f"callable 1 calls {name}")):
+        graphed([function], [torch.ones(3, requires_grad=True)])
+    assert not weight._backward_hooks and not weight._post_accumulate_grad_hooks
+    assert "retain_grad" not in vars(torch.Tensor)
+
+
+def test_hooks_that_a_call_registers_with_views_of_what_it_is_given_are_captured() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        view = x.view_as(x)
+        view.register_hook(lambda gradient: gradient * 5)
+        return view * 2
+
+    call = graphed([function], [torch.ones(3, requires_grad=True)])
+    for _ in range(2):
+        x = torch.ones(3, requires_grad=True)
+        call[0](x).sum().backward()
+        assert x.grad is not None and x.grad.tolist() == [10.0, 10.0, 10.0]

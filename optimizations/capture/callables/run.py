@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from optimizations.capture.callables.arguments import Sample, called, unknown_object
+from optimizations.capture.callables.questions import refused_questions
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step.host_random import HostDraws
@@ -83,7 +84,9 @@ def run_once(
         if first is None:
             observer.followed = set(map(storage, marks)) - {0}
     begin = len(observer.operations)
-    with torch.set_grad_enabled(training):
+    leaves = [*parameters, *state.parameters()]
+    asked = contextlib.nullcontext() if state.compiled else refused_questions(observer, marks, leaves)
+    with torch.set_grad_enabled(training), asked:
         returned = call(function, given)
     middle = len(observer.operations)
     run = Run(parameters=list(parameters), forward=observer.operations[begin:middle])
@@ -110,10 +113,10 @@ def run_once(
         run.refusals.append(OLDER)
         return run
     known = {id(tensor) for tensor in [*inputs.recording_inputs, *parameters]}
-    leaves = [leaf for leaf in recorded.leaves if id(leaf) not in known]
-    run.leaves = list(map(weakref.ref, leaves))
+    others = [leaf for leaf in recorded.leaves if id(leaf) not in known]
+    run.leaves = list(map(weakref.ref, others))
     lasting = [] if first is None else [reference() for reference in first.leaves]
-    run.parameters += [leaf for leaf in leaves if any(leaf is one for one in lasting)]
+    run.parameters += [leaf for leaf in others if any(leaf is one for one in lasting)]
     run.saved = recorded.saved
     shared = overlapping(results)
     run.saved_results = tuple(
