@@ -300,3 +300,46 @@ def test_hooks_that_a_call_registers_with_views_of_what_it_is_given_are_captured
         x = torch.ones(3, requires_grad=True)
         call[0](x).sum().backward()
         assert x.grad is not None and x.grad.tolist() == [10.0, 10.0, 10.0]
+
+
+def sets_an_attribute(tensor: Any) -> torch.Tensor:
+    tensor.scale = 2.0
+    return torch.as_tensor(tensor)
+
+
+ATTRIBUTES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[], torch.Tensor]]] = {
+    "tensor 0 of callable 1 has attributes of its own (scale)": (
+        lambda x: x * getattr(x, "scale", 1.0),
+        lambda: sets_an_attribute(torch.ones(3)),
+    ),
+    "callable 1 sets attributes of an argument": (lambda x: sets_an_attribute(x) * 2, lambda: torch.ones(3)),
+    "callable 1 sets attributes of what it returns": (lambda x: sets_an_attribute(x * 2), lambda: torch.ones(3)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ATTRIBUTES))
+def test_attributes_of_tensors_that_no_graph_hands_on_are_refused(name: str) -> None:
+    function, sample = ATTRIBUTES[name]
+    with pytest.raises(StepRefused, match=re.escape(name)):
+        graphed([function], [sample().requires_grad_()])
+
+
+def test_a_parameter_among_the_arguments_is_one_in_the_captures_too() -> None:
+    weight: Any = nn.Parameter(torch.ones(3))
+    weight.rate = 0.1
+    call = graphed(
+        [lambda x, weight: x * weight * (2 if isinstance(weight, nn.Parameter) else 3)], [(torch.ones(3), weight)]
+    )
+    for _ in range(2):
+        weight.grad = None
+        result = call[0](torch.ones(3), weight)
+        result.sum().backward()
+        assert result.tolist() == [2.0, 2.0, 2.0] and weight.grad.tolist() == [2.0, 2.0, 2.0]
+    assert [one.replays for one in call.report()] == [2, 2]
+
+
+def test_a_buffer_may_be_among_the_arguments() -> None:
+    buffer = nn.Buffer(torch.ones(3))
+    call = graphed([lambda x, y: x * y], [(torch.ones(3), buffer)])
+    assert call[0](torch.ones(3), buffer).tolist() == [1.0, 1.0, 1.0]
+    assert call.calls_without_graph == 0

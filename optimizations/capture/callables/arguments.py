@@ -191,9 +191,26 @@ def check_callables(
                 )
             )
         for index, tensor in enumerate(tensors):
-            refusal = refused_tensor(f"tensor {index} of callable {number}", tensor.detach(), holds)
+            name = f"tensor {index} of callable {number}"
+            refusal = refused_tensor(name, tensor.detach(), holds) or _refused_attributes(name, tensor)
             if refusal is not None:
                 raise StepRefused(refusal)
+
+
+def _refused_attributes(name: str, tensor: torch.Tensor) -> Refusal | None:
+    """Attributes of a parameter are for an optimizer; those of other arguments are for the callable, and not copied."""
+    if type(tensor) is not torch.Tensor or not (names := names_of_attributes(tensor)):
+        return None
+    return Refusal(
+        f"{name} has attributes of its own ({names}), which its copies have not",
+        "pass what they hold as arguments; where the callable reads none of them, give a sample without (`x.detach()`)",
+    )
+
+
+def names_of_attributes(tensor: torch.Tensor) -> str:
+    """Those that the program set; the compiler has its own, and `torch.nn.Buffer`."""
+    names = [name for name in getattr(tensor, "__dict__", ()) if not name.startswith("_dynamo")]
+    return ", ".join(name for name in names if name not in ("persistent", "_is_buffer"))
 
 
 def _check_module(number: int, function: torch.nn.Module) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.callables.arguments import Sample, called, unknown_object
+from optimizations.capture.callables.arguments import Sample, called, names_of_attributes, unknown_object
 from optimizations.capture.callables.questions import refused_questions
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import flatten, replaced
@@ -93,6 +93,7 @@ def run_once(
     run.from_arguments = frozenset(observer.followed or ())
     run.refusals += containers.changes(*given)
     run.refusals += changed_inputs(marks, looks)
+    run.refusals += [_sets(names, "an argument") for mark in marks if (names := names_of_attributes(mark))]
     results: list[torch.Tensor] = []
     run.structure = flatten(returned, results)
     with observer.unseen():
@@ -103,6 +104,9 @@ def run_once(
         results += [entry.new for entry in bound_results(kept)]
     observer.forget_origins()  # the backward is captured on its own
     run.refusals += strange_results(run.structure, results)
+    known = {id(tensor) for tensor in [*marks, *state.tensors.values()]}
+    made = [tensor for tensor in results if id(tensor) not in known]
+    run.refusals += [_sets(names, "what it returns") for one in made if (names := names_of_attributes(one))]
     outputs = [tensor for tensor in results if tensor.requires_grad and not is_one_of(tensor, marks)]
     if not (training and outputs):
         return run
@@ -112,8 +116,8 @@ def run_once(
     if recorded.older:
         run.refusals.append(OLDER)
         return run
-    known = {id(tensor) for tensor in [*inputs.recording_inputs, *parameters]}
-    others = [leaf for leaf in recorded.leaves if id(leaf) not in known]
+    leaves_before = {id(tensor) for tensor in [*inputs.recording_inputs, *parameters]}
+    others = [leaf for leaf in recorded.leaves if id(leaf) not in leaves_before]
     run.leaves = list(map(weakref.ref, others))
     lasting = [] if first is None else [reference() for reference in first.leaves]
     run.parameters += [leaf for leaf in others if any(leaf is one for one in lasting)]
@@ -223,6 +227,8 @@ def inputs_like(sample: Sample) -> CopiedInputs:
     inputs = CopiedInputs([detached[id(tensor)] for tensor in tensors])
     for tensor, placeholder in zip(tensors, inputs.recording_inputs, strict=True):
         placeholder.requires_grad_(tensor.requires_grad)
+        if type(tensor) is torch.nn.Parameter:  # code may ask for its class
+            placeholder.__class__ = torch.nn.Parameter
     return inputs
 
 
@@ -235,6 +241,13 @@ def changed_inputs(tensors: Sequence[torch.Tensor], takes_part: Sequence[bool]) 
                 "differentiation into it",
                 "write into a copy of it (`clone()`), and return that",
             )
+
+
+def _sets(names: str, where: str) -> Refusal:
+    return Refusal(
+        f"sets attributes of {where}, a tensor ({names}), and a graph sets none",
+        "return what they hold, as a member of a dict or a tuple",
+    )
 
 
 WRITES_LEAF = Refusal(
