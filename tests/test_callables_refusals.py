@@ -343,3 +343,15 @@ def test_a_buffer_may_be_among_the_arguments() -> None:
     call = graphed([lambda x, y: x * y], [(torch.ones(3), buffer)])
     assert call[0](torch.ones(3), buffer).tolist() == [1.0, 1.0, 1.0]
     assert call.calls_without_graph == 0
+
+
+def test_a_search_for_anomalies_is_named() -> None:
+    sample = [torch.ones(3, requires_grad=True)]
+    with torch.autograd.set_detect_anomaly(True), pytest.raises(StepRefused, match="set_detect_anomaly"):
+        graphed([lambda x: x * 2], sample)
+    with torch.autograd.set_detect_anomaly(True), torch.no_grad():
+        assert graphed([lambda x: x * 2], sample)[0](torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
+    call = graphed([lambda x: x * 2], sample)
+    with torch.autograd.set_detect_anomaly(True):
+        call[0](torch.ones(3, requires_grad=True)).sum().backward()
+    assert call.calls_without_graph == 1

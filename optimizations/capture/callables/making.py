@@ -28,9 +28,10 @@ from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState
-from optimizations.capture.step.observer import Observer
+from optimizations.capture.step.observer import Observer, StepRefused
 from optimizations.capture.step.reach import reach
 from optimizations.captured.displaced import overlaps
+from optimizations.report.steps import Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ def make_graphs(
     Raises:
         StepRefused: a graph could not repeat what one of them does.
     """
+    if is_training(order) and torch.is_anomaly_enabled():
+        raise StepRefused(ANOMALIES)
     states = [reached_by(number, *pair) for number, pair in enumerate(zip(callables, samples, strict=True), start=1)]
     for number, state in enumerate(states, start=1):
         check_sources(f"callable {number}", state)
@@ -103,6 +106,12 @@ def make_graphs(
     ran = [one.run for one in (*members, update) if one is not None]
     drawn = tuple(sorted({name for run in ran for name in run.host_draws.states}))
     return Made(members, captures.slots, captured_update, captures.without_backward(), drawn)
+
+
+ANOMALIES = Refusal(
+    "a callable is captured under torch.autograd.set_detect_anomaly, whose backwards look for NaN on the host",
+    "turn it off while graph_callables runs; calls under it run as they are",
+)
 
 
 def _restore(states: Sequence[HostState], contents: Sequence[Any]) -> None:
