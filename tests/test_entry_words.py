@@ -137,3 +137,46 @@ def test_nothing_is_read_where_words_are_elsewhere(place: str, monkeypatch: pyte
 def test_nothing_is_read_where_other_threads_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_words, "no_lock", lambda: "Python has no lock")
     assert not entry_words._can_be_read.__wrapped__()
+
+
+def adds(first: int, second: int = 2, *, third: int = 3) -> int:
+    return first + second + third
+
+
+def subtracts(first: int, second: int = 2, *, third: int = 3) -> int:
+    return first - second - third
+
+
+PARTS: dict[str, tuple[Any, Any]] = {
+    "__code__": (adds.__code__, subtracts.__code__),
+    "__defaults__": ((2,), None),
+    "__kwdefaults__": ({"third": 3}, {"third": 4}),
+}
+
+
+@pytest.mark.parametrize("changed", PARTS)
+def test_a_change_of_a_function_is_seen(changed: str) -> None:
+    function = types.FunctionType(adds.__code__, {})
+    for name, (part, _) in PARTS.items():
+        setattr(function, name, part)
+    parts = tuple([(name, getattr(function, name)) for name in PARTS])
+    words = EntryWords([Held(function, parts, None, attributes=True)])
+    same = as_expected(*words.stages)
+    assert words.tells_of(Held(function, parts, None, attributes=True)) and same() and same()
+    before, other = PARTS[changed]
+    setattr(function, changed, other)
+    assert not same()
+    setattr(function, changed, before)
+    assert same()
+
+
+def test_other_attributes_of_functions_are_not_told_of() -> None:
+    given = Held(adds, (("__doc__", adds.__doc__),), None, attributes=True)
+    words = EntryWords([given])
+    assert not words.tells_of(given) and words.stages == []
+
+
+def test_functions_are_not_read_where_their_parts_stand_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = {name: place + 8 for name, place in entry_words._OF_FUNCTIONS.items()}
+    monkeypatch.setattr(entry_words, "_OF_FUNCTIONS", moved)
+    assert not entry_words._are_found()

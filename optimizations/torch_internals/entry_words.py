@@ -1,5 +1,5 @@
-"""Whether the very same objects stand in lists and closure cells, and none in sets that were empty, read as words of
-memory (`memory_words`).
+"""Whether the very same objects stand in lists and closure cells, none in sets that were empty, and whether functions
+run what they ran, with the same defaults. All that is read as words of memory (`memory_words`).
 
 PyTorch's guards ask for one entry after the other, 35 ns for each where all is in caches: an optimizer's list of its
 parameters alone takes as long as all else that is compared. What stands in a list is an array of addresses, and the
@@ -23,16 +23,19 @@ from optimizations.torch_internals.memory_words import PART, WORD, Words, can_be
 if TYPE_CHECKING:
     from optimizations.torch_internals.argument_guard import Held
 
+PARTS_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
 _CONTENT = PART
 """Where a cell has the address of its content: behind what all objects have."""
 _SIZE, _ITEMS = PART, PART + WORD
 """Where a list has how many it holds, and the address of its array."""
 _USED = PART + WORD
 """Where a set has how many it holds: behind how many places of its table were ever taken."""
+_OF_FUNCTIONS = {name: PART + WORD * index for index, name in enumerate(PARTS_OF_FUNCTIONS, start=4)}
+"""Where a function has the addresses of these; 0 for one that is None."""
 
 
 class EntryWords:
-    """What stands in these lists and cells, as it is now; and that these sets are empty.
+    """What stands in these lists, cells and functions, as it is now; and that these sets are empty.
 
     Attributes:
         stages: words to compare, those of the second where those of the first are as they were.
@@ -49,11 +52,20 @@ class EntryWords:
         return id(held.holder) in self._told and _is_told(held)
 
 
+def is_function(held: Held) -> bool:
+    """Whether it is a function, with what it runs and its defaults."""
+    if type(held.holder) is not types.FunctionType or not held.attributes or held.looks or held.absent:
+        return False
+    return {name for name, _ in held.entries} <= set(_OF_FUNCTIONS)
+
+
 def _is_told(held: Held) -> bool:
     """Whether it is a cell, or a list all of whose entries are looked at, and nothing else is looked at there. Or an
-    empty set."""
+    empty set, or a function."""
     if type(held.holder) is set:
         return held.size == 0
+    if is_function(held):
+        return all(value is getattr(held.holder, name) for name, value in held.entries)
     if held.attributes or held.looks or not held.entries:
         return False
     if type(held.holder) is types.CellType:
@@ -72,6 +84,9 @@ def _stages(held: Sequence[Held]) -> list[Words]:
             continue
         if type(one.holder) is types.CellType:
             first.append((address + _CONTENT, values[0]))
+            continue
+        if type(one.holder) is types.FunctionType:
+            first += [(address + _OF_FUNCTIONS[name], 0 if value is None else id(value)) for name, value in one.entries]
             continue
         items = word(address + _ITEMS)
         first += [(address + _SIZE, len(values)), (address + _ITEMS, items)]
@@ -98,6 +113,25 @@ def _are_found() -> bool:
     items = word(id(held) + _ITEMS)
     if [word(items + WORD * index) for index in range(len(held))] != list(map(id, held)):
         return False
+    if not _parts_are_found():
+        return False
     cell.cell_contents = other
     held[1] = one
     return word(id(cell) + _CONTENT) == id(other) and word(items + WORD) == id(one)
+
+
+def _parts_are_found() -> bool:
+    """Whether a function has its parts where they are looked for, and shows it when they are exchanged."""
+
+    def one(first: int, second: int = 2, *, third: int = 3) -> int:
+        return first + second + third
+
+    def other(first: int, second: int = 2, *, third: int = 3) -> int:
+        return first - second - third
+
+    for function in (one, other):
+        for name, place in _OF_FUNCTIONS.items():
+            if word(id(function) + place) != id(getattr(function, name)):
+                return False
+    one.__code__, one.__defaults__, one.__kwdefaults__ = other.__code__, None, None
+    return [word(id(one) + place) for place in _OF_FUNCTIONS.values()] == [id(other.__code__), 0, 0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizations.capture.step.counted_names import CountedNames, looks_up_variables
-from optimizations.capture.step.host_state import Container, HostState, Scope
+from optimizations.capture.step.host_state import Container, FunctionParts, HostState, Scope
 from optimizations.capture.step.name_uses import chains, handed_on, imported_as, relative_imports
 from optimizations.capture.step.program_code import (
     is_clock,
@@ -62,6 +62,8 @@ class FunctionMembers:
                 yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
             return
         self.state.code.append(function.__code__)
+        parts = FunctionParts(function)
+        self.state.containers.append(Container(parts, path, is_attributes=True, names=set(parts.names)))
         uses, asked = self.names.take_in(function, named)
         if vars(function):
             self._sparse.append(Container(vars(function), path, is_attributes=True, names=set()))

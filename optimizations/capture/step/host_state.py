@@ -248,6 +248,21 @@ class Slots(dict):
             object.__setattr__(self.value, name, member)
 
 
+class FunctionParts(Slots):
+    """What a function runs and its defaults, which may be exchanged in place: an editor's reloading does that."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        super().__init__(function, ("__code__", "__defaults__", "__kwdefaults__"))
+
+    def clear(self) -> None:
+        """Nothing: `update` writes what is other than it was."""
+
+    def update(self, content: Any) -> None:  # type: ignore[override]
+        for name, part in content.items():
+            if getattr(self.value, name) is not part:
+                setattr(self.value, name, part)
+
+
 class Filled:
     """The names of slots that hold something, as of the keys of a dict."""
 

@@ -1,0 +1,131 @@
+"""Functions whose code or defaults are exchanged in place between calls, as an editor's reloading does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # not in a call that is observed, which would not count then
+from graphs_on_cpu import CpuDevice, settings
+from step_parts import CALLS, batches, loss_of, network
+
+from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.step.graphed_step import GraphedStep
+
+__all__ = ["settings"]
+pytestmark = pytest.mark.usefixtures("settings")
+
+Change = Callable[[Any], None]
+
+
+def doubled(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+    return x * by
+
+
+def named(x: torch.Tensor, *, by: float = 2.0) -> torch.Tensor:
+    return x * by
+
+
+class Scale:
+    def __call__(self, x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+        return x * by
+
+
+def tripled(x: torch.Tensor, by: float = 3.0) -> torch.Tensor:
+    return x * 3
+
+
+def tripled_named(x: torch.Tensor, *, by: float = 3.0) -> torch.Tensor:
+    return x * 3
+
+
+class Tripling:
+    def __call__(self, x: torch.Tensor, by: float = 3.0) -> torch.Tensor:
+        return x * 3
+
+
+def code(function: Any) -> None:
+    others = {doubled: tripled, named: tripled_named, Scale.__call__: Tripling.__call__}
+    function.__code__ = others[function].__code__
+
+
+def defaults(function: Any) -> None:
+    if function.__kwdefaults__:
+        function.__kwdefaults__ = {"by": 3.0}
+    else:
+        function.__defaults__ = (3.0,)
+
+
+def as_it_was(function: Any) -> tuple[Any, ...]:
+    return function.__code__, function.__defaults__, function.__kwdefaults__
+
+
+@pytest.fixture(params=["function", "named default", "method"])
+def exchanged(request: pytest.FixtureRequest) -> Any:
+    """What is called, and the function whose parts are exchanged, which are put back."""
+    scale = Scale()
+    called, function = {
+        "function": (doubled, doubled),
+        "named default": (named, named),
+        "method": (scale, Scale.__call__),
+    }[request.param]
+    before = as_it_was(function)
+    yield called, function
+    function.__code__, function.__defaults__, function.__kwdefaults__ = before
+
+
+@pytest.mark.parametrize("at", [4, 9])
+@pytest.mark.parametrize("change", [code, defaults])
+def test_a_step_runs_what_stands_there_now(exchanged: Any, change: Change, at: int) -> None:
+    called, function = exchanged
+    model = network("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return called(torch.ones_like(loss.detach()))  # type: ignore[no-any-return]
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    found = []
+    for index, (batch,) in enumerate(batches("cpu", 2 * CALLS)):
+        if index == at:
+            change(function)
+        found.append(float(graphed(batch)))
+    assert found == [2.0] * at + [3.0] * (2 * CALLS - at)
+    report = graphed.report()
+    assert len(report.recordings) + report.dropped_recordings == 2 and not report.refusals
+    assert report.replays >= 2 * CALLS - 6
+
+
+@pytest.mark.parametrize("change", [code, defaults])
+def test_a_callable_runs_what_stands_there_now(exchanged: Any, change: Change) -> None:
+    called, function = exchanged
+    weight = torch.nn.Parameter(torch.ones(3))
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return called(x * weight)  # type: ignore[no-any-return]
+
+    (graphed,) = graph_callables([forward], [(torch.ones(3),)], device=CpuDevice())
+    assert graphed(torch.ones(3)).tolist() == [2.0] * 3
+    change(function)
+    with pytest.warns(UserWarning, match="__code__|efaults__"):
+        assert graphed(torch.ones(3)).tolist() == [3.0] * 3
+
+
+def test_a_step_whose_own_code_is_exchanged_is_another_one() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    assert [float(graphed(torch.ones(()))) for _ in range(6)] == [2.0] * 6
+    step.__code__ = other.__code__
+    assert [float(graphed(torch.ones(()))) for _ in range(6)] == [3.0] * 6
+    assert graphed.report().replays > 3
