@@ -180,3 +180,17 @@ def test_functions_are_not_read_where_their_parts_stand_elsewhere(monkeypatch: p
     moved = {name: place + 8 for name, place in entry_words._OF_FUNCTIONS.items()}
     monkeypatch.setattr(entry_words, "_OF_FUNCTIONS", moved)
     assert not entry_words._are_found()
+
+
+class Another:
+    """Another class for an object."""
+
+
+def test_another_class_of_an_object_is_seen() -> None:
+    one: Any = Kept()
+    given = Held(one, (("__class__", Kept),), None, attributes=True)
+    words = EntryWords([given])
+    same = as_expected(*words.stages)
+    assert words.tells_of(given) and same()
+    one.__class__ = Another
+    assert not same()

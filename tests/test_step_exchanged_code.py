@@ -10,6 +10,7 @@ import torch
 import torch._dynamo  # not in a call that is observed, which would not count then
 from graphs_on_cpu import CpuDevice, settings
 from step_parts import CALLS, batches, loss_of, network
+from torch import nn
 
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step.graphed_step import GraphedStep
@@ -129,3 +130,85 @@ def test_a_step_whose_own_code_is_exchanged_is_another_one() -> None:
     step.__code__ = other.__code__
     assert [float(graphed(torch.ones(()))) for _ in range(6)] == [3.0] * 6
     assert graphed.report().replays > 3
+
+
+class Doubling:
+    def go(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class TriplingToo(Doubling):
+    def go(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+class DoublingModule(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class TriplingModule(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+class TriplingLinear(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 1.5
+
+
+def linear() -> nn.Module:
+    made = nn.Linear(1, 1, bias=False)
+    made.requires_grad_(False)
+    made.weight.fill_(2.0)
+    return made
+
+
+CLASSES: dict[str, tuple[Callable[[], Any], Callable[[Any, torch.Tensor], torch.Tensor], type]] = {
+    "object": (Doubling, lambda made, x: made.go(x), TriplingToo),
+    "module": (DoublingModule, lambda made, x: made(x), TriplingModule),
+    "module of a library": (linear, lambda made, x: made(x.view(1)).view(()), TriplingLinear),
+}
+
+
+@pytest.mark.parametrize("at", [4, 9])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_object_of_another_class_does_what_that_does(kind: str, at: int) -> None:
+    """As an editor's reloading gives objects the class that was read anew."""
+    make, use, other = CLASSES[kind]
+    made, model = make(), network("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return use(made, torch.ones_like(loss.detach()))
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    found = []
+    for index, (batch,) in enumerate(batches("cpu", 2 * CALLS)):
+        if index == at:
+            made.__class__ = other
+        found.append(float(graphed(batch)))
+    assert found == [2.0] * at + [3.0] * (2 * CALLS - at)
+    assert graphed.report().replays >= 2 * CALLS - 6 and not graphed.report().refusals
+
+
+class Secret:
+    """Says that it is of another class."""
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        return Doubling
+
+    def go(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_an_object_that_answers_for_its_class_is_used_as_it_is() -> None:
+    secret = Secret()
+    graphed = GraphedStep(lambda x: secret.go(x), device=CpuDevice())
+    assert [float(graphed(torch.ones(()))) for _ in range(6)] == [2.0] * 6
+    assert graphed.report().replays > 2

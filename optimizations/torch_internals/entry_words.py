@@ -1,5 +1,6 @@
-"""Whether the very same objects stand in lists and closure cells, none in sets that were empty, and whether functions
-run what they ran, with the same defaults. All that is read as words of memory (`memory_words`).
+"""Whether the very same objects stand in lists and closure cells, none in sets that were empty, whether functions run
+what they ran, with the same defaults, and objects have their classes. All that is read as words of memory
+(`memory_words`).
 
 PyTorch's guards ask for one entry after the other, 35 ns for each where all is in caches: an optimizer's list of its
 parameters alone takes as long as all else that is compared. What stands in a list is an array of addresses, and the
@@ -30,12 +31,13 @@ _SIZE, _ITEMS = PART, PART + WORD
 """Where a list has how many it holds, and the address of its array."""
 _USED = PART + WORD
 """Where a set has how many it holds: behind how many places of its table were ever taken."""
+_CLASS = WORD
 _OF_FUNCTIONS = {name: PART + WORD * index for index, name in enumerate(PARTS_OF_FUNCTIONS, start=4)}
 """Where a function has the addresses of these; 0 for one that is None."""
 
 
 class EntryWords:
-    """What stands in these lists, cells and functions, as it is now; and that these sets are empty.
+    """What stands in these lists, cells, functions and objects, as it is now; and that these sets are empty.
 
     Attributes:
         stages: words to compare, those of the second where those of the first are as they were.
@@ -52,20 +54,21 @@ class EntryWords:
         return id(held.holder) in self._told and _is_told(held)
 
 
-def is_function(held: Held) -> bool:
-    """Whether it is a function, with what it runs and its defaults."""
-    if type(held.holder) is not types.FunctionType or not held.attributes or held.looks or held.absent:
+def has_parts(held: Held) -> bool:
+    """Whether it is a function, with what it runs and its defaults, or an object with its class."""
+    if not held.attributes or held.looks or held.absent or not held.entries:
         return False
-    return {name for name, _ in held.entries} <= set(_OF_FUNCTIONS)
+    parts = set(_OF_FUNCTIONS) if type(held.holder) is types.FunctionType else {"__class__"}
+    return parts.issuperset([name for name, _ in held.entries])
 
 
 def _is_told(held: Held) -> bool:
     """Whether it is a cell, or a list all of whose entries are looked at, and nothing else is looked at there. Or an
-    empty set, or a function."""
+    empty set, a function, or the class of an object."""
     if type(held.holder) is set:
         return held.size == 0
-    if is_function(held):
-        return all(value is getattr(held.holder, name) for name, value in held.entries)
+    if has_parts(held):
+        return True
     if held.attributes or held.looks or not held.entries:
         return False
     if type(held.holder) is types.CellType:
@@ -85,8 +88,9 @@ def _stages(held: Sequence[Held]) -> list[Words]:
         if type(one.holder) is types.CellType:
             first.append((address + _CONTENT, values[0]))
             continue
-        if type(one.holder) is types.FunctionType:
-            first += [(address + _OF_FUNCTIONS[name], 0 if value is None else id(value)) for name, value in one.entries]
+        if has_parts(one):
+            places = {**_OF_FUNCTIONS, "__class__": _CLASS}
+            first += [(address + places[name], 0 if value is None else id(value)) for name, value in one.entries]
             continue
         items = word(address + _ITEMS)
         first += [(address + _SIZE, len(values)), (address + _ITEMS, items)]
@@ -120,8 +124,23 @@ def _are_found() -> bool:
     return word(id(cell) + _CONTENT) == id(other) and word(items + WORD) == id(one)
 
 
+class _One:
+    """A class that an object gets another one for."""
+
+
+class _Other:
+    """The other one."""
+
+
 def _parts_are_found() -> bool:
-    """Whether a function has its parts where they are looked for, and shows it when they are exchanged."""
+    """Whether a function has its parts where they are looked for, and an object its class; and whether it shows when
+    they are exchanged."""
+    of_class: Any = _One()
+    if word(id(of_class) + _CLASS) != id(_One):
+        return False
+    of_class.__class__ = _Other
+    if word(id(of_class) + _CLASS) != id(_Other):
+        return False
 
     def one(first: int, second: int = 2, *, third: int = 3) -> int:
         return first + second + third

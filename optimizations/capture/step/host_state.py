@@ -263,6 +263,28 @@ class FunctionParts(Slots):
                 setattr(self.value, name, part)
 
 
+class ClassOf(Slots):
+    """The class of an object, which may be given another one. For objects that say themselves of which they are."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value, ("__class__",))
+
+    @staticmethod
+    def tells(value: Any) -> bool:
+        """Whether nothing but Python answers for the object when it is asked for its class."""
+        kind = type(value)
+        if kind.__getattribute__ is not object.__getattribute__:
+            return False
+        return not any("__class__" in vars(base) for base in kind.__mro__ if base is not object)
+
+    def clear(self) -> None:
+        """Nothing: `update` gives it the class that it had."""
+
+    def update(self, content: Any) -> None:  # type: ignore[override]
+        if type(self.value) is not content["__class__"]:
+            object.__setattr__(self.value, "__class__", content["__class__"])
+
+
 class Filled:
     """The names of slots that hold something, as of the keys of a dict."""
 

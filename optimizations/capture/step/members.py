@@ -26,6 +26,7 @@ from optimizations.capture.step.host_state import (
     KEPT_BY_MODULES,
     MODULE_HOOKS,
     ClassData,
+    ClassOf,
     Container,
     ContextContent,
     Scope,
@@ -74,6 +75,13 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
+class Passed:
+    """An object among the arguments. A call's signature has its class, and nothing holds it behind the call."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Object:
     """One of the program's own, of whose `kind` methods may run. `container`: attributes that count by their names.
 
@@ -106,6 +114,7 @@ class Members(FunctionMembers):
         self._seen: dict[int, Any] = {}
         self._alike: dict[str, int] = {}
         self._schedulers: list[Container] = []
+        self.passed: set[int] = set()
 
     def _alone(self, path: str, taken: Mapping[str, Any]) -> str:
         """The path, or one like it where another stands under it: variables of two functions have one name."""
@@ -250,6 +259,11 @@ class Members(FunctionMembers):
             self._note(Container(held, path, is_attributes=True, names=set()), kind, value)
         if not found:
             self._of_code(path, kind)
+        self._note_class(path, value)
+
+    def _note_class(self, path: str, value: Any) -> None:
+        if id(value) not in self.passed and ClassOf.tells(value):
+            self.state.containers.append(Container(ClassOf(value), path, is_attributes=True, names={"__class__"}))
 
     def _of_subclass(self, path: str, value: Any) -> None:
         """What a container of a class of the program's own has next to what it contains."""
@@ -281,6 +295,7 @@ class Members(FunctionMembers):
         container = Container(vars(value), path, is_attributes=True, always_read=True)
         container.owner = None if belongs_to(type(value).__module__, ("torch",)) else value
         self.state.containers.append(container)
+        self._note_class(path, value)
         if type(value).__module__ == torch.optim.lr_scheduler.__name__:
             self._schedulers.append(container)
         for name, member in list(vars(value).items()):
@@ -296,6 +311,7 @@ class Members(FunctionMembers):
     def _of_module(self, path: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
         path = self._alone(path, self.state.modules)
         self.state.modules[path] = module
+        self._note_class(path, module)
         attributes = vars(module)
         users = is_users(type(module).__module__)
         if users:

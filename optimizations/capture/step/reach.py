@@ -21,7 +21,7 @@ import torch
 from optimizations.capture.signature import PLAIN, containers, objects
 from optimizations.capture.step.counted_names import behind
 from optimizations.capture.step.host_state import ClassCode, ClassData, Container, HostState, Scope
-from optimizations.capture.step.members import PLAIN_OBJECTS, Given, Members, Method, Object
+from optimizations.capture.step.members import PLAIN_OBJECTS, Given, Members, Method, Object, Passed
 from optimizations.capture.step.name_uses import MATCHED
 from optimizations.capture.step.program_code import (
     MAKING,
@@ -63,7 +63,7 @@ def reach(roots: Iterable[tuple[str, Any]], *, hooks_of_tensors: bool = True) ->
 
 def of_argument(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Roots for `reach`: objects that an argument holds, and the program's own classes of its containers."""
-    yield from objects(value, name)
+    yield from ((where, Passed(one)) for where, one in objects(value, name))
     kinds = {type(held): where for where, held in containers(value, name)}
     yield from ((where, Given(kind)) for kind, where in kinds.items() if is_users(kind.__module__))
 
@@ -81,6 +81,9 @@ class _Walk(Members):
         self._waiting.extend(roots)
         while self._waiting:
             path, value = self._waiting.popleft()
+            if isinstance(value, Passed):
+                value = value.value
+                self.passed.add(id(value))
             value = behind(value)
             if isinstance(value, Method):
                 value = value.function

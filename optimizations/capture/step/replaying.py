@@ -29,7 +29,7 @@ from optimizations.torch_internals import hook_registry
 from optimizations.torch_internals.argument_guard import Found, same_call
 from optimizations.torch_internals.argument_words import argument_words, like_each
 from optimizations.torch_internals.compiled_entries import CompiledEntries
-from optimizations.torch_internals.entry_words import EntryWords, is_function
+from optimizations.torch_internals.entry_words import EntryWords, has_parts
 from optimizations.torch_internals.tensor_words import TensorWords
 from optimizations.torch_internals.versions import count_up
 
@@ -186,7 +186,7 @@ def _made(
     places, states = recording.gradients.places, watch.states
     looked_at = [*watch.tensors, *places.apart_from(expected)]
     all_words = by_words and host_code.looks() is None
-    entries = EntryWords([one for one in watch.held() if all_words or is_function(one)])
+    entries = EntryWords([one for one in watch.held() if all_words or has_parts(one)])
     words = TensorWords(looked_at, parameters, expected, entries)
     as_they_are = words.unchanged
 
