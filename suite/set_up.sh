@@ -27,9 +27,11 @@ find_python() {
 }
 
 # Bytecode, without which each process would compile what it imports where Python is told to write none. On all cores:
-# pip would use one. Packages' own tests are left out, and what is written for another Python fails without a word.
+# pip would use one. What nobody imports is left out: packages' own tests, sources of what is there as machine code, and
+# large parts of packages. What is written for another Python fails without a word.
 compile_packages() {
-    "$encore_python" -m compileall -qq -j 0 -x '/site-packages/.*/tests?/' "$venv/lib" || true
+    local unused='.*/tests?/|(mypyc?|pip|fontTools|pygments/lexers|sympy/physics)/|transformers/models/.*/(modular|tokenization)_'
+    "$encore_python" -m compileall -qq -j 0 -x "/site-packages/($unused)" "$venv/lib" || true
 }
 
 set_up() {
