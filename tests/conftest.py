@@ -210,14 +210,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason="needs an NVIDIA GPU (run ./run_tests.sh --gpu on a machine with one)")
     for item in gpu_items:
         item.add_marker(skip)
-
-
-@pytest.fixture
-def forked_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs of Python's that the test starts need not import PyTorch: see `tests/forked_python.py`."""
-    if not HAS_GPU:  # what the server imports may ask the driver, which no fork can use after that
-        import subprocess
-
-        import forked_python
-
-        monkeypatch.setattr(subprocess, "Popen", forked_python.ForkedPopen)

@@ -72,7 +72,7 @@ def test_every_piece_of_the_document_is_placed() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_command_of_the_document_measures_what_it_added(forked_python: None, extended: Path) -> None:
+def test_the_command_of_the_document_measures_what_it_added(extended: Path) -> None:
     (command,) = re.findall(r"^encore (run DEMO .*)$", DOCUMENT, re.MULTILINE)
     done = encore(extended, *command.split(), "--blocks", "5", "--out", str(extended / "run"), "--json")
     assert done.returncode == 0, done.stderr
@@ -109,7 +109,7 @@ def test_the_applier_is_an_option_and_graphs_follow_their_inputs_with_it(extende
         assert said in done.stdout, done.stdout + done.stderr
 
 
-def test_the_workload_and_the_mode_are_listed(forked_python: None, extended: Path) -> None:
+def test_the_workload_and_the_mode_are_listed(extended: Path) -> None:
     listed = json.loads(encore(extended, "list", "--json").stdout)
     assert "DEMO" in [workload["acronym"] for workload in listed["workloads"]]
     assert "aot-eager" in [mode["name"] for mode in listed["modes"]]

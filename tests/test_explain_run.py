@@ -24,7 +24,7 @@ def beside_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
 
 
-def test_a_program_that_dies_and_one_that_raises_do_not_take_others_along(forked_python: None, tmp_path: Path) -> None:
+def test_a_program_that_dies_and_one_that_raises_do_not_take_others_along(tmp_path: Path) -> None:
     targets = [Target(f"explain_programs:{name}", None) for name in ("dies", "raises", "mask_attribute")]
     before = (torch.cuda.is_available, torch.nn.Module._apply, dict(os.environ))
     had_gpu = torch.cuda.is_available()
@@ -64,7 +64,7 @@ def test_closing_early_ends_what_runs() -> None:
     ("name", "message"),
     [("explain_programs:returns_a_number", "returned int"), ("explain_programs:nothing", "no 'nothing'")],
 )
-def test_wrong_programs_are_wrong_use(forked_python: None, name: str, message: str) -> None:
+def test_wrong_programs_are_wrong_use(name: str, message: str) -> None:
     with pytest.raises(WrongUse, match=message):
         explain_target(name, timeout_s=TIMEOUT_S)
 

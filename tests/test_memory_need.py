@@ -183,7 +183,7 @@ def test_a_cell_that_needs_more_than_there_is_ends_before_anything_is_built(
 
 
 @pytest.mark.timeout(300)
-def test_a_run_skips_a_workload_that_a_small_gpu_cannot_hold_and_goes_on(forked_python: None, bench: Bench) -> None:
+def test_a_run_skips_a_workload_that_a_small_gpu_cannot_hold_and_goes_on(bench: Bench) -> None:
     """With real workers: nothing is built, in no process, and no smaller group is tried."""
     command = [sys.executable, "-P", str(Path(__file__).with_name("fixtures") / "small_gpu_worker.py")]
     settings = SETTINGS.model_copy(update={"device": "cuda", "processes": 2})

@@ -68,7 +68,7 @@ def encore(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_program_in_packages_of_encores_names_is_explained(forked_python: None, project: Path) -> None:
+def test_a_program_in_packages_of_encores_names_is_explained(project: Path) -> None:
     done = encore(project, "explain", "models.net:make", "--json")
     assert done.returncode == 0, done.stderr
     (explanation,) = json.loads(done.stdout)

@@ -433,7 +433,7 @@ def script(*arguments: str, timeout: float = 280) -> subprocess.CompletedProcess
     )
 
 
-def test_the_script_compares_and_times_real_programs(forked_python: None, tmp_path: Path):
+def test_the_script_compares_and_times_real_programs(tmp_path: Path):
     out = tmp_path / "rows.jsonl"
     names = "side_stream" + ("" if importlib.util.find_spec("diffusers") else ",diffusers_pipeline")
     done = script("--device", "cpu", "--tiny", "--only", names, "--out", str(out), "--jobs", "2")

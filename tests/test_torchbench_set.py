@@ -132,7 +132,7 @@ def test_a_listed_model_is_built_as_the_named_one(tmp_path: Path, monkeypatch: p
             del sys.modules[name]
 
 
-def test_a_run_records_what_cannot_run_with_its_reason_and_measures_the_rest(forked_python: None, tmp_path: Path):
+def test_a_run_records_what_cannot_run_with_its_reason_and_measures_the_rest(tmp_path: Path):
     install(tmp_path)
     models = tmp_path / "torchbenchmark" / "models"
     for folder in models.iterdir():
@@ -168,7 +168,7 @@ def test_a_run_records_what_cannot_run_with_its_reason_and_measures_the_rest(for
     assert "nothing to run" in done.stderr, done.stderr
 
 
-def test_an_analysis_of_all_goes_on_behind_what_cannot_be_imported(forked_python: None, tmp_path: Path):
+def test_an_analysis_of_all_goes_on_behind_what_cannot_be_imported(tmp_path: Path):
     models = tmp_path / "torchbenchmark" / "models"
     for folder in (models, models / "ends_it", models / "needs_more"):
         folder.mkdir(parents=True)

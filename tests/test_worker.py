@@ -123,16 +123,8 @@ def test_a_program_that_ends_its_process_is_a_failure_with_its_reason(spec, tmp_
         peer.close()
 
 
-def test_a_real_workload_from_prepare_to_stop(worker, spec):
-    from_prepare_to_stop(worker, spec, "EOS", "eager")
-
-
-@pytest.mark.parametrize(("workload", "mode"), [("ALNET", "eager"), ("EOS", "compile")])
-def test_more_real_workloads_from_prepare_to_stop(forked_python, worker, spec, workload, mode):
-    from_prepare_to_stop(worker, spec, workload, mode)
-
-
-def from_prepare_to_stop(worker, spec, workload, mode):
+@pytest.mark.parametrize(("workload", "mode"), [("EOS", "eager"), ("ALNET", "eager"), ("EOS", "compile")])
+def test_a_real_workload_from_prepare_to_stop(worker, spec, workload, mode):
     worker.send(Prepare(spec=spec(workload, mode)))
     built = worker.answer()
     assert isinstance(built, Built), (built, worker.log.read_text())
@@ -174,7 +166,7 @@ def from_prepare_to_stop(worker, spec, workload, mode):
         ({"variant": "none"}, Status.MODEL_FAIL_TO_LOAD, "no variant 'none'"),
     ],
 )
-def test_a_cell_that_cannot_be_built_says_why_and_ends(forked_python, worker, spec, changes, status, named):
+def test_a_cell_that_cannot_be_built_says_why_and_ends(worker, spec, changes, status, named):
     worker.send(Prepare(spec=spec(**changes)))
     failed = worker.answer()
     assert isinstance(failed, Failed)
@@ -185,7 +177,7 @@ def test_a_cell_that_cannot_be_built_says_why_and_ends(forked_python, worker, sp
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_gpu_cell_without_a_gpu_is_unsupported(forked_python, worker, spec):
+def test_a_gpu_cell_without_a_gpu_is_unsupported(worker, spec):
     worker.send(Prepare(spec=spec(device="cuda")))
     failed = worker.answer()
     assert isinstance(failed, Failed)
