@@ -163,4 +163,4 @@ def test_an_iteration_depends_on_its_module_and_not_on_all_workloads(task):
     instance = instance_of(linear, task=task)
     state = reach([("iterate", iteration(instance, instance.module, marks_steps=False))])
     assert instance.module in state.modules.values()
-    assert not [one.path for one in state.containers if isinstance(one.held, Slots)]
+    assert not [one.path for one in state.containers if type(one.held) is Slots]

@@ -83,7 +83,7 @@ def added_entries(entries: Sequence[Entry]) -> list[Entry]:
 def filled(entries: Sequence[Entry]) -> Iterator[None]:
     """In the block dicts have these entries."""
     for entry in entries:
-        entry.bind(torch.empty(0))
+        entry.bind(torch.empty(0, device="cpu"))
     try:
         yield
     finally:
