@@ -24,6 +24,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from step_parts import CAPTURE_CHECK
 from synthetic_captures import kernel
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,7 +40,6 @@ from optimizations.indirection.plan import Plan
 GARBAGE = float("nan")
 ASKS = "_cuda_isCurrentStreamCapturing"
 """What `torch.cuda.is_current_stream_capturing` calls."""
-_CHECK = "_accelerator_graph_capture_health_check"
 ELSEWHERE: ContextVar[bool] = ContextVar("elsewhere", default=False)
 """Whether what runs does so on another stream than the side stream."""
 
@@ -368,14 +368,14 @@ def optimizers_check() -> Iterator[None]:
 
     But for those that are never `fused`: `capturable=True`, which they would have on a GPU, they take on no CPU.
     """
-    stock = vars(torch.optim.Optimizer)[_CHECK]
+    stock = vars(torch.optim.Optimizer)[CAPTURE_CHECK]
 
     def check(optimizer: torch.optim.Optimizer) -> None:
         if all("fused" in group for group in optimizer.param_groups):
             with torch_internals.replaced_attribute(torch.cuda, "is_available", lambda: True):
                 stock(optimizer)
 
-    with torch_internals.replaced_attribute(torch.optim.Optimizer, _CHECK, check):
+    with torch_internals.replaced_attribute(torch.optim.Optimizer, CAPTURE_CHECK, check):
         yield
 
 

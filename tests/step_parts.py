@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 CALLS = 9
+CAPTURE_CHECK = "_accelerator_graph_capture_health_check"
+"""Of `torch.optim.Optimizer`, since PyTorch 2.10: it raises in a capture where a group is not `capturable`."""
 
 
 @dataclass

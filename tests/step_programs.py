@@ -7,7 +7,7 @@ be compared at the end. `PROGRAMS` holds them all, those of `step_changes`, `ste
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import step_changes  # noqa: F401 - its programs are among them
@@ -412,29 +412,34 @@ def attributes_without_elements(device: str) -> Program:
     return made
 
 
-@program
-def checkpointed_activations(device: str) -> Program:
+def checkpointing(
+    part: Callable[[torch.Tensor], torch.Tensor], rest: nn.Module, optimizer: torch.optim.Optimizer
+) -> Callable[..., torch.Tensor]:
+    """A step of training that computes `part` once more for its backward."""
     from torch.utils.checkpoint import checkpoint
-
-    first, second = network(device), nn.Linear(4, 4).to(device)
-    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         optimizer.zero_grad()
-        hidden = checkpoint(first, batch["x"], use_reentrant=False)
-        loss = nn.functional.cross_entropy(second(hidden), batch["y"])
+        hidden = checkpoint(part, batch["x"], use_reentrant=False)
+        loss = nn.functional.cross_entropy(rest(hidden), batch["y"])
         loss.backward()
         optimizer.step()
         return loss
 
+    return step
+
+
+@program
+def checkpointed_activations(device: str) -> Program:
+    first, second = network(device), nn.Linear(4, 4).to(device)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    step = checkpointing(first, second, optimizer)
     return Program(step, batches(device), lambda: [*state_of(first), *state_of(second)])
 
 
 @program
 def checkpointed_attention(device: str) -> Program:
     """As a transformer's layer without dropout: attention is marked as drawing random numbers all the same."""
-    from torch.utils.checkpoint import checkpoint
-
     torch.manual_seed(0)
     project, first = nn.Linear(8, 24).to(device), network(device)
     optimizer = torch.optim.SGD([*project.parameters(), *first.parameters()], lr=0.1)
@@ -443,14 +448,7 @@ def checkpointed_attention(device: str) -> Program:
         query, key, value = project(x).view(1, 1, -1, 24).split(8, dim=-1)
         return x + nn.functional.scaled_dot_product_attention(query, key, value)[0, 0]
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        hidden = checkpoint(attend, batch["x"], use_reentrant=False)
-        loss = nn.functional.cross_entropy(first(hidden), batch["y"])
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = checkpointing(attend, first, optimizer)
     return Program(step, batches(device), lambda: [*state_of(project), *state_of(first)])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from step_parts import Program, batches, loss_of, network
+from step_parts import CAPTURE_CHECK, Program, batches, loss_of, network
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "gpu"))
 
@@ -66,7 +66,7 @@ def test_being_told_of_a_capture_is_found_to_be_the_reason(monkeypatch: pytest.M
     check.__code__ = check.__code__.replace(
         co_filename=torch.optim.lr_scheduler.__file__
     )  # it gets the true answer there
-    monkeypatch.setattr(torch.optim.Optimizer, compare.CAPTURE_CHECK, check)
+    monkeypatch.setattr(torch.optim.Optimizer, CAPTURE_CHECK, check)
     found = compare.row("asks", lambda device: training(device, asks=True), "cpu")
     assert found["verdict"] == compare.TOLD and found["told"] and found["far"] > 1e-4 and asked
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch._dynamo  # not in a call that is observed, which would not count then
 from graphs_on_cpu import CpuDevice, settings
-from step_parts import CALLS, batches, loss_of, network
+from step_parts import CALLS, batches, network, training_step
 from torch import nn
 
 from optimizations.capture.callables.graph_callables import graph_callables
@@ -77,26 +77,30 @@ def exchanged(request: pytest.FixtureRequest) -> Any:
     function.__code__, function.__defaults__, function.__kwdefaults__ = before
 
 
-@pytest.mark.parametrize("at", [4, 9])
-@pytest.mark.parametrize("change", [code, defaults])
-def test_a_step_runs_what_stands_there_now(exchanged: Any, change: Change, at: int) -> None:
-    called, function = exchanged
+def trained(
+    work: Callable[[torch.Tensor], torch.Tensor], at: int, change: Callable[[], None]
+) -> tuple[GraphedStep, list[float]]:
+    """A step that trains and does this work, called with a change before the call `at`; and what the work gave."""
     model = network("cpu")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return called(torch.ones_like(loss.detach()))  # type: ignore[no-any-return]
+        return work(torch.ones_like(train(batch).detach()))
 
     graphed = GraphedStep(step, device=CpuDevice())
     found = []
     for index, (batch,) in enumerate(batches("cpu", 2 * CALLS)):
         if index == at:
-            change(function)
+            change()
         found.append(float(graphed(batch)))
+    return graphed, found
+
+
+@pytest.mark.parametrize("at", [4, 9])
+@pytest.mark.parametrize("change", [code, defaults])
+def test_a_step_runs_what_stands_there_now(exchanged: Any, change: Change, at: int) -> None:
+    called, function = exchanged
+    graphed, found = trained(called, at, lambda: change(function))
     assert found == [2.0] * at + [3.0] * (2 * CALLS - at)
     report = graphed.report()
     assert len(report.recordings) + report.dropped_recordings == 2 and not report.refusals
@@ -174,24 +178,10 @@ CLASSES: dict[str, tuple[Callable[[], Any], Callable[[Any, torch.Tensor], torch.
 @pytest.mark.parametrize("at", [4, 9])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_an_object_of_another_class_does_what_that_does(kind: str, at: int) -> None:
-    """As an editor's reloading gives objects the class that was read anew."""
+    """An editor that reloads a file gives existing objects the new class."""
     make, use, other = CLASSES[kind]
-    made, model = make(), network("cpu")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return use(made, torch.ones_like(loss.detach()))
-
-    graphed = GraphedStep(step, device=CpuDevice())
-    found = []
-    for index, (batch,) in enumerate(batches("cpu", 2 * CALLS)):
-        if index == at:
-            made.__class__ = other
-        found.append(float(graphed(batch)))
+    made = make()
+    graphed, found = trained(lambda x: use(made, x), at, lambda: setattr(made, "__class__", other))
     assert found == [2.0] * at + [3.0] * (2 * CALLS - at)
     assert graphed.report().replays >= 2 * CALLS - 6 and not graphed.report().refusals
 

@@ -104,9 +104,9 @@ class HostUpdates:
         for index, below_alignment, _, size in checks:
             first = len(cells) // CELL.size
             for cell, delta, _, update in self._places.get(index, ()):
-                if not isinstance(update, (_KernelUpdate, _MemcpyUpdate)) or not isinstance(cell, ctypes.c_uint64):
+                if not isinstance(update, (_KernelUpdate, _MemcpyUpdate)) or update.function is None:
                     return None
-                if update.function is None:
+                if not isinstance(cell, ctypes.c_uint64):
                     return None
                 place = updates.setdefault(update, len(updates))
                 cells += CELL.pack(ctypes.addressof(cell), delta, place)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizations.capture.step.counted_names import CountedNames, looks_up_variables
-from optimizations.capture.step.host_state import Container, FunctionParts, HostState, Scope
+from optimizations.capture.step.host_state import Container, HostState, Parts, Scope
 from optimizations.capture.step.name_uses import chains, handed_on, imported_as, relative_imports
 from optimizations.capture.step.program_code import (
     is_clock,
@@ -23,6 +23,7 @@ from optimizations.capture.step.program_code import (
     strings,
     texts,
 )
+from optimizations.torch_internals.entry_words import PARTS_OF_FUNCTIONS
 
 NOT_LOOKED_INTO = (*sorted(sys.stdlib_module_names - {"__main__"}), "torch", "numpy", "optimizations", "triton")
 
@@ -45,6 +46,9 @@ class FunctionMembers:
         self._functions: list[Function] = []
         self._sparse: list[Container] = []
 
+    def _note_parts(self, path: str, value: Any, names: tuple[str, ...]) -> None:
+        self.state.containers.append(Container(Parts(value, names), path, is_attributes=True, names=set(names)))
+
     def _of_function(self, path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         original = getattr(function, "_torchdynamo_orig_callable", None)
         if original is not None:
@@ -62,8 +66,7 @@ class FunctionMembers:
                 yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
             return
         self.state.code.append(function.__code__)
-        parts = FunctionParts(function)
-        self.state.containers.append(Container(parts, path, is_attributes=True, names=set(parts.names)))
+        self._note_parts(path, function, PARTS_OF_FUNCTIONS)
         uses, asked = self.names.take_in(function, named)
         if vars(function):
             self._sparse.append(Container(vars(function), path, is_attributes=True, names=set()))

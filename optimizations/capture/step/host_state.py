@@ -248,41 +248,14 @@ class Slots(dict):
             object.__setattr__(self.value, name, member)
 
 
-class FunctionParts(Slots):
-    """What a function runs and its defaults, which may be exchanged in place: an editor's reloading does that."""
-
-    def __init__(self, function: types.FunctionType) -> None:
-        super().__init__(function, ("__code__", "__defaults__", "__kwdefaults__"))
+class Parts(Slots):
+    """What a function runs and its defaults, or the class of an object, which may be exchanged in place."""
 
     def clear(self) -> None:
-        """Nothing: `update` writes what is other than it was."""
+        """Nothing: none can be missing, and `update` writes what is other than it was."""
 
     def update(self, content: Any) -> None:  # type: ignore[override]
-        for name, part in content.items():
-            if getattr(self.value, name) is not part:
-                setattr(self.value, name, part)
-
-
-class ClassOf(Slots):
-    """The class of an object, which may be given another one. For objects that say themselves of which they are."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__(value, ("__class__",))
-
-    @staticmethod
-    def tells(value: Any) -> bool:
-        """Whether nothing but Python answers for the object when it is asked for its class."""
-        kind = type(value)
-        if kind.__getattribute__ is not object.__getattribute__:
-            return False
-        return not any("__class__" in vars(base) for base in kind.__mro__ if base is not object)
-
-    def clear(self) -> None:
-        """Nothing: `update` gives it the class that it had."""
-
-    def update(self, content: Any) -> None:  # type: ignore[override]
-        if type(self.value) is not content["__class__"]:
-            object.__setattr__(self.value, "__class__", content["__class__"])
+        super().update({name: part for name, part in content.items() if getattr(self.value, name) is not part})
 
 
 class Filled:

@@ -26,7 +26,6 @@ from optimizations.capture.step.host_state import (
     KEPT_BY_MODULES,
     MODULE_HOOKS,
     ClassData,
-    ClassOf,
     Container,
     ContextContent,
     Scope,
@@ -262,8 +261,8 @@ class Members(FunctionMembers):
         self._note_class(path, value)
 
     def _note_class(self, path: str, value: Any) -> None:
-        if id(value) not in self.passed and ClassOf.tells(value):
-            self.state.containers.append(Container(ClassOf(value), path, is_attributes=True, names={"__class__"}))
+        if id(value) not in self.passed and _has_plain_class(value):
+            self._note_parts(path, value, ("__class__",))
 
     def _of_subclass(self, path: str, value: Any) -> None:
         """What a container of a class of the program's own has next to what it contains."""
@@ -339,6 +338,14 @@ class Members(FunctionMembers):
                 yield f"{path}.{kind}", hook
         if users:
             yield f"{path}.forward", Method(type(module).forward)
+
+
+def _has_plain_class(value: Any) -> bool:
+    """Whether nothing but Python answers for an object that is asked for its class."""
+    kind = type(value)
+    if kind.__getattribute__ is not object.__getattribute__:
+        return False
+    return not any("__class__" in vars(base) for base in kind.__mro__ if base is not object)
 
 
 def is_generator(value: Any) -> bool:

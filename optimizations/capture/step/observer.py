@@ -217,8 +217,9 @@ class Observer(torch_internals.TorchDispatchMode):
         if self.set_aside is not None:
             self.set_aside.look(set(map(storage, inputs)))
         self.in_backward = self.in_backward or torch_internals.current_autograd_node() is not None
-        self._look(name, func, args, kwargs, inputs)
-        drawn_from = self._drawn_from(func, args, kwargs)
+        drawing = draws(func, args, kwargs)
+        self._look(name, func, args, kwargs, inputs, drawing=drawing)
+        drawn_from = self._drawn_from(kwargs) if drawing else None
         if drawn_from is not None and self.reseeding is not None:
             self.reseeding.look(drawn_from)
         made_from = {storage(tensor) for tensor in inputs}
@@ -330,10 +331,8 @@ class Observer(torch_internals.TorchDispatchMode):
         """Values that an operator of the GPU is given by the host."""
         return self.values_made_by_host(inputs) if any(map(self.holds, inputs)) else ()
 
-    def _drawn_from(self, func: Any, args: Any, kwargs: Any) -> torch.Generator | None:
-        """The generator that an operator draws from, if it does."""
-        if not draws(func, args, kwargs):
-            return None
+    def _drawn_from(self, kwargs: Any) -> torch.Generator | None:
+        """The generator that a drawing operator draws from; None where that is the host's."""
         given: torch.Generator | None = kwargs.get("generator")
         if self._is_of_host(given):
             return None
@@ -342,11 +341,11 @@ class Observer(torch_internals.TorchDispatchMode):
     def _is_of_host(self, generator: torch.Generator | None) -> bool:
         return generator is not None and identity(generator) in self.host_generators
 
-    def _look(self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
+    def _look(self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], *, drawing: bool) -> None:
         """Refuse what a graph cannot repeat."""
         on_gpu = [tensor for tensor in inputs if self.holds(tensor)]
         tags = getattr(func, "tags", ())
-        if draws(func, args, kwargs):
+        if drawing:
             generator = kwargs.get("generator")
             self.draws = self.draws or not self._is_of_host(generator)
             unknown = generator is not None and not any(generator is known for known in self.generators)

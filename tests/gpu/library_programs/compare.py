@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from step_parts import Program, outcome
+from step_parts import CAPTURE_CHECK, Program, outcome
 
 import optimizations
 from library_programs.record import CALLS
@@ -173,10 +173,6 @@ def _told() -> Iterator[None]:
         mock.patch.object(torch.optim.Optimizer, CAPTURE_CHECK, lambda self: None),
     ):
         yield
-
-
-CAPTURE_CHECK = "_accelerator_graph_capture_health_check"
-"""Of `torch.optim.Optimizer`, since PyTorch 2.10: it raises in a capture where a group is not `capturable`."""
 
 
 def _take_tensors(optimizer: torch.optim.Optimizer, now: Callable[[], bool]) -> None:
