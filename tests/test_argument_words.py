@@ -241,8 +241,11 @@ def test_nothing_is_read_where_a_word_is_elsewhere(name: str, words: int, monkey
 
 
 def test_nothing_is_read_where_words_of_tensors_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_words, "can_be_read", lambda: False)
-    assert not module._can_be_read.__wrapped__()
+    module._can_be_read.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(tensor_words, "can_be_read", lambda: False)
+        assert argument_words([torch.ones(1)], distinct=True) is None
+    assert argument_words([torch.ones(1)], distinct=True) is not None  # that they were not is not kept
 
 
 @pytest.mark.parametrize("place", ["_KIND", "_KEYS"])

@@ -34,7 +34,7 @@ def argument_words(tensors: Sequence[torch.Tensor], *, distinct: bool) -> Look |
     """For tensors that look like these; `distinct`: none stands twice. None where it cannot be read how they look."""
     if len(tensors) > MOST or any(not one.numel() for one in tensors):
         return None
-    if host_code.looks() is None or not _can_be_read():
+    if host_code.looks() is None or not tensor_words.can_be_read() or not _can_be_read():
         return None
     return _looks_like(tensors, distinct=distinct)
 
@@ -78,9 +78,9 @@ def _places() -> bytes:
 
 @functools.cache
 def _can_be_read() -> bool:
-    """Whether compiled code sees how tensors look, and every change of that."""
+    """Whether compiled code sees how tensors look, and every change of that, if `tensor_words` can be read."""
     try:
-        return tensor_words.can_be_read() and _flag() != 0 and _is_all_seen()
+        return _flag() != 0 and _is_all_seen()
     except Exception:  # whatever this build has otherwise: it can be asked for
         return False
 
