@@ -387,7 +387,8 @@ class CpuDevice:
     and `waits` are pairs of streams of which the first was told to wait for the second. What a graph made and nobody
     holds any more counts as lying where later graphs of its pool make something. `workspaces` are cuBLAS's, and
     `let_go` is how often it was told that no graph writes there. `set_nodes` counts the calls of the driver that set a
-    node for inputs that moved. `left_over` is a word that lies in memory that launches do not fill.
+    node for inputs that moved. `left_over` is a word that lies in memory that launches do not fill. `rooms` are sizes
+    that a capture asked for before anything was captured.
     """
 
     has_own_random = False
@@ -402,6 +403,7 @@ class CpuDevice:
         self.captures = self.warmed_up = self.broken = self.given_back = self.set_nodes = 0
         self.not_ready = self.stream = self.let_go = self.left_over = 0
         self.workspaces: list[MemoryRange] = []
+        self.rooms: list[int] = []
         self.waits: list[tuple[int, int]] = []
         self._launched_on: int | None = None
         self.pools: dict[int, int] = {}
@@ -511,6 +513,11 @@ class CpuDevice:
             for generator, state in states:
                 generator.set_state(state)
             self.capture_now, self.capturing_into = False, None
+
+    def make_room(self, size_bytes: int) -> None:
+        assert self.capturing_into is not None
+        assert not self.capturing_into.operators
+        self.rooms.append(size_bytes)
 
     def copies(self, graph: CpuGraph, ends: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[Any]:
         if not self.copies_are_nodes:

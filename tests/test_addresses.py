@@ -155,6 +155,22 @@ def test_a_misaligned_input_is_copied_in_each_call_and_pointed_at_once() -> None
     assert pointers.pointed == [{0: PLACEHOLDER}]
 
 
+def test_a_placeholder_may_lie_elsewhere_once_it_is_filled() -> None:
+    pointers, elsewhere = FakePointers(), 2 * PLACEHOLDER
+    tracker = AddressTracker(
+        [TrackedInput(0, 16, PLACEHOLDER)],
+        [0],
+        pointers,
+        MemoryRanges([]),
+        lambda values: dict.fromkeys(values, elsewhere),
+    )
+    misaligned, other = aligned(8, offset=1), aligned(8)
+    for one in (misaligned, misaligned, other, misaligned):
+        tracker.follow([one])
+        tracker.launched()
+    assert pointers.pointed == [{0: elsewhere}, {0: other.data_ptr()}, {0: elsewhere}]
+
+
 def test_memory_of_the_graph_is_copied_first() -> None:
     own, filled = aligned(8), []
     owned = MemoryRanges([MemoryRange(address=own.data_ptr(), size_bytes=32)])

@@ -147,7 +147,8 @@ def test_an_input_that_only_named_kernels_read_is_read_where_it_lies(copied: lis
     assert recording.copied_bytes == 8 * ROWS
     assert recording.pointer_bytes == 6 * 8  # an address for each node that was set
     (only,) = step._recordings
-    assert torch.equal(only.inputs.recording_inputs[0], calls()[3][0])  # nothing was copied there since the recording
+    assert not only.inputs.recording_inputs[0].untyped_storage().nbytes()  # nothing was copied there since it was freed
+    assert torch.equal(only.inputs.recording_inputs[1], calls()[8][1])
 
 
 def test_one_that_is_not_aligned_is_copied_for_that_call(copied: list[int]) -> None:
@@ -158,6 +159,25 @@ def test_one_that_is_not_aligned_is_copied_for_that_call(copied: list[int]) -> N
     step, _ = run(by_name, given)
     assert followed(step) == (1, 1)
     assert copied == [*AT_THE_RECORDING, 1]
+    (recording,) = step._recordings
+    assert torch.equal(recording.inputs.recording_inputs[0], given[6][0])  # it had no memory before
+
+
+def test_a_placeholder_keeps_its_memory_where_the_program_holds_it(copied: list[int]) -> None:
+    """It may have put it where no step looks, and reading memory that is freed would end the process."""
+    hidden: Any = contextlib.nullcontext([])
+
+    def holding(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
+        hidden.enter_result.append(x.detach())
+        by_name(run, kernel, x, out)
+
+    step, device = run(holding, calls(5))
+    assert device.captures == 1
+    (recording,) = step._recordings
+    assert recording.inputs.followed == [0]
+    lies = recording.inputs.recording_inputs[0]
+    assert lies.untyped_storage().nbytes() == 4 * COUNT
+    assert any(one.data_ptr() == lies.data_ptr() for one in hidden.enter_result)
 
 
 def test_one_that_stays_where_it_was_is_left_alone_and_one_in_its_placeholder_is_filled_again(

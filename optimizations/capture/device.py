@@ -103,6 +103,9 @@ class Device(Protocol):
     ) -> AbstractContextManager[None]:
         """Capture what runs in the block; nothing of it is executed."""
 
+    def make_room(self, size_bytes: int) -> None:
+        """Inside of a capture: let its pool have so much free memory in one piece, if there is as much."""
+
     def copies(self, graph: Any, ends: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[CopyNode]:
         """The copies of a captured graph from the first to the second of each of these.
 
@@ -268,6 +271,11 @@ class CudaDevice:
                 torch.cuda.set_stream(outside)
                 if broken:
                     end_failed_capture(self.index, pool, self._stream)
+
+    def make_room(self, size_bytes: int) -> None:
+        if size_bytes:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                torch.UntypedStorage(size_bytes, device=torch.device("cuda", self.index))  # which nothing fills
 
     def copies(self, graph: Any, ends: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[CopyNode]:
         from cuda.bindings import driver

@@ -16,6 +16,7 @@ from optimizations import torch_internals
 from optimizations.appliers.host import HostUpdates
 from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode, NotCarried
 from optimizations.capture.fused_copies import FusedCopy, fused_copies
+from optimizations.capture.held_alone import held_by_nobody_else
 from optimizations.captured.displaced import each_once, memory_of, overlaps, size_bytes
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import MemoryRange
@@ -46,7 +47,8 @@ class CopiedInputs:
     recording runs on them, they are kept alive, and calls are served while inputs lie where they lay.
 
     Copies become part of a graph where it captured them: as nodes that are led to the inputs (`carry`), or as kernels
-    that make several (`follow`).
+    that make several (`follow`). Where the graph reads an input itself, its placeholder need have no memory (`free`),
+    and gets some again for an input that cannot be read where it lies.
 
     Inputs that lie at the addresses `bound_at` need no `bind`: the graph reads them there. None: no such are known.
     """
@@ -58,7 +60,7 @@ class CopiedInputs:
                 first[id(tensor)] = _like(tensor)
         self.in_place = sorted(in_place)
         self._addresses = [inputs[index].data_ptr() for index in self.in_place]
-        self.recording_inputs: Sequence[torch.Tensor] = [first[id(tensor)] for tensor in inputs]
+        self.recording_inputs = [first[id(tensor)] for tensor in inputs]
         seen: set[int] = set()
         self._copied = [
             index
@@ -78,7 +80,7 @@ class CopiedInputs:
         self._tracker: AddressTracker | None = None
         self._fused: list[int] = []
         self.bound_at: list[int] | None = None
-        self._placeholders: dict[int, torch.Tensor] = {}
+        self._followed: list[int] = []
         self._count_copies()
         self.bind(inputs)
 
@@ -133,20 +135,33 @@ class CopiedInputs:
         self._fused = [index for copy in fused for index in copy.indices]
         indices.update(self._fused)
         self._leave_out(indices)
-        self._placeholders = {index: self.recording_inputs[index].detach() for index in indices}
         tracked = [*inputs, *(one for copy in fused for one in copy.tracked())]
         # The kernels write these while others may read: an input that lies there is copied before the launch.
         written = [*owned, *(memory_of(self.recording_inputs[index]) for index in self._fused)]
         compile = pointers.compiled if isinstance(pointers, HostUpdates) else None
         self._tracker = AddressTracker(tracked, recorded, pointers, MemoryRanges(written), self._fill, compile=compile)
         self._count_copies()
+        self._followed = [one.index for one in inputs]
 
-    def _fill(self, tensors: Mapping[int, torch.Tensor]) -> None:
-        sources, targets = list(tensors.values()), [self._placeholders[index] for index in tensors]
+    def free(self) -> None:
+        """Free the memory of placeholders that the graph reads no more, and that nothing else holds, such as a list of
+        the program's that was not seen. The step may have kept them until the capture was over."""
+        alone = held_by_nobody_else(self.recording_inputs, as_gradients=False)
+        for index in self._followed:
+            if alone[index]:
+                self.recording_inputs[index].untyped_storage().resize_(0)
+
+    def _fill(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, int]:
+        """Copy them into their placeholders, which get memory if they have none. Gives where these lie."""
+        sources, targets = list(tensors.values()), [self.recording_inputs[index].detach() for index in tensors]
+        for target in targets:
+            if not (memory := target.untyped_storage()).nbytes():
+                memory.resize_(size_bytes(target))
         filled = MemoryRanges(map(memory_of, targets))
         if len(targets) > 1 and any(filled.overlap(one.data_ptr(), one.nbytes) for one in sources):
             sources = [one.clone() for one in sources]
         copy_all(targets, sources)
+        return {index: target.data_ptr() for index, target in zip(tensors, targets, strict=True)}
 
     def _leave_out(self, indices: Collection[int]) -> None:
         """These are not copied before a launch."""

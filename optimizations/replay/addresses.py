@@ -86,7 +86,8 @@ class AddressTracker:
         recorded: by input, the address that the graph holds now; None for an input that is not read in place.
         pointers: changes the addresses.
         owned: memory of the graph's own, which it writes.
-        fill: copies inputs, by their indices, into their placeholders.
+        fill: copies inputs, by their indices, into their placeholders; gives the addresses of those that lie elsewhere
+            by now.
         written: inputs at fixed addresses that the graph writes, each with the memory that it is a view of.
         compile: makes compiled code of the checks and `pointers`, for inputs that all have placeholders.
 
@@ -109,7 +110,7 @@ class AddressTracker:
         recorded: Sequence[int | None],
         pointers: Pointers,
         owned: MemoryRanges,
-        fill: Callable[[Mapping[int, torch.Tensor]], None],
+        fill: Callable[[Mapping[int, torch.Tensor]], Mapping[int, int] | None],
         written: Mapping[int, MemoryRange] | None = None,
         compile: Callable[[Sequence[Check], Sequence[int]], Follow | None] | None = None,
     ) -> None:
@@ -201,7 +202,10 @@ class AddressTracker:
             if address != addresses[index]:
                 moved[index] = address
         if copied:
-            self._fill(copied)
+            for index, address in (self._fill(copied) or {}).items():
+                moved[index] = address
+                if address == addresses[index]:
+                    del moved[index]
             self.placeholder_bytes += sum(one.nbytes for one in copied.values())
         if not moved:
             return

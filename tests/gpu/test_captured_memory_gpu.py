@@ -374,3 +374,52 @@ def test_steps_and_callables_made_one_after_another_need_no_more_memory_each_tim
         reserved.append(torch.cuda.memory_reserved())
     print(f"reserved, in MiB: {[one >> 20 for one in reserved]}")
     assert reserved[-1] <= reserved[1] + 2**21
+
+
+WIDE, HIDDEN, ROWS = 197951, 512, 256
+"""As DeepRecommender's: two weights of 386 MiB, of which autocast makes halves, and inputs of 193 MiB."""
+
+
+def wide_training() -> Callable[[torch.Tensor], torch.Tensor]:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDE, HIDDEN), nn.SELU(), nn.Linear(HIDDEN, WIDE)).cuda()
+    compiled = torch.compile(model)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        model.zero_grad()
+        with torch.autocast("cuda"):
+            loss = nn.functional.mse_loss(compiled(x), x)
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+def reserved_by(step: Callable[[torch.Tensor], torch.Tensor], batches: list[torch.Tensor]) -> tuple[int, torch.Tensor]:
+    """At most, once it goes on and on; and what the last call returns."""
+    for x in batches * 3:
+        loss = step(x)
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    for x in batches * 2:
+        loss = step(x)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_reserved(), loss
+
+
+def test_a_step_of_large_weights_reserves_little_more_than_without_a_graph() -> None:
+    """What its forward computes lies where its gradients will, as without a graph."""
+    clear()
+    batches = [torch.rand(ROWS, WIDE, device="cuda") for _ in range(3)]
+    without, expected = reserved_by(wide_training(), batches)
+    clear()
+    step = optimizations.graph_step(wide_training())
+    found, loss = reserved_by(step, batches)
+    report = step.report()
+    assert report.refusals == () and report.replays > 9
+    torch.testing.assert_close(loss, expected)
+    assert found < 1.1 * without, (found, without, report.recordings)
+    step.close()

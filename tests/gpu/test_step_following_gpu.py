@@ -187,3 +187,19 @@ def test_a_batch_of_small_tensors_is_copied_by_a_kernel_for_each_type(
     if not compiled:
         assert sets == 2 * moved
     step.close()
+
+
+def test_a_batch_that_is_read_in_place_takes_no_memory_of_its_own() -> None:
+    torch.compiler.reset()
+    step = optimizations.graph_step(training(as_it_is))
+    large = [torch.randn(2**19, COLUMNS, device="cuda") for _ in range(7)]
+    labels = torch.randint(CLASSES, (2**19,), device="cuda")
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for x in large:
+        step(x, labels)
+    (recording,) = step.report().recordings
+    assert recording.tensors_followed == 1
+    kept = torch.cuda.memory_allocated() - before - recording.pool_bytes
+    assert kept < large[0].nbytes, (kept, recording)
+    step.close()

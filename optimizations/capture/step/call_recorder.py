@@ -244,6 +244,7 @@ class CallRecorder(ABC):
                 set_aside.drop()
                 if not any(one.in_workspace for one in self._recordings):
                     device.let_go_of_workspaces()
+                recording.inputs.free()
                 device.give_back()
                 self._observes = False  # the program goes on on its own stream
                 device.follow()

@@ -13,8 +13,8 @@ from collections.abc import Collection, Sequence
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from optimizations.capture.held_alone import held_by_nobody_else, is_plain
 from optimizations.capture.step.observer import storage
-from optimizations.capture.step.set_aside import held_by_nobody_else, is_plain
 
 
 class EarlierGradients:

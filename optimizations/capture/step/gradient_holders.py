@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import numpy
 import torch
 
-from optimizations.capture.step.set_aside import is_plain
+from optimizations.capture.held_alone import is_plain
 from optimizations.torch_internals.reference_counts import COUNTS, ReferenceCounts, unheld
 from optimizations.uncollected import uncollected
 

@@ -44,11 +44,11 @@ from typing import Any
 
 import torch
 
+from optimizations.capture.held_alone import held_by_nobody_else, is_plain
 from optimizations.capture.signature import first_places
 from optimizations.capture.step.gradient_copies import clones, copy_in, copy_over, is_a_part
 from optimizations.capture.step.gradient_holders import Family, Holders, Left, plain, taken_by
 from optimizations.capture.step.gradient_places import GradientPlaces
-from optimizations.capture.step.set_aside import held_by_nobody_else, is_plain
 from optimizations.capture.step.tensor_marks import look
 from optimizations.captured.displaced import memory_of, size_bytes
 from optimizations.captured.graph import MemoryRange

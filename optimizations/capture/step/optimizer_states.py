@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from optimizations.capture.held_alone import is_plain
 from optimizations.capture.step.known_tensors import KnownTensors
-from optimizations.capture.step.set_aside import is_plain
 from optimizations.capture.step.tensor_marks import look
 from optimizations.torch_internals.tensor_words import TensorWords
 

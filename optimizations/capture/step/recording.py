@@ -25,6 +25,7 @@ from optimizations.capture.step.call import Call, sparse_tensors
 from optimizations.capture.step.casts import RegionMark
 from optimizations.capture.step.following import plan_of, worth_reading
 from optimizations.capture.step.gradient_holders import OwnReferences, plain, taken_by
+from optimizations.capture.step.gradient_room import room_for_gradients
 from optimizations.capture.step.gradients import Gradients, gradients
 from optimizations.capture.step.host_random import HostDraws
 from optimizations.capture.step.host_state import Rebound
@@ -221,12 +222,17 @@ def capture(
     with device.here():
         for copy in fused:  # a kernel is loaded when it is launched first, and not in a capture
             copy.copy()
+    room = room_for_gradients(
+        call.parameters, call.before, call.state.optimizers.values(), dropped=progress.drops_gradients
+    )
     carried: list[tuple[torch.Tensor, torch.Tensor]] = []
     with rates.as_tensors(), _no_casts_of_the_graph_kept(observer, progress):
         for entry, placeholder in zip(running, placeholders[len(placeholders) - len(running) :], strict=True):
             entry.bind(placeholder)
         snapshot = call.state.snapshot()
         with device.capturing(graph, pool, progress.generators):
+            if not pool_before:
+                device.make_room(room)
             observer.launches = launches = Launches(device.node_count)
             if launches.unknown is not None:  # the kernels would not be found
                 fused = []

@@ -22,16 +22,14 @@ is known to be held by nobody else.
 from __future__ import annotations
 
 import itertools
-import sys
-import weakref
 from collections.abc import Collection, Sequence
-from typing import TypeGuard
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
 from optimizations.capture.device import Device
+from optimizations.capture.held_alone import held_by_nobody_else, untyped_storage
 from optimizations.capture.step.host_memory import spare_host_bytes
 from optimizations.lazy_view import is_lazy_view
 
@@ -75,7 +73,7 @@ class SetAside:
             for index, alone in enumerate(held_by_nobody_else(gradients, as_gradients=True))
             if alone and _may_go(gradients[index], self._device)
         ]
-        storages = {index: _storage_of(gradients[index]) for index in chosen}
+        storages = {index: untyped_storage(gradients[index]) for index in chosen}
         size_bytes = sum(storage.nbytes() for storage in storages.values())
         if not size_bytes or SPARE * size_bytes > spare_host_bytes():
             return list(gradients)
@@ -88,7 +86,7 @@ class SetAside:
             _stand_in(gradient, copies[index]) if gradient is not None and index in copies else gradient
             for index, gradient in enumerate(gradients)
         ]
-        self._stand_ins = [StorageWeakRef(_storage_of(found[index])) for index in copies]
+        self._stand_ins = [StorageWeakRef(untyped_storage(found[index])) for index in copies]
         there = ((index, gradient) for index, gradient in enumerate(gradients) if gradient is not None)
         self._kept = [(gradient, copies[index]) for index, gradient in there if index in copies]
         self._places = frozenset(copy.data_ptr() for copy in copies.values())
@@ -153,37 +151,6 @@ class SetAside:
         self._kept.clear()
 
 
-def held_by_nobody_else(found: Sequence[torch.Tensor | None], *, as_gradients: bool) -> list[bool]:
-    """Of each tensor in a list, whether nothing but the list holds it. `as_gradients`: nothing but it and a `.grad`."""
-    with torch.inference_mode(False):
-        parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
-        parameter.grad = torch.zeros(1, device="cpu")
-        known = [parameter.grad]
-        if not as_gradients:
-            parameter.grad = None
-    expected = _holders(known, 0)
-    return [found[index] is not None and _holders(found, index) == expected for index in range(len(found))]
-
-
-def _holders(found: Sequence[torch.Tensor | None], index: int) -> tuple[int, ...] | None:
-    """Who holds a tensor of a list, in counts. The tensor is not bound to a name here, which would count."""
-    if not is_plain(found[index]):
-        return None
-    storage = _storage_of(found[index])
-    return (
-        sys.getrefcount(found[index]),
-        weakref.getweakrefcount(found[index]),
-        torch_internals.tensor_use_count(found[index]),
-        torch_internals.storage_use_count(storage._cdata),
-        sys.getrefcount(storage),
-    )
-
-
-def is_plain(gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    """Whether it has a storage, and is nothing but a tensor."""
-    return type(gradient) is torch.Tensor and gradient.layout is torch.strided and not gradient.is_nested
-
-
 def _may_go(gradient: torch.Tensor | None, device: Device) -> bool:
     """Of a tensor that nobody else holds: whether a stand-in may take its place, and its memory is the device's."""
     return (
@@ -196,11 +163,6 @@ def _may_go(gradient: torch.Tensor | None, device: Device) -> bool:
         and gradient.untyped_storage().resizable()
         and gradient.untyped_storage().nbytes() > 0
     )
-
-
-def _storage_of(gradient: torch.Tensor | None) -> torch.UntypedStorage:
-    assert gradient is not None
-    return gradient.untyped_storage()
 
 
 def _copies_of(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:

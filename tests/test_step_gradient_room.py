@@ -1,0 +1,110 @@
+"""Memory that a new pool gets for gradients in one piece, before anything else is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from torch import nn
+
+from optimizations.capture.step.gradient_room import ALIGNMENT, SMALL, room_for_gradients
+from optimizations.capture.step.graphed_step import GraphedStep
+
+LARGE, ODD, LITTLE = 3 * SMALL // 4, SMALL // 4 + 1, SMALL // 4
+"""Elements of float32: 3 MiB, one more than 1 MiB, and 1 MiB, which is small."""
+OF_LARGE, OF_ODD = 3 * SMALL, SMALL + ALIGNMENT
+
+
+def parameters() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.zeros(count)) for count in (LARGE, ODD, LITTLE)]
+
+
+def test_gradients_that_are_dropped_count_and_small_ones_do_not() -> None:
+    found = parameters()
+    before = [torch.zeros_like(one) for one in found]
+    assert room_for_gradients(found, before, [], dropped=True) == OF_LARGE + OF_ODD
+    assert room_for_gradients(found, before, [], dropped=False) == 0
+
+
+def test_where_there_is_none_those_count_that_an_optimizer_trains() -> None:
+    found = parameters()
+    optimizer = torch.optim.SGD([{"params": [found[0]]}, {"params": [found[2]]}], lr=0.1)
+    nothing: list[torch.Tensor | None] = [None] * 3
+    for dropped in (True, False):
+        assert room_for_gradients(found, nothing, [optimizer], dropped=dropped) == OF_LARGE
+        assert room_for_gradients(found, nothing, [], dropped=dropped) == 0
+    found[0].requires_grad_(False)
+    assert room_for_gradients(found, nothing, [optimizer], dropped=False) == 0
+
+
+def test_where_one_stands_the_others_are_not_made() -> None:
+    found = parameters()
+    optimizer = torch.optim.SGD(found, lr=0.1)
+    assert room_for_gradients(found, [None, torch.zeros(ODD), None], [optimizer], dropped=True) == OF_ODD
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.large, self.unused = nn.Parameter(torch.ones(LARGE)), nn.Parameter(torch.ones(LARGE))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.large * x.sum()).mean()
+
+
+def dropped_first(model: Model, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> Any:
+    optimizer.zero_grad()
+    loss = model(x)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def dropped_last(model: Model, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> Any:
+    loss = model(x)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def added_to(model: Model, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> Any:
+    loss = model(x)
+    loss.backward()
+    return loss.detach()
+
+
+def zeroed(model: Model, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> Any:
+    optimizer.zero_grad(set_to_none=False)
+    loss = model(x)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+@pytest.mark.parametrize(
+    ("body", "room"), [(dropped_first, OF_LARGE), (dropped_last, 2 * OF_LARGE), (added_to, 0), (zeroed, 0)]
+)
+def test_a_new_pool_gets_room_for_them(body: Callable[..., Any], room: int) -> None:
+    """`unused` gets no gradient. Where none stands before a call, that does not show."""
+    outcomes = []
+    for captured in (False, True):
+        model, device = Model(), CpuDevice()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor, model: Any = model, optimizer: Any = optimizer) -> Any:
+            return body(model, optimizer, x)
+
+        run = GraphedStep(step, device=device) if captured else step
+        sizes = [2] * 6 + [3] * 6  # two recordings, in one pool
+        outcomes.append([run(torch.full((size,), 0.1 * index)) for index, size in enumerate(sizes)])
+        outcomes.append([model.large.detach()])
+        if captured:
+            assert isinstance(run, GraphedStep)
+            assert len(run.report().recordings) == 2 and run.report().refusals == ()
+            assert device.rooms == [room]
+    for eager, mine in zip(outcomes[:2], outcomes[2:], strict=True):
+        assert all(map(torch.equal, eager, mine))
