@@ -25,8 +25,8 @@ def parameters() -> list[nn.Parameter]:
 def test_gradients_that_are_dropped_count_and_small_ones_do_not() -> None:
     found = parameters()
     before = [torch.zeros_like(one) for one in found]
-    assert room_for_gradients(found, before, [], dropped=True) == OF_LARGE + OF_ODD
-    assert room_for_gradients(found, before, [], dropped=False) == 0
+    assert room_for_gradients(found, before, [], dropped=True, made=set()) == OF_LARGE + OF_ODD
+    assert room_for_gradients(found, before, [], dropped=False, made=set()) == 0
 
 
 def test_where_there_is_none_those_count_that_an_optimizer_trains() -> None:
@@ -34,16 +34,24 @@ def test_where_there_is_none_those_count_that_an_optimizer_trains() -> None:
     optimizer = torch.optim.SGD([{"params": [found[0]]}, {"params": [found[2]]}], lr=0.1)
     nothing: list[torch.Tensor | None] = [None] * 3
     for dropped in (True, False):
-        assert room_for_gradients(found, nothing, [optimizer], dropped=dropped) == OF_LARGE
-        assert room_for_gradients(found, nothing, [], dropped=dropped) == 0
+        assert room_for_gradients(found, nothing, [optimizer], dropped=dropped, made=set()) == OF_LARGE
+        assert room_for_gradients(found, nothing, [], dropped=dropped, made=set()) == 0
     found[0].requires_grad_(False)
-    assert room_for_gradients(found, nothing, [optimizer], dropped=False) == 0
+    assert room_for_gradients(found, nothing, [optimizer], dropped=False, made=set()) == 0
+
+
+def test_where_there_is_none_those_count_that_an_earlier_call_left() -> None:
+    found = parameters()
+    optimizer = torch.optim.SGD(found, lr=0.1)
+    made = {id(found[1]), id(found[2])}
+    assert room_for_gradients(found, [None] * 3, [optimizer], dropped=False, made=made) == OF_ODD
+    assert room_for_gradients(found, list(map(torch.zeros_like, found)), [optimizer], dropped=False, made=made) == 0
 
 
 def test_where_one_stands_the_others_are_not_made() -> None:
     found = parameters()
     optimizer = torch.optim.SGD(found, lr=0.1)
-    assert room_for_gradients(found, [None, torch.zeros(ODD), None], [optimizer], dropped=True) == OF_ODD
+    assert room_for_gradients(found, [None, torch.zeros(ODD), None], [optimizer], dropped=True, made=set()) == OF_ODD
 
 
 class Model(nn.Module):
@@ -71,6 +79,12 @@ def dropped_last(model: Model, optimizer: torch.optim.Optimizer, x: torch.Tensor
     return loss.detach()
 
 
+def made_alone(model: Model, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> Any:
+    loss = model(x)
+    loss.backward()
+    return loss.detach()
+
+
 def added_to(model: Model, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> Any:
     loss = model(x)
     loss.backward()
@@ -86,7 +100,8 @@ def zeroed(model: Model, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> A
 
 
 @pytest.mark.parametrize(
-    ("body", "room"), [(dropped_first, OF_LARGE), (dropped_last, 2 * OF_LARGE), (added_to, 0), (zeroed, 0)]
+    ("body", "room"),
+    [(dropped_first, OF_LARGE), (dropped_last, 2 * OF_LARGE), (made_alone, OF_LARGE), (added_to, 0), (zeroed, 0)],
 )
 def test_a_new_pool_gets_room_for_them(body: Callable[..., Any], room: int) -> None:
     """`unused` gets no gradient. Where none stands before a call, that does not show."""
@@ -100,7 +115,11 @@ def test_a_new_pool_gets_room_for_them(body: Callable[..., Any], room: int) -> N
 
         run = GraphedStep(step, device=device) if captured else step
         sizes = [2] * 6 + [3] * 6  # two recordings, in one pool
-        outcomes.append([run(torch.full((size,), 0.1 * index)) for index, size in enumerate(sizes)])
+        outcomes.append([])
+        for index, size in enumerate(sizes):
+            if body is made_alone:
+                optimizer.zero_grad()
+            outcomes[-1].append(run(torch.full((size,), 0.1 * index)))
         outcomes.append([model.large.detach()])
         if captured:
             assert isinstance(run, GraphedStep)

@@ -133,7 +133,7 @@ class CallRecorder(ABC):
         progress.numbers = numbers
         progress.outside, progress.generators, progress.draws = seen.outside, seen.generators, seen.draws
         progress.kept_casts = seen.kept_casts
-        progress.drops_gradients = seen.drops_gradients
+        progress.drops_gradients, progress.gradients = seen.drops_gradients, seen.gradients
         progress.host = HostTensors(on_the_host(call.state.tensors, device.holds))
         progress.saw(call.tensors)
         progress.bound(seen.running)

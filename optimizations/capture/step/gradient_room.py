@@ -7,12 +7,13 @@ the forward computes gets many small pieces, into which no gradient fits later, 
 is free again at once.
 
 That is of use only if gradients are made there. So those count that the step lets go of. Where no parameter has one
-before a call, as behind a `zero_grad` at its end, those count that parameters of the step's optimizers will have.
+before a call, those count that an observed call left, and if it left none, as with a `zero_grad` at its end, those that
+parameters of the step's optimizers will have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 import torch
 
@@ -31,14 +32,18 @@ def room_for_gradients(
     optimizers: Iterable[torch.optim.Optimizer],
     *,
     dropped: bool,
+    made: Set[int],
 ) -> int:
     """Bytes of the gradients that a call makes. Note [Room for gradients].
 
-    `before`: the gradient of each parameter before the call. `dropped`: the call lets go of these.
+    `before`: the gradient of each parameter before the call. `dropped`: the call lets go of these. `made`: identities
+    of parameters that had one behind an earlier call.
     """
     there = [parameter for parameter, gradient in zip(parameters, before, strict=True) if gradient is not None]
     if there:
         found = there if dropped else []
+    elif made:
+        found = [parameter for parameter in parameters if id(parameter) in made]
     else:
         groups = [group.get("params", ()) for optimizer in optimizers for group in optimizer.param_groups]
         trained = {id(parameter) for group in groups for parameter in group if parameter.requires_grad}

@@ -65,7 +65,8 @@ class Observed:
     """What a call did. `structure` is of what it returned, `outside` where it read tensors it did not make,
     `kept_casts` whether casts that autocast keeps may be among these, `asked` whether it asked if it is captured
     before anything was refused, `host_draws` what it drew on the host, where that decides nothing, `drops_gradients`
-    whether it let go of gradients from before, unread, `running` where values stand that it read and bound again.
+    whether it let go of gradients from before, unread, `gradients` which parameters (identities) had one behind it,
+    `running` where values stand that it read and bound again.
     `set_up`: something was compiled or tuned meanwhile, so that the rest says nothing about the next call."""
 
     returned: Any
@@ -80,6 +81,7 @@ class Observed:
     set_up: bool
     host_draws: HostDraws
     drops_gradients: bool
+    gradients: frozenset[int]
     running: Places = frozenset()
 
 
@@ -169,6 +171,9 @@ def observe(
         set_up=observer.set_up,
         host_draws=host_random.draws(*of_results) if draws_unused else HostDraws(),
         drops_gradients=earlier.dropped(after, observer.outside.keys() - observer.taken_over),
+        gradients=frozenset(
+            id(one) for one, gradient in zip(call.parameters, after, strict=True) if gradient is not None
+        ),
         running=places_of(running),
     )
 

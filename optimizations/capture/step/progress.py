@@ -48,10 +48,11 @@ class Progress:
     where that is said to decide nothing. `host`: tensors in CPU memory, as the last observed call left them. `asked`:
     it asks whether it is captured, and is told `as_captured`. `numbers`: what it read in Python, and `suspects` which
     of these changed when calls differed; `agrees` whether the last observed call did what the one before did, if that
-    is known. `drops_gradients`: it let go of gradients from before, unread. `needs_gradients`: a capture did not, so
-    they are not set aside again. `running`: where values stand that it reads and binds again, `others` how often
-    something else stood there. `unread`: what changes in libraries' objects and none of these calls read, None before
-    the first. `refusal`: why its calls run as they are, where others of their signature are replayed, or may be."""
+    is known. `drops_gradients`: it let go of gradients from before, unread. `gradients`: which parameters (identities)
+    had one behind it. `needs_gradients`: a capture did not let go of them, so they are not set aside again. `running`:
+    where values stand that it reads and binds again, `others` how often something else stood there. `unread`: what
+    changes in libraries' objects and none of these calls read, None before the first. `refusal`: why its calls run as
+    they are, where others of their signature are replayed, or may be."""
 
     trace: Sequence[Operation] = ()
     returned: Hashable = None
@@ -75,6 +76,7 @@ class Progress:
     suspects: Suspects = field(default_factory=Suspects)
     agrees: bool | None = None
     drops_gradients: bool = False
+    gradients: frozenset[int] = frozenset()
     needs_gradients: bool = False
     running: frozenset[tuple[int, Any]] = frozenset()
     others: int = 0

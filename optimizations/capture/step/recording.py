@@ -223,7 +223,11 @@ def capture(
         for copy in fused:  # a kernel is loaded when it is launched first, and not in a capture
             copy.copy()
     room = room_for_gradients(
-        call.parameters, call.before, call.state.optimizers.values(), dropped=progress.drops_gradients
+        call.parameters,
+        call.before,
+        call.state.optimizers.values(),
+        dropped=progress.drops_gradients,
+        made=progress.gradients,
     )
     carried: list[tuple[torch.Tensor, torch.Tensor]] = []
     with rates.as_tensors(), _no_casts_of_the_graph_kept(observer, progress):
