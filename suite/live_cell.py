@@ -137,6 +137,8 @@ class LiveCell:
         self._compilation.take_optimizer_in()
         instance = self._program.instance
         restart_peak(instance.device)
+        if instance.device.type != "cuda":
+            gc.collect()  # what is garbage now would stay
         gc.freeze()  # or each block would wait for a walk over all that torch has imported
         return Prepared(
             parameters=instance.parameters,
