@@ -591,6 +591,20 @@ def gradient_of_the_batch(device: str) -> Refused:
 
 
 @refused
+def the_shape_of_the_batch(device: str) -> Refused:
+    """It is still the memory from before."""
+    model = network(device)
+    train = trained(model)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        batch["x"].t_()
+        return loss
+
+    return Refused(step, model, "changes argument 0['x'] itself", line=False)
+
+
+@refused
 def number_that_changes(device: str) -> Refused:
     model = network(device)
     train = trained(model)

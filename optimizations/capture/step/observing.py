@@ -29,7 +29,7 @@ from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.running_values import Places, places_of, running_values
 from optimizations.capture.step.surroundings import ambient
-from optimizations.capture.step.tensor_marks import TensorMarks
+from optimizations.capture.step.tensor_marks import Look, TensorMarks, look
 from optimizations.report.steps import Refusal
 
 CHECKPOINT_DRAWS = Refusal(
@@ -328,15 +328,16 @@ def _taken_apart(value: Any) -> tuple[Hashable, list[torch.Tensor]]:
     return flatten(value, tensors), tensors
 
 
-def _mark(tensor: torch.Tensor) -> tuple[bool, bool, int]:
-    return tensor.requires_grad, tensor.grad is not None, tensor.data_ptr()
+def _mark(tensor: torch.Tensor) -> tuple[Look, bool, int]:
+    return look(tensor), tensor.grad is not None, tensor.data_ptr()
 
 
-def _changed_arguments(call: Call, marks: Sequence[tuple[bool, bool, int]]) -> Iterator[Refusal]:
+def _changed_arguments(call: Call, marks: Sequence[tuple[Look, bool, int]]) -> Iterator[Refusal]:
     for tensor, label, mark in zip(call.tensors, call.labels, marks, strict=False):
         if _mark(tensor) != mark:
             yield Refusal(
-                f"changes {label} itself (its requires_grad, gradient or memory)", "work on `detach()` of it, or a copy"
+                f"changes {label} itself (its requires_grad, gradient, shape or memory)",
+                "work on `detach()` of it, or a copy",
             )
 
 
