@@ -414,6 +414,18 @@ def test_what_stands_in_and_on_arguments_is_seen(name: str) -> None:
     assert call.report().refusals == ()
 
 
+def test_a_step_that_asks_whether_its_batch_is_a_parameter_is_told() -> None:
+    def step(given: torch.Tensor) -> torch.Tensor:
+        return given * (3.0 if isinstance(given, torch.nn.Parameter) else 2.0)
+
+    call = GraphedStep(step, device=CpuDevice())
+    for index in range(20):
+        x = torch.randn(3)
+        given = torch.nn.Parameter(x, requires_grad=False) if index % 2 else x
+        assert torch.equal(call(given), step(given))
+    assert (call.report().replays, len(call.report().recordings), call.report().refusals) == (20 - 5, 2, ())
+
+
 TRANSFORMS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor], torch.Tensor], torch.Tensor]] = {
     "vmap": lambda function, x: torch.vmap(function)(x.expand(4, 3)),
     "grad": lambda function, x: torch.func.grad(lambda y: function(y).sum())(x),

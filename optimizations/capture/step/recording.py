@@ -202,6 +202,9 @@ def capture(
     with device.here():
         inputs = CopiedInputs(call.tensors, in_place)
     placeholders = list(inputs.recording_inputs)
+    for tensor, placeholder in zip(call.tensors, placeholders, strict=True):
+        if type(tensor) is torch.nn.Parameter and placeholder is not tensor:  # code may ask for its class
+            placeholder.__class__ = torch.nn.Parameter
     stand_ins = iter(placeholders)
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
     given = Given(args, kwargs)
