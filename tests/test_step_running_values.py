@@ -192,6 +192,24 @@ def a_window_of_losses_and_the_best() -> Made:
 
 
 @running
+def values_from_before_that_are_only_returned() -> Made:
+    """No operator reads them. One is returned as it is, one as a view, and one stands in a list."""
+    train = trained()
+    state = SimpleNamespace(loss=torch.zeros(()), rows=torch.zeros(6, 8), last=[torch.zeros(())])
+
+    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        loss, rows, last = state.loss, state.rows, state.last[0]
+        state.loss, state.rows, state.last[0] = train(batch), batch["x"] * 2, batch["x"].mean()
+        return loss, rows[1:], last
+
+    def between(index: int) -> None:
+        if index == 9:
+            state.rows = torch.ones(6, 8)
+
+    return step, lambda: [state.loss, state.rows, *state.last], between
+
+
+@running
 def a_sum_that_is_written_and_bound_again() -> Made:
     """The tensor from before is written too, and the program sees that."""
     train, state = trained(), SimpleNamespace(total=torch.zeros(()))

@@ -96,6 +96,7 @@ def run_once(
     run.refusals += [_sets(names, "an argument") for mark in marks if (names := names_of_attributes(mark))]
     results: list[torch.Tensor] = []
     run.structure = flatten(returned, results)
+    observer.returned = frozenset(map(storage, results))
     with observer.unseen():
         # What the first run adds, later ones bind again: its backward reads something, too.
         kept = kept_results(state, snapshot, observer, added=first is None)

@@ -94,6 +94,8 @@ class Observer(torch_internals.TorchDispatchMode):
         host_generators: identities of generators of the host whose draws decide nothing.
         given: storages of arguments, of which parts are not told from each other: two may be parts of one storage, at
             another distance in each call.
+        returned: storages of what the call returned, once it is through. What an attribute held before is read by that,
+            too, without an operator.
 
     `known`: names of tensors that live as long as the call, by where their storages lie. `keeps_workspace`: see
     `Device`.
@@ -137,6 +139,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.taken_over: set[int] = set()
         self.reseeding: Reseeding | None = None
         self.default_generator: torch.Generator | None = None
+        self.returned: frozenset[int] = frozenset()
         self.compares_values = False
         self.host_generators: frozenset[int] = frozenset()
         self.given: frozenset[int] = frozenset()

@@ -127,6 +127,7 @@ def observe(
             observer,
         ):
             with_tensors = step(*call.args, **call.kwargs)
+        observer.returned = storages_of(with_tensors)
         kept = kept_results(call.state, snapshot, observer)
         running = running_values(call.state, snapshot, device.holds, but=kept)
         both = places_of(kept) | places_of(running)
@@ -217,7 +218,14 @@ def kept_results(
 
 
 def _is_read(tensor: torch.Tensor, observer: Observer) -> bool:
-    return storage(tensor) in observer.outside and tensor.numel() > 0
+    return (storage(tensor) in observer.outside or storage(tensor) in observer.returned) and tensor.numel() > 0
+
+
+def storages_of(nest: Any) -> frozenset[int]:
+    """Where the tensors in a nest lie."""
+    tensors: list[torch.Tensor] = []
+    flatten(nest, tensors)
+    return frozenset(map(storage, tensors))
 
 
 def call_changes(

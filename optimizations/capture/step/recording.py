@@ -42,6 +42,7 @@ from optimizations.capture.step.observing import (
     changed_itself,
     host_generators,
     kept_results,
+    storages_of,
 )
 from optimizations.capture.step.operations import first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
@@ -258,6 +259,7 @@ def capture(
             ):
                 returned = step(*args, **kwargs)
             observer.launches = observer.before_write = None
+            observer.returned = storages_of(returned)
             results = kept_results(call.state, snapshot, observer, progress.running)
             if carry:
                 made = [entry.current() for entry in running]
