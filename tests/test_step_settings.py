@@ -605,6 +605,27 @@ def test_a_setting_by_which_kernels_are_chosen_has_a_graph_of_its_own(name: str)
     assert (report.refusals, len(report.recordings), report.replays) == ((), 2, 16 - 3 - 2)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_dtype_of_regions_inside_of_the_step_has_a_graph_of_its_own(device: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu"):
+            product = x @ x
+        return product * (2 if torch.get_autocast_dtype(device) is torch.bfloat16 else 3)
+
+    before = torch.get_autocast_dtype(device)
+    step = GraphedStep(function, device=CpuDevice())
+    try:
+        for index in range(16):
+            torch.set_autocast_dtype(device, torch.bfloat16 if index < 6 or index >= 12 else torch.float16)
+            x = torch.randn(3, 3)
+            found, expected = step(x), function(x)
+            assert found.dtype is expected.dtype and torch.equal(found, expected)
+    finally:
+        torch.set_autocast_dtype(device, before)
+    report = step.report()
+    assert (report.refusals, len(report.recordings), report.replays) == ((), 2, 16 - 3 - 2)
+
+
 @pytest.mark.parametrize("of", ["conv", "rnn"])
 def test_another_precision_of_cudnn_has_a_graph_of_its_own(of: str) -> None:
     held = getattr(torch.backends.cudnn, of)

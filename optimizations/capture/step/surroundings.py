@@ -76,9 +76,11 @@ KERNELS: tuple[Callable[[], Hashable], ...] = (
     torch_internals.math_in_half,
     torch_internals.cudnn_attention_enabled,
     torch.is_autocast_cache_enabled,
+    *(functools.partial(torch.get_autocast_dtype, of) for of in ("cuda", "cpu")),
 )
 """What kernels depend on, for all that PyTorch's guard of settings does not know (`GlobalStateGuard`): precision of
-float32 products, convolutions and recurrent networks; cuDNN; kinds of attention; whether autocast keeps its casts."""
+float32 products, convolutions and recurrent networks; cuDNN; kinds of attention; whether autocast keeps its casts, and
+the dtype that a region in the step has unless it names one: that guard knows it of regions around the step only."""
 
 
 def kernels_now() -> tuple[Hashable, ...]:
@@ -97,9 +99,7 @@ def ambient() -> Hashable:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("cuda"),
-        torch.get_autocast_dtype("cuda"),
         torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cpu"),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
