@@ -76,12 +76,17 @@ Key = tuple[int, str]
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """An entry of a parameter group, the number that was seen in it last (None: unknown), and the optimizer."""
+    """An entry of a parameter group, the number that was seen in it last (None: unknown), and the optimizer.
+
+    `set_inside`: the step itself puts other numbers there, perhaps made of the one before. It is given numbers then: of
+    a tensor it would make one that is rounded, and that the program goes on with.
+    """
 
     group: dict[str, Any]
     name: str
     seen: Any
     optimizer: weakref.ref[torch.optim.Optimizer]
+    set_inside: bool = False
 
     @property
     def key(self) -> Key:
@@ -96,6 +101,8 @@ class _Watched:
         self.group[self.name] = value if self.name == RATE else (value, *self.group[BETAS][1:])
 
     def takes_a_tensor(self) -> bool:
+        if self.set_inside:
+            return False
         return made_for_graphs(self.group) if self.name == RATE else takes_betas(self.optimizer(), self.group)
 
     def lasts(self) -> bool:
@@ -249,6 +256,7 @@ class LearningRates:
             for one in self._watched
             if (tensor := self.standing.get(one.key)) is not None
         ]
+        numbers = [(one, one.number()) for one in self._watched if one.key not in self.standing]
         for one, _, tensor, _ in standing:
             one.put(tensor)
         has_betas = any(one.name == BETAS for one, *_ in standing)
@@ -256,6 +264,8 @@ class LearningRates:
             with tensors_for_numbers() if has_betas else contextlib.nullcontext():
                 yield
         finally:
+            for one, number in numbers:
+                one.set_inside = one.set_inside or one.number() is not number
             for one, before, tensor, version in standing:
                 if tensor._version != version:
                     one.seen = None  # it holds another number than was written
