@@ -6,11 +6,13 @@ Others are in `test_step_settings`.
 from __future__ import annotations
 
 import array
+import builtins
 import configparser
 import contextvars
 import enum
 import functools
 import logging
+import math
 import operator
 import os
 import sys
@@ -735,6 +737,70 @@ def such_a_name_among_the_attributes() -> Case:
     one = Rates()
     vars(one)["weight-of"] = 2.0
     return lambda: one.__dict__["weight-of"], lambda: vars(one).update({"weight-of": 3.0})
+
+
+@case
+def an_attribute_that_a_weight_gets_later() -> Case:
+    model = nn.Linear(2, 2)
+    return lambda: sum(getattr(one, "weight_of", 1.0) for one in model.parameters()), lambda: setattr(
+        model.bias, "weight_of", 2.0
+    )
+
+
+@case
+def an_attribute_that_a_function_gets_later() -> Case:
+    def function() -> None:
+        pass
+
+    return lambda: getattr(function, "weight_of", 2.0), lambda: setattr(function, "weight_of", 3.0)
+
+
+@case
+def a_function_of_pythons_that_a_variable_hides_later() -> Case:
+    scope: dict[str, Any] = {}
+    exec("def read():\n    return abs(2.0)", scope)  # noqa: S102
+    return scope["read"], lambda: scope.update(abs=lambda value: value + 1)
+
+
+@pytest.fixture(autouse=True)
+def without_a_number_in_libraries() -> Iterator[None]:
+    yield
+    for module in _LIBRARIES:
+        vars(module).pop("weight_of_a_test", None)
+
+
+_LIBRARIES = (builtins, math, torch, torch.utils.data)
+
+
+def number_in(module: types.ModuleType, read: Callable[[], float]) -> Case:
+    vars(module)["weight_of_a_test"] = 2.0
+    return read, lambda: setattr(module, "weight_of_a_test", 3.0)
+
+
+@case
+def a_number_that_the_program_puts_into_python() -> Case:
+    return number_in(builtins, lambda: weight_of_a_test)  # type: ignore[name-defined]  # noqa: F821
+
+
+@case
+def a_number_that_the_program_puts_into_a_module_of_pythons() -> Case:
+    return number_in(math, lambda: math.weight_of_a_test)  # type: ignore[attr-defined, no-any-return]
+
+
+@case
+def a_number_that_the_program_puts_into_a_library() -> Case:
+    return number_in(torch, lambda: torch.weight_of_a_test)
+
+
+@case
+def a_number_that_the_program_puts_into_a_part_of_a_library() -> Case:
+    return number_in(torch.utils.data, lambda: torch.utils.data.weight_of_a_test)  # type: ignore[attr-defined, no-any-return]
+
+
+@case
+def a_function_in_a_library_that_the_program_exchanges() -> Case:
+    torch.weight_of_a_test = lambda: 2.0  # type: ignore[attr-defined]
+    return lambda: torch.weight_of_a_test(), lambda: setattr(torch, "weight_of_a_test", lambda: 3.0)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

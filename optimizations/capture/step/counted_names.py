@@ -79,7 +79,8 @@ class CountedNames:
     Attributes:
         attributes: names of attributes.
         of_others: those that are only of objects of libraries.
-        asked: those that code may ask for by `getattr` or `hasattr`: classes and modules may get them later.
+        asked: those that code may ask for by `getattr` or `hasattr`: classes, modules, functions and tensors may get
+            them later.
         strings: what stands in data: names too, where code looks attributes up by a variable.
         keys: other names and strings in code.
         named: all that occurs there, at whatever place.

@@ -45,6 +45,8 @@ class FunctionMembers:
         self.names = CountedNames()
         self._functions: list[Function] = []
         self._sparse: list[Container] = []
+        self._shadowed: dict[int, set[str]] = {}
+        self._in_libraries: set[tuple[int, str]] = set()
 
     def _note_parts(self, path: str, value: Any, names: tuple[str, ...]) -> None:
         self.state.containers.append(Container(Parts(value, names), path, is_attributes=True, names=set(names)))
@@ -68,8 +70,7 @@ class FunctionMembers:
         self.state.code.append(function.__code__)
         self._note_parts(path, function, PARTS_OF_FUNCTIONS)
         uses, asked = self.names.take_in(function, named)
-        if vars(function):
-            self._sparse.append(Container(vars(function), path, is_attributes=True, names=set()))
+        self._sparse.append(Container(vars(function), path, is_attributes=True, names=set()))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             yield name, cell
         if function.__kwdefaults__:
@@ -84,12 +85,17 @@ class FunctionMembers:
         missing = {name for name in named.difference(scope) if (name,) in loads(function.__code__)}
         if "globals" in named:
             missing.update(name for name in strings(function.__code__) if name not in scope)
-        absent = frozenset(name for name in missing if not hasattr(builtins, name))
+        known = self._shadowed.setdefault(id(scope), set())
+        absent = frozenset(missing.difference(known))
+        built_in = {name for name in absent if hasattr(builtins, name)}
+        known |= built_in  # each is looked for once, however many functions name it
+        for name in built_in:
+            yield from self._put_in_a_library(name, builtins, name)
         variables = Container(Scope(scope, used), "", absent=absent)
         self.state.containers.append(variables)
         imported = dict(_imported(function, named - used))
         for owner, *rest in chains(function.__code__):
-            yield from _put_in_a_library(".".join((owner, *rest)), scope.get(owner), rest)
+            yield from self._taken_from_a_library(".".join((owner, *rest)), scope.get(owner), rest)
         modules: list[tuple[str, types.ModuleType, Container]] = []
         for name, value in [*((name, scope[name]) for name in sorted(used)), *sorted(imported.items())]:
             if isinstance(value, types.ModuleType) and is_users(value.__name__):
@@ -107,6 +113,33 @@ class FunctionMembers:
                 yield name, value
         self._functions.append(Function(function, variables, tuple(modules)))
 
+    def _taken_from_a_library(self, path: str, owner: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        """What the program may have put into a module of a library, from which code takes it."""
+        module, last = None, ""
+        found = owner
+        for name in names:
+            if not isinstance(found, types.ModuleType) or is_users(found.__name__):
+                return
+            module, last = found, name
+            found = vars(found).get(name)
+        if module is not None:
+            yield from self._put_in_a_library(path, module, last)
+
+    def _put_in_a_library(self, path: str, module: types.ModuleType, name: str) -> Iterator[tuple[str, Any]]:
+        """What stands there under this name, if it is the program's, or a number that it may set."""
+        found = vars(module).get(name)
+        if isinstance(found, types.ModuleType) or (id(module), name) in self._in_libraries:
+            return
+        own = is_users_file(found.__code__.co_filename) if isinstance(found, types.FunctionType) else is_own(found)
+        if own or (type(found) in _NUMBERS and name in vars(module)):
+            self._in_libraries.add((id(module), name))
+            held = Container(Scope(vars(module), {name}), module.__name__, is_attributes=True, names={name})
+            self.state.containers.append(held)
+            yield path, found
+
+
+_NUMBERS = (bool, int, float, complex, str, bytes, type(None))
+
 
 def _imported(function: types.FunctionType, named: Iterable[str]) -> Iterator[tuple[str, types.ModuleType]]:
     """The program's own modules that a function may import or look up itself, by their names."""
@@ -118,19 +151,6 @@ def _imported(function: types.FunctionType, named: Iterable[str]) -> Iterator[tu
     for name in found:
         if is_users(name) and isinstance(module := sys.modules.get(name), types.ModuleType):
             yield name, module
-
-
-def _put_in_a_library(path: str, owner: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """What the program has put into a module of a library, from which code takes it."""
-    found = owner
-    for name in names:
-        if not isinstance(found, types.ModuleType) or is_users(found.__name__):
-            return
-        found = vars(found).get(name)
-    if found is owner or isinstance(found, types.ModuleType):
-        return
-    if is_users_file(found.__code__.co_filename) if isinstance(found, types.FunctionType) else is_own(found):
-        yield path, found
 
 
 def is_own(value: Any) -> bool:

@@ -131,7 +131,7 @@ class Members(FunctionMembers):
             if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # holds the tensors it stands for
                 state.containers.append(Container(vars(value), path, is_attributes=True, always_read=True))
                 yield from ((f"{path}.{name}", member) for name, member in list(vars(value).items()))
-            elif attributes := attributes_of(value):
+            elif (attributes := attributes_of(value)) is not None:
                 self._sparse.append(Container(attributes, path, is_attributes=True, names=set()))
             if is_users(type(value).__module__):
                 self._of_code(path, type(value))

@@ -245,7 +245,7 @@ class _Walk(Members):
                     self.state.containers.append(container)
                 container.names.add(name)
                 self._waiting.append((f"{container.path}.{name}", content[name]))
-            if scope is not None and (absent := self.names.asked.difference(content)):
+            if not isinstance(container.held, ClassData) and (absent := self.names.asked.difference(content)):
                 if not container.names and not container.absent:
                     self.state.containers.append(container)
                 container.absent = frozenset(absent)
