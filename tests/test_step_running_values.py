@@ -262,6 +262,25 @@ def the_state_of_an_optimizer() -> Made:
     return lambda batch: train(batch).detach(), lambda: list(model.parameters()), nothing
 
 
+def test_a_value_from_before_that_becomes_a_gradient_is_refused() -> None:
+    model = network("cpu")
+    train = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    weight = model[0].weight
+    state = SimpleNamespace(before=torch.zeros_like(weight))
+
+    def function(batch: dict[str, torch.Tensor]) -> None:
+        loss = train(batch).detach()
+        weight.grad, state.before = state.before, loss.expand(weight.shape).clone()
+
+    step = GraphedStep(function, device=CpuDevice())
+    for batch in batches("cpu", CALLS):
+        before = state.before
+        step(*batch)
+        assert weight.grad is before
+    (refusal,) = step.report().refusals
+    assert "state.before is bound to another tensor" in refusal.reason
+
+
 def outcome(made: Made, step: Step) -> list[torch.Tensor]:
     _, kept, between = made
     found: list[Any] = []

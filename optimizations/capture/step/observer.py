@@ -94,8 +94,8 @@ class Observer(torch_internals.TorchDispatchMode):
         host_generators: identities of generators of the host whose draws decide nothing.
         given: storages of arguments, of which parts are not told from each other: two may be parts of one storage, at
             another distance in each call.
-        returned: storages of what the call returned, once it is through. What an attribute held before is read by that,
-            too, without an operator.
+        returned: storages of what the call returned, or left in `.grad`, once it is through. What an attribute held
+            before is read by that, too, without an operator.
 
     `known`: names of tensors that live as long as the call, by where their storages lie. `keeps_workspace`: see
     `Device`.

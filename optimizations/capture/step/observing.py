@@ -127,7 +127,7 @@ def observe(
             observer,
         ):
             with_tensors = step(*call.args, **call.kwargs)
-        observer.returned = storages_of(with_tensors)
+        observer.returned = storages_of([with_tensors, gradients(call.parameters)])
         kept = kept_results(call.state, snapshot, observer)
         running = running_values(call.state, snapshot, device.holds, but=kept)
         both = places_of(kept) | places_of(running)

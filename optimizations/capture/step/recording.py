@@ -203,8 +203,8 @@ def capture(
     with device.here():
         inputs = CopiedInputs(call.tensors, in_place)
     placeholders = list(inputs.recording_inputs)
-    for tensor, placeholder in zip(call.tensors, placeholders, strict=True):
-        if type(tensor) is torch.nn.Parameter and placeholder is not tensor:  # code may ask for its class
+    for input_given, placeholder in zip(call.tensors, placeholders, strict=True):
+        if type(input_given) is torch.nn.Parameter and placeholder is not input_given:  # code may ask for its class
             placeholder.__class__ = torch.nn.Parameter
     stand_ins = iter(placeholders)
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
@@ -259,7 +259,7 @@ def capture(
             ):
                 returned = step(*args, **kwargs)
             observer.launches = observer.before_write = None
-            observer.returned = storages_of(returned)
+            observer.returned = storages_of([returned, gradients(call.parameters)])
             results = kept_results(call.state, snapshot, observer, progress.running)
             if carry:
                 made = [entry.current() for entry in running]
