@@ -808,6 +808,26 @@ def test_a_change_is_seen(name: str) -> None:
     CASES.check(name, most_behind=8)
 
 
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * getattr(scaled, "by", 1.0) + scaled.added  # type: ignore[attr-defined, no-any-return]
+
+
+def test_what_the_program_keeps_in_a_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code finds the step under the name of the function. What that had before, the step has."""
+    scaled.added = 1.0  # type: ignore[attr-defined]
+    step: Any = GraphedStep(scaled, device=CpuDevice())
+    monkeypatch.setitem(globals(), "scaled", step)
+    for index in range(18):
+        if index == 6:
+            step.by = 2.0
+        if index == 12:
+            step.added = 3.0
+        x = torch.randn(3)
+        assert torch.equal(step(x), x * (2.0 if index >= 6 else 1.0) + (3.0 if index >= 12 else 1.0))
+    assert step.report().replays >= 18 - 3 - 5 and step.report().refusals == ()
+    assert vars(step).keys() - step.own_attributes == {"by", "added"}
+
+
 class Samples(torch.utils.data.Dataset[int]):
     """More than is looked through."""
 

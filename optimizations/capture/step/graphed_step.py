@@ -59,7 +59,11 @@ _steps: WeakRegistry[GraphedStep] = WeakRegistry()
 
 
 class GraphedStep(CallRecorder):
-    """A step function that is replayed as CUDA graphs where that is possible. `options` are those of `graph_step`."""
+    """A step function that is replayed as CUDA graphs where that is possible. `options` are those of `graph_step`.
+
+    Attributes:
+        own_attributes: names of all others than those that the program keeps in it.
+    """
 
     def __init__(
         self,
@@ -79,6 +83,10 @@ class GraphedStep(CallRecorder):
         self._lock = threading.Lock()
         self._thread: int | None = None
         super().__init__(step, device, StepOptions(**options))
+        self.own_attributes = frozenset({*vars(self), "own_attributes"})
+        for name, value in vars(step).items() if isinstance(step, types.FunctionType) else ():
+            if name not in self.own_attributes and not name.startswith("__"):  # as `functools.wraps` does it
+                setattr(self, name, value)
         _steps.add(self)
 
     def _start(self) -> None:

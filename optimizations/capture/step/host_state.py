@@ -294,12 +294,27 @@ class Scope(dict):
     def content(self) -> dict[str, Any]:
         return {name: self.scope[name] for name in self.names if name in self.scope}
 
+    def every(self) -> dict[str, Any]:
+        """All that the program may name there."""
+        return self.scope
+
     def clear(self) -> None:
         for name in self.names:
             self.scope.pop(name, None)
 
     def update(self, content: Any) -> None:  # type: ignore[override]
         self.scope.update(content)
+
+
+class StepAttributes(Scope):
+    """What the program keeps in the object that `graph_step` made: all but what that has for itself, `own`."""
+
+    def __init__(self, scope: dict[str, Any], own: frozenset[str]) -> None:
+        super().__init__(scope, set())
+        self.own = own
+
+    def every(self) -> dict[str, Any]:
+        return {name: value for name, value in self.scope.items() if name not in self.own}
 
 
 class ClassCode(Scope):

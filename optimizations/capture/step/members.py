@@ -30,6 +30,7 @@ from optimizations.capture.step.host_state import (
     ContextContent,
     Scope,
     Slots,
+    StepAttributes,
     cell_content,
     is_array,
 )
@@ -192,6 +193,9 @@ class Members(FunctionMembers):
         elif isinstance(value, CACHED):
             yield path, value.__wrapped__
         elif (function := behind_step(value)) is not value:
+            if own := getattr(value, "own_attributes", None):
+                kept = StepAttributes(vars(value), own)
+                self._sparse.append(Container(kept, path, is_attributes=True, names=set()))
             yield path, function
         elif isinstance(value, PARTIALS):
             yield f"{path}.func", value.func

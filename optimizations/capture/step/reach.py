@@ -234,7 +234,7 @@ class _Walk(Members):
         for container in self._sparse:
             assert container.names is not None
             scope = container.held if isinstance(container.held, Scope) else None
-            content = scope.scope if scope is not None else container.content()
+            content = scope.every() if scope is not None else container.content()
             used = self._names_for(container) | self.names.looked_up_unnamed(content)
             for name in used.intersection(content).difference(container.names):
                 if scope is not None:
@@ -245,7 +245,9 @@ class _Walk(Members):
                     self.state.containers.append(container)
                 container.names.add(name)
                 self._waiting.append((f"{container.path}.{name}", content[name]))
-            if not isinstance(container.held, ClassData) and (absent := self.names.asked.difference(content)):
+            if not isinstance(container.held, ClassData) and (
+                absent := self.names.asked.difference(content, getattr(scope, "own", ()))
+            ):
                 if not container.names and not container.absent:
                     self.state.containers.append(container)
                 container.absent = frozenset(absent)
