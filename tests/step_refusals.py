@@ -401,6 +401,31 @@ def result_with_a_gradient(device: str) -> Refused:
     return Refused(step, model, "has a gradient (`.grad`)", line=False)
 
 
+@refused
+def attributes_of_results(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        loss.rows = len(batch["x"])  # type: ignore[attr-defined]
+        return loss
+
+    return Refused(step, model, "sets attributes of what it returns or keeps, a tensor (rows)", line=False)
+
+
+@refused
+def attributes_of_arguments(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        batch["x"].seen = True  # type: ignore[attr-defined]
+        return train(batch)
+
+    return Refused(step, model, "sets attributes of an argument, a tensor (seen)", line=False)
+
+
 class Looked(nn.Module):
     """Its activation, of which the program looks at the gradient behind the step."""
 

@@ -17,6 +17,7 @@ from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.surroundings import ambient
+from optimizations.capture.step.tensor_marks import attributes_set
 from optimizations.report.steps import Refusal
 
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
@@ -208,9 +209,8 @@ def _refused_attributes(name: str, tensor: torch.Tensor) -> Refusal | None:
 
 
 def names_of_attributes(tensor: torch.Tensor) -> str:
-    """Those that the program set; the compiler has its own, and `torch.nn.Buffer`."""
-    names = [name for name in getattr(tensor, "__dict__", ()) if not name.startswith("_dynamo")]
-    return ", ".join(name for name in names if name not in ("persistent", "_is_buffer"))
+    """Of those that the program set."""
+    return ", ".join(attributes_set(tensor))
 
 
 def _check_module(number: int, function: torch.nn.Module) -> None:

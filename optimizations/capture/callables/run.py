@@ -18,7 +18,7 @@ from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step.host_random import HostDraws
 from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.observer import Observer, StepRefused, storage
-from optimizations.capture.step.observing import Given, kept_results
+from optimizations.capture.step.observing import Given, kept_results, sets_attributes
 from optimizations.capture.step.operations import Operation
 from optimizations.captured.displaced import memory_of
 from optimizations.report.steps import Refusal
@@ -93,7 +93,7 @@ def run_once(
     run.from_arguments = frozenset(observer.followed or ())
     run.refusals += containers.changes(*given)
     run.refusals += changed_inputs(marks, looks)
-    run.refusals += [_sets(names, "an argument") for mark in marks if (names := names_of_attributes(mark))]
+    run.refusals += [sets_attributes(names, "an argument") for mark in marks if (names := names_of_attributes(mark))]
     results: list[torch.Tensor] = []
     run.structure = flatten(returned, results)
     observer.returned = frozenset(map(storage, results))
@@ -107,7 +107,7 @@ def run_once(
     run.refusals += strange_results(run.structure, results)
     known = {id(tensor) for tensor in [*marks, *state.tensors.values()]}
     made = [tensor for tensor in results if id(tensor) not in known]
-    run.refusals += [_sets(names, "what it returns") for one in made if (names := names_of_attributes(one))]
+    run.refusals += [sets_attributes(names, "what it returns") for one in made if (names := names_of_attributes(one))]
     outputs = [tensor for tensor in results if tensor.requires_grad and not is_one_of(tensor, marks)]
     if not (training and outputs):
         return run
@@ -242,13 +242,6 @@ def changed_inputs(tensors: Sequence[torch.Tensor], takes_part: Sequence[bool]) 
                 "differentiation into it",
                 "write into a copy of it (`clone()`), and return that",
             )
-
-
-def _sets(names: str, where: str) -> Refusal:
-    return Refusal(
-        f"sets attributes of {where}, a tensor ({names}), and a graph sets none",
-        "return what they hold, as a member of a dict or a tuple",
-    )
 
 
 WRITES_LEAF = Refusal(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.running_values import Places, places_of, running_values
 from optimizations.capture.step.surroundings import ambient
-from optimizations.capture.step.tensor_marks import Look, TensorMarks, look
+from optimizations.capture.step.tensor_marks import Look, TensorMarks, attributes_set, look
 from optimizations.report.steps import Refusal
 
 CHECKPOINT_DRAWS = Refusal(
@@ -111,6 +111,7 @@ def observe(
     asked = forbidden_calls.Asked(as_captured=as_captured)
     host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
     given = Given(call.args, call.kwargs)
+    set_before = [attributes_set(tensor) for tensor in call.tensors]
     of_state = TensorMarks(call.state.tensors)
     marks = [_mark(tensor) for tensor in call.tensors]
     earlier = EarlierGradients(call.before)
@@ -153,6 +154,12 @@ def observe(
         findings.append(NO_COPY)
     if any(map(_has_gradient, [*_made_by(call, returned), *(entry.new for entry in kept)])):
         findings.append(GRADIENT_OF_A_RESULT)
+    if names := _attributes_given(call, set_before):
+        findings.append(sets_attributes(names, "an argument"))
+    if names := ", ".join(
+        name for one in _made_by(call, [returned, *(entry.new for entry in kept)]) for name in attributes_set(one)
+    ):
+        findings.append(sets_attributes(names, "what it returns or keeps"))
     after = gradients(call.parameters)
     findings += _unfinished(returned, backward_ran=observer.in_backward or earlier.replaced(after))
     findings += _wandering(observer, call, earlier.places, seen_outside)
@@ -321,6 +328,25 @@ def _made_by(call: Call, returned: Any) -> list[torch.Tensor]:
     flatten(returned, tensors)
     known = set(map(id, [*call.tensors, *call.state.tensors.values()]))
     return [tensor for tensor in tensors if id(tensor) not in known]
+
+
+def _attributes_given(call: Call, before: Sequence[Mapping[str, Any]]) -> str:
+    """Names of attributes that a call gave its arguments: others than were there, or with another value."""
+    found: dict[str, None] = {}
+    for tensor, then in zip(call.tensors, before, strict=False):
+        now = attributes_set(tensor)
+        found.update(
+            (name, None) for name in then.keys() | now.keys() if then.get(name, found) is not now.get(name, found)
+        )
+    return ", ".join(sorted(found))
+
+
+def sets_attributes(names: str, where: str) -> Refusal:
+    """The refusal for attributes of these names that Python code sets of a tensor."""
+    return Refusal(
+        f"sets attributes of {where}, a tensor ({names}), and a graph sets none",
+        "return what they hold, as a member of a dict or a tuple",
+    )
 
 
 def _has_gradient(tensor: torch.Tensor) -> bool:

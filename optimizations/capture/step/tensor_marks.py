@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -28,6 +29,15 @@ def look(tensor: torch.Tensor) -> Look:
 def looks(tensors: Iterable[torch.Tensor]) -> list[Look]:
     """`look` of each."""
     return list(map(look, tensors))
+
+
+def attributes_set(tensor: torch.Tensor) -> dict[str, Any]:
+    """Those that the program set; the compiler has its own, and `torch.nn.Buffer`."""
+    held = getattr(tensor, "__dict__", {})
+    return {name: held[name] for name in held if not name.startswith("_dynamo") and name not in _OF_BUFFERS}
+
+
+_OF_BUFFERS = ("persistent", "_is_buffer")
 
 
 class TensorMarks:
