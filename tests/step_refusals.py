@@ -258,7 +258,7 @@ def rate_changed_in_the_step(device: str) -> Refused:
         optimizer.param_groups[0]["lr"] *= 0.5
         return loss
 
-    return scheduled(device, change, "changes the learning rate of an optimizer")
+    return scheduled(device, change, "optimizer.param_groups[0]['lr'] changes from")
 
 
 @refused
