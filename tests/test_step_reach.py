@@ -828,6 +828,34 @@ def test_what_the_program_keeps_in_a_step_is_seen(monkeypatch: pytest.MonkeyPatc
     assert vars(step).keys() - step.own_attributes == {"by", "added"}
 
 
+class Scaling:
+    def __init__(self) -> None:
+        self.weight = torch.ones(3)
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight * self.scaled.by  # type: ignore[attr-defined, no-any-return]
+
+
+class ScalingOther(Scaling):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Scaling, ScalingOther])
+def test_what_the_program_keeps_in_a_method_is_seen(kind: type[Scaling], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method of Python has what its function has."""
+    method: Any = GraphedStep(Scaling.scaled, device=CpuDevice())
+    monkeypatch.setattr(Scaling, "scaled", method)
+    method.by = 1.0
+    model: Any = kind()
+    for index in range(14):
+        if index == 8:
+            method.by = 2.0
+        x = torch.randn(3)
+        assert torch.equal(model.scaled(x), x * (2.0 if index >= 8 else 1.0))
+    assert model.scaled.by == 2.0 and not hasattr(model.scaled, "added")
+    assert model.scaled.report().replays >= 14 - 3 - 3 and model.scaled.report().refusals == ()
+
+
 class Samples(torch.utils.data.Dataset[int]):
     """More than is looked through."""
 

@@ -122,6 +122,13 @@ class GraphedStep(CallRecorder):
         bound._of = self, instance
         return steps_of(instance, held).setdefault(self, bound)
 
+    def __getattr__(self, name: str) -> Any:
+        """What the program keeps in the function of a method, as a method of Python has it."""
+        method, _ = vars(self).get("_of") or (None, None)
+        if method is not None and name in vars(method) and name not in method.own_attributes:
+            return vars(method)[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
     def _like(self, step: Callable[..., Any], device: Device | None = None) -> GraphedStep:
         return GraphedStep(step, device=device, **asdict(self._options))
 

@@ -193,9 +193,7 @@ class Members(FunctionMembers):
         elif isinstance(value, CACHED):
             yield path, value.__wrapped__
         elif (function := behind_step(value)) is not value:
-            if own := getattr(value, "own_attributes", None):
-                kept = StepAttributes(vars(value), own)
-                self._sparse.append(Container(kept, path, is_attributes=True, names=set()))
+            self._kept_in_step(path, value)
             yield path, function
         elif isinstance(value, PARTIALS):
             yield f"{path}.func", value.func
@@ -290,8 +288,18 @@ class Members(FunctionMembers):
         self._classes.add(kind)
         if found := data(kind):
             self._sparse.append(Container(ClassData(kind, found), path, is_attributes=True, names=set()))
+        for base in kind.__mro__:
+            for name, value in list(vars(base).items()):
+                if behind_step(value) is not value:
+                    self._kept_in_step(f"{path}.{name}", value)
         if is_users(type(kind).__module__):
             self._of_code(path, type(kind))
+
+    def _kept_in_step(self, path: str, step: Any) -> None:
+        """Attributes of what `graph_step` made that the program gave it."""
+        if (own := getattr(step, "own_attributes", None)) is not None:
+            kept = StepAttributes(vars(step), own)
+            self._sparse.append(Container(kept, path, is_attributes=True, names=set()))
 
     def _of_library(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         """An object of an installed library: which of its attributes its code uses is not known."""
