@@ -10,7 +10,7 @@ import torch
 from graphs_on_cpu import CpuDevice
 from torch import nn
 
-from optimizations.capture.step.gradient_room import ALIGNMENT, SMALL, room_for_gradients
+from optimizations.capture.step.gradient_room import ALIGNMENT, SMALL, carves, room_for_gradients
 from optimizations.capture.step.graphed_step import GraphedStep
 
 LARGE, ODD, LITTLE = 3 * SMALL // 4, SMALL // 4 + 1, SMALL // 4
@@ -48,10 +48,49 @@ def test_where_there_is_none_those_count_that_an_earlier_call_left() -> None:
     assert room_for_gradients(found, list(map(torch.zeros_like, found)), [optimizer], dropped=False, made=made) == 0
 
 
+class Part(torch.Tensor):
+    """Of a tensor that lies on several GPUs, say."""
+
+
+def test_what_stands_for_another_tensor_has_no_size_of_its_own() -> None:
+    found = [torch.zeros(LARGE).as_subclass(Part).requires_grad_(), nn.Parameter(torch.zeros(LARGE))]
+    before = [torch.zeros(LARGE), torch.zeros(LARGE)]
+    assert room_for_gradients(found, before, [], dropped=True, made=set()) == OF_LARGE
+
+
 def test_where_one_stands_the_others_are_not_made() -> None:
     found = parameters()
     optimizer = torch.optim.SGD(found, lr=0.1)
     assert room_for_gradients(found, [None, torch.zeros(ODD), None], [optimizer], dropped=True, made=set()) == OF_ODD
+
+
+OPTIONS = [
+    ("PYTORCH_ALLOC_CONF", "expandable_segments:True", True),
+    ("PYTORCH_CUDA_ALLOC_CONF", "garbage_collection_threshold:0.8,max_split_size_mb:128", False),
+    ("PYTORCH_ALLOC_CONF", "roundup_power2_divisions:[256:1,512:2,>:8]", False),
+    ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", False),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "is_carved"), OPTIONS)
+def test_options_of_the_allocator_may_make_room_useless(
+    name: str, options: str, is_carved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert carves({}) and carves({name: options}) is is_carved
+    monkeypatch.setenv(name, options)
+    device, weight = CpuDevice(), nn.Parameter(torch.ones(LARGE))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        (weight * x).sum().backward()
+        optimizer.step()
+
+    graphed = GraphedStep(step, device=device)
+    for _ in range(5):
+        graphed(torch.ones(1))
+    assert graphed.report().replays == 2
+    assert device.rooms == ([OF_LARGE] if is_carved else [])
 
 
 class Model(nn.Module):

@@ -8,12 +8,14 @@ is free again at once.
 
 That is of use only if gradients are made there. So those count that the step lets go of. Where no parameter has one
 before a call, those count that an observed call left, and if it left none, as with a `zero_grad` at its end, those that
-parameters of the step's optimizers will have.
+parameters of the step's optimizers will have. Of parameters that stand for others, such as parts on several GPUs, the
+size says nothing. And options of PyTorch's allocator may keep it from carving small pieces out of a large free one:
+then a piece of this size would be of no use to what the forward computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import torch
 
@@ -24,6 +26,16 @@ SMALL = 1 << 20
 
 ALIGNMENT = 512
 """Bytes. As PyTorch's allocator rounds up."""
+
+
+_OPTIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables with options of PyTorch's allocator."""
+_KEEP_WHOLE = ("max_split_size_mb", "roundup_power2_divisions", "cudaMallocAsync")
+
+
+def carves(environment: Mapping[str, str]) -> bool:
+    """Whether PyTorch's allocator carves what it is asked for out of free pieces of any size, by its options there."""
+    return not any(option in environment.get(name, "") for name in _OPTIONS for option in _KEEP_WHOLE)
 
 
 def room_for_gradients(
@@ -48,7 +60,8 @@ def room_for_gradients(
         groups = [group.get("params", ()) for optimizer in optimizers for group in optimizer.param_groups]
         trained = {id(parameter) for group in groups for parameter in group if parameter.requires_grad}
         found = [parameter for parameter in parameters if id(parameter) in trained]
-    return sum(_rounded_up(size) for size in map(size_bytes, found) if size > SMALL)
+    plain = [one for one in found if type(one) in (torch.Tensor, torch.nn.Parameter) and one.layout is torch.strided]
+    return sum(_rounded_up(size) for size in map(size_bytes, plain) if size > SMALL)
 
 
 def _rounded_up(size: int) -> int:

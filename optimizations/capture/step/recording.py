@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from optimizations.capture.step.call import Call, sparse_tensors
 from optimizations.capture.step.casts import RegionMark
 from optimizations.capture.step.following import plan_of, worth_reading
 from optimizations.capture.step.gradient_holders import OwnReferences, plain, taken_by
-from optimizations.capture.step.gradient_room import room_for_gradients
+from optimizations.capture.step.gradient_room import carves, room_for_gradients
 from optimizations.capture.step.gradients import Gradients, gradients
 from optimizations.capture.step.host_random import HostDraws
 from optimizations.capture.step.host_state import Rebound
@@ -239,7 +240,7 @@ def capture(
             entry.bind(placeholder)
         snapshot = call.state.snapshot()
         with device.capturing(graph, pool, progress.generators):
-            if not pool_before:
+            if not pool_before and carves(os.environ):
                 device.make_room(room)
             observer.launches = launches = Launches(device.node_count)
             if launches.unknown is not None:  # the kernels would not be found
