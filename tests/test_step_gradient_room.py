@@ -10,8 +10,9 @@ import torch
 from graphs_on_cpu import CpuDevice
 from torch import nn
 
-from optimizations.capture.step.gradient_room import ALIGNMENT, SMALL, carves, room_for_gradients
+from optimizations.capture.step.gradient_room import SMALL, carves, room_for_gradients
 from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.set_aside import ALIGNMENT
 
 LARGE, ODD, LITTLE = 3 * SMALL // 4, SMALL // 4 + 1, SMALL // 4
 """Elements of float32: 3 MiB, one more than 1 MiB, and 1 MiB, which is small."""
@@ -102,47 +103,45 @@ class Model(nn.Module):
         return (self.large * x.sum()).mean()
 
 
-def dropped_first(model: Model, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> Any:
-    optimizer.zero_grad()
-    loss = model(x)
-    loss.backward()
+Optimizer = torch.optim.Optimizer
+
+
+def nothing(optimizer: Optimizer) -> None:
+    pass
+
+
+def stepped(optimizer: Optimizer) -> None:
     optimizer.step()
-    return loss.detach()
 
 
-def dropped_last(model: Model, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> Any:
-    loss = model(x)
-    loss.backward()
-    optimizer.step()
+def dropped(optimizer: Optimizer) -> None:
     optimizer.zero_grad()
-    return loss.detach()
 
 
-def made_alone(model: Model, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> Any:
-    loss = model(x)
-    loss.backward()
-    return loss.detach()
+def stepped_and_dropped(optimizer: Optimizer) -> None:
+    stepped(optimizer)
+    dropped(optimizer)
 
 
-def added_to(model: Model, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> Any:
-    loss = model(x)
-    loss.backward()
-    return loss.detach()
-
-
-def zeroed(model: Model, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> Any:
+def zeroed(optimizer: Optimizer) -> None:
     optimizer.zero_grad(set_to_none=False)
-    loss = model(x)
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
+
+
+Use = Callable[[Optimizer], None]
 
 
 @pytest.mark.parametrize(
-    ("body", "room"),
-    [(dropped_first, OF_LARGE), (dropped_last, 2 * OF_LARGE), (made_alone, OF_LARGE), (added_to, 0), (zeroed, 0)],
+    ("before", "first", "last", "room"),
+    [
+        (nothing, dropped, stepped, OF_LARGE),
+        (nothing, nothing, stepped_and_dropped, 2 * OF_LARGE),
+        (dropped, nothing, nothing, OF_LARGE),
+        (nothing, nothing, nothing, 0),
+        (nothing, zeroed, stepped, 0),
+    ],
+    ids=["dropped first", "dropped last", "dropped outside", "added to", "zeroed"],
 )
-def test_a_new_pool_gets_room_for_them(body: Callable[..., Any], room: int) -> None:
+def test_a_new_pool_gets_room_for_them(before: Use, first: Use, last: Use, room: int) -> None:
     """`unused` gets no gradient. Where none stands before a call, that does not show."""
     outcomes = []
     for captured in (False, True):
@@ -150,14 +149,17 @@ def test_a_new_pool_gets_room_for_them(body: Callable[..., Any], room: int) -> N
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def step(x: torch.Tensor, model: Any = model, optimizer: Any = optimizer) -> Any:
-            return body(model, optimizer, x)
+            first(optimizer)
+            loss = model(x)
+            loss.backward()
+            last(optimizer)
+            return loss.detach()
 
         run = GraphedStep(step, device=device) if captured else step
         sizes = [2] * 6 + [3] * 6  # two recordings, in one pool
         outcomes.append([])
         for index, size in enumerate(sizes):
-            if body is made_alone:
-                optimizer.zero_grad()
+            before(optimizer)
             outcomes[-1].append(run(torch.full((size,), 0.1 * index)))
         outcomes.append([model.large.detach()])
         if captured:

@@ -38,9 +38,9 @@ def _holders(found: Sequence[torch.Tensor | None], index: int) -> tuple[int, ...
     )
 
 
-def is_plain(gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+def is_plain(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     """Whether it has a storage, and is nothing but a tensor."""
-    return type(gradient) is torch.Tensor and gradient.layout is torch.strided and not gradient.is_nested
+    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def untyped_storage(tensor: torch.Tensor | None) -> torch.UntypedStorage:

@@ -80,7 +80,6 @@ class CopiedInputs:
         self._tracker: AddressTracker | None = None
         self._fused: list[int] = []
         self.bound_at: list[int] | None = None
-        self._followed: list[int] = []
         self._count_copies()
         self.bind(inputs)
 
@@ -141,13 +140,12 @@ class CopiedInputs:
         compile = pointers.compiled if isinstance(pointers, HostUpdates) else None
         self._tracker = AddressTracker(tracked, recorded, pointers, MemoryRanges(written), self._fill, compile=compile)
         self._count_copies()
-        self._followed = [one.index for one in inputs]
 
     def free(self) -> None:
         """Free the memory of placeholders that the graph reads no more, and that nothing else holds, such as a list of
         the program's that was not seen. The step may have kept them until the capture was over."""
         alone = held_by_nobody_else(self.recording_inputs, as_gradients=False)
-        for index in self._followed:
+        for index in self.followed:
             if alone[index]:
                 self.recording_inputs[index].untyped_storage().resize_(0)
 
@@ -306,6 +304,13 @@ class CopiedInputs:
         copied = [index for index in copied if index not in self.in_place]
         copy_all([inputs[index] for index in copied], [self.recording_inputs[index] for index in copied])
         torch.autograd.graph.increment_version([inputs[index] for index in written if index in self.in_place])
+
+
+def with_classes_of(inputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor]) -> None:
+    """Let placeholders of parameters be parameters: code may ask for the class."""
+    for tensor, placeholder in zip(inputs, placeholders, strict=True):
+        if type(tensor) is torch.nn.Parameter and placeholder is not tensor:
+            placeholder.__class__ = torch.nn.Parameter
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

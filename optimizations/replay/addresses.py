@@ -189,7 +189,7 @@ class AddressTracker:
         again = bool(self._followed_and_written) and self._written_moved(inputs)
         addresses, borders = self.addresses, self._overwritten.borders
         self._launched = False
-        moved: dict[int, int] = {}
+        lies: dict[int, int] = {}
         copied: dict[int, torch.Tensor] = {}
         for index, below_alignment, placeholder, size in checks:
             address = inputs[index].data_ptr()
@@ -199,14 +199,11 @@ class AddressTracker:
                 # Note [When an input is copied after all]
                 copied[index] = inputs[index]
                 address = placeholder
-            if address != addresses[index]:
-                moved[index] = address
+            lies[index] = address
         if copied:
-            for index, address in (self._fill(copied) or {}).items():
-                moved[index] = address
-                if address == addresses[index]:
-                    del moved[index]
+            lies |= self._fill(copied) or {}
             self.placeholder_bytes += sum(one.nbytes for one in copied.values())
+        moved = {index: address for index, address in lies.items() if address != addresses[index]}
         if not moved:
             return
         if self.swaps is None or moved.keys().isdisjoint(self._fixed_indices):

@@ -13,7 +13,7 @@ import torch
 
 from optimizations.capture.callables.arguments import Sample, called, names_of_attributes, unknown_object
 from optimizations.capture.callables.questions import refused_questions
-from optimizations.capture.inputs import CopiedInputs
+from optimizations.capture.inputs import CopiedInputs, with_classes_of
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step.host_random import HostDraws
 from optimizations.capture.step.host_state import HostState, Rebound
@@ -228,8 +228,7 @@ def inputs_like(sample: Sample) -> CopiedInputs:
     inputs = CopiedInputs([detached[id(tensor)] for tensor in tensors])
     for tensor, placeholder in zip(tensors, inputs.recording_inputs, strict=True):
         placeholder.requires_grad_(tensor.requires_grad)
-        if type(tensor) is torch.nn.Parameter:  # code may ask for its class
-            placeholder.__class__ = torch.nn.Parameter
+    with_classes_of(tensors, inputs.recording_inputs)
     return inputs
 
 

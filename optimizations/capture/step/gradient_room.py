@@ -19,14 +19,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 import torch
 
+from optimizations.capture.step.set_aside import rounded_up
 from optimizations.captured.displaced import size_bytes
 
 SMALL = 1 << 20
 """Bytes. PyTorch's allocator has pieces of their own for what is not larger."""
-
-ALIGNMENT = 512
-"""Bytes. As PyTorch's allocator rounds up."""
-
 
 _OPTIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables with options of PyTorch's allocator."""
@@ -61,8 +58,4 @@ def room_for_gradients(
         trained = {id(parameter) for group in groups for parameter in group if parameter.requires_grad}
         found = [parameter for parameter in parameters if id(parameter) in trained]
     plain = [one for one in found if type(one) in (torch.Tensor, torch.nn.Parameter) and one.layout is torch.strided]
-    return sum(_rounded_up(size) for size in map(size_bytes, plain) if size > SMALL)
-
-
-def _rounded_up(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return sum(rounded_up(size) for size in map(size_bytes, plain) if size > SMALL)

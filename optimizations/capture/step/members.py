@@ -110,6 +110,7 @@ class Members(FunctionMembers):
         self._hooks_of_tensors = hooks_of_tensors
         self._objects: list[Object] = []
         self._classes: set[type] = set()
+        self._bases: set[type] = set()
         self._inherited: dict[type, Mapping[str, frozenset[str]]] = {}
         self._seen: dict[int, Any] = {}
         self._alike: dict[str, int] = {}
@@ -289,15 +290,16 @@ class Members(FunctionMembers):
         if found := data(kind):
             self._sparse.append(Container(ClassData(kind, found), path, is_attributes=True, names=set()))
         for base in kind.__mro__:
-            for name, value in list(vars(base).items()):
-                if behind_step(value) is not value:
+            if base not in self._bases:  # `Module` is one of many classes
+                self._bases.add(base)
+                for name, value in list(vars(base).items()):
                     self._kept_in_step(f"{path}.{name}", value)
         if is_users(type(kind).__module__):
             self._of_code(path, type(kind))
 
     def _kept_in_step(self, path: str, step: Any) -> None:
-        """Attributes of what `graph_step` made that the program gave it."""
-        if (own := getattr(step, "own_attributes", None)) is not None:
+        """Attributes of what `graph_step` made that the program gave it, if that is what it is."""
+        if behind_step(step) is not step and (own := getattr(step, "own_attributes", None)) is not None:
             kept = StepAttributes(vars(step), own)
             self._sparse.append(Container(kept, path, is_attributes=True, names=set()))
 

@@ -17,7 +17,7 @@ from optimizations.byte_units import format_bytes
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.fused_copies import FusedCopy, find_fused
-from optimizations.capture.inputs import CopiedInputs
+from optimizations.capture.inputs import CopiedInputs, with_classes_of
 from optimizations.capture.other_results import other_result
 from optimizations.capture.signature import describe, flatten, replaced, without_objects
 from optimizations.capture.step import compilations, forbidden_calls
@@ -204,9 +204,7 @@ def capture(
     with device.here():
         inputs = CopiedInputs(call.tensors, in_place)
     placeholders = list(inputs.recording_inputs)
-    for input_given, placeholder in zip(call.tensors, placeholders, strict=True):
-        if type(input_given) is torch.nn.Parameter and placeholder is not input_given:  # code may ask for its class
-            placeholder.__class__ = torch.nn.Parameter
+    with_classes_of(call.tensors, placeholders)
     stand_ins = iter(placeholders)
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
     given = Given(args, kwargs)

@@ -165,12 +165,17 @@ def _may_go(gradient: torch.Tensor | None, device: Device) -> bool:
     )
 
 
+def rounded_up(size: int) -> int:
+    """So many bytes as PyTorch's allocator gives for these."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
 def _copies_of(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
     """Their bytes in host memory.
 
     All are parts of one block: words that nobody wrote may be addresses of the host's small blocks.
     """
-    ends = [0, *itertools.accumulate(-(-storage.nbytes() // ALIGNMENT) * ALIGNMENT for storage in storages)]
+    ends = [0, *itertools.accumulate(rounded_up(storage.nbytes()) for storage in storages)]
     block = torch.UntypedStorage(ends[-1], device="cpu")
     parts = [block[start : start + one.nbytes()] for start, one in zip(ends[:-1], storages, strict=True)]
     for part, storage in zip(parts, storages, strict=True):
