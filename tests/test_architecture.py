@@ -1,4 +1,4 @@
-"""The page on the architecture is what the code gives, and a change of the code shows."""
+"""docs/architecture.md shows the packages that the code has, and a change of the code shows."""
 
 from __future__ import annotations
 
@@ -13,23 +13,46 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[1] / "docs" / "draw_architecture.py"
 
 
-def test_the_page_is_up_to_date() -> None:
+@pytest.fixture
+def drawing() -> Any:
+    spec = importlib.util.spec_from_file_location("draw_architecture", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_page_is_up_to_date() -> None:
     ran = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 
 
-def test_another_module_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("draw_architecture", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    drawing: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(drawing)
-    for package in drawing.PACKAGES:
-        (tmp_path / package / "low").mkdir(parents=True)
-        (tmp_path / package / "__init__.py").write_text(f'"""The package {package}."""\n')
-        (tmp_path / package / "low" / "__init__.py").write_text("")
-        (tmp_path / package / "high.py").write_text(f'"""What is high. More."""\nimport {package}.low\n')
+def test_page_is_short(drawing: Any) -> None:
+    before, _, rest = drawing.PAGE.read_text(encoding="utf-8").partition(drawing.BEGIN)
+    assert len((before + rest.partition(drawing.END)[2]).split()) <= 600
+
+
+def test_new_package_and_its_imports_are_drawn(drawing: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package, text in {
+        "high": "import optimizations.low\n",
+        "low": "",
+        "report": "import optimizations.low\n",
+    }.items():
+        (tmp_path / "optimizations" / package).mkdir(parents=True)
+        (tmp_path / "optimizations" / package / "__init__.py").write_text(f'"""Hold {package}. More."""\n{text}')
+    (tmp_path / "optimizations" / "backend.py").write_text("def late():\n    from optimizations.high import x\n")
     monkeypatch.setattr(drawing, "ROOT", tmp_path)
-    page = drawing.page()
-    assert "| `suite/high.py` | What is high. |" in page
-    assert "    high --> low\n" in page
-    assert "low --> high" not in page
+    text = drawing.generated()
+    assert "| `optimizations/low` | Hold low. |" in text
+    assert "    high --> low\n" in text
+    assert "    backend --> high\n" in text
+    assert "low --> high" not in text
+    assert "report --> low" not in text
+
+
+def test_page_without_marks_is_refused(drawing: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "architecture.md"
+    page.write_text("# Architecture\n")
+    monkeypatch.setattr(drawing, "PAGE", page)
+    with pytest.raises(ValueError, match="lacks the marks"):
+        drawing.page()

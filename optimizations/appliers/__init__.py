@@ -1,1 +1,1 @@
-"""How a graph learns the address of an input that moved: from the host, by a prelude kernel, by rewritten PTX."""
+"""Update the addresses in a graph's nodes: from the host, by a prelude kernel, or by rewritten PTX."""

@@ -1,1 +1,1 @@
-"""Who decides what becomes one CUDA graph."""
+"""Decide what becomes one CUDA graph: a function of Inductor, a training step, or a callable."""

@@ -1,1 +1,1 @@
-"""Captured graphs as records: reading, editing, comparing, and capturing once more."""
+"""Read, edit and compare captured graphs as records, and capture a function once more."""

@@ -1,4 +1,4 @@
-"""Where a captured graph holds its inputs' addresses, and who replaces which: pure analysis, without a GPU.
+"""Find where a captured graph holds its inputs' addresses, and plan who updates which, without a GPU.
 
 `find_pointer_uses` compares two captures, `make_plan` decides.
 """

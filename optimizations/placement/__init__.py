@@ -1,4 +1,4 @@
-"""Placement: CPU values that keep a graph from being captured are moved to the GPU, before AOTAutograd sees it.
+"""Move CPU values out of the graphs that they keep from being captured, before AOTAutograd runs.
 
 `place` does the analysis and the rewriting, on plain graphs and without a GPU; `Feeds` supplies the rewritten graph's
 inputs at run time. See the design page for what is moved, what never is, and why.

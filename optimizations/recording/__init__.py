@@ -1,1 +1,1 @@
-"""From two captures to a graph whose inputs are read in place."""
+"""Turn a recorded graph into one whose inputs are read in place, and prove it."""

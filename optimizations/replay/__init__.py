@@ -1,1 +1,1 @@
-"""The steady call: what happens between the generated code and the launch."""
+"""Take the fast path from the generated code to the launch of a graph."""

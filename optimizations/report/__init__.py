@@ -1,4 +1,4 @@
-"""What Encore did with each FX graph, as plain records, kept until `reset()`.
+"""Report what Encore did with each FX graph, as plain records that are kept until `reset()`.
 
 A reason for not doing something is a value here, with the line of the user's program it comes from. Every field is a
 string, a number or a tuple of such, so that `dataclasses.asdict` of a record can be written as JSON.

@@ -1,4 +1,4 @@
-"""Every private PyTorch name that Encore uses, once, with the versions it was checked on.
+"""Hold every private PyTorch name that Encore uses, with the versions it was tested on.
 
 Other modules write `torch_internals.CUDAGraphNode`; the name is resolved on first use, so importing this module costs
 nothing. A name that this PyTorch does not have raises `UnsupportedTorch`, which says what was tried and which versions
