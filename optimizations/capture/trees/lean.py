@@ -30,6 +30,7 @@ from optimizations.capture import inner_graphs
 from optimizations.one_line import one_line
 from optimizations.recording.session import Stage
 from optimizations.replay.turns import LENT, is_lent
+from optimizations.torch_internals.apart import in_a_new_thread
 
 if TYPE_CHECKING:
     from optimizations.capture.trees.function import RecordableFunction
@@ -470,24 +471,22 @@ def _references(values: list[Any], place: int) -> int:
 
 def _holders_are_counted() -> bool:
     """Whether what holds a tensor in C++ shows in the references to its Python object."""
-    with torch_internals.disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
-        held = [torch.zeros(1, device="cpu")]
-        before = _references(held, 0)
-        product = torch.ones(1, device="cpu", requires_grad=True) * held[0]  # saves it for a backward
-        counted = _references(held, 0) > before
+    held = [torch.zeros(1, device="cpu")]
+    before = _references(held, 0)
+    product = torch.ones(1, device="cpu", requires_grad=True) * held[0]  # saves it for a backward
+    counted = _references(held, 0) > before
     del product
     return counted
 
 
 def _references_to_storage() -> int:
-    with torch_internals.disable_current_modes():
-        held = torch.zeros(1, device="cpu")
-        return _references([held.untyped_storage()], 0)
+    held = torch.zeros(1, device="cpu")
+    return _references([held.untyped_storage()], 0)
 
 
 _storage_use_count = torch_internals.storage_use_count
 _UNUSED = _references([object()], 0)
 """References to something that only a list refers to, as this Python counts them."""
-_UNUSED_STORAGE = _references_to_storage()
+_UNUSED_STORAGE = in_a_new_thread(_references_to_storage)
 """The same for the storage of a tensor, to whose object C++ may refer as well."""
-_HOLDERS_ARE_COUNTED = _holders_are_counted()
+_HOLDERS_ARE_COUNTED = in_a_new_thread(_holders_are_counted)
