@@ -115,10 +115,10 @@ def build_report(
 
 
 def recorded_file(name: str) -> Path | None:
-    """The recorded file of this name, of several the one in the last folder by name; None where there is none."""
+    """Return the recorded file of this name, packed or not; of several that in the last folder; None without any."""
     from suite.store import RECORDED
 
-    return max(RECORDED.glob(f"*/{name}"), default=None)
+    return max((*RECORDED.glob(f"*/{name}"), *RECORDED.glob(f"*/{name}.gz")), default=None)
 
 
 def report_only(

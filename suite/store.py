@@ -181,6 +181,21 @@ def _content(path: Path) -> bytes:
         raise InvalidResults(f"{describe(path)} cannot be read: {error.strerror}") from error
 
 
+def read_unpacked(path: Path) -> bytes:
+    """Read a file, unpacked where its name ends in `.gz`.
+
+    Raises:
+        OSError: it cannot be read, or is damaged.
+    """
+    content = path.read_bytes()
+    if path.suffix != ".gz":
+        return content
+    try:
+        return gzip.decompress(content)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise OSError(errno.EIO, f"the packed file is damaged: {error}") from error
+
+
 def _rows_of(run: Path) -> tuple[Path, bytes]:
     """The file that holds a run's rows, and its text; empty where none is final yet."""
     plain, packed = run / CELLS, run / PACKED

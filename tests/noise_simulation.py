@@ -14,6 +14,7 @@ import argparse
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,11 @@ from suite import stats
 from suite.schedule import Sampling, sampling_for
 from suite.schema import Cell, Status
 from suite.settings import RunSettings
+from suite.store import list_runs, read_run
 
 SETTINGS = RunSettings()
+NOISE = Path(__file__).parent / "data" / "recorded_noise"
+"""Runs of one process with many blocks, of schema version 1."""
 PROCESS_SPREAD = 0.003
 """Standard deviation of the log time of processes. Kernel times of processes with the same kernels agreed within 0.3 %
 on an H200."""
@@ -47,8 +51,8 @@ def recorded_noise() -> list[list[Noise]]:
     of a workload in a run together."""
     cells = [
         (run.name, cell)
-        for run in paths()
-        for cell in read_recorded(run).cells
+        for run in (*list_runs(NOISE), *paths())
+        for cell in (read_run(run) if run.parent == NOISE else read_recorded(run)).cells
         if cell.status is Status.PASS and cell.processes == 1 and len(cell.blocks) >= 10
     ]
     cycle_s: Counter[tuple[str, str]] = Counter()

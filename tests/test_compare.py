@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fixtures.synthetic_results import GPU, block, cell, environment, failed_cell, write_run
+from noise_simulation import NOISE
 
 from suite import stats
 from suite.cli import main
@@ -18,7 +19,7 @@ from suite.errors import WrongUse
 from suite.measure.kernels import kernel_key
 from suite.report.compare import Kernels, TimeKind
 from suite.schema import Cell, Environment, Status
-from suite.store import RECORDED, list_runs
+from suite.store import list_runs
 
 STOCK = ("eager", "compile", "graph", "graph-unpartitioned")
 SEED = 7
@@ -400,7 +401,7 @@ def test_a_threshold_that_is_none_is_refused(text: str) -> None:
 
 
 def test_recorded_runs_stay_comparable() -> None:
-    runs = list_runs(RECORDED)
+    runs = list_runs(NOISE)
     assert len(runs) >= 3
     made = compare_sides(find_side(str(runs[0])), find_side(str(runs[1])))
     assert sum(1 for each in made.pairs if each.ratio is not None) >= 10

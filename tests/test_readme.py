@@ -1,4 +1,4 @@
-"""The README is short, and names no command or page that does not exist; measured tables are those of recorded runs."""
+"""The README is short, names only commands and pages that exist, and has the table of the recorded runs."""
 
 from __future__ import annotations
 
@@ -13,48 +13,22 @@ from recorded_runs import load_recorded
 from models.registry import find_set
 from suite.cli import app
 from suite.modes import MODES
-from suite.report import cell_tables, compare, explain_tables, provenance, speedup_tables, strategies
+from suite.report import compare, provenance, speedup_tables
 from suite.report.join import join_runs
-from suite.report.load import Run, load_explanations
+from suite.report.load import Run
 from suite.report.readme import generated_part
 from suite.report.same_time import is_merged
 from suite.report.table import to_markdown
-from suite.store import RECORDED, REPOSITORY
+from suite.store import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-MEASURED = (REPOSITORY / "docs" / "measured.md").read_text(encoding="utf-8")
 PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
-EXPLAINED = RECORDED / "explained"
-RENEW = "renew it: encore report --recorded --explanations results/recorded/explained --readme docs/measured.md"
 
 
 def test_a_reader_can_finish_it() -> None:
     """What is generated has a row for each workload that is measured."""
     prose = README.replace(generated_part(README, "headline"), "")
     assert len(prose.split()) <= 1050
-
-
-def test_the_table_of_obstacles_is_that_of_the_recorded_explanations() -> None:
-    explanations = load_explanations(EXPLAINED)
-    assert {item.target for item in explanations if item.error} == set()
-    assert all(item.commit and item.dirty is False for item in explanations), "recorded from committed code"
-    expected = to_markdown(explain_tables.overview(explanations), provenance.of_explanations(explanations))
-    assert generated_part(MEASURED, "explained").strip() == expected.strip(), RENEW
-
-
-def test_the_table_of_times_is_that_of_the_recorded_runs_and_without_one_nothing_is_claimed() -> None:
-    part = generated_part(MEASURED, "recorded")
-    if not recorded_runs.paths():
-        assert "No run on a GPU is recorded yet" in part
-        return
-    run, comparisons = recorded_runs.joined(), recorded_runs.comparisons()
-    tables = (
-        speedup_tables.overview(run, comparisons, compare.mean_speedups(comparisons)),
-        speedup_tables.over_graphs(run, comparisons),
-        strategies.strategies(run, comparisons),
-    )
-    expected = "\n".join(to_markdown(table, provenance.of_run(run)) for table in tables if table is not None)
-    assert part.strip() == expected.strip(), RENEW
 
 
 def decided(run: Run) -> int:
@@ -78,12 +52,6 @@ def test_the_table_of_the_readme_is_that_of_the_recorded_run_that_decides_most()
 
 def workloads_of(path: Path) -> set[str]:
     return {cell.workload for cell in load_recorded(path).cells}
-
-
-def test_the_table_of_verdicts_is_that_of_the_recorded_runs() -> None:
-    run = recorded_runs.joined()
-    expected = to_markdown(cell_tables.verdicts(run), provenance.of_run(run))
-    assert generated_part(MEASURED, "verdicts").strip() == expected.strip(), RENEW
 
 
 def test_every_command_that_is_named_exists() -> None:

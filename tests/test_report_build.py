@@ -236,7 +236,7 @@ def several(tmp_path_factory):
         cells = [cell(workload, mode, 100.0 * day / factor) for workload in workloads for mode, factor in modes]
         runs.append(write_run(folder / run_id, cells, of))
     readme = folder / "README.md"
-    readme.write_text("<!-- generated: recorded -->\n<!-- end: recorded -->\n")
+    readme.write_text("<!-- generated: headline -->\n<!-- end: headline -->\n")
     return build_report(runs, None, folder / "out", readme=readme), readme
 
 

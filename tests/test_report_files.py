@@ -87,8 +87,8 @@ def test_a_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monke
     ("content", "words"),
     [
         (None, "No such file"),
-        (b"# A page without a generated part", "0 generated parts 'recorded'"),
-        (b"<!-- generated: recorded -->\n<!-- end: recorded -->\n" * 2, "2 generated parts 'recorded'"),
+        (b"# A page without a generated part", "has no generated part"),
+        (b"<!-- generated: headline -->\n<!-- end: headline -->\n" * 2, "2 generated parts 'headline'"),
         (b"\xff\xfe", "not UTF-8 text"),
     ],
 )

@@ -37,7 +37,7 @@ EXPECTED = [
     "pygraph-table3", "pygraph-table4", "nanogpt-table1", "nanogpt-table2",
 ]  # fmt: skip
 ORIGIN = Provenance("run synthetic", "SYNTHETIC GPU", "0123456789", "0.0", None)
-MICRO = RECORDED / "micro-indirection" / "indirection.json"
+MICRO = RECORDED / "micro-indirection" / "indirection.json.gz"
 
 
 def made(name: str, results: Results) -> Made:

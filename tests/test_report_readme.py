@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fixtures.synthetic_results import explanation, write_explanations
+from fixtures.report_pages import few_exhibits, undrawn  # noqa: F401  # fixtures are used by their names
+from fixtures.synthetic_results import cell, explanation, write_explanations, write_run
 
 from suite.errors import WrongUse
 from suite.report.build import build_report
@@ -48,13 +49,21 @@ def test_a_file_without_the_part_is_refused_and_stays(tmp_path: Path) -> None:
         generated_part("nothing", "recorded")
 
 
-def test_a_report_renews_the_table_of_explanations(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("undrawn")
+def test_report_renews_the_headline_of_a_run(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
-    readme.write_text(README)
-    folder = write_explanations(tmp_path / "explained", [explanation("ST")])
-    build_report([], folder, tmp_path / "report", readme=readme)
-    part = generated_part(readme.read_text(), "explained")
-    table = (tmp_path / "report" / "tables" / "explain_overview.md").read_text()
-    assert part.strip() == table.strip()
+    readme.write_text(README.replace("explained", "headline"))
+    run = write_run(tmp_path / "run", [cell("ST", "compile"), cell("ST", "encore", 50)])
+    build_report([run], None, tmp_path / "report", readme=readme)
+    part = generated_part(readme.read_text(), "headline")
+    assert part.strip() == (tmp_path / "report" / "tables" / "headline.md").read_text().strip()
     assert "| ST |" in part
-    assert generated_part(readme.read_text(), "recorded").strip() == "kept", "no run was given"
+    assert generated_part(readme.read_text(), "recorded").strip() == "kept", "no part of a report"
+
+
+def test_readme_without_a_run_is_refused(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(README.replace("explained", "headline"))
+    folder = write_explanations(tmp_path / "explained", [explanation("ST")])
+    with pytest.raises(WrongUse, match="made from runs"):
+        build_report([], folder, tmp_path / "report", readme=readme)

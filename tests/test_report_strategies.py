@@ -14,12 +14,9 @@ from suite.report.build import build_report
 from suite.report.cell_tables import coverage
 from suite.report.load import Run
 from suite.report.published import load_published
-from suite.report.readme import generated_part
 from suite.report.strategies import strategies
 from suite.report.table import Table
 from suite.schema import Cell, Metrics, Status
-
-README = "<!-- generated: recorded -->\nold\n<!-- end: recorded -->\n"
 
 
 def graphs(recorded: int, launches: int, reserved_bytes: int) -> Metrics:
@@ -140,16 +137,13 @@ def test_workloads_and_runs_that_captured_no_more_are_left_out() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_table_is_in_page_folder_and_readme_where_there_is_any(tmp_path: Path) -> None:
-    readme, out = tmp_path / "README.md", tmp_path / "out"
-    readme.write_text(README)
-    report = build_report([write_run(tmp_path / "run", SIDE_BY_SIDE)], None, out, readme=readme)
+def test_strategies_are_in_page_and_folder_if_measured(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report = build_report([write_run(tmp_path / "run", SIDE_BY_SIDE)], None, out)
     assert 'id="strategies"' in report.html.read_text()
-    assert "### Capture strategies" in generated_part(readme.read_text(), "recorded")
     with (out / "tables" / "strategies.csv").open() as file:
         found = {row["mode"]: row for row in csv.DictReader(file)}
     assert (found["step"]["over_compile_verdict"], found["step"]["cuda_graphs"]) == ("FAST", "1")
-    report = build_report([write_run(tmp_path / "run", SIDE_BY_SIDE[:4])], None, out, readme=readme)
+    report = build_report([write_run(tmp_path / "run", SIDE_BY_SIDE[:4])], None, out)
     assert 'id="strategies"' not in report.html.read_text()
-    assert "Capture strategies" not in generated_part(readme.read_text(), "recorded")
     assert not list((out / "tables").glob("strategies.*"))

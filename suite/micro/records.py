@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from suite.errors import WrongUse
 from suite.micro.sweeps import Point, Sweep, Variant
 from suite.schema import Environment, GpuState, Record
+from suite.store import read_unpacked
 
 MICRO_SCHEMA_VERSION = 1
 
@@ -60,7 +61,7 @@ def read_micro_run(path: Path) -> MicroRun:
         WrongUse: the file cannot be read, or is not such a record of this version; the message says which.
     """
     try:
-        run = MicroRun.model_validate_json(path.read_bytes())
+        run = MicroRun.model_validate_json(read_unpacked(path))
     except OSError as error:
         raise WrongUse(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,18 +47,8 @@ from suite.store import REPOSITORY, CannotWrite, make_folder, write_atomically
 FIGURE_NAMES = (conclusion.NAME, *run_charts.NAMES, *explain_charts.NAMES)
 """Stems of all figures there can be."""
 
-HEADLINE, VERDICTS = "headline", "verdicts"
-"""Shorter tables, for files that have room for them."""
-
-README_PARTS = {
-    HEADLINE: HEADLINE,
-    VERDICTS: VERDICTS,
-    "overview": "recorded",
-    "over_graphs": "recorded",
-    strategies.NAME: "recorded",
-    "explain_overview": "explained",
-}
-"""Tables that go into a README, and the generated part each belongs to."""
+HEADLINE = "headline"
+"""The table of a run that the README has, and the name of its generated part there."""
 
 WRITTEN = ".report-files"
 """In a report's folder: what the report wrote there, a path a line, so that the next one removes what it has not."""
@@ -121,9 +110,8 @@ def build_report(
         figures_dir: gets the figures; by default `out/figures`, which also takes what is not to go to `FIGURES`.
             Figures of the same name are replaced, nothing is removed.
         micro, nanogpt: what `encore micro indirection` and `encore run nanogpt` wrote, for the papers' exhibits.
-        readme: a Markdown file whose generated parts ("recorded" and "explained", or "headline" and
-            "verdicts") get the overview
-            tables; of one with parts named like the papers' figures and tables ("fig10"), those are renewed.
+        readme: a Markdown file whose generated parts are renewed: "headline", and those named like the papers'
+            figures and tables ("fig10").
 
     Raises:
         WrongUse: neither a run nor explanations are given, the runs do not belong into one report, `out` or
@@ -136,7 +124,7 @@ def build_report(
     published = load_published()
     recorded = load_runs(runs) if runs else None
     explained = () if explanations is None else load_explanations(explanations)
-    names = () if readme is None else _names_to_renew(readme, recorded is not None, bool(explained))
+    names = () if readme is None else _names_to_renew(readme, has_run=recorded is not None)
     if readme is not None:
         check_readme(readme, names)
     comparisons = compare.compare(recorded) if recorded else ()
@@ -164,7 +152,7 @@ def build_report(
         write_atomically(html, render(_page(recorded, explained, sections, published, concluded, headline)))
         _remove_what_is_old(out, [html, *tables, *figures])
         if readme is not None:
-            renewed = _readme_parts(parts) | {part.name: part.text for part in parts if part.text}
+            renewed = _headlines(parts) | {part.name: part.text for part in parts if part.text}
             update_readme(readme, {name: text for name, text in renewed.items() if name in names})
     except CannotWrite as error:
         message = f"cannot write the report: {error.__cause__}. The results it is made of are intact; make room."
@@ -216,7 +204,7 @@ def _run_parts(
         ("times", "Where the time goes", ("time_split",), ("times",)),
         ("coverage", "Coverage", ("coverage",), ("coverage", "not_captured")),
         ("copies", "Copies", ("copies",), ("copies",)),
-        ("selection", "Selection", (), (VERDICTS, "selection")),
+        ("selection", "Selection", (), ("verdicts", "selection")),
         ("memory", "Memory", ("memory",), ("memory",)),
         ("compile", "Compile time", ("compile_time",), ("compile_times",)),
         *((metric.name, metric.title, (), (metric.name,)) for metric in metrics()),
@@ -319,26 +307,24 @@ def _explain_parts(explanations: tuple[Explanation, ...], published: Published) 
     )
 
 
-def _names_to_renew(readme: Path, has_run: bool, has_explanations: bool) -> tuple[str, ...]:
-    """Generated parts of a file that this report renews: those of the papers where it has any, else the overviews; of
-    one that has room for shorter tables, all it has room for."""
-    own = [name for name, there in (("recorded", has_run), ("explained", has_explanations)) if there]
-    present = generated_names(readme)
-    if has_run and not {HEADLINE, VERDICTS}.isdisjoint(present):
-        own = [name for name in (HEADLINE, VERDICTS, *own) if name in present]
-    if any(name in paper.EXHIBITS for name in present):
-        return tuple(name for name in present if name in own or (has_run and name in paper.EXHIBITS))
-    return tuple(own)
+def _names_to_renew(readme: Path, *, has_run: bool) -> tuple[str, ...]:
+    """Return the names of the generated parts of a file that a report of runs renews.
+
+    Raises:
+        WrongUse: there is no run, or the file has no such part.
+    """
+    names = tuple(name for name in generated_names(readme) if name == HEADLINE or name in paper.EXHIBITS)
+    if not has_run:
+        raise WrongUse(f"--readme {readme}: its tables are made from runs; name a run, or give --recorded")
+    if not names:
+        raise WrongUse(f"--readme {readme} has no generated part; write `<!-- generated: {HEADLINE} -->` or fig10, ...")
+    return names
 
 
-def _readme_parts(parts: Iterable[_Part]) -> dict[str, str]:
-    """The overview tables of a run and of explanations, by the name of the README's part."""
-    texts: dict[str, list[str]] = defaultdict(list)
-    for part in parts:
-        for table in part.tables:
-            if table.name in README_PARTS:
-                texts[README_PARTS[table.name]].append(to_markdown(table, part.provenance))
-    return {name: "\n".join(found) for name, found in texts.items()}
+def _headlines(parts: Iterable[_Part]) -> dict[str, str]:
+    """Return the README's table of a run as Markdown, by the name of its generated part."""
+    found = ((table, part.provenance) for part in parts for table in part.tables if table.name == HEADLINE)
+    return {table.name: to_markdown(table, origin) for table, origin in found}
 
 
 def _write_figures(parts: Iterable[_Part], folder: Path) -> tuple[list[Section], list[Path]]:

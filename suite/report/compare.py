@@ -109,8 +109,8 @@ def baselines(cell: Cell) -> tuple[str, ...]:
     return tuple(dict.fromkeys(mode for mode in (REFERENCE_MODE, *cell.baselines) if mode != cell.mode))
 
 
-def compare(run: Run) -> tuple[Comparison, ...]:
-    """Each cell of a run against each of its baselines, in all metrics, in the order of the cells.
+def compare(run: Run, metrics: Sequence[TimeKind] = tuple(TimeKind)) -> tuple[Comparison, ...]:
+    """Compare each cell of a run with each of its baselines, in these metrics, in the order of the cells.
 
     Raises:
         EncoreError: a recorded time is not positive.
@@ -118,12 +118,12 @@ def compare(run: Run) -> tuple[Comparison, ...]:
     rows: dict[str, list[Cell]] = {}
     for cell in run.cells:
         rows.setdefault(cell_label(cell), []).append(cell)
-    spreads = {(label, metric): spread_of(row, metric) for label, row in rows.items() for metric in TimeKind}
+    spreads = {(label, metric): spread_of(row, metric) for label, row in rows.items() for metric in metrics}
     return tuple(
         _compare_cell(rows[label], cell, baseline, metric, spreads[label, metric])
         for cell, label in ((cell, cell_label(cell)) for cell in run.cells)
         for baseline in baselines(cell)
-        for metric in TimeKind
+        for metric in metrics
     )
 
 

@@ -16,7 +16,7 @@ from suite.report.chart import Bar, Chart, Scale
 from suite.report.paper.exhibit import NOT_MEASURED, NOTHING, Exhibit, Made, Results, chart_or_none, of_environment
 from suite.report.provenance import Provenance
 from suite.report.table import Detailed, make_table
-from suite.store import describe
+from suite.store import describe, read_unpacked
 
 _DIFFERS = (
     f"The article's graph is the path {REPLAY}; the others are compiled. A step is the time between two CUDA events "
@@ -34,7 +34,7 @@ def read_nanogpt(path: Path) -> NanoGptRun:
     """
     path = path / "nanogpt.json" if path.is_dir() else path
     try:
-        run = NanoGptRun.model_validate_json(path.read_bytes())
+        run = NanoGptRun.model_validate_json(read_unpacked(path))
     except OSError as error:
         raise WrongUse(f"cannot read {describe(path)}: {error.strerror}") from error
     except ValidationError as error:

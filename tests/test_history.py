@@ -1,0 +1,133 @@
+"""Rows of runs that left git, and what `encore record` does to runs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from fixtures.synthetic_results import cell, environment, failed_cell, write_run
+
+from suite import store
+from suite.cli import main
+from suite.errors import WrongUse
+from suite.history import read_history, rows, rows_of, write_history
+from suite.history.recording import PAGE, listing, record_run, retire_runs
+from suite.report.load import load_run
+from suite.schema import Status
+
+PAGE_TEXT = "# Recorded\n\n<!-- generated: recorded -->\n<!-- end: recorded -->\n"
+
+
+def a_run(folder: Path, run_id: str = "first", day: int = 1) -> Path:
+    """EOS in three modes, of which `encore` is twice as fast as `compile`, and ST, which crashed."""
+    of = environment(run_id=run_id, created_at=f"2026-01-0{day}T00:00:00+00:00")
+    cells = [cell("EOS", "compile", 100), cell("EOS", "graph", 80), cell("EOS", "encore", 50)]
+    return write_run(folder / run_id, [*cells, failed_cell("ST", "encore", Status.CRASH)], of)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of recorded runs with its page, in place of the repository's."""
+    folder = tmp_path / "recorded"
+    folder.mkdir()
+    (folder / PAGE).write_text(PAGE_TEXT)
+    monkeypatch.setattr(store, "RECORDED", folder)
+    monkeypatch.setattr(store, "RUNS", tmp_path)
+    monkeypatch.setattr(rows, "HISTORY", tmp_path / "history.csv")
+    return folder
+
+
+def test_rows_hold_times_and_ratios_of_the_run(tmp_path: Path) -> None:
+    found = {(row.workload, row.mode): row for row in rows_of(load_run(a_run(tmp_path)))}
+    row = found["EOS", "encore"]
+    assert (row.run, row.commit, row.device, row.status, row.host_us) == (
+        "first", "0123456789", "SYNTHETIC GPU", "pass", 50.0,
+    )  # fmt: skip
+    ratio = row.ratio("compile")
+    assert ratio is not None and ratio[0] == pytest.approx(2, rel=0.01) and ratio[1] <= ratio[0] <= ratio[2]
+    assert found["EOS", "compile"].ratio("compile") is None
+    assert (found["ST", "encore"].status, found["ST", "encore"].host_us) == ("crash", None)
+
+
+def test_history_file_reads_back_and_holds_each_row_once(tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    assert read_history(path) == []
+    made = rows_of(load_run(a_run(tmp_path)))
+    write_history([*made, *made], path)
+    assert sorted(read_history(path), key=str) == sorted(made, key=str)
+
+
+@pytest.mark.parametrize(("old", "new"), [("processes", "process"), (",50,", ",fifty,")])
+def test_damaged_history_is_wrong_use(tmp_path: Path, old: str, new: str) -> None:
+    path = tmp_path / "history.csv"
+    write_history(rows_of(load_run(a_run(tmp_path))), path)
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(WrongUse, match=r"history\.csv"):
+        read_history(path)
+
+
+def test_recorded_run_is_packed_without_sketches(tmp_path: Path, recorded: Path) -> None:
+    plain = cell("EOS", "compile")
+    assert plain.correctness is not None
+    sketched = plain.correctness.model_copy(update={"varying": [{"out": [1.0]}]})
+    run = write_run(tmp_path / "run", [plain.model_copy(update={"correctness": sketched})], environment(run_id="run"))
+    folder = record_run(run, recorded)
+    assert folder == recorded / "run" and run.exists()
+    (line,) = gzip.decompress((folder / store.PACKED).read_bytes()).splitlines()
+    assert json.loads(line)["correctness"]["varying"] is None
+    (read,) = store.read_run(folder).cells
+    assert read.blocks == plain.blocks
+    with pytest.raises(WrongUse, match="recorded once"):
+        record_run(run, recorded)
+
+
+def test_unfinished_run_is_not_recorded(tmp_path: Path, recorded: Path) -> None:
+    run = a_run(tmp_path)
+    (run / store.CELLS).write_bytes((run / store.CELLS).read_bytes()[:-20])
+    with pytest.raises(WrongUse, match="is not finished"):
+        record_run(run, recorded)
+
+
+def test_retired_run_leaves_its_rows(recorded: Path) -> None:
+    path = recorded / "history.csv"
+    first, second = a_run(recorded), a_run(recorded, "second", day=2)
+    assert retire_runs([first], path) == 4 and not first.exists() and second.exists()
+    retire_runs([second], path)
+    assert [row.run for row in read_history(path)] == ["first"] * 4 + ["second"] * 4
+
+
+def test_record_command_packs_retires_and_renews_the_page(
+    tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_run(recorded, "old")
+    run = a_run(tmp_path, "new", day=2)
+    with pytest.raises(SystemExit) as ended:
+        main(["record", str(run), "--retire", "old"])
+    assert not ended.value.code, capsys.readouterr().err
+    page = (recorded / PAGE).read_text()
+    assert "| `new` | `encore run` | SYNTHETIC GPU | 0123456789 | EOS, ST | compile, graph, encore | 3 |" in page
+    assert "`old`" not in page and listing(recorded) in page
+    assert {row.run for row in read_history(tmp_path / "history.csv")} == {"old"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [((), "nothing to record"), (("nowhere",), "unknown run"), (("--retire", "nowhere"), "unknown run")],
+)
+def test_wrong_record_is_refused(
+    recorded: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["record", *arguments])
+    assert ended.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_run_outside_of_recorded_is_not_retired(
+    tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_run(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["record", "--retire", str(run)])
+    assert ended.value.code == 2 and run.exists() and "it is not in" in capsys.readouterr().err
