@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from suite.errors import WrongUse
 from suite.report.compare import Comparison, TimeKind, compare
@@ -52,7 +53,7 @@ class HistoryRow:
     def ratio(self, baseline: str) -> tuple[float, float, float] | None:
         """How many times faster the mode is than `baseline` ("compile" or "graph"), with the ends of its interval."""
         found = tuple(getattr(self, f"over_{baseline}{end}") for end in ("", "_low", "_high"))
-        return None if None in found else found  # type: ignore[return-value]
+        return None if None in found else found
 
 
 def rows_of(run: Run) -> list[HistoryRow]:
@@ -128,7 +129,7 @@ def read_history(path: Path = HISTORY) -> list[HistoryRow]:
     return rows
 
 
-def _value(name: str, text: str) -> object:
+def _value(name: str, text: str) -> Any:
     if name in _TEXTS:
         return text
     return int(text) if name == "processes" else float(text) if text else None
