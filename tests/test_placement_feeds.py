@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import operator
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import numpy
 import pytest
 import torch
 import torch.fx
+from interrupts import interrupted_behind
 
 from optimizations.placement.feed_plan import Attribute, FeedPlan, HoistedGroup, TensorLayout
 from optimizations.placement.feeds import Feeds
@@ -72,6 +74,24 @@ def test_a_value_is_computed_once_while_its_attributes_stay() -> None:
         # A scalar that NumPy holds is a new tensor in each call.
         assert feeds.bind((mask, scale.clone()))[0] is value
     assert len(calls) == 1
+
+
+def test_interrupt_in_refresh_leaves_settings() -> None:
+    mask = torch.ones(2, 2)
+    feeds = _feeds(_group([(Guard.VALUE, 0)], torch.neg, mask))
+    places = 0
+    for number in range(1000):
+        mask.fill_(number)
+        files = "/feeds.py", "/grad_mode.py"
+        with contextlib.suppress(KeyboardInterrupt), torch.no_grad(), interrupted_behind(number, *files) as where:
+            feeds.bind((mask,))
+        assert torch.is_grad_enabled(), where
+        assert not torch.is_inference_mode_enabled(), where
+        assert torch.equal(feeds.bind((mask,))[0], -mask), where
+        if not where:
+            break
+        places += 1
+    assert places > 5
 
 
 def _written_in_place(mask: torch.Tensor) -> torch.Tensor:

@@ -172,7 +172,8 @@ class _Group:
         before, self.checks = self.checks, None
         attributes = [_value(attribute, arguments) for attribute in self._group.attributes]
         # What is kept has to work in later calls of any mode, so it is not made in this call's.
-        with torch.inference_mode(False), torch.no_grad():
+        with torch_internals.InferenceMode(False):  # Note [Guards and interrupts] in `torch_internals.apart`
+            torch_internals.set_grad_enabled(False)  # until the guard ends
             # Before the values: a concurrent write to an attribute then fails the checks of the next call.
             checks = checks_for(
                 (attribute.guard, attribute.index, tensor)

@@ -140,7 +140,7 @@ class _Area:
         if self._ring and self._ring[0].is_free():
             self._ring.rotate(-1)
         elif len(self._ring) < self._buffers_limit:
-            with torch.inference_mode(False):
+            with torch_internals.InferenceMode(False):
                 pinned = self._device.type == "cuda"
                 memory = torch.empty(self.size_bytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
                 self._ring.append(_HostBuffer(memory, self._carved(memory)))
@@ -151,11 +151,11 @@ class _Area:
 
     def _device_memory(self) -> torch.Tensor:
         # Memory made in inference mode could not be written outside of it.
-        with torch.inference_mode(False):
+        with torch_internals.InferenceMode(False):
             return torch.empty(self.size_bytes, dtype=torch.uint8, device=self._device)
 
     def _carved(self, memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with torch.inference_mode(False):
+        with torch_internals.InferenceMode(False):
             return tuple(
                 memory[start : start + _size_bytes(layout)].view(layout.dtype).as_strided(layout.shape, layout.stride)
                 for start, layout in zip(self._starts, self._layouts, strict=True)

@@ -60,18 +60,20 @@ def straight_to(
             if isinstance(arguments[index], torch.Tensor):
                 arguments[index] = arguments[index].detach()
         replayed, with_grad = view_replay(), grad_enabled()
-        try:  # an interrupt may come right behind any call
+        try:  # Note [Guards and interrupts] in `torch_internals.apart`
             set_view_replay(True)
-            if not with_grad:
-                set_grad_enabled(True)
-            if autocast_off:
-                with without_autocast():
+            try:
+                if not with_grad:
+                    set_grad_enabled(True)
+                if autocast_off:
+                    with without_autocast():
+                        outputs = apply(*arguments)
+                else:
                     outputs = apply(*arguments)
-            else:
-                outputs = apply(*arguments)
+            finally:
+                if not with_grad:
+                    set_grad_enabled(False)
         finally:
-            if not with_grad:
-                set_grad_enabled(False)
             set_view_replay(replayed)
         return list(outputs) if isinstance(outputs, tuple) else outputs
 

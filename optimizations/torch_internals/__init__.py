@@ -347,6 +347,7 @@ NAMES: dict[str, Private] = {
         "torch._dynamo.symbolic_convert", "tls", _CHECKED_HERE, "find the trace that a graph is compiled for"
     ),
     # shortcut: the wrappers around a compiled function
+    "InferenceMode": Private("torch", "_C._InferenceMode", _CHECKED_HERE, "leave inference mode without Python code"),
     "DisableAutocast": Private("torch", "_C._DisableAutocast", _CHECKED_HERE, "switch autocast off as stock does"),
     "SerializableCompiledFunction": Private(
         "torch._functorch._aot_autograd.runtime_wrappers",

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
-
-import torch
 
 from optimizations import torch_internals
 
 T = TypeVar("T")
 
 
-@contextlib.contextmanager
-def apart_from_the_program() -> Iterator[None]:
-    """Run operators without the program's modes, transforms and inference mode, and outside of other operators.
+def apart_from_the_program(do: Callable[[], T]) -> T:
+    """Call `do` without the program's modes, transforms and inference mode, and outside of other operators.
 
-    No mode sees them. Leaving inference mode brings back autograd also where an operator's kernel is without. Hooks of
-    saved tensors stay: what autograd would save belongs into `in_a_new_thread`.
+    No mode sees its operators. Leaving inference mode brings back autograd also where an operator's kernel is without.
+    Hooks of saved tensors stay: what autograd would save belongs into `in_a_new_thread`.
+
+    Note [Guards and interrupts]. Settings of a thread are switched by guards in C that stand in a `with` statement
+    themselves, or in a `try` whose `finally` puts them back. A signal is handled behind a call and when a function
+    of Python begins. So `with torch.inference_mode(False)` may end between the guard, which is in an attribute of
+    the context manager then, and the block. The guard is left when the traceback goes, whenever that is, and puts back
+    what was there before: gradients are off from then on if the interrupted call was inside of autograd.
     """
-    with (
-        torch_internals.disable_torch_function(),
-        torch_internals.clear_functorch_levels(),
-        torch_internals.disable_current_modes(),
-        torch.inference_mode(False),
-    ):
-        yield
+    with torch_internals.disable_torch_function(), torch_internals.InferenceMode(False):
+        if not torch_internals.len_torch_dispatch_stack() and not torch_internals.are_functorch_transforms_active():
+            return do()
+        with torch_internals.clear_functorch_levels(), torch_internals.disable_current_modes():
+            return do()
 
 
 def in_a_new_thread(probe: Callable[[], T]) -> T:

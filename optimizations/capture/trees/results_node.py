@@ -114,10 +114,13 @@ class ResultsNode(CUDAGraphNode):
             places = [place for place in range(len(cached)) if _is_last_of_its_history(cached, storages, place)]
         if not places:
             return False
-        with apart_from_the_program():
+
+        def forget() -> None:
             for place in places:
                 if place < len(cached) and _is_last_of_its_history(cached, storages, place):
                     cached[place].detach_()
+
+        apart_from_the_program(forget)
         return True
 
     # Handing them out
@@ -268,10 +271,15 @@ class ResultsNode(CUDAGraphNode):
     def _make_result_again(self, place: int) -> None:
         assert self._handed_out is not None
         torch_internals.remove_cached_tensor(self.cached_tensor_outputs[place])
-        metadata = self.outputs_metadata[place]
-        with torch_internals.disable_current_modes(), torch.inference_mode(self._handed_out.was_inference(place)):
-            made = self._reconstruct_from_tensor_metadata(metadata, self.create_storage(metadata))
-            self._is_now(place, made)
+        metadata, inference = self.outputs_metadata[place], self._handed_out.was_inference(place)
+
+        def make() -> torch.Tensor:
+            with torch_internals.InferenceMode(inference):
+                made: torch.Tensor = self._reconstruct_from_tensor_metadata(metadata, self.create_storage(metadata))
+                self._is_now(place, made)
+                return made
+
+        made = apart_from_the_program(make)
         torch_internals.add_cached_tensor(made)
         self.cached_tensor_outputs[place] = made
         self._cached_storages[place] = made.untyped_storage()
