@@ -32,6 +32,7 @@ class FakeMaker:
         self.made: list[dict[str, Any]] = []
         self.calls = 0
         self.managers: list[int] = []
+        self.graphed: list[bool] = []
 
     def cudagraphify(self, model: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
         self.made.append({**dict(zip(("static_input_idxs",), args, strict=False)), **kwargs})
@@ -45,6 +46,9 @@ class FakeMaker:
     def get_manager(self, device_index: int, create_if_none_exists: bool = True) -> Any:
         self.managers.append(device_index)
         return self
+
+    def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
+        self.graphed.append(graphed)
 
     @property
     def directions(self) -> list[str]:

@@ -13,7 +13,7 @@ from inductor_in_disguise import FakeMaker, cuda_in_disguise, other_program, pro
 
 from optimizations import torch_internals
 from optimizations.capture.trees import hook
-from optimizations.capture.trees.hook import DISPATCHED, asking, captured_by
+from optimizations.capture.trees.hook import DISPATCHED, OBSERVED, asking, captured_by
 
 __all__ = ["cuda_in_disguise"]
 
@@ -129,7 +129,7 @@ class _PartitionedGraph:
 
 
 def names_in_place() -> list[Any]:
-    places = [torch_internals.holder_of(name) for name in DISPATCHED]
+    places = [torch_internals.holder_of(name) for name in (OBSERVED, *DISPATCHED)]
     return [getattr(owner, attribute) for owner, attribute in places]
 
 
@@ -216,6 +216,20 @@ def test_a_wrapper_that_someone_puts_around_the_dispatcher_stays(monkeypatch: py
     assert trees.get_manager is wrapper
     trees.get_manager(4)
     assert (seen, stock_calls, ours.managers) == ([4], [4], [])
+
+
+def test_maker_receives_functions_compiled_without_graphs(
+    cuda_in_disguise: FakeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = iter((None, "a reason of Inductor's"))
+    utils = torch_internals.cudagraph_utils
+    monkeypatch.setattr(utils, "check_lowering_disable_cudagraph", lambda mapping: next(reasons))
+    ours = FakeMaker()
+    mine = torch.compile(program, backend=backend_of(ours))
+    x = torch.ones(8, 8, requires_grad=True)
+    mine(x).backward(torch.ones(8, 8))
+    assert ours.directions == ["forward"]
+    assert ours.graphed == [True, False]
 
 
 def test_every_dispatched_name_is_a_method_of_the_maker() -> None:

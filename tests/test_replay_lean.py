@@ -546,21 +546,6 @@ def test_a_saved_result_that_is_still_held_after_the_backward_goes_the_full_way(
     assert torch.equal(saved, expected)
 
 
-def test_while_a_forward_that_ran_without_a_graph_waits_for_its_backward_all_calls_go_the_full_way(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
-) -> None:
-    training = Training(cuda_on_cpu)
-    for step in range(12):
-        training.step(step)
-    (one,) = managers()
-    one.uncaptured_forwards = 1
-    full_ways.clear()
-    training.step(1)
-    assert len(full_ways) >= 2, "the forward and the backward"
-    assert lean.UNCAPTURED_FORWARD in reasons(training.forward)
-    assert one.uncaptured_forwards == 0
-
-
 @pytest.mark.parametrize("lean_on", [True, False])
 def test_a_derivative_in_forward_mode_is_refused_as_stocks_copies_refuse_it(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], lean_on: bool

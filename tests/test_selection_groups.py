@@ -68,8 +68,6 @@ def test_a_forward_and_its_backward_are_judged_together(
     one, other = selection(forward), selection(backward)
     assert (one.group, one.state, one.kept, one.direction) == (other.group, "decided", kept, "forward")
     assert other.direction == "backward"
-    (manager,) = managers()
-    assert manager.uncaptured_forwards == 0, "or steady calls of others would end"
 
 
 @pytest.mark.parametrize(("plain", "kept"), [(5e-6, "none"), (50e-6, "copy")])

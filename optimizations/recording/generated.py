@@ -25,6 +25,7 @@ from typing import Any
 
 from optimizations import torch_internals
 from optimizations.indirection.collectives import is_collective_kernel, is_collective_operator
+from optimizations.recording.attention_seeds import find_seeds
 from optimizations.recording.written_inputs import written_through_views
 
 PURE_OPERATORS = ("aten", "prims", "inductor", "inductor_prims")
@@ -139,6 +140,7 @@ class GeneratedCode:
         collectives: calls that involve other processes, in the order of the source, with their constant arguments
             (the operation, the group's name). Ranks that work together have the same ones.
         written: positions of inputs that operators are seen to write, whatever Inductor says of them.
+        seeds: positions of inputs that are random state of memory-efficient attention (`attention_seeds`).
     """
 
     opaque: str | None
@@ -150,6 +152,7 @@ class GeneratedCode:
     launches: tuple[Launch, ...] = ()
     written: frozenset[int] = frozenset()
     products: frozenset[int] = frozenset()
+    seeds: tuple[int, ...] = ()
 
 
 def read_generated(function: Callable[..., Any]) -> GeneratedCode:
@@ -172,7 +175,7 @@ def read_generated(function: Callable[..., Any]) -> GeneratedCode:
 
 def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> GeneratedCode:
     """`read_generated` of a function's syntax tree; `kernels` are the driver's names of Triton kernels by its own."""
-    inputs = _input_names(definition)
+    inputs = input_names(definition)
     if inputs is None:
         return GeneratedCode("its source does not begin by naming its inputs", reused=None)
     calls = _call_nodes(definition)
@@ -198,7 +201,23 @@ def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> Ge
     }
     written = written_through_views(definition, inputs)
     products = frozenset(position for name, position in inputs.items() if name not in uses.elsewhere)
-    return GeneratedCode(opaque, random, bool(collectives), known, reused, collectives, launches, written, products)
+    return GeneratedCode(
+        opaque,
+        random,
+        bool(collectives),
+        known,
+        reused,
+        collectives,
+        launches,
+        written,
+        products,
+        find_seeds(called_by(definition), inputs),
+    )
+
+
+def called_by(definition: ast.FunctionDef) -> list[tuple[str, ast.Call]]:
+    """Return the calls of a function in the order of the source, each with its dotted name."""
+    return [(dotted(call.func), call) for call in _call_nodes(definition)]
 
 
 def _is_launch(name: str, kernels: Collection[str]) -> bool:
@@ -206,8 +225,8 @@ def _is_launch(name: str, kernels: Collection[str]) -> bool:
     return member == "run" and owner in kernels
 
 
-def _input_names(definition: ast.FunctionDef) -> dict[str, int] | None:
-    """`arg0_1, arg1_1 = args`: positions by name; None where there is no such line."""
+def input_names(definition: ast.FunctionDef) -> dict[str, int] | None:
+    """Return positions by name from the line `arg0_1, arg1_1 = args`; None where there is no such line."""
     for statement in definition.body:
         if (
             isinstance(statement, ast.Assign)

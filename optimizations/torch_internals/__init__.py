@@ -209,6 +209,9 @@ NAMES: dict[str, Private] = {
     "get_obj_in_tls": Private(
         "torch", "_C._get_obj_in_tls", _CHECKED, "reach a thread's managers from its autograd threads"
     ),
+    "maybe_realign_inputs": Private(
+        "torch._inductor.output_code", "maybe_realign_inputs", _CHECKED_HERE, "see what is compiled without graphs"
+    ),
     "is_key_in_tls": Private(
         "torch", "_C._is_key_in_tls", _CHECKED, "reach a thread's managers from its autograd threads"
     ),

@@ -53,7 +53,7 @@ until it is left without a graph for good."""
 class FollowingManager(PoolManager):
     """What a manager does with calls that no recording fits."""
 
-    uncaptured_forwards: int
+    _ran_uncaptured: bool
     running_forwards_with_pending_backwards: bool
 
     def __init__(self, device_index: int) -> None:
@@ -147,8 +147,6 @@ class FollowingManager(PoolManager):
 
         def run(arguments: list[Any]) -> Any:
             function.ran_without_graph("an input at a fixed address moved, and patching it was being tried out")
-            if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
-                self.uncaptured_forwards += 1
             return function(arguments)
 
         known = fixed_inputs.looked
@@ -158,6 +156,7 @@ class FollowingManager(PoolManager):
             function.looked_in_vain()
         self._patched_last(function_id, node.parent)
         if answer is Answer.SERVED:
+            self._ran_uncaptured = True
             self._tried.clear()
             self._runs_in_a_trial(function_id)
             return (results,)

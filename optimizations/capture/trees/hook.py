@@ -4,7 +4,8 @@ Inductor turns a compiled function into a CUDA-graphed one in `post_compile`, at
 every load from its caches, by calling `torch._inductor.compile_fx.cudagraphify`. While at least one compilation asks
 for another maker, that name is a dispatcher: in a thread that has asked it calls the maker, in all others stock. Once
 nobody asks, the name is stock's again. The same goes for `cudagraph_trees.get_manager`, which `post_compile` asks for
-the manager to tell when a backward runs that is not captured itself.
+the manager to tell when a backward runs that is not captured itself. At the end of `post_compile` the maker also
+receives the compiled function, captured or not (`maybe_realign_inputs` is the last that it calls, in every case).
 
 Note [Both ends of a compilation]. `compile_fx` covers forward and inference graphs, and everything that comes from
 AOTAutograd's cache (there forward and backward pass `post_compile` together, and nobody calls `inner_compile`). But a
@@ -25,6 +26,9 @@ from optimizations.torch_internals.replacing import Replacing
 DISPATCHED = ("cudagraphify", "get_manager")
 """Entries of `torch_internals.NAMES` that are dispatched; a `Maker` has a method for each."""
 
+OBSERVED = "maybe_realign_inputs"
+"""The entry that is called as in stock, after which `Maker.compiled` is called."""
+
 
 class Maker(Protocol):
     """Makes CUDA graphs of compiled functions in stock's place; methods have the signatures of what they replace."""
@@ -34,6 +38,9 @@ class Maker(Protocol):
 
     def get_manager(self, device_index: int, create_if_none_exists: bool = True) -> Any:
         """The manager that the functions of this maker use (`torch._inductor.cudagraph_trees.get_manager`)."""
+
+    def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
+        """Callback: Inductor compiled or loaded `compiled_graph`, whose functions are run by CUDA graphs or not."""
 
 
 _asked: ContextVar[Maker | None] = ContextVar("encore_maker", default=None)
@@ -70,4 +77,18 @@ def _dispatched(name: str, stock: Callable[..., Any]) -> Callable[..., Any]:
     return dispatch
 
 
-_DISPATCH = Replacing({name: functools.partial(_dispatched, name) for name in DISPATCHED})
+def _observed(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def realign(graphed: Any, compiled_graph: Any, *args: Any, **kwargs: Any) -> Any:
+        result = stock(graphed, compiled_graph, *args, **kwargs)
+        maker = _asked.get()
+        if maker is not None:
+            maker.compiled(compiled_graph, graphed=bool(graphed))
+        return result
+
+    return realign
+
+
+_DISPATCH = Replacing(
+    {OBSERVED: _observed} | {name: functools.partial(_dispatched, name) for name in DISPATCHED},
+)

@@ -27,6 +27,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture import inner_graphs
+from optimizations.capture.trees.readable_seeds import any_on_host
 from optimizations.one_line import one_line
 from optimizations.recording.session import Stage
 from optimizations.replay.turns import LENT, is_lent
@@ -50,7 +51,7 @@ NOT_RECORDED = "no recording of it is steady yet"
 NOT_EXECUTING = "graphs were being recorded or warmed up before it"
 RESULTS_HELD = "results of the iteration before are held"
 EARLIER_RESULT_HELD = "a result of an earlier graph is held that was dead when this one was recorded"
-UNCAPTURED_FORWARD = "a forward that ran without a graph waits for its backward"
+SEEDS_ON_HOST = "its forward ran without a graph and left random state on the host"
 OTHER_ORDER = "no recording of it follows the one before it"
 CHANGED = "what its recording reads in place has changed"
 FIXED_INPUT_MOVED = "an input at a fixed address moved"
@@ -159,6 +160,7 @@ class SteadyCall:
         "dying",
         "graph",
         "node",
+        "seeds",
         "session",
         "state",
         "tracker",
@@ -169,6 +171,8 @@ class SteadyCall:
         self.state = node.state
         self.addresses = node.static_input_data_ptrs
         self.compared = sorted(node.static_input_idxs)  # results of earlier graphs are among them
+        # At an address of the GPU that is compared, no seed can lie on the host.
+        self.seeds = [index for index in node.function.code().seeds if index not in self.compared]
         self.dead_before = node.references(node.expected_dead_indices_before_graph)
         self.dead_after = node.references(node.expected_dead_indices_after_graph)
         self.dying = [index for index in node.cudagraph_managed_idxs if not node.preserved_aliased_inputs[index]]
@@ -239,8 +243,6 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
                 return in_full(inputs, function.without_graph)
             if manager.held_in_generation is not None:
                 return in_full(inputs, RESULTS_HELD)
-            if manager.uncaptured_forwards:
-                return in_full(inputs, UNCAPTURED_FORWARD)
             current: EncoreNode = manager._current_node
             generation = steps.mark_step_counter or generations.generation
             begins = generation != manager.current_gen
@@ -257,6 +259,9 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
                     continue
                 if one.compared and not data_ptrs_equal(inputs, one.addresses, one.compared):
                     why = FIXED_INPUT_MOVED
+                    continue
+                if one.seeds and any_on_host(inputs, one.seeds):
+                    why = SEEDS_ON_HOST
                     continue
                 if one.dead_before and still_alive(one.node, one.dead_before):
                     why = EARLIER_RESULT_HELD

@@ -9,6 +9,7 @@ from typing import Any
 from optimizations.appliers.device import unload_kernels
 from optimizations.capture.trees import containers, manager
 from optimizations.capture.trees.function import GraphedFunction, RecordableFunction, forget_recordings, reading
+from optimizations.capture.trees.readable_seeds import give_readable_seeds, with_readable_seeds
 from optimizations.indirection.plan import Choice
 from optimizations.one_line import one_line
 from optimizations.report import ReportedFunction
@@ -75,7 +76,7 @@ class EncoreMaker:
 
         keywords.setdefault("mutated_input_idxs", ())
         return GraphedFunction(
-            model,
+            with_readable_seeds(model, code),
             recordable,
             manager.record,
             admit=admit,
@@ -93,6 +94,10 @@ class EncoreMaker:
         stock asserts that the manager is there.
         """
         return manager.container(device_index).get_tree_manager()
+
+    def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
+        """See `hook.Maker`."""
+        give_readable_seeds(compiled_graph, graphed=graphed)
 
 
 def release_recordings() -> None:

@@ -2,10 +2,6 @@
 
 `run` is stock's, with a question before and an answer after it. What lies in the pool is the matter of `pool_manager`.
 
-Note [Uncaptured forwards]. A forward that ran without a graph has its saved tensors in ordinary memory, at new
-addresses each time. A backward takes saved tensors for inputs at fixed addresses, so one that gets none from the pool
-is run without a graph as well.
-
 Note [A recording that fails]. A capture runs nothing on the device, so nothing has been done when it fails, and its
 inputs are still what they were. The function runs on them without a graph, and is never recorded again. Results of
 earlier graphs among the inputs may lie in memory that the failed capture gave back; they are copied out at once.
@@ -62,7 +58,9 @@ from optimizations.capture.trees.following import BEHIND_A_TRIAL, FollowingManag
 from optimizations.capture.trees.function import RecordableFunction, WarmUp, forget_recordings
 from optimizations.capture.trees.lean import MOST_KEPT, SteadyCall, steadily, steady_call
 from optimizations.capture.trees.node import EncoreNode, NotFollowed, NotLaunched
+from optimizations.capture.trees.readable_seeds import any_on_host
 from optimizations.capture.trees.results import with_inputs
+from optimizations.capture.trees.uncaptured_forwards import UncapturedForwards
 from optimizations.captured.pools import end_failed_capture
 from optimizations.one_line import one_line
 from optimizations.replay.bound import when_a_root_is_gone
@@ -105,8 +103,9 @@ class EncoreManager(FollowingManager):
         self._left: dict[int, list[Any]] = {}
         self._stream_before_capture: int | None = None
         self.inside_capture = False
-        self.uncaptured_forwards = 0
+        self.uncaptured_forwards = UncapturedForwards()
         self.running = False
+        self._ran_uncaptured = False
         self._runs_function = self._took_part = False
         super().__init__(device_index)
 
@@ -119,7 +118,10 @@ class EncoreManager(FollowingManager):
         return steadily(self, full), outputs
 
     def run(self, new_inputs: list[Any], function_id: Any) -> Any:
-        """As stock's. Notes [Kept results], [Uncaptured forwards], [Threads]. Steady calls pass it by: see `lean`."""
+        """As stock's. Notes [Kept results], [Threads]. Steady calls pass it by: see `lean`.
+
+        Note [Uncaptured forwards] in `uncaptured_forwards`.
+        """
         if resting():
             return self.ids_to_funcs[function_id].model(new_inputs)
         if is_lent(self.turn):
@@ -145,8 +147,9 @@ class EncoreManager(FollowingManager):
         if reason is not None:
             return self.run_without_graph(new_inputs, function_id, reason)
         returned = {place: new_inputs[index] for place, index in function.returned_inputs.items()}
+        fixed = self._parameters(function_id, new_inputs)
         self.running = True
-        self._took_part = self._checkpoint_due = False
+        self._took_part = self._checkpoint_due = self._ran_uncaptured = False
         refused: tuple[EncoreNode, str, bool] | None = None  # not the error, which would hold this frame
         try:
             outputs = super().run(new_inputs, function_id)
@@ -158,9 +161,12 @@ class EncoreManager(FollowingManager):
             return self.not_launched(*refused, new_inputs, function_id)
         if not self._took_part:
             function.ran_without_graph(self._left_by_stock(function_id))
+        if not self._took_part or self._ran_uncaptured:
+            self._mark_uncaptured(outputs, fixed)
             return outputs
         if returned:
             outputs = with_inputs(outputs, returned)
+            self.uncaptured_forwards.unmark(returned.values())
         return self.kept_copied(function, outputs) if function.kept_outputs else outputs
 
     def _run_inside(self, inputs: list[Any], function_id: Any) -> Any:
@@ -168,8 +174,6 @@ class EncoreManager(FollowingManager):
         function = self._function(function_id)
         if self._runs_function:
             return function(inputs)
-        if self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD and self.uncaptured_forwards:
-            self.uncaptured_forwards -= not self._any_from_the_pool(inputs)
         return self.run_without_graph(inputs, function_id, INSIDE_FUNCTION)
 
     def _left_by_stock(self, function_id: Any) -> str:
@@ -222,16 +226,12 @@ class EncoreManager(FollowingManager):
             self._look_for_held_results()
         trying = self._is_behind_a_trial(function_id)
         if function.without_graph is not None or self.inside_capture or trying:
-            is_backward = self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD
-            if is_backward and self.uncaptured_forwards and not self._any_from_the_pool(inputs):
-                self.uncaptured_forwards -= 1
             return function.without_graph or (INSIDE_CAPTURE if self.inside_capture else BEHIND_A_TRIAL)
         if self.held_in_generation is not None:
             return KEPT
-        if self.uncaptured_forwards and self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD:
-            self.uncaptured_forwards -= 1
-            if not self._any_from_the_pool(inputs):
-                return FORWARD_UNCAPTURED
+        is_backward = self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD
+        if is_backward and self.uncaptured_forwards.returned_any_of(inputs):
+            return FORWARD_UNCAPTURED
         return None
 
     def run_without_graph(self, inputs: list[Any], function_id: Any, reason: str) -> Any:
@@ -239,11 +239,12 @@ class EncoreManager(FollowingManager):
         function = self._function(function_id)
         function.ran_without_graph(reason)
         mode = self.mode = self.id_to_mode[function_id]
+        fixed = self._parameters(function_id, inputs)
         outputs = function(inputs)
+        self._mark_uncaptured(outputs, fixed)
         # As `run` has it: forwards are pending after their call.
         if mode is trees.CompilationMode.FORWARD:
             self.running_forwards_with_pending_backwards = True
-            self.uncaptured_forwards += 1
         elif mode is trees.CompilationMode.BACKWARD:
             self.running_forwards_with_pending_backwards = False
         return outputs
@@ -258,12 +259,22 @@ class EncoreManager(FollowingManager):
             self._drop(node)
         return self.run_without_graph(inputs, function_id, reason)
 
-    def _any_from_the_pool(self, inputs: Sequence[Any]) -> bool:
-        node = self.current_node
-        if node is None:
-            return False
-        held = {reference.data_ptr() for reference in node.path_live_weakrefs()}
-        return any(isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in held for value in inputs)
+    def _parameters(self, function_id: Any, inputs: Sequence[Any]) -> list[Any] | None:
+        """Return the parameters among a forward's inputs; None for other functions, which are not marked.
+
+        What it writes may be a result of a graph, which must not be held during the call.
+        """
+        if self.id_to_mode[function_id] is not trees.CompilationMode.FORWARD:
+            return None
+        written = self._function(function_id).written_inputs
+        static = self.ids_to_funcs[function_id].static_input_idxs
+        return [inputs[index] for index in static if index not in written]
+
+    def _mark_uncaptured(self, outputs: Sequence[Any], fixed: Sequence[Any] | None) -> None:
+        """Mark what a forward without a graph returned; see `_parameters`."""
+        if fixed is not None:
+            live = self.current_node.path_live_weakrefs() if self.current_node is not None else ()
+            self.uncaptured_forwards.mark(outputs, fixed, {reference.data_ptr() for reference in live})
 
     # Recording
 
@@ -312,14 +323,18 @@ class EncoreManager(FollowingManager):
     def record_function(self, new_inputs: list[Any], function_id: Any) -> Any:
         """As stock's. A parameter that moved for the third time is patched instead; see `recording.fixed_inputs`.
 
-        Note [A recording that fails].
+        Note [A recording that fails]. Without a graph where seeds of attention lie on the host: see `readable_seeds`.
         """
+        function = self._function(function_id)
+        if any_on_host(new_inputs, function.code().seeds):
+            self._checkpoint_due = False
+            self._note_uncaptured(function_id, FORWARD_UNCAPTURED)
+            return function(new_inputs)
         with self._running_a_function():
             followed = self._followed(new_inputs, function_id)
         if followed is not None:
             self._checkpoint_due = False
             return followed[0]
-        function = self._function(function_id)
         refused = self._not_recorded_again(function_id)
         if refused is not None:
             self._checkpoint_due = False
@@ -359,10 +374,9 @@ class EncoreManager(FollowingManager):
         return function(arguments)
 
     def _note_uncaptured(self, function_id: Any, reason: str) -> None:
-        """A call that was to be warmed up or recorded runs without a graph. Note [Uncaptured forwards]."""
+        """A call that was to be warmed up or recorded runs without a graph."""
         self._function(function_id).ran_without_graph(reason)
-        if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
-            self.uncaptured_forwards += 1
+        self._ran_uncaptured = self._took_part = True
 
     def _kept_for_a_failure(self, inputs: Sequence[Any], mutated: Collection[int]) -> list[tuple[Any, bool]]:
         """Inputs to run on if the recording fails, each with whether it must be copied first.

@@ -35,6 +35,7 @@ from optimizations.capture.trees.lean import (
     NOT_FOLLOWED,
 )
 from optimizations.capture.trees.outputs import require_replayable
+from optimizations.capture.trees.readable_seeds import any_on_host
 from optimizations.capture.trees.results_node import CUDAGraphNode, ResultsNode
 from optimizations.captured.capture_order import in_order
 from optimizations.captured.driver import CudaCallFailed
@@ -323,6 +324,8 @@ class EncoreNode(ResultsNode):
                 self.copy_inputs(self.function.copies_inputs)
             except Exception as error:
                 raise NotFollowed(self, error) from error
+        if any_on_host(inputs, self.function.code().seeds):
+            return statuses.StaticInputIdxMismatch, lambda: "its seeds of attention lie on the host"
         if self._tracker is not None and self._tracker.refuses(inputs):
             return statuses.StaticInputIdxMismatch, lambda: "an input moved to where it cannot be read in place"
         if self.prefers_recording(inputs):

@@ -1,0 +1,92 @@
+"""Moves the random state of memory-efficient attention to where a backward's run reads it.
+
+See Note [Seeds of attention] in `recording.attention_seeds`. Many things let a backward run without a graph after a
+forward that replayed one: results that the program holds, `retain_graph`, a failed recording, a first call, a reset.
+So the seeds are moved in one place, around the generated function, whoever calls it. The opposite direction cannot be
+mended: a copy from the host cannot be captured. A backward whose seeds lie on the host is never recorded or replayed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from optimizations.recording.attention_seeds import find_seeds, names_a_reader
+from optimizations.recording.generated import GeneratedCode, called_by, input_names
+
+Run = Callable[[list[Any]], Any]
+
+
+def with_readable_seeds(run: Run, code: Callable[[], GeneratedCode]) -> Run:
+    """Return `run` (a generated function), called with seeds on the host where the stream does not capture."""
+
+    def run_with_readable_seeds(inputs: list[Any]) -> Any:
+        _move_to_host(inputs, code().seeds)
+        return run(inputs)
+
+    return run_with_readable_seeds
+
+
+def any_on_host(inputs: Sequence[Any], seeds: Sequence[int]) -> bool:
+    """Return whether a seed lies on the host, so that no graph may read it."""
+    return any(is_on_host(inputs[index]) for index in seeds)
+
+
+def give_readable_seeds(compiled_graph: Any, *, graphed: bool) -> None:
+    """Let what Inductor leaves without graphs read its seeds.
+
+    Inductor may refuse graphs for a backward whose forward has one, or split the graph at an operator.
+
+    Args:
+        compiled_graph: a `CompiledFxGraph` after `post_compile`. Its callables are replaced.
+        graphed: whether its function, or its partitions, are run by CUDA graphs.
+    """
+    if not names_a_reader(compiled_graph.source_code):
+        return
+    partitioned = bool(compiled_graph.partition_maps)
+    if graphed and not partitioned:
+        return
+    functions = {
+        one.name: one for one in ast.walk(ast.parse(compiled_graph.source_code)) if isinstance(one, ast.FunctionDef)
+    }
+    if not graphed and partitioned:
+        wrappers = [
+            lambda run, number=number: _wrapped(run, functions.get(f"partition_{number}"))
+            for number in range(len(compiled_graph.partition_maps))
+        ]
+        compiled_graph.recursively_apply_fns(wrappers)
+    compiled_graph.current_callable = _wrapped(compiled_graph.current_callable, functions.get("call"))
+
+
+def _wrapped(run: Run, definition: ast.FunctionDef | None) -> Run:
+    inputs = input_names(definition) if definition is not None else None
+    seeds = find_seeds(called_by(definition), inputs) if definition is not None and inputs else ()
+    if not seeds:
+        return run
+    code = GeneratedCode(None, seeds=seeds)
+    return with_readable_seeds(run, lambda: code)
+
+
+def _move_to_host(inputs: list[Any], seeds: Sequence[int]) -> None:
+    if seeds and not is_capturing():
+        for index in seeds:
+            if not is_on_host(inputs[index]):
+                inputs[index] = to_host(inputs[index])  # the host waits for the device
+
+
+def is_on_host(seed: Any) -> bool:
+    """Return whether a seed lies in memory of the host."""
+    return isinstance(seed, torch.Tensor) and not seed.is_cuda
+
+
+def is_capturing() -> bool:
+    """Return whether what is enqueued now becomes part of a graph."""
+    return torch.cuda.is_current_stream_capturing()
+
+
+def to_host(seed: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a seed in memory of the host."""
+    return seed.cpu()
