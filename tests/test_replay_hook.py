@@ -122,6 +122,7 @@ class _PartitionedGraph:
         self.fx_kwargs = {"is_inference": True, "is_backward": False, "static_input_idxs": (0,)}
         self.mutated_input_idxs: set[int] = set()
         self.device_idxs = {0}
+        self.kernel_free_cudagraph = False  # since PyTorch 2.14
 
     def recursively_apply_fns(self, functions: list[Callable[..., Any]]) -> None:
         for function in functions:

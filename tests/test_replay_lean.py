@@ -107,7 +107,7 @@ def test_results_that_aotautograd_marks_are_handed_out_again_without_the_mark(
         torch.compiler.cudagraph_mark_step_begin()
         (out,) = compiled.function([values(1), values(2), W])
         assert not vars(out)
-        torch._dynamo.maybe_mark_dynamic(out, 0)
+        vars(out).update({mark: {0} for mark in torch_internals.DYNAMIC_MARKS})
         del out
     assert made_again == []
     assert full_ways == []

@@ -19,7 +19,10 @@ X = torch.arange(8.0).reshape(2, 4)
 BOTH = ["forward", "backward"]
 
 
-pytestmark = pytest.mark.usefixtures("fresh_encore")
+pytestmark = [
+    pytest.mark.usefixtures("fresh_encore"),
+    pytest.mark.skipif(torch_internals.version() > (2, 11), reason="on newer PyTorch all wrappers are called"),
+]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     import torch.fx
 
 SUPPORTED = ("2.11", "2.16")
@@ -546,8 +547,9 @@ NAMES: dict[str, Private] = {
     ),
 }
 
-DYNAMIC_MARK = "_dynamo_weak_dynamic_indices"
-"""The attribute in which AOTAutograd and `maybe_mark_dynamic` note the dynamic dimensions of a tensor."""
+DYNAMIC_MARKS = frozenset(("_dynamo_weak_dynamic_indices", "_dynamo_propagated_dynamic_indices"))
+"""The attributes in which AOTAutograd notes the dynamic dimensions of a result. Before 2.14 it uses the first, which is
+also that of `maybe_mark_dynamic`; since then the second."""
 
 _NOTES = ("_dynamo_source", "_param_name_to_source")
 """Attributes that Dynamo sets on FX nodes and graph modules, which copies of these do not take along."""
@@ -661,6 +663,12 @@ def dynamo_source(node: torch.fx.Node) -> Any:
     return getattr(node, _NOTES[0], None)
 
 
+def has_names(tensor: torch.Tensor) -> bool:
+    """Return whether dimensions of a tensor are named, which no tensor can be since PyTorch 2.13."""
+    names = getattr(tensor, "has_names", None)
+    return names is not None and bool(names())
+
+
 def static_input_type(node: torch.fx.Node) -> str | None:
     """How Dynamo marked an input of a graph whose address stays the same (parameters and buffers), else None."""
     marked: str | None = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
@@ -687,6 +695,14 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def version() -> tuple[int, int]:
+    """Return the minor version of the installed PyTorch, such as (2, 11)."""
+    import torch
+
+    major, minor = torch.__version__.split("+")[0].split(".")[:2]
+    return int(major), int(minor)
+
+
 def require_supported() -> None:
     """Check the version of the installed PyTorch.
 
@@ -695,9 +711,8 @@ def require_supported() -> None:
     """
     import torch
 
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     low, high = (tuple(int(part) for part in edge.split(".")) for edge in SUPPORTED)
-    if not low <= version < high:
+    if not low <= version() < high:
         raise UnsupportedTorch(
             f"PyTorch {torch.__version__} is not supported: Encore knows PyTorch {SUPPORTED[0]} up to but not "
             f"including {SUPPORTED[1]}, because it builds on internals that differ between versions. "

@@ -1,12 +1,31 @@
 """Members of the classes of PyTorch that Encore subclasses, and uses or overrides: what a new PyTorch may change.
 
 `tests/test_surface.py` compares this list with the installed PyTorch, and with what `capture/trees` really uses.
-Checked on 2.11; docs/supporting_torch.md tells how to check another version.
+It is written for 2.11, and `later` says what newer versions changed; `stock_trees` lets Encore's code ignore that.
+docs/supporting_torch.md describes how to check another version.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """What a version changed.
+
+    Attributes:
+        since: the minor version.
+        methods: the parameters of methods that have others now.
+        attributes: attributes that Encore uses, and that are new.
+        gone: attributes that no longer exist.
+    """
+
+    since: tuple[int, int]
+    methods: dict[str, tuple[str, ...] | None] = dataclasses.field(default_factory=dict)
+    attributes: frozenset[str] = frozenset()
+    gone: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +37,39 @@ class Surface:
         methods: by name, the parameters of methods, properties as `None`.
         attributes: what its instances hold.
         overridden: which of these Encore replaces, around PyTorch's own.
+        later: what versions after 2.11 changed, oldest first.
     """
 
     name: str
     methods: dict[str, tuple[str, ...] | None]
     attributes: frozenset[str]
     overridden: frozenset[str]
+    later: tuple[Later, ...] = ()
+
+    def at(self, version: tuple[int, int]) -> Surface:
+        """Return the class as a minor version of PyTorch has it."""
+        found = self
+        for change in self.later:
+            if change.since <= version:
+                found = dataclasses.replace(
+                    found,
+                    methods=found.methods | change.methods,
+                    attributes=(found.attributes | change.attributes) - change.gone,
+                )
+        return found
+
+
+_ADD_FUNCTION = (
+    "self",
+    "model",
+    "inputs",
+    "static_input_idxs",
+    "stack_traces",
+    "mode",
+    "constants",
+    "placeholders",
+    "mutated_input_idxs",
+)
 
 
 SUBCLASSED = (
@@ -92,22 +138,15 @@ SUBCLASSED = (
                 "run_graph",
             )
         ),
+        later=(
+            Later((2, 12), attributes=frozenset(("tensor_static_input_idxs",))),
+            Later((2, 15), attributes=frozenset(("input_copy_idxs",))),
+        ),
     ),
     Surface(
         "CUDAGraphTreeManager",
         methods={
-            "add_function": (
-                "self",
-                "model",
-                "inputs",
-                "static_input_idxs",
-                "stack_traces",
-                "mode",
-                "constants",
-                "placeholders",
-                "mutated_input_idxs",
-                "compile_id",
-            ),
+            "add_function": (*_ADD_FUNCTION, "compile_id"),
             "apply_checkpoint_execution_state_in_allocator": ("self",),
             "can_start_new_generation": ("self",),
             "_get_node_id": ("self",),
@@ -155,11 +194,43 @@ SUBCLASSED = (
                 "shutdown",
             )
         ),
+        later=(
+            Later(
+                (2, 14),
+                methods={
+                    "add_function": (
+                        *_ADD_FUNCTION,
+                        "kernel_free_cudagraph",
+                        "user_visible_output_idxs",
+                        "compile_id",
+                    ),
+                    "can_start_new_generation": ("self", "curr_generation"),
+                },
+            ),
+            Later(
+                (2, 15),
+                methods={
+                    "add_function": (
+                        *_ADD_FUNCTION,
+                        "kernel_free_cudagraph",
+                        "user_visible_output_idxs",
+                        "compile_id",
+                        "cudagraph_managed_input_rerecord_limit",
+                        "cudagraph_managed_input_rerecord_action",
+                    )
+                },
+                attributes=frozenset(
+                    ("skip_cudagraph", "cudagraph_managed_input_rerecord", "demoted_cudagraph_managed_idxs")
+                ),
+                gone=frozenset(("non_cudagraph_managed_mutation_hint",)),
+            ),
+        ),
     ),
     Surface(
         "TreeManagerContainer",
         methods={"_finalize_tree_manager": ("self",), "get_tree_manager": ("self",)},
         attributes=frozenset(("device_index", "lock", "tree_manager")),
         overridden=frozenset(("_finalize_tree_manager", "get_tree_manager")),
+        later=(Later((2, 15), methods={"get_tree_manager": ("self", "initial_mempool_allocation_gb")}),),
     ),
 )

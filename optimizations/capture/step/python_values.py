@@ -72,7 +72,8 @@ def is_pytorchs(function: Any) -> bool:
 
 def _is_ordinary(tensor: torch.Tensor) -> bool:
     """Whether nothing is special about the tensor: of others PyTorch refuses much that fills would do."""
-    laid_out = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.has_names())
+    unusual = tensor.is_nested or tensor.is_quantized or torch_internals.has_names(tensor)
+    laid_out = tensor.layout is torch.strided and not unusual
     return laid_out and not (tensor.is_conj() or tensor.is_neg()) and tensor.dtype is not torch.complex32
 
 

@@ -56,10 +56,10 @@ class FollowingManager(PoolManager):
     _ran_uncaptured: bool
     running_forwards_with_pending_backwards: bool
 
-    def __init__(self, device_index: int) -> None:
+    def __init__(self, device_index: int, **keywords: Any) -> None:
         self._tried: Counter[Any] = Counter()
         self._tried_at: tuple[Any, int] = None, 0
-        super().__init__(device_index)
+        super().__init__(device_index, **keywords)
 
     def _function(self, function_id: Any) -> RecordableFunction:
         function: RecordableFunction = self.ids_to_funcs[function_id].model

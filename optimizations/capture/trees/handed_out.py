@@ -167,11 +167,12 @@ def _only_marked(tensors: Iterable[Any]) -> bool:
         attributes = tensor.__dict__
         if not attributes:
             continue
-        if len(attributes) > 1 or torch_internals.DYNAMIC_MARK not in attributes:
+        if not torch_internals.DYNAMIC_MARKS.issuperset(attributes):
             return False
         attributes.clear()
     return True
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg(), tensor.has_names()
+    names = torch_internals.has_names(tensor)
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg(), names

@@ -32,6 +32,7 @@ from optimizations.one_line import one_line
 from optimizations.recording.session import Stage
 from optimizations.replay.turns import LENT, is_lent
 from optimizations.torch_internals.apart import in_a_new_thread
+from optimizations.torch_internals.stock_trees import compared_inputs
 
 if TYPE_CHECKING:
     from optimizations.capture.trees.function import RecordableFunction
@@ -170,7 +171,7 @@ class SteadyCall:
         self.node = node
         self.state = node.state
         self.addresses = node.static_input_data_ptrs
-        self.compared = sorted(node.static_input_idxs)  # results of earlier graphs are among them
+        self.compared = sorted(compared_inputs(node))  # results of earlier graphs are among them
         # At an address of the GPU that is compared, no seed can lie on the host.
         self.seeds = [index for index in node.function.code().seeds if index not in self.compared]
         self.dead_before = node.references(node.expected_dead_indices_before_graph)

@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from optimizations.appliers.device import unload_kernels
 from optimizations.capture.trees import containers, manager
 from optimizations.capture.trees.function import GraphedFunction, RecordableFunction, forget_recordings, reading
@@ -87,13 +89,14 @@ class EncoreMaker:
             **keywords,
         )
 
-    def get_manager(self, device_index: int, create_if_none_exists: bool = True) -> Any:
+    def get_manager(self, device_index: int | None = None, create_if_none_exists: bool = True) -> Any:
         """See `torch._inductor.cudagraph_trees.get_manager`.
 
         It is made in any case: a backward that comes from a cache is compiled before its forward was ever called, and
         stock asserts that the manager is there.
         """
-        return manager.container(device_index).get_tree_manager()
+        index = torch.cuda.current_device() if device_index is None else device_index
+        return manager.container(index).get_tree_manager()
 
     def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
         """See `hook.Maker`."""

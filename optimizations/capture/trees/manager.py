@@ -67,6 +67,7 @@ from optimizations.replay.bound import when_a_root_is_gone
 from optimizations.replay.streams import make_context_current, stream_of, wait_for_stream
 from optimizations.replay.turns import is_lent
 from optimizations.torch_internals.rebind import with_globals
+from optimizations.torch_internals.stock_trees import named_arguments, without_duplicates
 
 trees = torch_internals.cudagraph_trees
 CUDAGraphTreeManager: Any = trees.CUDAGraphTreeManager
@@ -96,7 +97,7 @@ class EncoreManager(FollowingManager):
     _add_function = with_globals(CUDAGraphTreeManager.add_function, get_container=container)
     _record_function = with_globals(CUDAGraphTreeManager.record_function, CUDAGraphNode=EncoreNode)
 
-    def __init__(self, device_index: int) -> None:
+    def __init__(self, device_index: int, **keywords: Any) -> None:
         self.turn = threading.RLock()
         self.entered = threading.local()
         self.last_stream: int | None = None
@@ -107,7 +108,7 @@ class EncoreManager(FollowingManager):
         self.running = False
         self._ran_uncaptured = False
         self._runs_function = self._took_part = False
-        super().__init__(device_index)
+        super().__init__(device_index, **keywords)
 
     # Calls
 
@@ -502,14 +503,15 @@ class EncoreContainer(TreeManagerContainer):
             self.tree_manager.outlived()
         super()._finalize_tree_manager()
 
-    def get_tree_manager(self) -> EncoreManager:
+    def get_tree_manager(self, *arguments: Any, **keywords: Any) -> EncoreManager:
         with self.lock:
             if self.tree_manager is None:
-                self.tree_manager = EncoreManager(self.device_index)
+                settings = named_arguments(super().get_tree_manager, arguments, keywords)
+                self.tree_manager = EncoreManager(self.device_index, **settings)
             return self.tree_manager
 
 
-_record = with_globals(trees.cudagraphify, get_container=container)
+_record = without_duplicates(with_globals(trees.cudagraphify, get_container=container))
 
 
 def record(

@@ -51,6 +51,7 @@ from optimizations.recording.trial import Effects
 from optimizations.replay.addresses import AddressTracker
 from optimizations.replay.swaps import Swaps
 from optimizations.report.recordings import RecordingReport
+from optimizations.torch_internals.stock_trees import INPUT_COPY_IDXS, checks_deaths_when_running, stop_comparing
 from optimizations.uncollected import uncollected
 
 _forward_mode: Any = torch_internals.forward_ad
@@ -94,9 +95,9 @@ class EncoreNode(ResultsNode):
         state: changes whenever something is changed that a steady call relies on.
     """
 
-    static_input_idxs: list[int]
     non_static_input_idx: list[int]
     non_managed_static_input_idxs: list[int]
+    input_copy_idxs = INPUT_COPY_IDXS
 
     def __init__(self, wrapped_function: Any, *args: Any, **kwargs: Any) -> None:
         self._tracker: AddressTracker | None = None
@@ -333,6 +334,8 @@ class EncoreNode(ResultsNode):
             return statuses.StaticInputIdxMismatch, lambda: "patching for these addresses has cost a recording"
         status, describe = super().check_invariants(inputs)  # raises StillHeld
         self.moved_fixed_input = status is statuses.StaticInputIdxMismatch
+        if status is statuses.SUCCESS and checks_deaths_when_running():  # then the copies have already been made
+            self._check_liveness(self.expected_dead_indices_after_graph, self.path_weakrefs)
         return status, describe
 
     def _check_liveness(self, indices: Any, output_refs: Any) -> bool:
@@ -464,8 +467,7 @@ class EncoreNode(ResultsNode):
         self._copying = None
         self._tracker = tracker
         self._in_place = [index for index in self._copied if index in followed or index in self._in_place]
-        managed = set(self.cudagraph_managed_idxs)
-        self.static_input_idxs = [one for one in self.static_input_idxs if one not in followed or one in managed]
+        stop_comparing(self, frozenset(followed.difference(self.cudagraph_managed_idxs)))
         self.non_managed_static_input_idxs = [one for one in self.non_managed_static_input_idxs if one not in followed]
         self.copy_inputs(self.function.copies_inputs)
 

@@ -38,6 +38,7 @@ from optimizations.capture.trees.results import kept_copied
 from optimizations.captured.pools import Pool, claim, give_back
 from optimizations.one_line import one_line
 from optimizations.recording.budget import Together
+from optimizations.torch_internals.stock_trees import forget_places
 
 if TYPE_CHECKING:
     from optimizations.capture.trees.function import RecordableFunction
@@ -63,7 +64,7 @@ class PoolManager(CUDAGraphTreeManager):
     current_node: Any
     roots: dict[Any, list[EncoreNode]]
 
-    def __init__(self, device_index: int) -> None:
+    def __init__(self, device_index: int, **keywords: Any) -> None:
         self._owner = os.getpid()
         self.held_in_generation: int | None = None
         self._held_iterations = 0
@@ -74,7 +75,7 @@ class PoolManager(CUDAGraphTreeManager):
         self._together = Together()
         self._pool: Pool | None = None
         self._steady: defaultdict[Any, dict[EncoreNode | None, list[SteadyCall]]] = defaultdict(dict)
-        super().__init__(device_index)  # makes a capture
+        super().__init__(device_index, **keywords)  # makes a capture
         torch.cuda.current_stream(device_index).wait_stream(self.stream)  # see `captured.capture_order`
         claim(self.cuda_graphs_thread_pool)
 
@@ -113,13 +114,13 @@ class PoolManager(CUDAGraphTreeManager):
 
     # Note [Kept results]
 
-    def _at_boundary(self) -> bool:
-        """Whether this call begins an iteration that may overwrite the results of the one before."""
-        return bool(super().can_start_new_generation())
+    def _at_boundary(self, *arguments: Any) -> bool:
+        """Return whether this call begins an iteration that may overwrite the results of the one before."""
+        return bool(super().can_start_new_generation(*arguments))
 
-    def can_start_new_generation(self) -> bool:
-        """As stock's; not while results of the one before are held."""
-        return self.held_in_generation is None and self._at_boundary()
+    def can_start_new_generation(self, *arguments: Any) -> bool:
+        """As stock's, but False while results of the iteration before are live."""
+        return self.held_in_generation is None and self._at_boundary(*arguments)
 
     def _look_for_held_results(self) -> None:
         generation = self.get_curr_generation()
@@ -211,8 +212,7 @@ class PoolManager(CUDAGraphTreeManager):
         self._forget_steady_calls()
         self.current_node = None
         self.roots = defaultdict(list)
-        self.non_cudagraph_managed_mutation_hint.clear()
-        self.num_rerecord.clear()
+        forget_places(self)
         self.held_in_generation = None
         self._held_iterations = 0
         self._pool = Pool(self.device_index)  # kept by this, not by a capture

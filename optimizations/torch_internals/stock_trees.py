@@ -1,0 +1,96 @@
+"""What differs between PyTorch versions in the classes of CUDAGraph Trees that Encore subclasses.
+
+`surface` lists the members. This module has the few that are named or used differently, so that `capture.trees` is
+written once. It also switches off what newer versions do for results and inputs that Encore handles itself:
+
+* results that outlive their iteration are cloned (`user_visible_output_idxs`, since 2.14);
+* an input made by an earlier graph that moved five times is copied, or ends the graph
+  (`cudagraph_managed_input_rerecord_limit`, since 2.15);
+* a function without kernels is called instead of captured (`kernel_free_cudagraph`, since 2.14).
+
+`cudagraph_dynamic_shape_rerecord_limit` (2.15) is checked in `cudagraphify_impl`, which Encore does not call.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from optimizations import torch_internals
+
+_SWITCHED_OFF: Mapping[str, Any] = {
+    "kernel_free_cudagraph": False,
+    "user_visible_output_idxs": (),
+    "cudagraph_managed_input_rerecord_limit": sys.maxsize,
+}
+"""Parameters of `cudagraph_trees.cudagraphify`, and the values that leave their subject to Encore."""
+
+_PLACES = (
+    "non_cudagraph_managed_mutation_hint",
+    "skip_cudagraph",
+    "num_rerecord",
+    "cudagraph_managed_input_rerecord",
+    "demoted_cudagraph_managed_idxs",
+)
+"""Attributes of a manager that map a node and a function to what was decided there; a version has some of them."""
+
+
+def without_duplicates(cudagraphify: Callable[..., Any]) -> Callable[..., Any]:
+    """Return stock's `cudagraphify` with all that Encore does itself switched off, whatever its caller passes."""
+    known = inspect.signature(cudagraphify).parameters
+    switched_off = {name: value for name, value in _SWITCHED_OFF.items() if name in known}
+
+    @functools.wraps(cudagraphify)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        passed = {name: value for name, value in keywords.items() if name not in _SWITCHED_OFF}
+        return cudagraphify(*arguments, **passed, **switched_off)
+
+    return call
+
+
+def named_arguments(function: Callable[..., Any], arguments: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by the names that the function has for them."""
+    return dict(inspect.signature(function).bind(*arguments, **keywords).arguments)
+
+
+def forget_places(manager: Any) -> None:
+    """Clear what a manager decided for functions at their places in the tree, which is about to be emptied."""
+    for name in _PLACES:
+        getattr(manager, name, {}).clear()
+
+
+def compared_inputs(node: Any) -> list[int]:
+    """Return the inputs whose addresses a node compares. Since 2.12 `static_input_idxs` may hold other objects too."""
+    found: list[int] = getattr(node, "tensor_static_input_idxs", node.static_input_idxs)
+    return found
+
+
+def stop_comparing(node: Any, inputs: frozenset[int]) -> None:
+    """Let a node no longer compare the addresses of these inputs."""
+    for name in ("static_input_idxs", "tensor_static_input_idxs"):
+        before = getattr(node, name, None)
+        if before is not None:
+            setattr(node, name, [index for index in before if index not in inputs])
+
+
+def _copied_inputs(node: Any) -> list[int]:
+    found: list[int] = node.non_static_input_idx
+    return found
+
+
+def _copy_inputs(node: Any, inputs: list[int]) -> None:
+    node.non_static_input_idx = inputs
+
+
+INPUT_COPY_IDXS = property(_copied_inputs, _copy_inputs, doc="The inputs that a node copies, under their name of 2.15.")
+"""Stock's own list differs from `non_static_input_idx` only in inputs whose copying is switched off above."""
+
+
+@functools.cache
+def checks_deaths_when_running() -> bool:
+    """Return whether `CUDAGraphNode.run` checks after its copies that inputs died; before 2.15 the invariants did."""
+    code = torch_internals.cudagraph_trees.CUDAGraphNode.run.__code__
+    return "expected_dead_indices_after_graph" in code.co_names

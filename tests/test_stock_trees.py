@@ -1,0 +1,118 @@
+"""What newer PyTorch does for results and inputs is switched off for Encore's managers, on every version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from trees_on_cpu import Compiled, Model, nodes, values
+
+from optimizations import torch_internals
+from optimizations.capture.trees import manager
+from optimizations.capture.trees.containers import managers
+from optimizations.torch_internals import stock_trees
+
+__all__ = ["cuda_on_cpu"]
+
+OWN_SETTINGS = {
+    "kernel_free_cudagraph": True,
+    "user_visible_output_idxs": (0,),
+    "cudagraph_managed_input_rerecord_limit": 1,
+}
+"""What Inductor passes where a program sets it."""
+
+
+@contextmanager
+def settings(**options: Any) -> Iterator[None]:
+    """Set those of Inductor's options that this version has."""
+    triton = torch_internals.inductor_config.triton
+    known = {f"triton.{name}": value for name, value in options.items() if hasattr(triton, name)}
+    with torch_internals.inductor_config.patch(known):
+        yield
+
+
+def test_duplicates_are_off_whatever_is_passed() -> None:
+    def stock(model: Any, user_visible_output_idxs: Any = (7,), other: int = 0) -> Any:
+        return model, user_visible_output_idxs, other
+
+    assert stock_trees.without_duplicates(stock)("model", **OWN_SETTINGS, other=3) == ("model", (), 3)
+
+
+def test_function_without_kernels_is_captured(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = Compiled(Model(cuda_on_cpu), **OWN_SETTINGS)
+    w = values(7)
+    for step in range(4):
+        compiled(values(step), values(1), w)
+    assert [node.graph is not None for node in nodes()] == [True]
+    assert compiled.functions[0].recorded_now() == 1
+
+
+def test_kept_results_are_copied_by_encore(cuda_on_cpu: CudaOnCpu) -> None:
+    w = values(7)
+    with settings(cudagraph_trees_generation_cloning="user_visible"):
+        compiled = Compiled(Model(cuda_on_cpu), **OWN_SETTINGS)
+        kept = []
+        for step in range(8):
+            torch.compiler.cudagraph_mark_step_begin()
+            (out,) = compiled.function([values(step), values(1), w])
+            kept.append((out, 2 * values(step) + values(1) * w))
+    assert all(torch.equal(out, expected) for out, expected in kept)
+    (function,) = compiled.functions
+    assert function.kept_outputs == {0}
+    assert {one.reason for one in function.uncaptured()} == {manager.KEPT}
+    assert not any(getattr(one, "has_live_user_visible_output_cloning", False) for one in managers())
+
+
+def test_every_size_is_recorded(cuda_on_cpu: CudaOnCpu) -> None:
+    def scaled(inputs: list[Any]) -> list[Any]:
+        model, (_, x) = Model(cuda_on_cpu), inputs
+        inputs.clear()
+        return model([x, x, x])
+
+    with settings(cudagraph_dynamic_shape_rerecord_limit=1):
+        compiled = Compiled(scaled, static_inputs=())
+        for step in range(9):
+            torch.compiler.cudagraph_mark_step_begin()
+            compiled.function([step % 3, values(step)])
+    assert len(compiled.functions) == 3
+    assert [function.recorded_now() for function in compiled.functions] == [1, 1, 1]
+
+
+def test_moved_results_are_never_demoted_to_copies(cuda_on_cpu: CudaOnCpu) -> None:
+    """Encore records such a function again, or patches it; since 2.15 stock copies the input from then on."""
+    first, second = Compiled(Model(cuda_on_cpu), **OWN_SETTINGS), Compiled(Model(cuda_on_cpu), **OWN_SETTINGS)
+    w = values(7)
+    for step in range(12):
+        torch.compiler.cudagraph_mark_step_begin()
+        x, y = values(step), values(1)
+        results = [first.function([x, y, w])[0] for _ in range(1 + step % 3)]
+        (out,) = second.function([results[-1], y, w])
+        assert torch.equal(out, 2 * (2 * x + y * w) + y * w), step
+        del results, out
+    for one in managers():
+        assert not any(getattr(one, "demoted_cudagraph_managed_idxs", {}).values())
+        assert not any(any(places.values()) for places in getattr(one, "skip_cudagraph", {}).values())
+
+
+def test_copied_inputs_have_one_list(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = Compiled(Model(cuda_on_cpu))
+    w = values(7)
+    for step in range(3):
+        compiled(values(step), values(1), w)
+    (node,) = nodes()
+    node.input_copy_idxs = [1]
+    assert node.non_static_input_idx == node.input_copy_idxs == [1]
+
+
+def test_left_pool_forgets_what_was_decided(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = Compiled(Model(cuda_on_cpu))
+    w = values(7)
+    for step in range(3):
+        compiled(values(step), values(1), w)
+    (one,) = managers()
+    one.leave_pool()
+    hint = "skip_cudagraph" if hasattr(one, "skip_cudagraph") else "non_cudagraph_managed_mutation_hint"
+    assert not getattr(one, hint) and not one.num_rerecord
