@@ -140,7 +140,7 @@ def explain(
     reuse: Annotated[
         bool, typer.Option("--reuse", help="Keep what this code has explained in the folder of --out before.")
     ] = False,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="Longest time for one target.")] = "15m",
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Processor time that one target may take.")] = "15m",
     as_json: JsonOption = False,
 ) -> None:
     """Show what keeps a model from CUDA graphs and what each call copies. Needs no GPU."""

@@ -38,7 +38,7 @@ def report(
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where to write figures; default: `figures` in the report's folder."),
+        typer.Option(metavar="DIR", help="Write figures as PNG and PDF there, too; without it the page has them."),
     ] = None,
     readme: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A Markdown file whose generated tables to renew.")
@@ -98,6 +98,7 @@ def build_report(
         CannotWrite: the disk is full.
     """
     from suite import store
+    from suite.console import Progress
     from suite.report import build
 
     made = build.build_report(
@@ -108,6 +109,7 @@ def build_report(
         readme,
         micro,
         nanogpt,
+        announce=Progress("report"),
     )
     if made.warning:
         say(f"encore: {made.warning}")

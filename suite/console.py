@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +33,25 @@ def console(*, stderr: bool = False) -> Console:
 def print_json(value: Any) -> None:
     """Prints for programs, on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+class Progress:
+    """Prints the steps of a command on stderr, with the time since the beginning.
+
+    What follows a comma says how far a step is: that is printed every two seconds.
+    """
+
+    def __init__(self, command: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._command = command
+        self._clock = clock
+        self._begun = self._printed_at = clock()
+        self._printed = ""
+
+    def __call__(self, step: str) -> None:
+        now, name = self._clock(), step.partition(",")[0]
+        if name != self._printed or now - self._printed_at >= 2.0:
+            self._printed, self._printed_at = name, now
+            say(f"{self._command}: {step} ({now - self._begun:.0f} s)")
 
 
 def say(text: str) -> None:

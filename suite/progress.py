@@ -21,7 +21,7 @@ from suite.explain.targets import Target
 from suite.schema import Cell, Status
 from suite.settings import format_duration
 
-FIRST_WORD_S = 5.0
+FIRST_WORD_S = 2.0
 """How long an analysis may take over a step before a line says so."""
 NEXT_WORD_S = 30.0
 """How long it may then stay silent over the same step."""
@@ -250,7 +250,7 @@ class AnalysisDisplay:
     def _line(self, target: Target) -> str:
         step = self._steps[target]
         so_far = format_duration(self._clock() - step.target_since)
-        return f"{target.label}: {step.name}, {so_far} of at most {self._limit}"
+        return f"{target.label}: {step.name}, {so_far} (limit: {self._limit} of processor time)"
 
     def _render(self) -> RenderableType:
         return Group(*(Text(self._line(target)) for target in self._steps))

@@ -74,6 +74,16 @@ class Supervised:
     def pid(self) -> int:
         return self._process.pid
 
+    def cpu_seconds(self) -> float:
+        """Return the processor time of the process and of what it has started, 0 once it has ended."""
+        total = 0.0
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            for each in (process, *process.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    total += sum(each.cpu_times()[:4])
+        return total
+
     def exited(self) -> bool:
         return self._exit_info() is not None
 

@@ -41,7 +41,7 @@ def both(tmp_path_factory):
     ]
     run = write_run(folder / "run", cells)
     explanations = write_explanations(folder / "explain", [explanation("EOS"), explanation("ST")])
-    report = build_report([run], explanations, folder / "out")
+    report = build_report([run], explanations, folder / "out", folder / "out" / "figures")
     return report, Outline(report.html.read_text())
 
 

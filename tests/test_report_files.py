@@ -21,7 +21,7 @@ from suite.store import CannotWrite, InvalidResults
 def test_a_report_in_a_folder_of_an_earlier_one_removes_what_that_one_wrote_and_nothing_else(tmp_path):
     out = tmp_path / "out"
     run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph")])
-    build_report([run], None, out)
+    build_report([run], None, out, out / "figures")
     assert (out / "figures" / "speedup.png").is_file()
     assert (out / "tables" / "times.csv").is_file()
     mine = (out / "README.md", out / "figures" / "explain_drawing.png", out / "tables" / "my.csv")
@@ -60,11 +60,10 @@ def test_a_folder_of_figures_that_is_named_keeps_its_other_figures(tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_without_a_named_folder_figures_stay_in_the_report(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "FIGURES", tmp_path / "figures")
+def test_report_without_figures_folder_draws_in_the_page_only(tmp_path):
     report = build_report([write_run(tmp_path / "run", [cell("EOS", "compile")])], None, tmp_path / "out")
-    assert report.figures
-    assert {path.parent for path in report.figures} == {tmp_path / "out" / "figures"}
+    assert not report.figures and not (tmp_path / "out" / "figures").exists()
+    assert "<figure" in report.html.read_text()
 
 
 @pytest.mark.parametrize("wrong", ["out", "out/below", "figures", "tables"])

@@ -86,7 +86,7 @@ def test_without_results_everything_measured_is_marked_as_missing(name: str) -> 
     if name == "fig4":
         assert NOT_MEASURED in str(done.table.frame["workload"].iloc[0])
     elif "table1" in name and "nanogpt" not in name:
-        assert not done.table.frame["measured"].any()
+        assert "measured" not in done.table.frame
     else:
         body = done.table.frame["missing"].iloc[: len(done.table.frame) - done.table.summary_rows]
         assert all(NOT_MEASURED in str(reason) for reason in body)

@@ -29,6 +29,9 @@ from suite.supervise import Supervised, end
 
 WORKER_COMMAND = script("suite.explain.worker")
 TIMEOUT_S = 900.0
+"""Processor time that one target may take: a slow or busy machine changes it little."""
+IDLE_S = 120.0
+"""Time without any use of the processor after which a target hangs, or `timeout_s` where that is less."""
 BEAT_S = 0.5
 """Longest time between two calls of `Watcher.time_passes`."""
 
@@ -101,15 +104,14 @@ def explain_many(
                     running.append(one)
                     selector.register(one.steps_fd, selectors.EVENT_READ)
                     selector.register(one.worker.exit_fd, selectors.EVENT_READ)
-                nearest = min(one.deadline for one in running) - monotonic()
-                selector.select(max(0.0, min(nearest, BEAT_S)))
+                selector.select(BEAT_S)
                 for one in list(running):
                     for step in one.new_steps():
                         if watcher is not None:
                             watcher.step(one.target, step)
                     if one.steps_ended and one.steps_fd in selector.get_map():
                         selector.unregister(one.steps_fd)
-                    if not (one.worker.exited() or monotonic() >= one.deadline):
+                    if not (one.worker.exited() or one.has_taken_too_long()):
                         continue
                     running.remove(one)
                     if not one.steps_ended:
@@ -159,12 +161,14 @@ class _Running:
     steps_fd: int = field(init=False)
     start: float = field(init=False)
     steps_ended: bool = False
+    _cpu_s: float = 0.0
+    _cpu_used_at: float = 0.0
     _step: str = "starting"
     _unread: bytes = b""
 
     def __post_init__(self) -> None:
         self.folder.mkdir()
-        self.start = monotonic()
+        self.start = self._cpu_used_at = monotonic()
         self.steps_fd, write = os.pipe()
         os.set_blocking(self.steps_fd, False)
         target = self.target
@@ -190,9 +194,12 @@ class _Running:
         finally:
             os.close(write)
 
-    @property
-    def deadline(self) -> float:
-        return self.start + self.timeout_s
+    def has_taken_too_long(self) -> bool:
+        """Whether it has used more processor time than it may, or none for so long that it hangs."""
+        used, now = self.worker.cpu_seconds(), monotonic()
+        if used >= self._cpu_s + 0.05:
+            self._cpu_s, self._cpu_used_at = used, now
+        return used >= self.timeout_s or now - self._cpu_used_at >= min(self.timeout_s, IDLE_S)
 
     @property
     def _answer(self) -> Path:
@@ -215,7 +222,11 @@ class _Running:
             if self.worker.exited():
                 return self._read()
             self.worker.write_tracebacks()
-            return self._failed(f"the analysis took longer than {self.timeout_s:g} s, the last of it {self._step}")
+            if self._cpu_s >= self.timeout_s:
+                took = f"took longer than {self.timeout_s:g} s of processor time"
+            else:
+                took = f"hangs: it used no processor time for {monotonic() - self._cpu_used_at:.0f} s"
+            return self._failed(f"the analysis {took}, the last of it {self._step}")
         finally:
             end([self.worker])
             os.close(self.steps_fd)

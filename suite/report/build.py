@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+import multiprocessing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +56,9 @@ HEADLINE = "headline"
 WRITTEN = ".report-files"
 """In a report's folder: what the report wrote there, a path a line, so that the next one removes what it has not."""
 
+_FIGURES_WORTH_PROCESSES = 12
+"""Fewer figures are drawn in this process."""
+
 FIGURES = REPOSITORY / "figures"
 """The repository's own figures. Smoke runs are not drawn here: their numbers mean nothing, and would replace others."""
 
@@ -99,6 +105,7 @@ def build_report(
     readme: Path | None = None,
     micro: Path | None = None,
     nanogpt: Path | None = None,
+    announce: Callable[[str], None] = lambda step: None,
 ) -> Report:
     """Write one report of runs, of explanations, or of both, into the folder `out`.
 
@@ -107,11 +114,12 @@ def build_report(
         explanations: folder of `<name>.json` files that `encore explain --out` wrote.
         out: gets `report.html` and `tables/`; made if it is not there. What an earlier report wrote there and this one
             does not have is removed, other files stay.
-        figures_dir: gets the figures; by default `out/figures`, which also takes what is not to go to `FIGURES`.
-            Figures of the same name are replaced, nothing is removed.
+        figures_dir: gets the figures as PNG and PDF; None: they are in the page only. Figures of the same name are
+            replaced, nothing is removed. `out/figures` takes what is not to go to `FIGURES`.
         micro, nanogpt: what `encore micro indirection` and `encore run nanogpt` wrote, for the papers' exhibits.
         readme: a Markdown file whose generated parts are renewed: "headline", and those named like the papers'
             figures and tables ("fig10").
+        announce: called with the name of each step that may take seconds, before it begins.
 
     Raises:
         WrongUse: neither a run nor explanations are given, the runs do not belong into one report, `out` or
@@ -121,12 +129,14 @@ def build_report(
     """
     if not runs and explanations is None:
         raise WrongUse("nothing to report: give a run, or a folder of explanations (`encore explain --all --out DIR`)")
+    announce(f"reading {len(runs)} runs")
     published = load_published()
     recorded = load_runs(runs) if runs else None
     explained = () if explanations is None else load_explanations(explanations)
     names = () if readme is None else _names_to_renew(readme, has_run=recorded is not None)
     if readme is not None:
         check_readme(readme, names)
+    announce("comparing modes")
     comparisons = compare.compare(recorded) if recorded else ()
     means = compare.mean_speedups(comparisons)
     parts = [
@@ -136,17 +146,30 @@ def build_report(
     ]
     concluded = conclusion.of_run(recorded, comparisons, means) if recorded else conclusion.of_explanations(explained)
     warnings = tuple(dict.fromkeys(part.provenance.warning for part in parts if part.provenance.warning))
-    if figures_dir is None or (warnings and figures_dir.resolve() == FIGURES):
+    if figures_dir is not None and warnings and figures_dir.resolve() == FIGURES:
         figures_dir = out / "figures"
     make_folder(out, "--out")
     make_folder(out / "tables", "--out")
-    make_folder(figures_dir, "--figures")
+    if figures_dir is not None:
+        make_folder(figures_dir, "--figures")
     try:
-        sections, figures = _write_figures(parts, figures_dir)
-        headline = None
-        if concluded.chart is not None:
-            headline, drawn = _write_figure(concluded.chart, parts[0].provenance, figures_dir)
-            figures = [*drawn, *figures]
+        charts = [(chart, part.provenance) for part in parts for chart in part.charts]
+        first = [] if concluded.chart is None else [(concluded.chart, parts[0].provenance)]
+        drawn = _draw_all([*first, *charts], files=figures_dir is not None, announce=announce)
+        figures = [] if figures_dir is None else _write_figures(drawn, figures_dir)
+        of_chart = {id(chart): one.page for (chart, _), one in zip([*first, *charts], drawn, strict=True)}
+        headline = of_chart[id(concluded.chart)] if concluded.chart is not None else None
+        sections = [
+            Section(
+                part.anchor,
+                part.title,
+                part.provenance,
+                tuple(of_chart[id(chart)] for chart in part.charts),
+                part.tables,
+            )
+            for part in parts
+        ]
+        announce("writing tables and the page")
         tables = _write_tables(parts, out / "tables")
         html = out / "report.html"
         write_atomically(html, render(_page(recorded, explained, sections, published, concluded, headline)))
@@ -263,7 +286,9 @@ def build_exhibits(
     micro: Path | None = None,
     nanogpt: Path | None = None,
 ) -> list[Path]:
-    """Writes some of the papers' figures and tables, and nothing else; returns the files, tables first.
+    """Write some of the papers' figures and tables, and nothing else; return the files, tables first.
+
+    Runs are read only where an exhibit needs them.
 
     Args:
         names: of `paper.EXHIBITS`.
@@ -276,7 +301,7 @@ def build_exhibits(
         CannotWrite: the disk is full.
     """
     exhibits = paper.find_exhibits(names)
-    recorded = load_runs(runs) if runs else None
+    recorded = load_runs(runs) if runs and any(exhibit.needs_runs for exhibit in exhibits) else None
     if recorded is not None and not recorded.cells and micro is None and nanogpt is None:
         raise WrongUse(f"nothing to draw: {'; '.join(recorded.remarks)}")
     results = paper_results(recorded, micro, nanogpt, load_published())
@@ -286,13 +311,8 @@ def build_exhibits(
     make_folder(out / "tables", "--out")
     make_folder(figures_dir, "--figures")
     tables = _write_tables(parts, out / "tables")
-    figures = [
-        path
-        for part in parts
-        for chart in part.charts
-        for path in _write_figure(chart, part.provenance, figures_dir)[1]
-    ]
-    return [*tables, *figures]
+    drawn = _draw_all([(chart, part.provenance) for part in parts for chart in part.charts], files=True)
+    return [*tables, *_write_figures(drawn, figures_dir)]
 
 
 def _explain_parts(explanations: tuple[Explanation, ...], published: Published) -> tuple[_Part, ...]:
@@ -327,27 +347,46 @@ def _headlines(parts: Iterable[_Part]) -> dict[str, str]:
     return {table.name: to_markdown(table, origin) for table, origin in found}
 
 
-def _write_figures(parts: Iterable[_Part], folder: Path) -> tuple[list[Section], list[Path]]:
-    """Every figure as PNG and PDF; returns the sections with their figures as SVG, and the paths."""
-    sections, written = [], []
-    for part in parts:
-        shown = []
-        for chart in part.charts:
-            figure, paths = _write_figure(chart, part.provenance, folder)
-            shown.append(figure)
-            written += paths
-        sections.append(Section(part.anchor, part.title, part.provenance, tuple(shown), part.tables))
-    return sections, written
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A figure: the page's form of it, and the files it can be written to, by their names."""
+
+    page: PageFigure
+    files: Mapping[str, bytes]
 
 
-def _write_figure(chart: Chart | LineChart, origin: Provenance, folder: Path) -> tuple[PageFigure, list[Path]]:
+def _draw_all(
+    charts: Sequence[tuple[Chart | LineChart, Provenance]],
+    *,
+    files: bool,
+    announce: Callable[[str], None] = lambda step: None,
+) -> list[_Drawn]:
+    """Draw figures, many of them in as many processes as there are cores. `files`: as PNG and PDF too."""
+    draw_one = functools.partial(_draw_one, files=files)
+    if len(charts) < _FIGURES_WORTH_PROCESSES:
+        return list(map(draw_one, charts))
+    drawn = []
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
+        for one in pool.map(draw_one, charts):
+            drawn.append(one)
+            announce(f"drawing figures, {len(drawn)} of {len(charts)}")
+    return drawn
+
+
+def _draw_one(chart_and_origin: tuple[Chart | LineChart, Provenance], *, files: bool) -> _Drawn:
+    chart, origin = chart_and_origin
     figure = draw_any(chart, origin)
+    written = {f"{chart.name}.png": to_png(figure), f"{chart.name}.pdf": to_pdf(figure)} if files else {}
+    return _Drawn(PageFigure(chart.title, Markup(to_svg(figure, chart.name))), written)
+
+
+def _write_figures(drawn: Iterable[_Drawn], folder: Path) -> list[Path]:
     written = []
-    for suffix, content in ((".png", to_png(figure)), (".pdf", to_pdf(figure))):
-        path = folder / f"{chart.name}{suffix}"
-        write_atomically(path, content)
-        written.append(path)
-    return PageFigure(chart.title, Markup(to_svg(figure, chart.name))), written
+    for one in drawn:
+        for name, content in one.files.items():
+            write_atomically(folder / name, content)
+            written.append(folder / name)
+    return written
 
 
 def _remove_what_is_old(out: Path, written: Sequence[Path]) -> None:

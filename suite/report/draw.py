@@ -54,7 +54,7 @@ STYLE: dict[Any, Any] = {
     "ytick.color": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",
     "svg.hashsalt": "encore",
     "pdf.fonttype": 42,
 }
@@ -69,6 +69,8 @@ PUBLISHED_MARK: dict[str, Any] = {
     "markeredgewidth": 1.0,
     "clip_on": False,
 }
+_PAGE_FONTS = "'DejaVu Sans', Verdana, sans-serif"
+"""Fonts of text in a page: a reader without the first one has the second, which is as wide."""
 _AXIS_CHARACTERS = 37
 """In a line of the name of an axis: more would be longer than a panel is high."""
 _LOWEST_BYTES = 1.0
@@ -107,10 +109,20 @@ def to_pdf(figure: Figure) -> bytes:
 
 
 def to_svg(figure: Figure, name: str) -> str:
-    """The figure as an `<svg>` element for a page: text in the page's colour, ids that begin with `name`."""
+    """Return the figure as a small `<svg>` element for a page.
+
+    Text stays text, in the page's colour. Ids begin with `name`. Coordinates have one decimal: a tenth of a point.
+    """
     data = rendered(figure, "svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
-    element = data[data.index("<svg") :]
-    element = element.replace(INK.lower(), "currentColor")
+    element = data[data.index("<svg") :].replace(INK.lower(), "currentColor")
+    element = element.replace(" font-family: 'DejaVu Sans';", "").replace(
+        "<svg ", f'<svg font-family="{_PAGE_FONTS}" ', 1
+    )
+    element = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|(?<=>)\s+(?=<)", "", element, flags=re.DOTALL)
+    element = re.sub(r"<g[^>]*/>", "", element)
+    element = re.sub(r"(\d\.\d)\d+", r"\1", re.sub(r"\s*\n\s*", " ", element))
+    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', element))
+    element = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", element)
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", element)
 
 

@@ -28,6 +28,9 @@ from suite.report.units import NOTHING, format_heading, is_missing, sort_key
 from suite.schema import Environment, Status
 
 _PAGE = Path(__file__).parent / "page"
+LONG_TABLE = 260
+SHOWN_OF_LONG = 50
+"""The page shows all rows of 25 workloads in ten modes. Of longer tables it shows the first ones, and the CSV has all."""
 _SHORT = 44
 """Texts up to this length are not wrapped."""
 _BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
@@ -92,7 +95,7 @@ class _Cell:
     """`parts` are set for a ratio: value, interval and what is said of it, shown apart so that narrow columns break."""
 
     text: str
-    sort: float | None
+    sort: str | None
     missing: bool
     classes: str
     parts: tuple[str, str, str] | None = None
@@ -115,6 +118,7 @@ class _ShownTable:
     name: str
     title: str
     note: str
+    cut: str
     headings: tuple[_Heading, ...]
     rows: tuple[_Row, ...]
     summary: tuple[_Row, ...]
@@ -135,7 +139,8 @@ def render(page: Page) -> str:
         page=page,
         sections=[(section, [_shown(table) for table in section.tables]) for section in page.sections],
         published=_shown(page.published),
-        environments=[(environment_facts(one), sorted(one.packages.items())) for one in page.environments],
+        environments=[environment_facts(one) for one in page.environments],
+        packages=_packages(page.environments),
         style=Markup((_PAGE / "report.css").read_text(encoding="utf-8")),
         script=Markup(embedded),
         script_digest=base64.b64encode(hashlib.sha256(embedded.encode()).digest()).decode(),
@@ -144,6 +149,14 @@ def render(page: Page) -> str:
         minimum_blocks=stats.MINIMUM_BLOCKS,
         nothing=NOTHING,
     )
+
+
+def _packages(environments: Sequence[Environment]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the distinct sets of packages as (name, version), each with the runs that had it."""
+    runs: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for one in environments:
+        runs.setdefault(tuple(sorted(one.packages.items())), []).append(one.run_id)
+    return [(", ".join(names), list(packages)) for packages, names in runs.items()]
 
 
 def environment_facts(environment: Environment) -> list[tuple[str, str]]:
@@ -191,13 +204,19 @@ def _shown(table: Table) -> _ShownTable:
     order = sorted(range(len(names)), key=lambda place: _rank(names[place], place))
     columns = [names[place] for place in order]
     rows = []
-    for values, texts in zip(table.frame.itertuples(index=False, name=None), printed_rows(table), strict=True):
-        cells = tuple(_cell(names[place], values[place], texts[place]) for place in order)
+    body = len(table.frame) - table.summary_rows
+    shown = body if body <= LONG_TABLE else SHOWN_OF_LONG
+    for place, (values, texts) in enumerate(
+        zip(table.frame.itertuples(index=False, name=None), printed_rows(table), strict=True)
+    ):
+        if shown <= place < body:
+            continue
+        cells = tuple(_cell(names[column], values[column], texts[column]) for column in order)
         of = dict(zip(names, values, strict=True))
         rows.append(_Row(cells, " ".join(_row_classes(of))))
-    body = len(rows) - table.summary_rows
+    cut = f"The first {shown} of {body} rows; the CSV file has all." if shown < body else ""
     headings = tuple(_Heading(format_heading(column), column in OWN_MODES) for column in columns)
-    return _ShownTable(table.name, table.title, table.note, headings, tuple(rows[:body]), tuple(rows[body:]))
+    return _ShownTable(table.name, table.title, table.note, cut, headings, tuple(rows[:shown]), tuple(rows[shown:]))
 
 
 def _rank(column: str, place: int) -> tuple[int, int]:
@@ -244,11 +263,13 @@ def _parts(value: Detailed) -> tuple[str, str, str] | None:
     return number, interval + bracket, said.lstrip()
 
 
-def _sort_key(value: object) -> float | None:
+def _sort_key(value: object) -> str | None:
+    """Return the number that the page sorts by, in as many digits as matter there."""
     if isinstance(value, Detailed):
         speedup = value.values.get("speedup")
-        return speedup if isinstance(speedup, float) else None
-    return None if isinstance(value, bool) else sort_key(value)
+        return f"{speedup:.7g}" if isinstance(speedup, float) else None
+    key = None if isinstance(value, bool) else sort_key(value)
+    return None if key is None else f"{key:.7g}"
 
 
 def _words(text: str) -> Sequence[str]:

@@ -131,6 +131,7 @@ class Exhibit:
         shows: what it shows, in one line.
         differs: what is measured otherwise than in the paper, beyond GPU and versions.
         make: makes table and figure.
+        needs_runs: False for what is known without any run.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Exhibit:
     shows: str
     differs: str
     make: Callable[[Exhibit, Results], Made]
+    needs_runs: bool = True
 
     @property
     def stem(self) -> str:
