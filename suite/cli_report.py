@@ -72,7 +72,10 @@ def report(
     if only is not None:
         report_only(only, found, micro, nanogpt, out, figures, as_json=as_json)
         return
-    made = build_report(found, explanations, out, figures, readme, micro, nanogpt)
+    if recorded and not found and explanations is None:
+        say(f"nothing is recorded in {store.describe(store.RECORDED)}, so there is no report")
+        return
+    made = build_report(found, explanations, out, figures, readme, micro, nanogpt, all_recorded=recorded)
     if as_json:
         print_json(made.model_dump(mode="json"))
     else:
@@ -89,6 +92,8 @@ def build_report(
     readme: Path | None = None,
     micro: Path | None = None,
     nanogpt: Path | None = None,
+    *,
+    all_recorded: bool = False,
 ) -> Report:
     """The report of runs, and what there is to warn of; `out` is in the folder of the one run, or of all results.
 
@@ -110,6 +115,7 @@ def build_report(
         micro,
         nanogpt,
         announce=Progress("report"),
+        all_recorded=all_recorded,
     )
     if made.warning:
         say(f"encore: {made.warning}")

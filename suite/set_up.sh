@@ -49,6 +49,7 @@ set_up() {
     rm -f "$stamp"
     "$encore_python" -m pip install --disable-pip-version-check --no-compile --requirement "$root/requirements.lock" \
         >&2 || return
+    echo "set-up: compiling packages to bytecode" >&2
     compile_packages
     "$encore_python" -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable "$root" >&2 ||
         return

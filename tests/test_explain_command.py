@@ -83,7 +83,7 @@ def test_a_killed_command_leaves_no_worker_and_no_folder(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("fake_workers")
-def test_what_takes_too_long_is_named_with_the_line_it_hangs_in() -> None:
+def test_explain_names_the_line_a_target_hangs_in() -> None:
     (explained,) = explain_many([Target("any:hang", None)], timeout_s=2.0)
     error = explained.explanation.error
     assert error is not None

@@ -24,6 +24,7 @@ from suite.errors import WrongUse
 from suite.report import build, cell_tables, speedup_tables
 from suite.report.build import FIGURE_NAMES, build_report
 from suite.report.join import load_runs
+from suite.report.page import LONG_TABLE, SHOWN_OF_LONG
 from suite.report.published import load_published
 from suite.schema import Status
 
@@ -312,3 +313,14 @@ def test_csv_holds_raw_values_where_readers_see_a_sentence(both):
         names = next(csv.reader(path.open()))
         assert len(names) == len(set(names)), path.name
         assert " [" not in path.read_text(), f"{path.name} has an interval as text"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_page_cuts_long_tables_and_keeps_the_csv_whole(tmp_path):
+    labels = [f"W{number}" for number in range(LONG_TABLE + 1)]
+    run = write_run(tmp_path / "run", [cell(label, "compile") for label in labels])
+    report = build_report([run], None, tmp_path / "out")
+    assert len(list(csv.DictReader((tmp_path / "out" / "tables" / "times.csv").open()))) == len(labels)
+    page = Outline(report.html.read_text())
+    assert any(text.startswith(f"The first {SHOWN_OF_LONG} of {len(labels)} rows") for text in page.texts["p"])
+    assert "<td" in report.html.read_text() and len(report.html.read_text()) < 1_000_000

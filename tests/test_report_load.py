@@ -9,7 +9,7 @@ from fixtures.synthetic_results import GPU, cell, environment, explanation, fail
 
 from suite.errors import WrongUse
 from suite.report import provenance
-from suite.report.join import join_runs, load_runs
+from suite.report.join import join_runs, load_recorded, load_runs
 from suite.report.load import is_as_published, load_explanations, load_run, row_label
 from suite.schema import HostUse, Status
 from suite.store import InvalidResults
@@ -349,3 +349,14 @@ def test_one_model_explained_twice_is_refused(tmp_path):
         (tmp_path / name).write_text(explanation().model_dump_json())
     with pytest.raises(InvalidResults, match=r"b\.json.*ST"):
         load_explanations(tmp_path)
+
+
+def test_recorded_runs_that_do_not_fit_are_left_out(tmp_path):
+    older = made_at(tmp_path, "older", 1, [cell("ST")], torch="2.0")
+    newer = made_at(tmp_path, "newer", 2, [cell("EOS")])
+    broken = made_at(tmp_path, "broken", 3, [cell("EOS")])
+    (broken / "cells.jsonl").write_text("{}\n")
+    joined = load_recorded([older, newer, broken])
+    assert joined is not None and joined.labels == ("EOS",)
+    assert [("older" in each, "broken" in each) for each in joined.remarks] == [(False, True), (True, False)]
+    assert load_recorded([broken]) is None

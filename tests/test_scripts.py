@@ -335,18 +335,36 @@ def test_the_exit_code_of_the_run_is_that_of_the_script(checkout: Checkout, stat
     assert checkout.run("run_all.sh", STUB_GPU="NVIDIA H200", STUB_RUN=status).returncode == int(status)
 
 
-def test_without_a_gpu_it_explains_and_reports_what_is_recorded(checkout: Checkout) -> None:
+@pytest.mark.parametrize("explained", [True, False])
+def test_run_all_without_gpu_reports_then_explains_four(checkout: Checkout, explained: bool) -> None:
+    folder = checkout.root / "results" / "recorded" / "explained"
+    if explained:
+        folder.mkdir(parents=True)
     done = checkout.run("run_all.sh", "--quick")
     assert done.returncode == 0
-    said = [line for line in done.stderr.splitlines() if "GPU" in line]
-    assert said == [
-        "encore: no NVIDIA GPU: no driver: analysing the workloads without one (options have no effect: --quick)"
-    ]
-    explained = f"{checkout.root}/results/explained"
-    assert checkout.called("<explain>").endswith(f"<suite><explain><--set><grace><--reuse><--out><{explained}>")
-    report = f"<suite><report><--recorded><--explanations><{explained}><--out><{checkout.root}/results/report>"
-    assert checkout.calls()[-1].endswith(report), "no figure goes to the repository's own folder"
+    assert (
+        "encore: no NVIDIA GPU: no driver: showing the recorded runs, analysing workloads"
+        " (options have no effect: --quick)"
+    ) in done.stderr.splitlines()
+    report, explain = checkout.calls()[-2:]
+    of = f"<--explanations><{folder}>" if explained else ""
+    assert report.endswith(f"<suite><report><--recorded>{of}<--out><{checkout.root}/results/report>")
+    assert explain.endswith("<suite><explain><EOS><MMC><XLNET-I><ST>")
     assert not any("<run>" in call for call in checkout.calls())
+
+
+def test_run_all_with_all_explains_the_whole_set(checkout: Checkout) -> None:
+    done = checkout.run("run_all.sh", "--all")
+    assert done.returncode == 0
+    explained = f"{checkout.root}/results/explained"
+    explain, report = checkout.calls()[-2:]
+    assert explain.endswith(f"<suite><explain><--set><grace><--reuse><--out><{explained}>")
+    assert f"<report><--recorded><--explanations><{explained}>" in report
+
+
+def test_run_all_with_all_measures_every_workload(checkout: Checkout) -> None:
+    checkout.run("run_all.sh", "--all", "--quick", STUB_GPU="NVIDIA H200")
+    assert checkout.calls()[-1].endswith("<--report><--set><all><--quick>")
 
 
 def test_without_a_gpu_a_torchbench_checkout_is_said_to_have_no_effect(checkout: Checkout) -> None:
@@ -357,8 +375,8 @@ def test_without_a_gpu_a_torchbench_checkout_is_said_to_have_no_effect(checkout:
         assert f"(options have no effect: {' '.join(('--with-torchbench', *more))})" in done.stderr
 
 
-def test_an_explanation_that_failed_is_reported_and_fails_the_script(checkout: Checkout) -> None:
-    assert checkout.run("run_all.sh", STUB_EXPLAIN="1").returncode == 1
+def test_run_all_fails_where_an_explanation_failed(checkout: Checkout) -> None:
+    assert checkout.run("run_all.sh", "--all", STUB_EXPLAIN="1").returncode == 1
     assert "<report>" in checkout.calls()[-1]
 
 

@@ -225,7 +225,7 @@ class _Running:
             if self._cpu_s >= self.timeout_s:
                 took = f"took longer than {self.timeout_s:g} s of processor time"
             else:
-                took = f"hangs: it used no processor time for {monotonic() - self._cpu_used_at:.0f} s"
+                took = f"hangs: it used no processor time for {min(self.timeout_s, IDLE_S):g} s"
             return self._failed(f"the analysis {took}, the last of it {self._step}")
         finally:
             end([self.worker])

@@ -31,7 +31,7 @@ from suite.report import (
 from suite.report.chart import Chart
 from suite.report.conclusion import Conclusion
 from suite.report.draw import to_pdf, to_png, to_svg
-from suite.report.join import load_runs
+from suite.report.join import load_recorded, load_runs
 from suite.report.later_processes import later_processes
 from suite.report.line_chart import LineChart, draw_any
 from suite.report.load import Run, cell_label, load_explanations
@@ -106,6 +106,8 @@ def build_report(
     micro: Path | None = None,
     nanogpt: Path | None = None,
     announce: Callable[[str], None] = lambda step: None,
+    *,
+    all_recorded: bool = False,
 ) -> Report:
     """Write one report of runs, of explanations, or of both, into the folder `out`.
 
@@ -120,6 +122,7 @@ def build_report(
         readme: a Markdown file whose generated parts are renewed: "headline", and those named like the papers'
             figures and tables ("fig10").
         announce: called with the name of each step that may take seconds, before it begins.
+        all_recorded: leave out runs that cannot be read or do not fit to the newest, with a warning.
 
     Raises:
         WrongUse: neither a run nor explanations are given, the runs do not belong into one report, `out` or
@@ -131,7 +134,7 @@ def build_report(
         raise WrongUse("nothing to report: give a run, or a folder of explanations (`encore explain --all --out DIR`)")
     announce(f"reading {len(runs)} runs")
     published = load_published()
-    recorded = load_runs(runs) if runs else None
+    recorded = (load_recorded(runs) if all_recorded else load_runs(runs)) if runs else None
     explained = () if explanations is None else load_explanations(explanations)
     names = () if readme is None else _names_to_renew(readme, has_run=recorded is not None)
     if readme is not None:

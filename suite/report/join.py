@@ -29,6 +29,7 @@ from suite.modes import MODES
 from suite.report.load import Run, Superseded, cell_label, cell_order, load_run
 from suite.report.same_time import beside_others
 from suite.schema import Status
+from suite.store import InvalidResults
 
 
 def load_runs(folders: Sequence[Path]) -> Run:
@@ -41,6 +42,28 @@ def load_runs(folders: Sequence[Path]) -> Run:
     with uncollected():  # behind each run there would be one over all runs before
         runs = [load_run(folder) for folder in folders]
     return join_runs(runs)
+
+
+def load_recorded(folders: Sequence[Path]) -> Run | None:
+    """Return all runs of these folders that can be read and fit to the newest, joined. The others are in `remarks`."""
+    runs, remarks = [], []
+    with uncollected():
+        for folder in folders:
+            try:
+                runs.append(load_run(folder))
+            except InvalidResults as error:
+                remarks.append(f"left out: {error}")
+    if not runs:
+        return None
+    newest = max(runs, key=_age)
+    differ = {id(run): _differences(run, newest) for run in runs}
+    remarks += [
+        f"left out: run {_called(run)} differs from {_called(newest)} in {', '.join(differ[id(run)])}"
+        for run in runs
+        if differ[id(run)]
+    ]
+    joined = join_runs([run for run in runs if not differ[id(run)]])
+    return replace(joined, remarks=(*joined.remarks, *remarks))
 
 
 def join_runs(runs: Sequence[Run]) -> Run:

@@ -30,7 +30,7 @@ from suite.schema import Environment, Status
 _PAGE = Path(__file__).parent / "page"
 LONG_TABLE = 260
 SHOWN_OF_LONG = 50
-"""The page shows all rows of 25 workloads in ten modes. Of longer tables it shows the first ones, and the CSV has all."""
+"""The page shows 25 workloads in ten modes whole. Of longer tables it shows the first rows; the CSV has all."""
 _SHORT = 44
 """Texts up to this length are not wrapped."""
 _BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
