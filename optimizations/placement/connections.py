@@ -11,6 +11,7 @@ import torch.fx
 from optimizations import torch_internals
 from optimizations.placement.feed_plan import Evaluation, FeedPlan, HoistedGroup, Source, Staged
 from optimizations.placement.original import Original
+from optimizations.placement.sources import as_in_program, stays_between_calls
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ def feed_plan(original: Original, connections: Connections, present: Collection[
         after=_evaluation_behind(original, connections),
         results=tuple(results) if changed or not in_order else None,
         apart=_apart(original, connections),
+        attributes=_attributes(original),
     )
 
 
@@ -122,6 +124,19 @@ def _apart(original: Original, connections: Connections) -> tuple[tuple[int, int
         if not original.storages(one).isdisjoint(written)
         for other in on_cpu
         if other in elsewhere and original.storages(one).isdisjoint(original.storages(other))
+    )
+
+
+def _attributes(original: Original) -> tuple[tuple[int, str], ...]:
+    """See `FeedPlan`."""
+    sources = [torch_internals.dynamo_source(original.nodes[name]) for name in original.placeholders]
+    return tuple(
+        (index, as_in_program(source.name))
+        for index, (name, source) in enumerate(zip(original.placeholders, sources, strict=True))
+        if source is not None
+        and stays_between_calls(source)
+        and original.is_cpu_input(name)
+        and original.cpu_layout(name).is_static
     )
 
 

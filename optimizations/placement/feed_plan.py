@@ -93,6 +93,7 @@ class FeedPlan:
     Of the graph's results those at `copied_out` belong on the CPU. `results` says where each result of the original is
     found; None: they are the graph's. `apart` are pairs of arguments of which the graph writes the first and something
     that was taken out of it reads the second: they share no memory when the graph is compiled, and must not later.
+    `attributes` are arguments on the CPU that stay between calls, each as the program writes it, of a static layout.
     """
 
     device: torch.device
@@ -107,6 +108,7 @@ class FeedPlan:
     after: Evaluation | None = None
     results: tuple[Source, ...] | None = None
     apart: tuple[tuple[int, int], ...] = ()
+    attributes: tuple[tuple[int, str], ...] = ()
 
     @property
     def device_bytes(self) -> int:

@@ -45,6 +45,7 @@ from optimizations.placement.picking import picker
 from optimizations.placement.sources import Guard
 from optimizations.placement.staging import Staging, copy_in_stream_order
 from optimizations.torch_internals.capturing import is_capturing, is_pytorchs
+from optimizations.torch_internals.geometry import FixedGeometry, Geometry
 
 
 class Feeds:
@@ -69,6 +70,7 @@ class Feeds:
         self._stream = _StreamOrder(plan.device, self._device_memory)
         self._hoisted: tuple[torch.Tensor, ...] | None = None
         self._checks = Checks()
+        self._geometry: FixedGeometry | None = None
 
     @property
     def device_bytes(self) -> int:
@@ -108,6 +110,7 @@ class Feeds:
     def bind(self, arguments: tuple[Any, ...], values: tuple[Any, ...] = ()) -> tuple[Any, ...]:
         """The rewritten graph's arguments for this call; `values` are those of `before`."""
         self._stream.follow()
+        self._compare_geometry(arguments)
         # No name for the old values here: it would count as a use of them.
         if self._hoisted is None or self._checks.fail(arguments):
             self._refresh(arguments)
@@ -142,6 +145,29 @@ class Feeds:
                 group.release()
             if self._staging is not None:
                 self._staging.release()
+
+    def _compare_geometry(self, arguments: Sequence[Any]) -> None:
+        """Note [Geometry at an unchanged address] in `torch_internals.geometry`.
+
+        Attributes with other strides have other values, which are computed anew. The graph was made for their shapes
+        and dtypes.
+
+        Raises:
+            RuntimeError: an attribute has another shape or another dtype.
+        """
+        if not self._plan.attributes:
+            return
+        if self._geometry is not None:
+            if self._geometry.holds(arguments):
+                return
+            text = dict(self._plan.attributes)
+            for index, before, now in self._geometry.changes(arguments):
+                if now is None or now[:2] != before[:2]:
+                    raise RuntimeError(_other_geometry(text[index], before, now))
+        for group in self._groups:
+            group.checks = None
+        self._hoisted = None
+        self._geometry = FixedGeometry(arguments, [index for index, _ in self._plan.attributes])
 
     def _refresh(self, arguments: Sequence[Any]) -> None:
         self._hoisted = None  # holds references, which count; and what raises leaves nothing half done
@@ -270,6 +296,14 @@ def _found(
     if source.where == "graph":
         return results[source.index]
     return behind[source.index] if source.where == "after" else source.constant
+
+
+def _other_geometry(text: str, before: Geometry, now: Geometry | None) -> str:
+    found = "no strides" if now is None else f"shape {tuple(now[1])} and dtype {now[0]}"
+    return (
+        f"{text} has {found} now; the compiled graph that reads it was made for shape {tuple(before[1])} and dtype "
+        f"{before[0]}. Assign another tensor to {text} instead of changing this one in place: then it is compiled anew."
+    )
 
 
 def _value(attribute: Attribute, arguments: Sequence[Any]) -> Any:

@@ -74,13 +74,13 @@ def _placeholder_source(node: torch.fx.Node, example: Any, attributes: Attribute
     if source is None:
         return InputSource(SourceKind.ARGUMENT, str(node.target), None)
     if not stays_between_calls(source):
-        return InputSource(SourceKind.ARGUMENT, _as_in_program(source.name), None)
+        return InputSource(SourceKind.ARGUMENT, as_in_program(source.name), None)
     # Dynamo notes a tensor's own attributes for tensors only: what has none came as a number or a NumPy array.
     guard = _guard(example, attributes, made_per_call="tensor_dict" not in node.meta)
-    return InputSource(SourceKind.ATTRIBUTE, _as_in_program(source.name), guard)
+    return InputSource(SourceKind.ATTRIBUTE, as_in_program(source.name), guard)
 
 
-def _as_in_program(source_name: str) -> str:
+def as_in_program(source_name: str) -> str:
     """Dynamo's name of an input, L['self']._modules['text'].mask, as the program would write it: self.text.mask."""
     name = _VARIABLE.sub(r"\1", _FROM_NUMPY.sub(r"\1", source_name))
     return _MEMBER.sub(lambda match: f"[{match[1]}]" if match[1].isdigit() else f".{match[1]}", name)

@@ -35,7 +35,7 @@ from optimizations.lazy_view import is_lazy_view
 from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.generated import GeneratedCode
 from optimizations.recording.trial import Candidate, Effects, TrialTools
-from optimizations.replay.addresses import AddressTracker, TrackedInput, geometry_of
+from optimizations.replay.addresses import AddressTracker, TrackedInput
 
 SHIFT_BYTES = 4096
 """By how much all inputs move once more for the last capture; it keeps their alignment."""
@@ -406,8 +406,8 @@ class Examination:
         for one in findings.plan.inputs:
             if one.indirect:
                 value, is_copied = self.recorded.inputs[one.input], one.input in self.recorded.copied
-                placeholder, geometry = (value.data_ptr(), None) if is_copied else (None, geometry_of(value))
-                found.append(TrackedInput(one.input, one.alignment_bytes, placeholder, geometry, size_bytes(value)))
+                placeholder = value.data_ptr() if is_copied else None
+                found.append(TrackedInput(one.input, one.alignment_bytes, placeholder, size_bytes(value)))
         return found
 
 

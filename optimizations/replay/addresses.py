@@ -11,8 +11,7 @@ does, and the graph reads that, when
   address.
 
 An input at a fixed address (a parameter) has no placeholder. Where such an input cannot be followed the recording does
-not fit the call (`refuses`), and stock records again. So it is where the input has another shape than was recorded:
-Dynamo's guards may pass by a parameter that was given other data in place, and generated code, which looks, is not run.
+not fit the call (`refuses`), and stock records again. Its geometry is compared before: see `torch_internals.geometry`.
 
 Note [What keeps an input alive]. The graph reads the caller's memory, so the caller's tensors must stay until the
 launch is enqueued: they are left in the list of inputs, which is cleared after it. From then on the allocator's stream
@@ -51,21 +50,13 @@ class TrackedInput:
     """An input that the graph reads in place, at multiples of `alignment_bytes` (a power of two).
 
     `placeholder`: the address it is copied to where it cannot be read in place; None for an input at a fixed address.
-    `geometry`: what `geometry_of` says of it, for an input at a fixed address; None where that does not matter.
     `size_bytes`: from its first element to the end of its last.
     """
 
     index: int
     alignment_bytes: int
     placeholder: int | None
-    geometry: tuple[object, ...] | None = None
     size_bytes: int = 1
-
-
-def geometry_of(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Type, shape, and the strides of what has more than one element in a dimension."""
-    steps = tuple(step for extent, step in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1)
-    return tensor.dtype, tensor.shape, steps
 
 
 class Pointers(Protocol):
@@ -118,8 +109,6 @@ class AddressTracker:
         self._checks = [(one.index, one.alignment_bytes - 1, one.placeholder, one.size_bytes) for one in inputs]
         self._all_checks = self._checks
         self.fixed = [(one.index, one.alignment_bytes - 1) for one in inputs if one.placeholder is None]
-        self._geometry = {one.index: one.geometry for one in inputs if one.geometry is not None}
-        self._strides: dict[int, tuple[int, ...]] = {}
         self._fixed_indices = [index for index, _ in self.fixed]
         self._moving = [one for one in self._checks if one[2] is not None]
         self._moving_indices = [one[0] for one in self._moving]
@@ -141,33 +130,18 @@ class AddressTracker:
         self._compiled = compile(self._checks, owned.borders) if plain and compile is not None else None
 
     def refuses(self, inputs: Sequence[Any]) -> bool:
-        """Whether an input at a fixed address has moved to where it cannot be read in place, or is another one."""
+        """Whether an input at a fixed address has moved to where it cannot be read in place."""
         if self.fixed_in_place(inputs):
             return False
-        addresses, borders, geometry = self.addresses, self._owned.borders, self._geometry
+        addresses, borders = self.addresses, self._owned.borders
         for index, below_alignment in self.fixed:
-            value = inputs[index]
-            address = value.data_ptr()
+            address = inputs[index].data_ptr()
             # One that did not move lies where the graph was recorded, or was pointed, to read it.
             if address == addresses[index]:
                 continue
             if address & below_alignment or bisect_right(borders, address) & 1:
                 return True
-            if index in geometry and not self._has_geometry(index, value):
-                return True
         return False
-
-    def _has_geometry(self, index: int, value: torch.Tensor) -> bool:
-        """Whether an input has the geometry that was recorded; quickly where its strides are those of the last that
-        had."""
-        wanted = self._geometry[index]
-        strides = value.stride()
-        if strides == self._strides.get(index) and value.dtype is wanted[0] and value.shape == wanted[1]:
-            return True
-        if wanted != geometry_of(value):
-            return False
-        self._strides[index] = strides
-        return True
 
     def fixed_in_place(self, inputs: Sequence[Any]) -> bool:
         """Whether each input at a fixed address lies where the graph reads it now."""

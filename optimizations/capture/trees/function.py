@@ -37,6 +37,7 @@ from optimizations.replay.turns import lending
 from optimizations.report.recordings import Direction, FullWay, KeptResults, RecordingReport, UncapturedCalls
 from optimizations.report.selection import SelectionReport
 from optimizations.selection.member import Candidate, Member, Standing
+from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.weak_registry import WeakRegistry
 
 SELECTED = "selection: served without a graph"
@@ -145,6 +146,7 @@ class RecordableFunction:
         member: its place in selection; None where nothing is selected.
         latest: the recording that was replayed last.
         turn: held by whoever calls functions of its manager; None until one has it.
+        geometry: of inputs at fixed addresses, as the function was compiled for it; None before its first call.
     """
 
     def __init__(
@@ -178,6 +180,7 @@ class RecordableFunction:
         self.member: Member | None = None
         self.turn: AbstractContextManager[Any] | None = None
         self.latest: weakref.ref[Recording] | None = None
+        self.geometry: FixedGeometry | None = None
         self.calls_on_a_path = 1
         self._misfits = 0, 0
         self._looked_at_from = 0

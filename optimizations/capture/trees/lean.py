@@ -63,6 +63,7 @@ BACKWARD_PENDING = "a forward waits for its backward, and no step was marked"
 ANOTHER_FOLLOWS = "it was recorded as a second call of an iteration, too"
 WORK_IS_DUE = "work on its recording was due"
 FORWARD_MODE = "derivatives are taken in forward mode"
+OTHER_GEOMETRY = "an input at a fixed address has another shape, other strides or another dtype"
 """Why a call went the full way, in addition to a function's own reason to run without a graph."""
 
 Reference = tuple[list[Any], int, list[Any], list[Any]]
@@ -238,6 +239,8 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
                     return in_full(inputs, CAPTURED)
             if forward_mode._current_level >= 0:
                 return in_full(inputs, FORWARD_MODE)
+            if function.geometry is None or not function.geometry.holds(inputs):
+                return in_full(inputs, OTHER_GEOMETRY)
             if manager.path_state is not executing:
                 return in_full(inputs, NOT_EXECUTING)
             if function.without_graph is not None:

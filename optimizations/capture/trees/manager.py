@@ -56,7 +56,7 @@ from optimizations.capture.trees.containers import managers, shut_down, thread_c
 from optimizations.capture.trees.endings import free_before_process_groups_end, in_a_process_group
 from optimizations.capture.trees.following import BEHIND_A_TRIAL, FollowingManager
 from optimizations.capture.trees.function import RecordableFunction, WarmUp, forget_recordings
-from optimizations.capture.trees.lean import MOST_KEPT, SteadyCall, steadily, steady_call
+from optimizations.capture.trees.lean import MOST_KEPT, OTHER_GEOMETRY, SteadyCall, steadily, steady_call
 from optimizations.capture.trees.node import EncoreNode, NotFollowed, NotLaunched
 from optimizations.capture.trees.readable_seeds import any_on_host
 from optimizations.capture.trees.results import with_inputs
@@ -66,6 +66,7 @@ from optimizations.one_line import one_line
 from optimizations.replay.bound import when_a_root_is_gone
 from optimizations.replay.streams import make_context_current, stream_of, wait_for_stream
 from optimizations.replay.turns import is_lent
+from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.torch_internals.rebind import with_globals
 from optimizations.torch_internals.stock_trees import named_arguments, without_duplicates
 
@@ -112,10 +113,29 @@ class EncoreManager(FollowingManager):
 
     # Calls
 
-    def add_function(self, model: RecordableFunction, *arguments: Any, **keywords: Any) -> tuple[Any, Any]:
+    def add_function(
+        self,
+        model: RecordableFunction,
+        inputs: list[Any],
+        static_input_idxs: Sequence[int],
+        stack_traces: Any,
+        mode: Any,
+        constants: Any,
+        placeholders: Sequence[Any],
+        *others: Any,
+    ) -> tuple[Any, Any]:
         """As stock's; calls are steady where they can be."""
         model.turn = self.turn
-        full, outputs = self._add_function(model, *arguments, **keywords)
+        # Note [Geometry at an unchanged address]. Of a backward only what the forward was given is compared: the
+        # program has no hold of the rest.
+        compared = [
+            index
+            for index in static_input_idxs
+            if model.direction != "backward" or placeholders[index].name.startswith("primals")
+        ]
+        model.geometry = FixedGeometry(inputs, compared)
+        known = stack_traces, mode, constants, placeholders
+        full, outputs = self._add_function(model, inputs, static_input_idxs, *known, *others)
         return steadily(self, full), outputs
 
     def run(self, new_inputs: list[Any], function_id: Any) -> Any:
@@ -228,6 +248,8 @@ class EncoreManager(FollowingManager):
         trying = self._is_behind_a_trial(function_id)
         if function.without_graph is not None or self.inside_capture or trying:
             return function.without_graph or (INSIDE_CAPTURE if self.inside_capture else BEHIND_A_TRIAL)
+        if function.geometry is not None and not function.geometry.holds(inputs):
+            return OTHER_GEOMETRY
         if self.held_in_generation is not None:
             return KEPT
         is_backward = self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD

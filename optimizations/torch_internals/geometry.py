@@ -1,0 +1,88 @@
+"""Type, shape, strides and dtype of tensors that stay between calls.
+
+Note [Geometry at an unchanged address]. `tensor.t_()`, `resize_` and `tensor.data = tensor.data.t()` leave a tensor the
+same object at the same address with the same bytes. Dynamo's guards may not look at it: where a module's dictionary was
+not written, they take the module's tensors for unchanged. What is generated for a graph looks at each of its inputs,
+and raises. A graph that is replayed does not, and would read the old layout. So wherever an address is compared that
+was seen in an earlier call, the geometry is compared as well.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from optimizations.torch_internals.argument_guard import same_looks
+
+CHECKS_KEPT = 4
+"""Comparisons in C++ that are kept. They also compare what a geometry does not have: `requires_grad` and dispatch keys,
+which inference mode changes."""
+
+CHECKS_MADE = 16
+"""Comparisons in C++ that are made for one object. Where still others would be needed, Python compares."""
+
+Geometry = tuple[torch.dtype, torch.Size, tuple[int, ...]]
+
+
+def geometry_of(tensor: torch.Tensor) -> Geometry:
+    """Return dtype, shape, and the strides of dimensions that have more than one element."""
+    steps = tuple(step for extent, step in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1)
+    return tensor.dtype, tensor.shape, steps
+
+
+class FixedGeometry:
+    """Compares some inputs of each call with the geometry that they had in an earlier call.
+
+    It keeps no tensor. Inputs without strides are left out.
+
+    Args:
+        inputs: the inputs of the earlier call.
+        indices: which of them are compared.
+    """
+
+    __slots__ = ("_checks", "_made", "_pick", "_wanted", "indices")
+
+    def __init__(self, inputs: Sequence[Any], indices: Sequence[int]) -> None:
+        self.indices = tuple(index for index in indices if _has_geometry(inputs[index]))
+        self._pick = _picker(self.indices)
+        self._wanted = [geometry_of(inputs[index]) for index in self.indices]
+        self._checks: tuple[Callable[[tuple[Any, ...]], bool], ...] = ()
+        self._made = 0
+
+    def holds(self, inputs: Sequence[Any]) -> bool:
+        """Return whether these inputs have the geometry that they had."""
+        tensors = self._pick(inputs)
+        for check in self._checks:  # the first mostly holds
+            if check(tensors):
+                return True
+        return not tensors or self._found_in_python(tensors)
+
+    def changes(self, inputs: Sequence[Any]) -> list[tuple[int, Geometry, Any]]:
+        """Return index, geometry before and geometry now (None without strides) of each input that has another one."""
+        pairs = zip(self.indices, self._wanted, self._pick(inputs), strict=True)
+        return [(index, before, now) for index, before, one in pairs if (now := _geometry_or_none(one)) != before]
+
+    def _found_in_python(self, tensors: tuple[Any, ...]) -> bool:
+        if any(_geometry_or_none(one) != wanted for one, wanted in zip(tensors, self._wanted, strict=True)):
+            return False
+        if self._made < CHECKS_MADE:
+            self._made += 1
+            self._checks = (same_looks(tensors), *self._checks[: CHECKS_KEPT - 1])
+        return True
+
+
+def _has_geometry(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested
+
+
+def _geometry_or_none(value: Any) -> Geometry | None:
+    return geometry_of(value) if _has_geometry(value) else None
+
+
+def _picker(indices: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    if len(indices) > 1:
+        return operator.itemgetter(*indices)
+    return lambda inputs: tuple([inputs[index] for index in indices])
