@@ -40,7 +40,7 @@ app.command("record", epilog="Example: encore record 20260102-120000-h200 --reti
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and exits: 0 fine, 1 a finding or a failed cell, 2 wrong use, 130 interrupted."""
+    """Run a command and exit: 0 fine, 1 a finding or a failed row, 2 wrong use, 3 nothing decided, 130 interrupted."""
     try:
         with interruptible(to_the_end=True):
             refuse_empty_paths(app, sys.argv[1:] if arguments is None else arguments)

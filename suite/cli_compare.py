@@ -10,7 +10,7 @@ import typer
 
 from suite.cli_choices import JsonOption
 from suite.console import console, print_json
-from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
+from suite.errors import WrongUse
 
 
 class MetricName(StrEnum):
@@ -34,7 +34,11 @@ def compare(
     base: Annotated[str, typer.Argument(metavar="BASE", help="A run, or a mode of one as RUN:MODE.")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="What to compare with it.")],
     threshold: Annotated[
-        str, typer.Option(metavar="SHARE", help="How much slower NEW must be to be a regression, as 5% or 0.05.")
+        str,
+        typer.Option(
+            metavar="SHARE",
+            help="How much slower a row must be to be a regression, as 5% or 0.05; half of it in a mean.",
+        ),
     ] = "5%",
     metric: Annotated[
         MetricName, typer.Option(help="Time of one iteration to completion, or of iterations back to back.")
@@ -42,7 +46,7 @@ def compare(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two runs, or two modes, cell by cell; exit 1 if NEW is worse."""
+    """Decide whether a run is slower than another; exit 1 if it is, 3 if that cannot be decided."""
     from suite.compare import compare_sides, find_side
     from suite.compare.text import print_terminal, to_json, to_markdown
     from suite.report.compare import TimeKind
@@ -57,4 +61,4 @@ def compare(
         print(to_markdown(made), end="")
     else:
         print_terminal(made, console())
-    raise typer.Exit(EXIT_FINDING if made.regressions else EXIT_OK)
+    raise typer.Exit(made.exit_code)

@@ -5,6 +5,8 @@ from __future__ import annotations
 EXIT_OK = 0
 EXIT_FINDING = 1
 EXIT_WRONG_USE = 2
+EXIT_UNDECIDED = 3
+"""Two runs do not decide whether one is slower than the other."""
 EXIT_INTERRUPTED = 130
 
 

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
 from typing import Protocol
@@ -169,11 +169,17 @@ def process_spread(pairs: Sequence[tuple[Samples, Samples]], modes: int) -> Spre
 
 def spread_of(by_process: Sequence[NDArray[np.float64]], modes: int) -> Spread:
     """`process_spread` of the `log_ratios` of the pairs."""
-    several = [own for own in by_process if len(own) > 1]
+    return spread_of_variances(
+        [(float(np.var(own, ddof=1)), len(own) - 1) for own in by_process if len(own) > 1], modes
+    )
+
+
+def spread_of_variances(several: Sequence[tuple[float, int]], modes: int) -> Spread:
+    """Return what variances of log ratios, each with its degrees of freedom, tell together: see Note [Processes]."""
     if len(several) < 2 or modes < 2:
         return UNKNOWN
-    variances = np.array([np.var(own, ddof=1) for own in several])
-    freedom = np.array([len(own) - 1 for own in several])
+    variances = np.array([variance for variance, _ in several])
+    freedom = np.array([degrees for _, degrees in several])
     # As much as so many modes can tell: pairs that share a mode tell the same in part.
     most = float((modes - 1) * freedom.min())
     half = freedom / 2
@@ -286,23 +292,6 @@ def enough_processes(ratios: Sequence[Ratio], more: int = 0) -> bool:
         if ratio.same_low > 0
     ]
     return not squares or math.sqrt(math.fsum(squares) / len(squares)) <= math.log1p(MARGIN) * 4 / 5
-
-
-def inverse(ratio: Ratio) -> Ratio:
-    """The same ratio with both sides exchanged: how many times faster than the mode its reference is."""
-
-    def one_over(value: float) -> float:
-        return 1 / value if value else math.inf
-
-    return replace(
-        ratio,
-        value=one_over(ratio.value),
-        low=one_over(ratio.high),
-        high=one_over(ratio.low),
-        same_low=one_over(ratio.same_high),
-        same_high=one_over(ratio.same_low),
-        log_replicates=-ratio.log_replicates,
-    )
 
 
 def geometric_mean(ratios: Sequence[Replicated]) -> GeometricMean:

@@ -1,83 +1,79 @@
-"""Cells of two sides that belong together, their ratio, and a verdict; or the reason why there is none.
+"""Rows of two runs, or of two modes, that belong together, and the decision whether NEW is slower.
 
-Note [Same against same]: two runs never alternated, so whatever drifted between them is in every ratio, and no interval
-within a run can know it. What tells is cells that are the same program in both: modes that Encore has no part in, where
-PyTorch, driver and GPU are equal. Their ratios should be 1; the 95th percentile of how far they are from it is the
-floor for all the others (each of them has the floor of the rest). The floor is never below the drift of the sides' own
-blocks. Where no cell is known to be the same program, that is said, and the sides' drift alone is the floor; where a
-side has too few processes to show what these differ by, it is what processes were seen to differ by, and nothing is
-called the same.
+Note [Decision]: a row is a regression if the whole 95 % interval of its change is slower by more than the threshold,
+if the same kernels take longer by more than it, or if it passed and now fails. A mode's geometric mean over workloads
+is better known than any row: it is a regression if its whole interval is below 1 and it is slower by more than half of
+the threshold. `tests/test_compare_recorded.py` has the rates of wrong and missed findings on recorded runs.
 
-Note [Modes of one run]: two modes that alternated are compared as the run's report compares them (`suite.stats`). Their
-blocks are not independent: what a process has of its own is in all of its blocks. An interval over blocks took modes
-for different, by 3 % and more, in one case of three where processes differ by 3 %.
+Note [Controls]: modes that Encore has no part in are the same program in both runs where PyTorch, driver and GPU are
+equal. Their changes are shown, and are no findings: they tell how far two runs differ when nothing has changed.
 
-Where Inductor tuned the kernels of the two runs otherwise, the ratio is one of two results of tuning and not of the
-code: it is shown, has no verdict, and is in no mean (`suite.report.compare.Kernels`).
+Note [Kernels]: Inductor may tune kernels anew in every run, and a time then compares two results of tuning. Within a
+run a mode and its baseline run the same kernels, so the ratio of the two stays comparable. Where both runs have the
+same kernels, the sums of kernel times are compared as well, relative to those of the controls; on recorded runs they
+agree within 1 %.
 """
 
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 
-import numpy as np
-
-from suite import stats as stats_within_run
-from suite import stats_across_runs as stats
+from suite.compare.change import Change, mean_change
+from suite.compare.ratios import BASELINES, ONE_PROCESS, WithinRuns
 from suite.compare.sides import Side
 from suite.compare.surroundings import STOCK_SOFTWARE, Difference, differences
-from suite.errors import EncoreError, WrongUse
-from suite.modes import MODES
-from suite.report.compare import COMPARABLE, Kernels, TimeKind, against, compare_kernels
+from suite.errors import EXIT_FINDING, EXIT_OK, EXIT_UNDECIDED, WrongUse
+from suite.measure.kernels import difference
+from suite.modes import GRAPH_MODE, MODES, REFERENCE_MODE
+from suite.report.compare import SAMPLES, TimeKind
 from suite.report.load import Run, cell_label, mode_order
 from suite.report.provenance import of_run
-from suite.schema import Block, Cell, Grouping, Status
-from suite.stats import MARGIN, MINIMUM_PROCESSES, GeometricMean, Ratio, geometric_mean
-from suite.stats import judge as judge_within_run
+from suite.schema import Cell, Status
 
 DEFAULT_THRESHOLD = 0.05
-LEAST_CONTROLS = 3
-"""Fewer cells that are the same program in both say little about the spread."""
-FEW_PROCESSES_FLOOR = 0.06
-"""Of cells with fewer than `MINIMUM_PROCESSES` processes: what those of one program were seen to differ by."""
+LEAST_IN_MEAN = 3
+"""Workloads that a geometric mean needs to be judged: of fewer, the rows say all there is."""
 _SHAPE = ("task", "batch", "dtype_policy", "device", "parameters", "input_bytes")
-"""Fields of a cell that must agree: with another batch it is another workload."""
+"""Fields of a row that must agree: with another batch it is another workload."""
 
 
-class PairKind(StrEnum):
-    """What became of a pair. REGRESSION: slower beyond floor and threshold, or it passed and now fails. OTHER_KERNELS:
-    a ratio without a verdict, because the kernels were tuned otherwise.
-    """
+class Outcome(StrEnum):
+    """What the comparison of a row, or of a mode's mean, says of NEW."""
 
-    COMPARED = "compared"
-    OTHER_KERNELS = "other kernels"
     REGRESSION = "regression"
+    FASTER = "faster"
+    SAME = "same"
+    UNDECIDED = "undecided"
+    CONTROL = "same program"
     NOT_COMPARABLE = "not comparable"
+
+
+DECIDED = (Outcome.REGRESSION, Outcome.FASTER, Outcome.SAME)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A row of both sides. `ratio` says how many times faster NEW is; `reason` why there is none, or what failed.
+    """A row of both sides. `change` says how many times faster NEW is, by its ratio over `baseline` in its own run.
 
-    `floor` is the |ratio - 1| below which no difference is called one. `remarks` are what a reader must know: other
-    kernels, other bits. `base_us` and `new_us` are medians over all samples.
+    `ratios` are these ratios, of BASE and of NEW. `kernel_change` is how many times faster the same kernels are.
+    `base_us` and `new_us` are medians over all samples. `reason` says why nothing is decided, or what failed.
     """
 
     label: str
     base_mode: str
     new_mode: str
-    outcome: PairKind
-    ratio: stats.RatioAcrossRuns | None = None
-    floor: float | None = None
-    verdict: stats.Verdict | None = None
+    outcome: Outcome
+    baseline: str | None = None
+    ratios: tuple[float, ...] = ()
+    change: Change | None = None
+    kernel_change: float | None = None
     base_us: float | None = None
     new_us: float | None = None
     reason: str | None = None
-    kernels: Kernels | None = None
     remarks: tuple[str, ...] = ()
 
     @property
@@ -86,8 +82,16 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Mean:
+    """The geometric mean of a mode's changes over workloads, and what it says."""
+
+    change: Change
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything `encore compare` says, in the order it says it."""
+    """Everything `encore compare` says. `means` are by mode; `advice` says what would decide what is undecided."""
 
     base: str
     new: str
@@ -96,27 +100,39 @@ class Comparison:
     differences: tuple[Difference, ...]
     remarks: tuple[str, ...]
     pairs: tuple[Pair, ...]
-    geomeans: Mapping[str, GeometricMean]
+    means: Mapping[str, Mean]
+    advice: tuple[str, ...]
 
     @property
-    def regressions(self) -> tuple[Pair, ...]:
-        return tuple(pair for pair in self.pairs if pair.outcome is PairKind.REGRESSION)
+    def regressions(self) -> tuple[str, ...]:
+        """Names of the rows, and of the modes in the mean, that are slower or fail now."""
+        rows = [f"{pair.label} {pair.modes}" for pair in self.pairs if pair.outcome is Outcome.REGRESSION]
+        means = [f"{modes} in the mean" for modes, mean in self.means.items() if mean.outcome is Outcome.REGRESSION]
+        return (*means, *rows)
+
+    @property
+    def exit_code(self) -> int:
+        """1 if there is a regression, 3 if nothing was decided, otherwise 0."""
+        if self.regressions:
+            return EXIT_FINDING
+        outcomes = [*(pair.outcome for pair in self.pairs), *(mean.outcome for mean in self.means.values())]
+        return EXIT_OK if any(outcome in DECIDED for outcome in outcomes) else EXIT_UNDECIDED
 
 
 def compare_sides(
     base: Side, new: Side, metric: TimeKind = TimeKind.LATENCY, threshold: float = DEFAULT_THRESHOLD
 ) -> Comparison:
-    """Compares two runs mode by mode, or one mode with another.
+    """Compare two runs mode by mode, or one mode with another, and decide.
 
     Args:
-        base: what was.
-        new: what is asked about; ratios above 1 mean it is faster.
-        metric: host time to completion, or time per iteration of iterations issued back to back.
-        threshold: a regression is slower by more than this, 0.05 = 5 %, and by more than the floor.
+        base: the side that was there before.
+        new: the side in question; changes above 1 mean that it is faster.
+        metric: time of one iteration to completion, or per iteration of iterations issued back to back.
+        threshold: how much slower a row must be to be a regression, 0.05 = 5 %; see Note [Decision].
 
     Raises:
-        WrongUse: the threshold is not a share, one side names a mode and the other does not, both are the same, or
-            there is not one pair of cells to compare; the message says why.
+        WrongUse: the threshold is not a share, one side names a mode and the other does not, both are the same, the
+            devices differ, or no row is in both; the message says what to do.
         EncoreError: a recorded time is not positive.
     """
     if not (math.isfinite(threshold) and 0 <= threshold < 1):
@@ -134,46 +150,139 @@ def compare_sides(
             f"{base.name} was measured on {base.run.device} and {new.name} on {new.run.device}: times of different "
             "devices say nothing about the code. Make a report of each: encore report RUN --out DIR"
         )
-    differ = () if same_run else differences(base.run, new.run)
-    remarks = [*_about_side("BASE", base), *([] if same_run else _about_side("NEW", new))]
     matched = list(_matched(base, new))
     if not any(ours and theirs for _, ours, theirs in matched):
         raise WrongUse(_nothing_in_common(base, new))
-    known = {
-        id(ours): _ratio(ours, theirs, metric, base.run if same_run else None)
-        for _, ours, theirs in matched
-        if _comparable(ours, theirs)
-    }
-    controls = {} if same_run else _controls(matched, known, differ)
-    if not same_run:
-        remarks.append(_about_controls(controls, differ))
-    pairs = []
-    for label, ours, theirs in matched:
-        measured = known.get(id(ours)) if ours else None
-        if ours is None or theirs is None or measured is None:
-            pairs.append(_without_ratio(label, base, new, ours, theirs, metric))
-        else:
-            others = [distance for cell, distance in controls.items() if cell != id(ours)]
-            pairs.append(_judged(label, ours, theirs, measured, _control_floor(others), threshold))
-    return Comparison(base.name, new.name, metric, threshold, differ, tuple(remarks), tuple(pairs), _geomeans(pairs))
+    differ = () if same_run else differences(base.run, new.run)
+    other_programs = [each.what for each in differ if each.what in STOCK_SOFTWARE]
+    rows = _Rows(base.run, new.run, metric, threshold, same_run=same_run, other_programs=bool(other_programs))
+    pairs = [
+        rows.pair(label, ours, theirs)
+        if ours and theirs and _comparable(ours, theirs)
+        else _without_ratio(label, base, new, ours, theirs)
+        for label, ours, theirs in matched
+    ]
+    means = _means(pairs, threshold)
+    remarks = [*_about_side("BASE", base), *([] if same_run else _about_side("NEW", new))]
+    if other_programs:
+        remarks.append(f"{', '.join(other_programs)} differ, so no mode is known to be the same program in both runs")
+    return Comparison(
+        base.name, new.name, metric, threshold, differ, tuple(remarks), tuple(pairs), means, _advice(pairs, threshold)
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """A ratio with the floor that the two cells' own blocks give. `processes` is the lower number of the two cells;
-    `verdict` that of the run's report, of modes that alternated."""
+class _Rows:
+    """Compares rows that passed in both runs."""
 
-    ratio: stats.RatioAcrossRuns
-    floor: float | None
-    base_us: float
-    new_us: float
-    kernels: Kernels
-    processes: int
-    verdict: stats.Verdict | None = None
+    def __init__(
+        self, base: Run, new: Run, metric: TimeKind, threshold: float, *, same_run: bool, other_programs: bool
+    ) -> None:
+        self._within = WithinRuns(base, new, metric, same_run=same_run)
+        self._metric, self._threshold = metric, threshold
+        self._same_run, self._other_programs = same_run, other_programs
+        after = {(cell_label(cell), cell.mode): cell for cell in new.cells}
+        both = ((cell, after.get((cell_label(cell), cell.mode))) for cell in base.cells if self._is_control(cell.mode))
+        drift = (_kernel_change(ours, theirs) for ours, theirs in both if theirs)
+        self._kernel_drift = median([each for each in drift if each is not None] or [1.0])
 
-    @property
-    def is_retuned(self) -> bool:
-        return self.kernels in (Kernels.RETUNED, Kernels.OTHER)
+    def pair(self, label: str, ours: Cell, theirs: Cell) -> Pair:
+        """Compare `ours` of BASE with `theirs` of NEW."""
+        found = self._within.change(label, ours.mode, theirs.mode)
+        outcome, reason = _outcome(found.change, self._threshold), found.reason
+        kernels = None if self._same_run else _kernel_change(ours, theirs)
+        kernels = kernels and kernels / self._kernel_drift
+        if self._is_control(ours.mode) and ours.mode == theirs.mode:
+            outcome = Outcome.CONTROL
+        elif kernels is not None and kernels < 1 / (1 + self._threshold):
+            outcome, reason = Outcome.REGRESSION, f"the same kernels take {1 / kernels - 1:.0%} longer"
+        return Pair(
+            label,
+            ours.mode,
+            theirs.mode,
+            outcome,
+            found.baseline,
+            found.ratios,
+            found.change,
+            kernels,
+            _median_us(ours, self._metric),
+            _median_us(theirs, self._metric),
+            reason,
+            _remarks(ours, theirs),
+        )
+
+    def _is_control(self, mode: str) -> bool:
+        """Tell whether a mode is the same program in both runs: see Note [Controls]."""
+        return not (self._other_programs or self._same_run) and mode in MODES and not MODES[mode].is_encores
+
+
+def _outcome(change: Change | None, threshold: float) -> Outcome:
+    """Judge a row by Note [Decision]. SAME: the whole interval is within the threshold."""
+    if change is None:
+        return Outcome.UNDECIDED
+    slower, faster = 1 / (1 + threshold), 1 + threshold
+    if change.high < slower:
+        return Outcome.REGRESSION
+    if change.low > faster:
+        return Outcome.FASTER
+    return Outcome.SAME if slower <= change.low and change.high <= faster else Outcome.UNDECIDED
+
+
+def _means(pairs: Sequence[Pair], threshold: float) -> dict[str, Mean]:
+    """Return the mean of each mode over the workloads that have a change, judged by Note [Decision]."""
+    changes: dict[str, list[Change]] = {}
+    controls = {pair.modes for pair in pairs if pair.outcome is Outcome.CONTROL}
+    for pair in pairs:
+        if pair.change is not None:
+            changes.setdefault(pair.modes, []).append(pair.change)
+    found = {}
+    for modes, of_mode in changes.items():
+        mean = mean_change(of_mode)
+        outcome = _outcome(mean, threshold)
+        if mean.high < 1 and mean.value < 1 / (1 + threshold / 2):
+            outcome = Outcome.REGRESSION
+        elif mean.low > 1 and mean.value > 1 + threshold / 2:
+            outcome = Outcome.FASTER
+        if len(of_mode) < LEAST_IN_MEAN:
+            outcome = Outcome.UNDECIDED
+        found[modes] = Mean(mean, Outcome.CONTROL if modes in controls else outcome)
+    return found
+
+
+def _advice(pairs: Sequence[Pair], threshold: float) -> tuple[str, ...]:
+    """Say what would decide the rows that are undecided."""
+    undecided = [pair for pair in pairs if pair.outcome is Outcome.UNDECIDED]
+    advice = []
+    if any(pair.reason == ONE_PROCESS for pair in undecided):
+        advice.append("Measure both runs with several processes of each mode: --processes 3.")
+    if wide := [pair.change.half_width / math.log1p(threshold) for pair in undecided if pair.change and threshold]:
+        more = (2 * median(wide)) ** 2
+        advice.append(
+            f"{len(wide)} rows have intervals too wide for {threshold:.0%}: measure both runs with about "
+            f"{max(more, 1.5):.1f} times as many processes (--processes, --most-processes), on a quiet host, or give "
+            f"a larger --threshold."
+        )
+    if without := [pair for pair in undecided if pair.baseline is None]:
+        advice.append(
+            f"{len(without)} rows have no baseline in both runs: measure the mode next to "
+            f"{' and '.join(BASELINES[:2])}, as --modes {REFERENCE_MODE},{GRAPH_MODE},{without[0].new_mode}."
+        )
+    if not any(pair.outcome in (*DECIDED, Outcome.UNDECIDED) for pair in pairs):
+        advice.append("The runs share no mode of Encore's that passed in both: measure one, as --modes graph,encore.")
+    return tuple(advice)
+
+
+def _kernel_change(ours: Cell, theirs: Cell) -> float | None:
+    """Return how many times faster the kernels of NEW's row are; None where the two do not run the same kernels."""
+    before, after = ours.metrics, theirs.metrics
+    if not (before and after and before.kernels and after.kernels and before.kernel_time_us and after.kernel_time_us):
+        return None
+    found = difference(before.kernels, after.kernels)
+    return None if found.retuned or found.generated else before.kernel_time_us / after.kernel_time_us
+
+
+def _median_us(cell: Cell, metric: TimeKind) -> float | None:
+    samples = [time for block in cell.blocks for time in SAMPLES[metric](block)]
+    return median(samples) if samples else None
 
 
 def _is_same_run(base: Side, new: Side) -> bool:
@@ -182,7 +291,7 @@ def _is_same_run(base: Side, new: Side) -> bool:
 
 
 def _about_side(side: str, of: Side) -> list[str]:
-    """That it is a smoke run, what is wrong with its files, and what was not run yet."""
+    """Say that it is a smoke run, what is wrong with its files, and what was not run yet."""
     remarks = [f"{side} is a {warning}"] if (warning := of_run(of.run).warning) else []
     remarks += [f"{side}: {remark}" for remark in of.run.remarks]
     missing: dict[str, list[str]] = {}
@@ -198,14 +307,14 @@ def _nothing_in_common(base: Side, new: Side) -> str:
     rows = [sorted({cell_label(cell) for cell in side.cells}) for side in (base, new)]
     modes = [sorted({cell.mode for cell in side.cells}, key=mode_order) for side in (base, new)]
     return (
-        f"{base.name} and {new.name} have no cell in common: BASE has {', '.join(rows[0]) or 'no workload'} in "
+        f"{base.name} and {new.name} have no row in common: BASE has {', '.join(rows[0]) or 'no workload'} in "
         f"{', '.join(modes[0]) or 'no mode'}, NEW has {', '.join(rows[1]) or 'no workload'} in "
         f"{', '.join(modes[1]) or 'no mode'}. To compare two modes, name them: RUN:MODE"
     )
 
 
 def _matched(base: Side, new: Side) -> Iterator[tuple[str, Cell | None, Cell | None]]:
-    """(label, cell of BASE, cell of NEW) of every row and mode that either side has, by workload and mode."""
+    """Yield (label, row of BASE, row of NEW) for every workload and mode that either side has, in their order."""
     by_key = [{(cell_label(cell), "" if side.mode else cell.mode): cell for cell in side.cells} for side in (base, new)]
     for key in sorted(by_key[0].keys() | by_key[1].keys(), key=lambda key: (key[0], mode_order(key[1]))):
         yield key[0], by_key[0].get(key), by_key[1].get(key)
@@ -220,180 +329,29 @@ def _shape_differences(ours: Cell, theirs: Cell) -> list[str]:
     ]
 
 
-def _comparable(ours: Cell | None, theirs: Cell | None) -> bool:
-    return (
-        ours is not None
-        and theirs is not None
-        and ours.status is theirs.status is Status.PASS
-        and not _shape_differences(ours, theirs)
-    )
+def _comparable(ours: Cell, theirs: Cell) -> bool:
+    return ours.status is theirs.status is Status.PASS and not _shape_differences(ours, theirs)
 
 
-def _samples(blocks: Sequence[Block], metric: TimeKind) -> dict[tuple[int, int], list[float]]:
-    """Samples by process and block."""
-
-    def of(block: Block) -> list[float]:
-        if metric is TimeKind.LATENCY:
-            return block.host_us
-        if metric is TimeKind.DEVICE:
-            return block.device_us or []
-        return [] if block.throughput_us is None else [block.throughput_us]
-
-    return {(block.process, block.index): samples for block in blocks if (samples := of(block))}
-
-
-def _ratio(ours: Cell | None, theirs: Cell | None, metric: TimeKind, one_run: Run | None) -> _Measured | None:
-    """How many times faster NEW is. `one_run`: what both are of; only modes that alternated in it are paired."""
-    if ours is None or theirs is None:
-        return None
-    sides = [_samples(cell.blocks, metric) for cell in (ours, theirs)]
-    if not all(sides):
-        return None
-    base_us, new_us = (float(np.median([time for block in side.values() for time in block])) for side in sides)
-    processes = min(len({process for process, _ in side}) for side in sides)
-    if one_run is not None and (of := _within(one_run, ours, theirs, metric)) is not None:
-        ratio = stats.RatioAcrossRuns(of.value, of.low, of.high, of.blocks, of.log_replicates)
-        kernels = compare_kernels(theirs, ours, of.value)
-        return _Measured(ratio, MARGIN, base_us, new_us, kernels, of.processes, judge_within_run(of))
-    alternating = (
-        one_run is not None
-        and (ours.grouping, ours.group) == (theirs.grouping, theirs.group)
-        and ours.grouping in (Grouping.TOGETHER, Grouping.HALVES)
-    )
-    if alternating:
-        both = sorted(sides[0].keys() & sides[1].keys())
-        reference, blocks = ([side[index] for index in both] for side in sides)
-    else:
-        reference, blocks = (list(side.values()) for side in sides)
-    if not reference or not blocks:
-        return None
-    estimate, floor_of = (
-        (stats.paired_ratio, stats.noise_floor) if alternating else (stats.unpaired_ratio, stats.drift_floor)
-    )
-    name = f"{cell_label(ours)} {ours.mode} {theirs.mode} {metric}"
-    try:
-        ratio = estimate(reference, blocks, seed=(zlib.crc32(name.encode()),))
-        floors = [floor_of(reference), floor_of(blocks)]
-    except ValueError as error:
-        raise EncoreError(f"the recorded {metric} samples of {name} cannot be compared: {error}") from error
-    known = [floor for floor in floors if floor is not None]
-    floor = max(known) if len(known) == len(floors) else None
-    verdict = stats.Verdict.AMBG if alternating else None
-    kernels = compare_kernels(theirs, ours, ratio.value)
-    return _Measured(ratio, floor, base_us, new_us, kernels, processes, verdict)
-
-
-def _within(run: Run, ours: Cell, theirs: Cell, metric: TimeKind) -> Ratio | None:
-    """The ratio by several processes of modes that alternated: see Note [Modes of one run].
-
-    Where a mode ran again as the baseline of another, only the other's row has those blocks. So both rows are asked.
-    """
-    forth = against(run, theirs, ours.mode, metric)
-    if forth.alternating:
-        ratio = forth.ratio
-    else:
-        back = against(run, ours, theirs.mode, metric)
-        ratio = stats_within_run.inverse(back.ratio) if back.alternating and back.ratio is not None else None
-    return ratio if ratio is not None and ratio.processes > 1 else None
-
-
-def _controls(
-    matched: Sequence[tuple[str, Cell | None, Cell | None]],
-    known: Mapping[int, _Measured | None],
-    differ: Sequence[Difference],
-) -> dict[int, float]:
-    """Distances from 1, as |log ratio|, of cells that are the same program in both runs; by the cell of BASE."""
-    if _other_programs(differ):
-        return {}
-    distances = {}
-    for _, ours, theirs in matched:
-        measured = known.get(id(ours)) if ours else None
-        if ours is None or theirs is None or measured is None or measured.is_retuned or ours.mode != theirs.mode:
-            continue
-        if ours.mode in MODES and MODES[ours.mode].backend != "encore":
-            distances[id(ours)] = abs(math.log(measured.ratio.value))
-    return distances if len(distances) >= LEAST_CONTROLS else {}
-
-
-def _other_programs(differ: Sequence[Difference]) -> list[str]:
-    return [each.what for each in differ if each.what in (*STOCK_SOFTWARE, "device")]
-
-
-def _control_floor(distances: Sequence[float]) -> float | None:
-    """The 95th percentile, or the largest of few."""
-    if not distances:
-        return None
-    return math.expm1(float(np.quantile(distances, stats.CONFIDENCE, method="higher")))
-
-
-def _about_controls(controls: Mapping[int, float], differ: Sequence[Difference]) -> str:
-    if controls:
-        floor = _control_floor(list(controls.values())) or 0.0
-        return (
-            f"floor: {len(controls)} cells are the same program in both runs, and differ by up to {floor:.1%} "
-            "(95th percentile); no smaller difference is called one"
-        )
-    reason = f"{', '.join(found)} differ" if (found := _other_programs(differ)) else "too few cells of stock modes"
-    return f"floor: no cell is known to be the same program in both runs ({reason}); it is the runs' own drift alone"
-
-
-def _judged(
-    label: str, ours: Cell, theirs: Cell, measured: _Measured, control_floor: float | None, threshold: float
-) -> Pair:
-    few = measured.processes < MINIMUM_PROCESSES and control_floor is None
-    floors = (measured.floor, control_floor, FEW_PROCESSES_FLOOR if few and measured.verdict is None else None)
-    floor = None if measured.floor is None else max(each for each in floors if each is not None)
-    verdict = measured.verdict or stats.judge(measured.ratio, floor)
-    if few and verdict is stats.Verdict.SAME:
-        verdict = stats.Verdict.AMBG
-    slower = verdict is stats.Verdict.SLOW and measured.ratio.value < 1 / (1 + threshold)
-    return Pair(
-        label,
-        ours.mode,
-        theirs.mode,
-        PairKind.OTHER_KERNELS if measured.is_retuned else PairKind.REGRESSION if slower else PairKind.COMPARED,
-        measured.ratio,
-        floor,
-        None if measured.is_retuned else verdict,
-        measured.base_us,
-        measured.new_us,
-        kernels=measured.kernels,
-        remarks=_remarks(ours, theirs, measured.kernels),
-    )
-
-
-def _remarks(ours: Cell, theirs: Cell, ran: Kernels) -> tuple[str, ...]:
-    remarks = [] if ran in COMPARABLE and ran is not Kernels.GENERATED else [f"kernels: {ran.value}"]
+def _remarks(ours: Cell, theirs: Cell) -> tuple[str, ...]:
     checked = [cell.correctness for cell in (ours, theirs) if cell.correctness and cell.correctness.deterministic]
-    if len(checked) == 2 and ours.seed == theirs.seed and checked[0].digests != checked[1].digests:
-        remarks.append("other bits")
-    return tuple(remarks)
+    other_bits = len(checked) == 2 and ours.seed == theirs.seed and checked[0].digests != checked[1].digests
+    return ("other bits",) if other_bits else ()
 
 
-def _without_ratio(label: str, base: Side, new: Side, ours: Cell | None, theirs: Cell | None, metric: TimeKind) -> Pair:
+def _without_ratio(label: str, base: Side, new: Side, ours: Cell | None, theirs: Cell | None) -> Pair:
     either = ours or theirs
     assert either is not None, "a row is matched because a side has it"
     modes = [side.mode or (cell or either).mode for side, cell in ((base, ours), (new, theirs))]
-    outcome = PairKind.NOT_COMPARABLE
+    outcome = Outcome.NOT_COMPARABLE
     if ours is None or theirs is None:
         here, lacking, mode = ("BASE", new, modes[1]) if theirs is None else ("NEW", base, modes[0])
         planned = (either.workload, mode) in lacking.missing
         reason = f"only in {here}{', not run yet in the other' if planned else ''}"
     elif shape := _shape_differences(ours, theirs):
         reason = "; ".join(shape)
-    elif ours.status is Status.PASS and theirs.status is not Status.PASS:
-        outcome, reason = PairKind.REGRESSION, f"passed in BASE, {theirs.status.value} in NEW"
-    elif ours.status is not Status.PASS:
-        reason = f"{ours.status.value} in BASE, {theirs.status.value} in NEW"
+    elif ours.status is Status.PASS:
+        outcome, reason = Outcome.REGRESSION, f"passed in BASE, {theirs.status.value} in NEW"
     else:
-        reason = f"no {metric.value} samples"
+        reason = f"{ours.status.value} in BASE, {theirs.status.value} in NEW"
     return Pair(label, modes[0], modes[1], outcome, reason=reason)
-
-
-def _geomeans(pairs: Sequence[Pair]) -> dict[str, GeometricMean]:
-    """Of each mode over the workloads that have a ratio of the same kernels, or of kernels nobody recorded."""
-    ratios: dict[str, list[stats.RatioAcrossRuns]] = {}
-    for pair in pairs:
-        if pair.ratio is not None and pair.outcome is not PairKind.OTHER_KERNELS:
-            ratios.setdefault(pair.modes, []).append(pair.ratio)
-    return {modes: geometric_mean(found) for modes, found in ratios.items()}

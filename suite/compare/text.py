@@ -1,89 +1,118 @@
-"""A comparison as Markdown, as JSON, and for a terminal."""
+"""Print a comparison as Markdown, as JSON, or on a terminal."""
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from suite.compare.pairs import Comparison, Pair, PairKind
+from suite.compare.change import Change
+from suite.compare.pairs import Comparison, Outcome, Pair
+from suite.errors import EXIT_UNDECIDED
 from suite.report.units import NOTHING, format_value
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_COLUMNS = ("workload", "mode", "BASE (µs)", "NEW (µs)", "times faster", "verdict", "floor", "remarks")
+_COLUMNS = (
+    "workload",
+    "mode",
+    "BASE (µs)",
+    "NEW (µs)",
+    "over",
+    "in BASE",
+    "in NEW",
+    "NEW is faster by",
+    "outcome",
+    "notes",
+)
 _SHOWN_DIFFERENCES = 20
+_MOST_NAMED = 4
+_HOW = (
+    "In each run the mode is compared with a baseline of the same run; NEW is faster by the ratio of these two ratios, "
+    "with its 95 % interval."
+)
 _Table = tuple[str, Sequence[Sequence[str]], Sequence[str]]
 
 
 def headline(comparison: Comparison) -> str:
-    """One sentence: how many cells were compared, and how many are worse."""
-    compared = sum(1 for pair in comparison.pairs if pair.ratio is not None)
-    left = sum(1 for pair in comparison.pairs if pair.outcome is PairKind.NOT_COMPARABLE)
-    found = len(comparison.regressions)
-    other = sum(1 for pair in comparison.pairs if pair.outcome is PairKind.OTHER_KERNELS)
-    words = f"{found} regression{'s' * (found != 1)} beyond {comparison.threshold:.0%}"
-    return f"{compared} cells measured in both, {other} of them with other kernels, {left} not comparable, {words}"
+    """Say in one sentence what was decided."""
+    if found := comparison.regressions:
+        named = ", ".join(found[:_MOST_NAMED]) + (
+            f" and {len(found) - _MOST_NAMED} more" if found[_MOST_NAMED:] else ""
+        )
+        return f"{len(found)} regression{'s' * (len(found) != 1)} beyond {comparison.threshold:.0%}: {named}"
+    outcomes = Counter(pair.outcome for pair in comparison.pairs)
+    counts = ", ".join(
+        f"{outcomes[outcome]} {outcome.value}"
+        for outcome in Outcome
+        if outcomes[outcome] or outcome is Outcome.UNDECIDED
+    )
+    if comparison.exit_code == EXIT_UNDECIDED:
+        return f"nothing can be decided: {counts}"
+    return f"no regression beyond {comparison.threshold:.0%}: {counts}"
 
 
 def to_json(comparison: Comparison) -> dict[str, JsonValue]:
-    """Everything, with raw numbers. An open end of an interval is null."""
+    """Return everything, with raw numbers."""
     return {
         "base": comparison.base,
         "new": comparison.new,
         "metric": comparison.metric.value,
         "threshold": comparison.threshold,
+        "exit_code": comparison.exit_code,
+        "regressions": list(comparison.regressions),
+        "advice": list(comparison.advice),
         "differences": [{"what": each.what, "base": each.base, "new": each.new} for each in comparison.differences],
         "remarks": list(comparison.remarks),
         "cells": [_pair_json(pair) for pair in comparison.pairs],
         "geomeans": [
-            {"mode": modes, "ratio": mean.value, "low": mean.low, "high": mean.high, "count": mean.count}
-            for modes, mean in comparison.geomeans.items()
+            {"mode": modes, "outcome": mean.outcome.value, "count": mean.change.count, **_change_json(mean.change)}
+            for modes, mean in comparison.means.items()
         ],
-        "regressions": [f"{pair.label} {pair.modes}" for pair in comparison.regressions],
     }
 
 
+def _change_json(change: Change | None) -> dict[str, JsonValue]:
+    return {name: getattr(change, name) if change else None for name in ("value", "low", "high")}
+
+
 def _pair_json(pair: Pair) -> dict[str, JsonValue]:
-    ratio = pair.ratio
     return {
         "workload": pair.label,
         "base_mode": pair.base_mode,
         "new_mode": pair.new_mode,
         "outcome": pair.outcome.value,
-        "ratio": ratio.value if ratio else None,
-        "low": ratio.low if ratio else None,
-        "high": ratio.high if ratio and math.isfinite(ratio.high) else None,
-        "floor": pair.floor,
-        "verdict": pair.verdict.value if pair.verdict else None,
+        "baseline": pair.baseline,
+        "ratios": list(pair.ratios),
+        **_change_json(pair.change),
+        "kernel_change": pair.kernel_change,
         "base_us": pair.base_us,
         "new_us": pair.new_us,
         "reason": pair.reason,
-        "kernels": pair.kernels.value if pair.kernels else None,
         "remarks": list(pair.remarks),
     }
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """A page of it: what differs around the runs first, then remarks, cells, means, and what cannot be compared."""
+    """Return a page: the decision, what differs around the runs, remarks, means, rows, and what has no partner."""
     lines = [f"# {comparison.base} and {comparison.new}", "", f"{headline(comparison)}.", ""]
-    lines += [f"By {comparison.metric.value}; ratios above 1 mean that NEW is faster.", ""]
+    lines += [f"By {comparison.metric.value}. {_HOW}", ""]
     lines += ["## What differs around them", ""]
     if comparison.differences:
         lines += _table(("", "BASE", "NEW"), [(each.what, each.base, each.new) for each in comparison.differences])
     else:
         lines += ["Nothing that was recorded."]
-    lines += ["", *(f"- {remark}" for remark in comparison.remarks)]
+    lines += ["", *(f"- {remark}" for remark in (*comparison.remarks, *comparison.advice))]
     for title, rows, columns in _tables(comparison):
         lines += ["", f"## {title}", "", *_table(columns, rows)]
     return "\n".join(lines) + "\n"
 
 
 def print_terminal(comparison: Comparison, console: Console) -> None:
-    """The same for a terminal, the longest list of differences cut."""
+    """Print the same on a terminal, with a long list of differences cut."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -93,34 +122,37 @@ def print_terminal(comparison: Comparison, console: Console) -> None:
         parts.append(Text(f"differs: {each.what}: {each.base} in BASE, {each.new} in NEW"))
     if (more := len(comparison.differences) - _SHOWN_DIFFERENCES) > 0:
         parts.append(Text(f"differs: {more} more; --json has all"))
-    parts += [Text(remark) for remark in comparison.remarks]
+    parts += [Text(remark) for remark in comparison.remarks] + [Text(_HOW)]
     for title, rows, columns in _tables(comparison):
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for place, column in enumerate(columns):
-            table.add_column(column, overflow="fold", no_wrap=place in (0, 4, 5))
+            table.add_column(column, overflow="fold", no_wrap=place in (0, 7))
         for row in rows:
             table.add_row(*(Text(text) for text in row))
         parts.append(table)
-    for part in (*parts, Text(headline(comparison))):
+    for part in (*parts, *map(Text, comparison.advice), Text(headline(comparison))):
         console.print(part, soft_wrap=isinstance(part, Text))
 
 
 def _tables(comparison: Comparison) -> list[_Table]:
-    """(title, rows, columns) of the tables that have rows."""
-    compared = [_row(pair) for pair in comparison.pairs if pair.ratio is not None]
-    means = [
-        (modes, f"{mean.value:.3f} [{mean.low:.3f}, {_end(mean.high)}]", str(mean.count))
-        for modes, mean in comparison.geomeans.items()
+    """Return (title, rows, columns) of the tables that have rows."""
+    compared = [
+        _row(pair) for pair in comparison.pairs if pair.base_us is not None and pair.outcome is not Outcome.CONTROL
     ]
-    failed = [(pair.label, pair.modes, pair.reason or "") for pair in comparison.regressions if pair.ratio is None]
+    means = [
+        (modes, _interval(mean.change), str(mean.change.count), mean.outcome.value)
+        for modes, mean in comparison.means.items()
+    ]
+    without = [pair for pair in comparison.pairs if pair.base_us is None]
+    failed = [(pair.label, pair.modes, pair.reason or "") for pair in without if pair.outcome is Outcome.REGRESSION]
     reasons: dict[tuple[str, str], list[str]] = {}
-    for pair in comparison.pairs:
-        if pair.outcome is PairKind.NOT_COMPARABLE:
+    for pair in without:
+        if pair.outcome is Outcome.NOT_COMPARABLE:
             reasons.setdefault((pair.label, pair.reason or ""), []).append(pair.modes)
     left = [(label, ", ".join(modes), reason) for (label, reason), modes in reasons.items()]
     found: list[_Table] = [
-        ("Cells", compared, _COLUMNS),
-        ("Geometric means", means, ("mode", "times faster", "workloads")),
+        ("Geometric means", means, ("mode", "NEW is faster by", "workloads", "outcome")),
+        ("Rows", compared, _COLUMNS),
         ("Passed in BASE, fail in NEW", failed, ("workload", "mode", "what")),
         ("Not comparable", left, ("workload", "mode", "why")),
     ]
@@ -128,22 +160,23 @@ def _tables(comparison: Comparison) -> list[_Table]:
 
 
 def _row(pair: Pair) -> tuple[str, ...]:
-    ratio = pair.ratio
-    verdict = pair.verdict.value if pair.verdict else pair.outcome.value
+    ratios = [f"{ratio:.3f}" for ratio in pair.ratios] if pair.baseline else []
+    kernels = [] if pair.kernel_change is None else [f"same kernels: {pair.kernel_change:.3f}"]
     return (
         pair.label,
         pair.modes,
         format_value("base_us", pair.base_us),
         format_value("new_us", pair.new_us),
-        f"{ratio.value:.3f} [{ratio.low:.3f}, {_end(ratio.high)}]" if ratio else NOTHING,
-        f"{verdict}, regression" if pair.outcome is PairKind.REGRESSION else verdict,
-        NOTHING if pair.floor is None else f"{pair.floor:.1%}",
-        "; ".join(pair.remarks),
+        pair.baseline or NOTHING,
+        *(ratios or (NOTHING, NOTHING)),
+        _interval(pair.change) if pair.change else NOTHING,
+        pair.outcome.value,
+        "; ".join([*([pair.reason] if pair.reason else []), *kernels, *pair.remarks]),
     )
 
 
-def _end(value: float) -> str:
-    return f"{value:.3f}" if math.isfinite(value) else "∞"
+def _interval(change: Change) -> str:
+    return f"{change.value:.3f} [{change.low:.3f}, {change.high:.3f}]"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from suite import stats
 from suite.errors import EncoreError
 from suite.measure.kernels import difference, only_moves
@@ -29,11 +32,12 @@ class TimeKind(StrEnum):
 Process = list[list[float]]
 """Samples of a process by block."""
 
-_SAMPLES: dict[TimeKind, Callable[[Block], list[float]]] = {
+SAMPLES: dict[TimeKind, Callable[[Block], list[float]]] = {
     TimeKind.LATENCY: lambda block: block.host_us,
     TimeKind.DEVICE: lambda block: block.device_us or [],
     TimeKind.THROUGHPUT: lambda block: [] if block.throughput_us is None else [block.throughput_us],
 }
+"""The times in a block, in microseconds."""
 
 
 class Kernels(StrEnum):
@@ -168,6 +172,17 @@ def against(run: Run, cell: Cell, mode: str, metric: TimeKind = TimeKind.LATENCY
     """
     row = [other for other in run.cells if cell_label(other) == cell_label(cell)]
     return _compare_cell(row, cell, mode, metric, spread_of(row, metric))
+
+
+def ratios_by_process(cell: Cell, reference: Cell, metric: TimeKind = TimeKind.LATENCY) -> NDArray[np.float64] | None:
+    """Return log(time of `reference` / time of `cell`) of each process that both have; None without samples.
+
+    Raises:
+        EncoreError: a recorded time is not positive.
+    """
+    ours, theirs, _ = _samples(cell, reference, metric)
+    with _naming(cell, reference, metric):
+        return stats.log_ratios(theirs, ours) if ours else None
 
 
 def find(comparisons: Sequence[Comparison], cell: Cell, baseline: str, metric: TimeKind) -> Comparison | None:
@@ -329,6 +344,6 @@ def _by_process(blocks: Sequence[Block], metric: TimeKind) -> dict[int, Process]
     """Samples of each process that has any, in the order of its blocks."""
     found: dict[int, Process] = {}
     for block in blocks:
-        if samples := _SAMPLES[metric](block):
+        if samples := SAMPLES[metric](block):
             found.setdefault(block.process, []).append(samples)
     return found
