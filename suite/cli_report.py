@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -13,7 +13,7 @@ from suite.console import print_json, say
 from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
 
 if TYPE_CHECKING:
-    from suite.report.build import Report
+    from suite.report.build import Further, Report
 
 
 def report(
@@ -53,11 +53,21 @@ def report(
         str | None,
         typer.Option(metavar="NAMES", help="Only these figures and tables of the papers, as fig10,pygraph-table2."),
     ] = None,
+    check_fresh: Annotated[
+        bool,
+        typer.Option(
+            "--check-fresh",
+            help="Write nothing; exit 1 if rows of the README (or of --readme) are of another version than this tree, "
+            "or many commits old.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Render tables, figures and report.html from results; exit 1 if the runs have no row."""
     from suite import store
 
+    if check_fresh:
+        _check_fresh(readme or store.REPOSITORY / "README.md")
     if recorded and runs:
         raise WrongUse(f"--recorded picks the runs itself; leave it or {', '.join(map(repr, runs))} out")
     if recorded:
@@ -67,15 +77,14 @@ def report(
     else:
         newest = store.newest_run(store.RUNS, store.RECORDED)
         found = [newest] if newest else []
-    micro = micro or (recorded_file("indirection.json") if recorded else None)
-    nanogpt = nanogpt or (recorded_file("nanogpt.json") if recorded else None)
+    further = further_results(micro, nanogpt, recorded=recorded)
     if only is not None:
-        report_only(only, found, micro, nanogpt, out, figures, as_json=as_json)
+        report_only(only, found, further, out, figures, as_json=as_json)
         return
     if recorded and not found and explanations is None:
         say(f"nothing is recorded in {store.describe(store.RECORDED)}, so there is no report")
         return
-    made = build_report(found, explanations, out, figures, readme, micro, nanogpt, all_recorded=recorded)
+    made = build_report(found, explanations, out, figures, readme, further, all_recorded=recorded)
     if as_json:
         print_json(made.model_dump(mode="json"))
     else:
@@ -84,14 +93,37 @@ def report(
     raise typer.Exit(EXIT_FINDING if made.run_id is not None and not made.cells else EXIT_OK)
 
 
+def _check_fresh(readme: Path) -> NoReturn:
+    """Print what is stale in a page's table, and exit with 1 if anything is."""
+    from suite import store
+    from suite.report.freshness import stale_rows
+
+    stale = stale_rows(readme, store.RECORDED, store.REPOSITORY)
+    for text in stale:
+        say(f"encore: {text}")
+    advice = "measure GraCE's workloads again (`encore run --set grace`), record the run, and renew the page"
+    print(f"{store.describe(readme)}: {f'{len(stale)} findings; {advice}' if stale else 'the rows are fresh'}")
+    raise typer.Exit(EXIT_FINDING if stale else EXIT_OK)
+
+
+def further_results(micro: Path | None = None, nanogpt: Path | None = None, *, recorded: bool) -> Further:
+    """Results next to runs: the given files, and with `recorded` those of the repository for what is not given."""
+    from suite.report.build import Further
+    from suite.store import RECORDED
+
+    if not recorded:
+        return Further(micro, nanogpt)
+    programs = tuple(sorted(RECORDED.glob("programs-*/*.jsonl.gz")))
+    return Further(micro or recorded_file("indirection.json"), nanogpt or recorded_file("nanogpt.json"), programs)
+
+
 def build_report(
     runs: list[Path],
     explanations: Path | None,
     out: Path | None,
     figures: Path | None,
     readme: Path | None = None,
-    micro: Path | None = None,
-    nanogpt: Path | None = None,
+    further: Further | None = None,
     *,
     all_recorded: bool = False,
 ) -> Report:
@@ -106,14 +138,14 @@ def build_report(
     from suite.console import Progress
     from suite.report import build
 
+    folder = out or (runs[0] if len(runs) == 1 else store.REPOSITORY / "results") / "report"
     made = build.build_report(
         runs,
         explanations,
-        out or (runs[0] if len(runs) == 1 else store.REPOSITORY / "results") / "report",
+        folder,
         figures,
         readme,
-        micro,
-        nanogpt,
+        further or build.Further(),
         announce=Progress("report"),
         all_recorded=all_recorded,
     )
@@ -130,16 +162,9 @@ def recorded_file(name: str) -> Path | None:
 
 
 def report_only(
-    names: str,
-    runs: list[Path],
-    micro: Path | None,
-    nanogpt: Path | None,
-    out: Path | None,
-    figures: Path | None,
-    *,
-    as_json: bool,
+    names: str, runs: list[Path], further: Further, out: Path | None, figures: Path | None, *, as_json: bool
 ) -> None:
-    """Writes the figures and tables of these names, separated by commas, and prints the tables as Markdown.
+    """Write the figures and tables of these names, separated by commas, and print the tables as Markdown.
 
     Raises:
         WrongUse: a name is unknown, none is given, or the runs do not belong into one report.
@@ -154,7 +179,7 @@ def report_only(
     if not wanted:
         raise WrongUse(f"--only names nothing; known: {', '.join(EXHIBITS)}")
     folder = out or (runs[0] if len(runs) == 1 else store.REPOSITORY / "results") / "report"
-    files = build_exhibits(wanted, runs, folder, figures, micro, nanogpt)
+    files = build_exhibits(wanted, runs, folder, figures, further)
     if as_json:
         print(json.dumps({"files": [str(path) for path in files]}, indent=2))
         return

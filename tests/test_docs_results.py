@@ -1,4 +1,4 @@
-"""docs/results.md: its numbers are those of the recorded runs, and it explains every figure and table."""
+"""docs/results.md: its numbers are those of the recorded runs, and every exhibit is on it."""
 
 from __future__ import annotations
 
@@ -6,61 +6,52 @@ from pathlib import Path
 
 import pytest
 from fixtures.report_pages import undrawn  # noqa: F401  # a fixture is used by its name
-from fixtures.synthetic_results import cell, environment, write_run
+from fixtures.synthetic_results import cell, write_run
 from recorded_runs import joined
 
-from suite.cli_report import recorded_file
+from suite.cli_report import further_results
 from suite.report.build import build_report, paper_results
-from suite.report.load import Run
-from suite.report.paper import EXHIBITS, Results
+from suite.report.markdown_pages import generated_names, generated_part, paper_part
+from suite.report.paper import EXHIBITS, Exhibit, Made
 from suite.report.published import load_published
-from suite.report.readme import generated_names, generated_part
-from suite.report.results_page import exhibit_part
 from suite.store import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "results.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-GENERATED = tuple(name for name in EXHIBITS if not name.endswith("table1") or name.startswith("nanogpt"))
-"""Tables of workloads change with the suite, and are in the report alone."""
 PUBLISHED = load_published()
-RENEW = "renew it: encore report --recorded --readme docs/results.md"
+MOST_WORDS = 3000
 
 
 @pytest.fixture(scope="module")
-def recorded() -> Results:
-    micro, nanogpt = recorded_file("indirection.json"), recorded_file("nanogpt.json")
-    return paper_results(joined(), micro, nanogpt, PUBLISHED)
+def made() -> list[tuple[Exhibit, Made]]:
+    results = paper_results(joined(), further_results(recorded=True), PUBLISHED)
+    return [(exhibit, exhibit.make(exhibit, results)) for exhibit in EXHIBITS.values()]
 
 
-def test_every_figure_and_table_is_on_the_page_with_how_to_read_it() -> None:
-    assert generated_names(PAGE) == GENERATED
-    for name, exhibit in EXHIBITS.items():
-        heading = f"## {PUBLISHED.sources[exhibit.source].label} {exhibit.number}: {exhibit.shows}\n"
-        section = TEXT.partition(heading)[2].partition("<!-- generated:")[0].partition("\n## ")[0]
-        assert len(section) > 60 and f"--only {name}`" in section
+def test_results_page_has_a_part_for_each_paper_and_is_short() -> None:
+    assert generated_names(PAGE) == tuple(PUBLISHED.sources)
+    assert len(TEXT.split()) <= MOST_WORDS
 
 
-@pytest.mark.parametrize("name", GENERATED)
-def test_its_numbers_are_those_of_the_recorded_runs(name: str, recorded: Results) -> None:
-    exhibit = EXHIBITS[name]
-    assert generated_part(TEXT, name).strip() == exhibit_part(exhibit.make(exhibit, recorded)).strip(), RENEW
+@pytest.mark.parametrize("source", PUBLISHED.sources)
+def test_results_page_has_the_numbers_of_the_recorded_runs(source: str, made: list[tuple[Exhibit, Made]]) -> None:
+    expected = paper_part([pair for pair in made if pair[0].source == source])
+    renew = "renew it: encore report --recorded --readme docs/results.md"
+    assert generated_part(TEXT, source).strip() == expected.strip(), renew
 
 
-def test_a_part_holds_rows_with_numbers_and_names_the_others() -> None:
-    run = Run(environment(), (cell("EOS", "compile", 100), cell("EOS", "graph", 50)))
-    exhibit = EXHIBITS["fig10"]
-    part = exhibit_part(exhibit.make(exhibit, Results(load_published(), run)))
-    assert "| EOS |" in part and "| DALLE2 |" in part, "measured, or published"
-    assert "| ALNET |" not in part and "Not measured: ALNET" in part
-    assert "Nothing of it is measured yet" not in part
-    assert "Nothing of it is measured yet" in exhibit_part(exhibit.make(exhibit, Results(load_published())))
+def test_results_page_names_every_exhibit(made: list[tuple[Exhibit, Made]]) -> None:
+    for exhibit, done in made:
+        assert f"| **{exhibit.number}** `{exhibit.name}` |" in TEXT
+        assert done.points
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_report_renews_the_parts_that_a_page_has(tmp_path: Path) -> None:
+def test_report_renews_the_parts_that_a_page_has(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# Page\n\n<!-- generated: table2 -->\nold\n<!-- end: table2 -->\n")
+    page.write_text("# Page\n\n<!-- generated: grace -->\nold\n<!-- end: grace -->\n")
     run = write_run(tmp_path / "run", [cell("ST", "compile"), cell("ST", "graph", 50)])
     build_report([run], None, tmp_path / "out", readme=page)
     text = page.read_text()
-    assert "| ST |" in text and "old" not in text and text.startswith("# Page\n")
+    assert "| **Fig. 10** `fig10` | over stock CUDA graphs" in text and "\nold\n" not in text
+    assert text.startswith("# Page\n")

@@ -6,19 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
-import recorded_runs
 import typer.main
-from recorded_runs import load_recorded
+from recorded_runs import comparisons, joined
 
-from models.registry import find_set
 from suite.cli import app
 from suite.modes import MODES
-from suite.report import compare, provenance, speedup_tables
-from suite.report.join import join_runs
-from suite.report.load import Run
-from suite.report.readme import generated_part
-from suite.report.same_time import is_merged
-from suite.report.table import to_markdown
+from suite.report import provenance, speedup_tables
+from suite.report.build import headline_part
+from suite.report.markdown_pages import generated_part
+from suite.report.published import load_published
 from suite.store import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -31,27 +27,16 @@ def test_a_reader_can_finish_it() -> None:
     assert len(prose.split()) <= 1050
 
 
-def decided(run: Run) -> int:
-    """Of how many workloads on one GPU a run says how Encore compares, for the same kernels ran."""
-    of_encore = [item for item in compare.compare(run) if (item.cell.mode, item.baseline) == ("encore", "compile")]
-    return sum(item.verdict is not None for item in of_encore if item.is_of_one_gpu)
+def test_readme_table_is_that_of_the_report() -> None:
+    run = joined()
+    table = speedup_tables.headline(run, comparisons(), load_published())
+    expected = headline_part(table, provenance.of_run(run))
+    renew = "renew it: encore report --recorded --readme README.md"
+    assert generated_part(README, "headline").strip() == expected.strip(), renew
 
 
-def test_the_table_of_the_readme_is_that_of_the_recorded_run_that_decides_most() -> None:
-    """The newest of those that have verdicts on as many workloads, with later runs of nothing but what it lacks of
-    GraCE's. Of those that were alone on their hosts: next to shards on other GPUs `compile`, which needs the host most,
-    takes longer, and Encore looks better than it is."""
-    recorded = [path for path in recorded_runs.paths() if not is_merged(load_recorded(path).environment)]
-    most = max(reversed(recorded), key=lambda path: decided(load_recorded(path)))
-    left = {workload.acronym for workload in find_set("grace")} - workloads_of(most)
-    later = [path for path in recorded[recorded.index(most) + 1 :] if workloads_of(path) <= left]
-    run = join_runs([load_recorded(path) for path in (most, *later)])
-    expected = to_markdown(speedup_tables.headline(run, compare.compare(run)), provenance.of_run(run))
-    assert generated_part(README, "headline").strip() == expected.strip(), "encore report RUN ... --readme README.md"
-
-
-def workloads_of(path: Path) -> set[str]:
-    return {cell.workload for cell in load_recorded(path).cells}
+def test_readme_shows_the_figure_of_speed_ups() -> None:
+    assert "](figures/over_compile.png)" in README
 
 
 def test_every_command_that_is_named_exists() -> None:

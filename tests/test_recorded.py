@@ -15,8 +15,8 @@ from suite.history.recording import PAGE, PART, listing
 from suite.micro.records import read_micro_run
 from suite.report.join import load_runs
 from suite.report.load import load_explanations
+from suite.report.markdown_pages import generated_part
 from suite.report.paper.nanogpt import read_nanogpt
-from suite.report.readme import generated_part
 from suite.schema import READABLE_VERSIONS, SCHEMA_VERSION, Status
 from suite.store import ENVIRONMENT, PACKED, RECORDED, read_unpacked
 

@@ -8,8 +8,10 @@ from fixtures.synthetic_results import cell, environment, explanation, failed_ce
 from suite.report import compare, conclusion, same_program
 from suite.report.conclusion import Trust
 from suite.report.load import Run, Superseded
+from suite.report.published import load_published
 from suite.schema import Block, Cell, GpuState, Shortage, Status
 
+PUBLISHED = load_published()
 KERNELS = {"triton_poi_fused_0 grid 4 block 128": 1}
 
 
@@ -20,8 +22,7 @@ def measured(workload, mode, host_us, **changes):
 
 def concluded(*cells: Cell, **changes) -> conclusion.Conclusion:
     run = Run(changes.pop("of", environment(git_dirty=False)), tuple(cells), **changes)
-    comparisons = compare.compare(run)
-    return conclusion.of_run(run, comparisons, compare.mean_speedups(comparisons))
+    return conclusion.of_run(run, compare.compare(run), PUBLISHED)
 
 
 def pair(workload, graph_us, indirection_us, **changes):
@@ -36,14 +37,13 @@ def text_of(point_words, result):
     return next((point for point in result.points if point_words in point.text), None)
 
 
-def test_a_gain_is_told_with_its_interval_and_its_verdicts():
+def test_sentence_has_mean_interval_and_verdicts():
     result = concluded(*pair("EOS", 100.0, 50.0), *pair("ST", 50.0, 100.0), *pair("MMC", 100.0, 12.5))
     assert result.sentence.startswith("Encore (indirection) is 2.0")
-    assert "times as fast as stock CUDA graphs over 3 workloads (geometric mean 2.0" in result.sentence
+    assert "times as fast as stock CUDA graphs over 3 of GraCE's 25 workloads (geometric mean 2.0" in result.sentence
     assert result.sentence.endswith("faster in 2, slower in 1.")
     assert result.trust is Trust.YES
-    assert result.chart is not None
-    assert result.chart.bars["EOS", "indirection"].value == pytest.approx(2.0, rel=0.02)
+    assert result.baseline == "graph"
 
 
 def test_encore_is_told_by_the_backend_where_steps_and_callables_were_measured_too():
@@ -52,20 +52,38 @@ def test_encore_is_told_by_the_backend_where_steps_and_callables_were_measured_t
     assert concluded(measured("EOS", "graph", 100.0), *steps).sentence.startswith("Encore (callables) is ")
 
 
-def test_a_mean_whose_interval_holds_one_is_about_as_fast():
+def test_sentence_calls_a_mean_around_one_about_as_fast():
     result = concluded(*pair("EOS", 100.0, 100.0))
-    assert result.sentence.startswith("Encore (indirection) is about as fast as stock CUDA graphs over 1 workload (")
+    assert result.sentence.startswith(
+        "Encore (indirection) is about as fast as stock CUDA graphs over 1 of GraCE's 25 workloads ("
+    )
 
 
-def test_tensor_parallel_rows_are_not_counted_with_the_mean_and_are_not_called_other_kernels():
+def test_tensor_parallel_rows_are_in_no_mean():
     """They are in no mean: a missing mean says nothing about kernels then."""
-    split = [one.model_copy(update={"tp": 2}) for one in pair("XLNET-I", 50.0, 100.0)]
+    split = [one.model_copy(update={"tp": 2}) for one in pair("XLNET-I@tp2", 50.0, 100.0)]
     assert concluded(*split).sentence == (
         "No mean tells whether Encore (indirection) is faster than stock CUDA graphs: all rows are of workloads split "
         "over GPUs."
     )
     both = concluded(*pair("EOS", 100.0, 50.0), *split)
-    assert "over 1 workload " in both.sentence and both.sentence.endswith("faster in 1.")
+    assert "over 1 of GraCE's 25 workloads " in both.sentence and both.sentence.endswith("faster in 1.")
+
+
+def test_sentence_is_about_the_first_group_of_rows():
+    """Means and figures are of one group: GraCE's workloads, if there are any."""
+    result = concluded(*pair("EOS", 100.0, 50.0), *pair("MINE", 100.0, 10.0))
+    assert "is 2.0" in result.sentence and "over 1 of GraCE's 25 workloads " in result.sentence
+    assert "over 1 workload " in concluded(*pair("MINE", 100.0, 10.0)).sentence
+
+
+def test_unsettled_rows_have_no_verdict_and_are_in_no_mean():
+    compiled = measured("EOS", "indirection", 50.0).compile
+    assert compiled is not None
+    unsettled = compiled.model_copy(update={"settled": False})
+    result = concluded(*pair("EOS", 100.0, 50.0, compile=unsettled), *pair("ST", 100.0, 100.0))
+    assert "over 1 of GraCE's 25 workloads " in result.sentence
+    assert result.sentence.endswith("the same in 1; 1 more cannot be compared.")
 
 
 def test_without_any_ratio_nothing_is_said_of_kernels():
@@ -75,14 +93,14 @@ def test_without_any_ratio_nothing_is_said_of_kernels():
     assert result.trust is Trust.NO and result.sentence.endswith("1 of 1 workloads have no result.")
 
 
-def test_ratios_of_other_kernels_give_no_sentence_about_speed():
+def test_sentence_of_other_kernels_says_nothing_of_speed():
     other = metrics().model_copy(update={"kernels": {"triton_poi_fused_0 grid 4 block 256": 1}})
     cells = [measured("EOS", "compile", 200.0), measured("EOS", "graph", 100.0), cell("EOS", "indirection", 50.0)]
     for last in (cells[-1], cells[-1].model_copy(update={"metrics": other})):
         result = concluded(*cells[:-1], last)
         assert result.sentence == (
             "It cannot be told whether Encore (indirection) is faster than stock CUDA graphs: in 1 of 1 workloads the "
-            "two may have run other kernels."
+            "two may have run other kernels, or had not settled."
         )
         assert result.trust is Trust.NO
 
@@ -153,12 +171,12 @@ def test_rows_of_a_workload_that_the_run_ended_in_are_counted_and_not_as_short_o
     assert text_of("Memory was short", result) is None
 
 
-def test_analyses_count_models_that_stock_would_hold_whole():
+def test_analyses_count_models_that_stock_captures_whole():
     one, other = explanation("EOS"), explanation("ST")
     result = conclusion.of_explanations((one, other, explanation("MMC", graphs=[], error="died")))
     assert result.sentence.startswith("Of 3 models, stock CUDA graphs would hold all kernels of ")
     assert text_of("2 of 3 analyses came to their end", result).holds is False
-    assert result.chart is None
+    assert result.baseline is None
 
 
 @pytest.mark.parametrize(("found", "holds"), [(0, True), (1, True), (2, False)])

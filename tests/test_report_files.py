@@ -18,11 +18,11 @@ from suite.store import CannotWrite, InvalidResults
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_report_in_a_folder_of_an_earlier_one_removes_what_that_one_wrote_and_nothing_else(tmp_path):
+def test_report_removes_only_what_an_earlier_one_wrote(tmp_path):
     out = tmp_path / "out"
     run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph")])
     build_report([run], None, out, out / "figures")
-    assert (out / "figures" / "speedup.png").is_file()
+    assert (out / "figures" / "over_compile.png").is_file()
     assert (out / "tables" / "times.csv").is_file()
     mine = (out / "README.md", out / "figures" / "explain_drawing.png", out / "tables" / "my.csv")
     for path in mine:
@@ -30,7 +30,7 @@ def test_a_report_in_a_folder_of_an_earlier_one_removes_what_that_one_wrote_and_
     report = build_report([], write_explanations(tmp_path / "explain", [explanation()]), out)
     left = {path for path in out.rglob("*") if path.is_file()}
     assert left == {report.html, *report.tables, *report.figures, *mine, out / build.WRITTEN}
-    assert not {path.stem for path in left} & {"speedup", "times"}
+    assert not {path.stem for path in left} & {"over_compile", "times"}
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -46,7 +46,7 @@ def test_a_list_of_written_files_that_names_others_removes_none_of_them(tmp_path
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_folder_of_figures_that_is_named_keeps_its_other_figures(tmp_path):
+def test_report_keeps_other_files_of_a_folder_of_figures(tmp_path):
     """The repository's own figures are of several reports, and are tracked."""
     figures = tmp_path / "figures"
     figures.mkdir()
@@ -56,19 +56,19 @@ def test_a_folder_of_figures_that_is_named_keeps_its_other_figures(tmp_path):
     for out in ("out", "out", "other"):
         build_report([run], None, tmp_path / out, figures)
     assert (figures / "explain_kernels.png").read_text() == (figures / "drawing.png").read_text() == "mine"
-    assert (figures / "speedup.png").read_text() == "speedup"
+    assert (figures / "over_compile.png").read_text() == "over_compile"
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_report_without_figures_folder_draws_in_the_page_only(tmp_path):
+def test_report_without_a_folder_of_figures_writes_none(tmp_path):
     report = build_report([write_run(tmp_path / "run", [cell("EOS", "compile")])], None, tmp_path / "out")
-    assert not report.figures and not (tmp_path / "out" / "figures").exists()
-    assert "<figure" in report.html.read_text()
+    assert report.figures == [] and "<svg>" in report.html.read_text()
+    assert not (tmp_path / "out" / "figures").exists()
 
 
 @pytest.mark.parametrize("wrong", ["out", "out/below", "figures", "tables"])
 def test_a_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monkeypatch, wrong):
-    monkeypatch.setattr(build, "draw_any", lambda *_: pytest.fail("drawn before the folders were looked at"))
+    monkeypatch.setattr(build, "draw", lambda *_: pytest.fail("drawn before the folders were looked at"))
     run = write_run(tmp_path / "run", [cell("EOS", "compile")])
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / ("file" if wrong != "tables" else "tables")).write_text("")
@@ -94,7 +94,7 @@ def test_a_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monke
 def test_a_readme_that_cannot_take_the_tables_is_wrong_use_before_anything_is_drawn(
     tmp_path, monkeypatch, content, words
 ):
-    monkeypatch.setattr(build, "draw_any", lambda *_: pytest.fail("drawn before the README was looked at"))
+    monkeypatch.setattr(build, "draw", lambda *_: pytest.fail("drawn before the README was looked at"))
     run = write_run(tmp_path / "run", [cell("EOS", "compile")])
     readme = tmp_path / "README.md"
     if content is not None:

@@ -245,7 +245,7 @@ def test_one_run_is_as_it_is(tmp_path):
             {"driver": "570.1"},
             r"runs a of 2026-01-01T00:00:00 and b of 2026-01-02T00:00:00 differ in driver \(580.0 and 570.1\)",
         ),
-        ({"torch": "9.9"}, r"PyTorch \(0.0\+synthetic and 9.9\)"),
+        ({"torch": "9.9"}, r"PyTorch \(0.0 for CUDA 13.0 and 9.9 for CUDA 13.0\)"),
         ({"gpu": GPU.model_copy(update={"name": "OTHER"})}, r"GPU \(SYNTHETIC GPU and OTHER\)"),
         ({"gpu": None, "driver": None}, r"GPU \(SYNTHETIC GPU and CPU SYNTHETIC CPU\), driver \(580.0 and None\)"),
     ],
@@ -260,6 +260,18 @@ def test_a_run_on_the_cpu_does_not_go_with_one_on_the_gpu_of_the_same_machine(tm
     runs = [made_at(tmp_path, "a", 1, [cell()]), made_at(tmp_path, "b", 2, [cell("ST", device="cpu")])]
     with pytest.raises(WrongUse, match=r"GPU \(SYNTHETIC GPU and CPU SYNTHETIC CPU\)"):
         load_runs(runs)
+
+
+def test_packages_of_one_pytorch_release_go_together(tmp_path):
+    """A wheel of the index and one of a distribution spell the version differently."""
+    runs = [
+        made_at(tmp_path, "a", 1, [cell()], torch="2.11.0+cu130"),
+        made_at(tmp_path, "b", 2, [cell("ST")], torch="2.11.0"),
+    ]
+    assert load_runs(runs).labels == ("EOS", "ST")
+    other = made_at(tmp_path, "c", 3, [cell("MMC")], torch="2.11.0+cu128", torch_cuda="12.8")
+    with pytest.raises(WrongUse, match="PyTorch"):
+        load_runs([runs[0], other])
 
 
 def test_a_run_given_twice_is_refused(tmp_path):

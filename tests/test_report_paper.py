@@ -18,11 +18,11 @@ from suite.errors import WrongUse
 from suite.micro.records import read_micro_run
 from suite.nanogpt.records import Generation, MeasuredConfiguration, NanoGptRun, PathRecord
 from suite.report.build import build_exhibits
-from suite.report.chart import Bar, Chart, Scale
+from suite.report.chart import Bar, Chart, Line, LineChart, Scale
 from suite.report.draw import draw
-from suite.report.line_chart import Line, LineChart, draw_any, draw_lines
 from suite.report.load import Run
 from suite.report.paper import EXHIBITS, Results, find_exhibits
+from suite.report.paper.costs import read_programs
 from suite.report.paper.exhibit import NOT_MEASURED, Made
 from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.provenance import Provenance
@@ -32,9 +32,10 @@ from suite.store import RECORDED
 
 PUBLISHED = load_published()
 EXPECTED = [
-    "fig3", "fig4", "fig9", "fig10", "fig11", "fig12", "fig12-ranks", "fig13", "table1", "table2", "table3", "memory",
-    "pygraph-fig2", "pygraph-fig3", "pygraph-fig7", "pygraph-fig8", "pygraph-table1", "pygraph-table2",
-    "pygraph-table3", "pygraph-table4", "nanogpt-table1", "nanogpt-table2",
+    "fig3", "fig4", "fig4b", "fig9", "fig10", "fig11", "fig12", "fig12-ranks", "fig13", "table1", "table2", "table3",
+    "memory", "copy-share", "graphs-enabled", "pygraph-fig2", "pygraph-fig7", "pygraph-fig8", "pygraph-table1",
+    "pygraph-table2", "pygraph-table3", "pygraph-table4", "pygraph-section3", "nanogpt-table1", "nanogpt-table2",
+    "nanogpt-costs",
 ]  # fmt: skip
 ORIGIN = Provenance("run synthetic", "SYNTHETIC GPU", "0123456789", "0.0", None)
 MICRO = RECORDED / "micro-indirection" / "indirection.json.gz"
@@ -58,28 +59,62 @@ def recorded() -> Results:
     return Results(PUBLISHED, joined(), read_micro_run(MICRO))
 
 
-def test_every_figure_and_table_is_there() -> None:
+def test_exhibits_are_those_of_the_papers() -> None:
     assert list(EXHIBITS) == EXPECTED
     for exhibit in EXHIBITS.values():
         assert exhibit.shows and len(exhibit.differs) > 40
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_each_is_made_of_the_recorded_runs_and_says_what_differs(name: str, recorded: Results) -> None:
+def test_exhibit_of_recorded_runs_says_what_differs(name: str, recorded: Results) -> None:
     done = made(name, recorded)
     assert len(done.table.frame) > 0
     assert EXHIBITS[name].differs in done.table.note
     columns = " ".join(done.table.frame.columns)
     assert "published" in columns or "Published: " in done.table.note
     if done.chart is not None:
-        assert draw_any(replace(done.chart, name="test"), done.provenance).axes
-    drawn = done.chart is not None
-    tables = ("fig12-ranks", "table1", "pygraph-table1", "pygraph-table4", "nanogpt-table1", "nanogpt-table2")
-    assert drawn is (name not in tables)
+        assert draw(replace(done.chart, name="test"), done.provenance).axes
+    tables = {"fig4b", "fig12-ranks", "fig13", "graphs-enabled", "table1", "pygraph-table1", "pygraph-table4"}
+    assert (done.chart is None) is (name in tables or name.startswith("nanogpt")), "Fig. 13: no cold time is recorded"
+    assert done.points and all(point.quantity and point.measured for point in done.points)
+
+
+def test_every_published_number_has_an_exhibit() -> None:
+    """What nothing reads would be shown nowhere."""
+    used: set[tuple[str, str]] = set()
+
+    class Watched(dict[str, object]):
+        def __init__(self, name: str, values: dict[str, object]) -> None:
+            super().__init__(values)
+            self.name = name
+
+        def __getitem__(self, key: str) -> object:
+            used.add((self.name, key))
+            return super().__getitem__(key)
+
+        def get(self, key: str, default: object = None) -> object:
+            used.add((self.name, key))
+            return super().get(key, default)
+
+    watched = {
+        field: {name: Watched(f"{field} {name}", dict(values)) for name, values in getattr(PUBLISHED, field).items()}
+        for field in ("headline", "coverage_percent", "bytes_copied", "compile_s", "rewritten_program")
+    }
+    published = PUBLISHED.model_construct(**{**dict(PUBLISHED), **watched})
+    for name in EXPECTED:
+        made(name, Results(published))
+    lacking = {
+        (of.name, key)
+        for sources in watched.values()
+        for of in sources.values()
+        for key in of
+        if (of.name, key) not in used
+    }
+    assert lacking == set()
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_without_results_everything_measured_is_marked_as_missing(name: str) -> None:
+def test_exhibit_without_results_marks_all_as_missing(name: str) -> None:
     done = made(name, Results(PUBLISHED))
     assert done.chart is None
     assert done.provenance.run_id == "no run was given"
@@ -92,7 +127,7 @@ def test_without_results_everything_measured_is_marked_as_missing(name: str) -> 
         assert all(NOT_MEASURED in str(reason) for reason in body)
 
 
-def test_bars_are_the_measured_ratios_beside_the_published_ones() -> None:
+def test_bars_are_measured_ratios_with_published_marks() -> None:
     done = made("fig10", results(cell("EOS", "compile", 100), cell("EOS", "graph-unpartitioned", 125)))
     assert isinstance(done.chart, Chart)
     bar = done.chart.bars["EOS", "graph-unpartitioned"]
@@ -187,6 +222,8 @@ def test_the_rewritten_program_is_the_other_variant() -> None:
     assert found["with_graphs_speedup"] == pytest.approx(3)
     assert (found["without_graphs_published_speedup"], found["with_graphs_published_speedup"]) == (1.18, 3.17)
     assert "variant current not measured" in str(row(done, "ST")["missing"])
+    assert isinstance(done.chart, Chart)
+    assert done.chart.bars["ST", "rewritten, no graphs"].failure == NOT_MEASURED
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -228,9 +265,9 @@ def test_coverage_and_bytes_stand_beside_the_published_ones() -> None:
     done = made("table2", results(covered))
     assert isinstance(done.chart, Chart)
     assert done.chart.bars["ST", "placement"].value == 75 and done.chart.bars["ST", "placement"].published == 74.22
-    assert row(done, "ST")["stock_published_percent"] == 5.14
+    assert row(done, "ST")["graph-unpartitioned_published_percent"] == 5.14
     done = made("table3", results(covered))
-    assert row(done, "ST")["placement_bytes"] == 0 and row(done, "ST")["published_after_bytes"] == 336
+    assert row(done, "ST")["placement_bytes"] == 0 and row(done, "ST")["indirection_published_bytes"] == 336
     assert row(done, "ST")["published_graphs"] == 3
     eight = made("pygraph-table2", results(cell("XLNET-I-8", "placement")))
     assert row(eight, "XLNET-I-8")["placement_published_percent"] == 100, "printed as XLNET-I there"
@@ -244,10 +281,11 @@ def test_memory_and_compile_time_are_over_stock_graphs() -> None:
     )
     assert row(made("memory", run), "EOS")["replaying_ratio"] == pytest.approx(0.9)
     assert row(made("fig13", run), "EOS")["indirection_ratio"] == pytest.approx(1)
+    assert made("memory", run).points[1].measured == "0.90 times stock's, of 1"
     assert row(made("fig13", run), "TEFD")["whole_published_s"] == 506
 
 
-def test_compile_times_are_compared_where_both_were_taken_under_the_same_conditions() -> None:
+def test_cached_compile_times_have_no_bar_next_to_cold_ones() -> None:
     def compiled(mode: str, conditions: CompileConditions) -> Cell:
         plain = cell("EOS", mode)
         assert plain.compile is not None
@@ -263,9 +301,13 @@ def test_compile_times_are_compared_where_both_were_taken_under_the_same_conditi
     )
     eos = row(done, "EOS")
     assert eos["placement_ratio"] is None and eos["placement_s"] is not None
-    assert eos["encore_ratio"] == pytest.approx(1) and eos["conditions"] == "kernels cached, side by side"
-    assert isinstance(done.chart, Chart)
-    assert done.chart.bars["EOS", "placement"].failure == "other conditions"
+    assert "placement: other conditions" in str(eos["missing"])
+    assert eos["encore_ratio"] is None and eos["encore_cached_ratio"] == pytest.approx(1)
+    assert eos["conditions"] == "kernels cached, side by side"
+    assert done.chart is None, "the paper's caches were cold"
+    cold = (compiled(mode, CompileConditions.COLD_ALONE) for mode in ("graph-unpartitioned", "encore"))
+    chart = made("fig13", results(*cold)).chart
+    assert isinstance(chart, Chart) and chart.bars["EOS", "encore"].value == pytest.approx(1)
 
 
 def selected(
@@ -327,7 +369,7 @@ def test_a_workload_that_was_run_under_tp_as_well_is_counted_once(unit: str) -> 
     assert {each["of"] for each in classes if each["mode"] == mode} == {4}
 
 
-def test_a_workload_that_was_timed_and_not_decided_is_named_and_its_split_does_not_stand_for_it() -> None:
+def test_undecided_workload_is_named_and_not_counted_split() -> None:
     """VM: of 386 graphs together, and beside it two of them alone under --tp, which were the slowest of all."""
     timed = [{"candidate": name, "calls": 9, "median_us": us, "ratio": None, "low": None, "high": None}
              for name, us in (("none", 240.0), ("copy", 210.0))]  # fmt: skip
@@ -338,6 +380,7 @@ def test_a_workload_that_was_timed_and_not_decided_is_named_and_its_split_does_n
     )
     for name in ("fig4", "pygraph-fig2"):
         done = made(name, run)
+        assert done.chart is not None
         for note in (done.table.note, done.chart.note):
             assert "Not counted, for they were timed and have no verdict: VM 0." in note
     counted = {each["workload"] for each in made("fig4", run).table.frame.to_dict("records") if each["speedup"]}
@@ -368,7 +411,10 @@ def test_graphs_are_counted_where_selection_timed_them() -> None:
         ("encore", "EOS 1"): 1.5,
         ("encore", "EOS 2"): 4.0,
     }, "a forward and its backward are one group, and what was not timed is not counted"
-    assert row(done, "slower: 1 of 3")["published"] == "29 of 116 CUDA graphs (25 %)"
+    assert row(done, "slower: 1 of 3")["published"] == "29 of 116 CUDA graphs"
+    mixed = made("fig4b", run)
+    assert (row(mixed, "EOS")["faster"], row(mixed, "EOS")["slower"]) == (2, 1)
+    assert mixed.points[0].measured == "1 of 1" and mixed.points[0].published == "about half of 20"
     classes = made("pygraph-fig2", run).table.frame.to_dict("records")
     assert {(each["class"], each["mode"]): (each["count"], each["of"]) for each in classes} == {
         ("faster", "graph"): (2, 3),
@@ -379,10 +425,10 @@ def test_graphs_are_counted_where_selection_timed_them() -> None:
         ("slower", "encore"): (0, 3),
     }
     assert done.chart is not None
-    assert draw_any(replace(done.chart, name="test"), done.provenance).axes
+    assert draw(replace(done.chart, name="test"), done.provenance).axes
 
 
-def test_graphs_that_serve_calls_and_those_that_do_not_are_counted() -> None:
+def test_graphs_that_serve_calls_are_counted() -> None:
     run = results(
         with_graphs(
             [selected(1, "none", 10, 20), selected(2, "copy", 30, 20, 21)],
@@ -396,7 +442,10 @@ def test_graphs_that_serve_calls_and_those_that_do_not_are_counted() -> None:
     assert found["excess_s"] == 1.0, "four groups, a quarter of a second each"
     assert row(done, "ST")["missing"] == "no graph was recorded"
     assert row(done, "all")["enabled"] == 3
-    assert row(done, "published")["total"] == 416
+    assert done.points[0].published == "not in results/published.json", "416 is the count of Fig. 2"
+    enabled = made("graphs-enabled", run)
+    assert (row(enabled, "published")["enabled"], row(enabled, "published")["total"]) == (97, 123)
+    assert (enabled.points[0].published, enabled.points[0].measured) == ("97 of 123", "3 of 5")
     assert row(made("fig13", run), "EOS")["selection_s"] == 1.0
     stock = cell("EOS", "graph-unpartitioned")
     assert stock.compile is not None
@@ -405,16 +454,62 @@ def test_graphs_that_serve_calls_and_those_that_do_not_are_counted() -> None:
 
 
 def test_records_of_selection_of_another_version_are_left_out() -> None:
-    run = results(with_graphs([{**selected(1, "none", 10, 20), "state": "elsewhere"}, {"kept": "copy"}]))
+    run = results(with_graphs([{**selected(1, "none", 10, 20), "group": "elsewhere"}, {"kept": "copy"}]))
     assert row(made("pygraph-table4", run), "EOS")["missing"] == "no graph was recorded"
 
 
-def test_the_copies_share_is_what_indirection_takes_away() -> None:
-    done = made("pygraph-fig3", results(cell("ST", "placement", 100), cell("ST", "indirection", 80)))
+def test_share_of_copies_is_what_indirection_saves() -> None:
+    done = made("copy-share", results(cell("ST", "placement", 100), cell("ST", "indirection", 80)))
     assert row(done, "ST")["share_percent"] == pytest.approx(20)
-    slower = made("pygraph-fig3", results(cell("ST", "placement", 100), cell("ST", "indirection", 125)))
+    slower = made("copy-share", results(cell("ST", "placement", 100), cell("ST", "indirection", 125)))
     assert row(slower, "ST")["share_percent"] == pytest.approx(-25)
-    assert slower.chart is not None and slower.chart.bars["ST", slower.chart.series[0]].label == "-25.0"  # type: ignore[union-attr]
+    assert isinstance(slower.chart, Chart)
+    bar = slower.chart.bars["ST", slower.chart.series[0]]
+    assert (bar.value, bar.label) == (pytest.approx(-25), "-25.0")
+    figure = draw(slower.chart, ORIGIN)
+    (patch,) = [each for axis in figure.axes for each in axis.patches]
+    assert patch.get_height() == pytest.approx(-25), "a negative value has a bar"
+
+
+def test_share_of_a_graphs_overhead_is_over_the_floor() -> None:
+    def timed(mode: str, whole_us: float, floor_us: float) -> Cell:
+        more = {"floor": {"whole_us": whole_us, "floor_us": floor_us, "graphs": 1.0}}
+        return cell("ST", mode, metrics=metrics().model_copy(update={"more": more}))
+
+    done = made("pygraph-section3", results(timed("placement", 100, 60), timed("indirection", 90, 60)))
+    assert row(done, "ST")["copies_percent"] == pytest.approx(25)
+    assert (done.points[0].published, done.points[0].measured) == ("60 %", "25 % (median of 1)")
+
+
+def test_unsettled_row_is_marked_and_in_no_mean() -> None:
+    compiled = cell("ST", "encore").compile
+    assert compiled is not None
+    unsettled = cell("ST", "encore", 10, compile=compiled.model_copy(update={"settled": False}))
+    rows = [cell(name, mode, 100) for name in ("EOS", "ST") for mode in ("compile", "graph")]
+    done = made("fig10", results(*rows, cell("EOS", "encore", 50), unsettled))
+    assert "encore: unsettled" in str(row(done, "ST")["missing"])
+    assert isinstance(done.chart, Chart)
+    assert done.chart.bars["ST", "encore"].undecided
+    assert done.chart.bars["geomean", "encore"].value == pytest.approx(2, rel=0.02)
+
+
+def test_memory_of_programs_is_read_by_phase(tmp_path: Path) -> None:
+    path = tmp_path / "programs.jsonl"
+    sizes = (("stock", 200, 100), ("encore", 100, 80))
+    lines = [
+        {"program": "p", "mode": mode, "status": "ok", "device": "GPU",
+         "recording": {"reserved_bytes": first}, "steady": {"reserved_bytes": second}}
+        for mode, first, second in sizes
+    ]  # fmt: skip
+    lines.append({"program": "q", "mode": "encore", "status": "error"})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    read = dict([read_programs(path)])
+    assert read == {"GPU": {"compiling": [0.5], "replaying": [0.8]}}
+    points = {point.quantity: point.measured for point in made("memory", Results(PUBLISHED, programs=read)).points}
+    assert points["programs on GPU, replaying"] == "0.80 times stock's, of 1"
+    path.write_text("{}\n")
+    with pytest.raises(WrongUse, match="no rows of tests/gpu/programs"):
+        read_programs(path)
 
 
 def generation(step_us: float, total_s: float) -> Generation:
@@ -455,6 +550,8 @@ def test_a_nanogpt_run_makes_the_two_tables_of_the_article(tmp_path: Path) -> No
     (eight,) = (each for each in sweep.table.frame.to_dict("records") if each["generated"] == 8)
     assert (eight["replay_step_over_eager"], eight["step_published_speedup"]) == ("2.00", 1.29)
     assert not any("over_graph" in column for column in sweep.table.frame), "it was no path of that run"
+    costs = row(made("nanogpt-costs", given), "replay", "path")
+    assert costs["missing"] == NOT_MEASURED, "the long generation was not run"
     assert steps.provenance.device == "SYNTHETIC GPU" and steps.provenance.warning is None
 
 
@@ -539,13 +636,25 @@ def test_lines_are_named_on_the_figure_and_ratios_are_logarithmic() -> None:
         "test", "Title", "x", "y", (Line("graph", ((1, 0), (2, 100)), steps=True),), x_log=True,
         marks=((1, "no change"),), percent=True, published=((1, 25, "published"),),
     )  # fmt: skip
-    figure = draw_lines(steps, ORIGIN)
+    figure = draw(steps, ORIGIN)
     assert {text.get_text() for text in figure.axes[0].texts} == {"graph", "no change", "published"}
     assert figure.axes[0].get_xscale() == "log" and figure.axes[0].get_ylim() == (0, 103)
     close = tuple(Line(name, ((1, 10), (9, end)), shade=n) for n, (name, end) in enumerate((("a", 50), ("b", 50.1))))
-    figure = draw_lines(LineChart("test", "Title", "x", "y", close), ORIGIN)
+    figure = draw(LineChart("test", "Title", "x", "y", close), ORIGIN)
     heights = [text.xy[1] for text in figure.axes[0].texts]  # type: ignore[attr-defined]
     assert abs(heights[0] - heights[1]) > 0.05, "names do not lie on each other"
+
+
+def test_nanogpt_costs_say_when_a_warm_up_is_paid_for() -> None:
+    run = nanogpt_run()
+    long = run.configurations[0].model_copy(update={"name": "long_generation", "new_tokens": 48})
+    warm = [
+        path.model_copy(update={"warm_up_s": seconds}) for path, seconds in zip(run.paths, (1, 3, None), strict=True)
+    ]
+    given = Results(PUBLISHED, nanogpt=run.model_copy(update={"configurations": [long], "paths": warm}))
+    found = row(made("nanogpt-costs", given), "replay", "path")
+    assert found["tokens_per_s"] == pytest.approx(60) and found["prompt_ms"] == pytest.approx(0.009)
+    assert found["paid_after"] == "10 generations", "2 s longer to warm up, 0.2 s saved by each"
 
 
 def test_recorded_fig9_is_that_of_the_microbenchmark(recorded: Results) -> None:

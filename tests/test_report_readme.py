@@ -8,7 +8,7 @@ from fixtures.synthetic_results import cell, explanation, write_explanations, wr
 
 from suite.errors import WrongUse
 from suite.report.build import build_report
-from suite.report.readme import generated_part, update_readme
+from suite.report.markdown_pages import generated_part, update_page
 
 README = """# Title
 <!-- generated: explained -->
@@ -22,11 +22,11 @@ after
 """
 
 
-def test_a_generated_part_is_replaced_and_all_else_stays(tmp_path: Path) -> None:
+def test_update_page_keeps_all_but_the_part(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(README)
     for content in (r"| \1 | new |", "newer"):
-        update_readme(readme, {"explained": content})
+        update_page(readme, {"explained": content})
         text = readme.read_text()
         assert generated_part(text, "explained").strip() == content
         assert generated_part(text, "recorded").strip() == "kept"
@@ -36,15 +36,15 @@ def test_a_generated_part_is_replaced_and_all_else_stays(tmp_path: Path) -> None
     assert "old" not in text
 
 
-def test_a_file_without_the_part_is_refused_and_stays(tmp_path: Path) -> None:
+def test_page_without_the_part_is_refused(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(README.replace("<!-- end: explained -->", ""))
     before = readme.read_text()
     with pytest.raises(WrongUse, match="<!-- generated: explained -->"):
-        update_readme(readme, {"explained": "new"})
+        update_page(readme, {"explained": "new"})
     assert readme.read_text() == before
     with pytest.raises(WrongUse, match="No such file"):
-        update_readme(tmp_path / "other.md", {"explained": "new"})
+        update_page(tmp_path / "other.md", {"explained": "new"})
     with pytest.raises(WrongUse, match="recorded"):
         generated_part("nothing", "recorded")
 

@@ -20,10 +20,9 @@ from fixtures.synthetic_results import (
 
 from suite.explain.records import ExplainedCopy
 from suite.report import cell_tables, compare, explain_tables, provenance, same_time, speedup_tables
-from suite.report.later_processes import later_processes
 from suite.report.load import Run
 from suite.report.published import load_published
-from suite.report.shortages import shortages
+from suite.report.row_tables import later_processes, shortages
 from suite.report.table import make_table, to_csv, to_markdown
 from suite.schema import (
     Cell,
@@ -73,9 +72,8 @@ def comparisons(run):
 
 
 def all_run_tables(run, comparisons):
-    means = compare.mean_speedups(comparisons)
     return [
-        *speedup_tables.all_tables(run, comparisons, means, PUBLISHED),
+        *speedup_tables.all_tables(run, comparisons, PUBLISHED),
         *cell_tables.all_tables(run, PUBLISHED),
     ]
 
@@ -177,26 +175,28 @@ def test_each_graph_has_its_times_and_what_is_kept() -> None:
     found = row(table, workload="EOS")
     assert (found["graph"], found["group"], found["direction"], found["kernels"]) == (1, 7, "backward", 3)
     assert [found[f"{name}_us"] for name, _, _ in times] == [10.0, 8.0, 8.1]
-    assert (found["kept"], found["outcome"], found["calls"]) == ("copy", "faster", 96)
-    assert (found["excess_s"], found["budget_s"]) == (0.25, 1.5)
-    assert found["others"] == "none 1.250 (1.000 to ?); indirection 1.012 (1.000 to ?)"
-    assert (found["nearest"], found["ratio"], found["low"]) == ("indirection", 1.0125, 1.0)
+    assert (found["kept"], found["copied_bytes"], found["excess_s"]) == ("copy", 4096, 0.25)
     assert len(table.frame) == 1
 
 
-def test_groups_that_were_not_measured_are_one_row() -> None:
-    unmeasured = {"candidates": [], "kept": None, "state": "waiting", "outcome": None, "source": None}
-    records = [
-        selection_record(group=1, excess_s=0.5),
-        selection_record(group=2, excess_s=0.0, **unmeasured),
-        selection_record(group=3, excess_s=0.25, **unmeasured),
-        selection_record(group=3, excess_s=0.25, **unmeasured),
-    ]
-    report = [{"index": index, "selection": [record]} for index, record in enumerate(records)]
-    chosen = cell("EOS", "encore", metrics=metrics().model_copy(update={"encore_report": report}))
-    table = cell_tables.verdicts(Run(environment(), (chosen, cell("EOS", "graph"))))
-    found = table.frame.to_dict("records")
-    assert [(one["functions"], one["kept"], one["excess_s"]) for one in found] == [(1, "copy", 0.5), (3, None, 0.25)]
+def test_headline_has_means_and_counts_of_verdicts() -> None:
+    compiled = cell("ST", "encore").compile
+    assert compiled is not None
+    unsettled = compiled.model_copy(update={"settled": False})
+    cells = (
+        *(cell("EOS", mode, time) for mode, time in (("compile", 100), ("graph", 50), ("encore", 25))),
+        *(cell("ST", mode, time) for mode, time in (("compile", 100), ("graph", 50))),
+        cell("ST", "encore", 10, compile=unsettled),
+        *(cell("MINE", mode, time) for mode, time in (("compile", 100), ("graph", 90), ("encore", 10))),
+    )
+    run = Run(environment(), cells)
+    comparisons = compare.compare(run)
+    table = speedup_tables.headline(run, comparisons, PUBLISHED)
+    assert list(table.frame["workload"]) == ["EOS", "ST", "geometric mean", "verdicts"], "GraCE's workloads alone"
+    assert row(table, workload="ST")["over_graph"].endswith("] unsettled")
+    mean = row(table, workload="geometric mean")["over_graph"]
+    assert mean.values["speedup"] == pytest.approx(2.0, rel=0.02) and mean.endswith(" of 1")
+    assert row(table, workload="verdicts")["over_graph"] == "1 FAST, 1 none"
 
 
 def test_memory_and_compile_times_are_the_recorded_ones(run):
@@ -442,7 +442,7 @@ def test_what_later_processes_did_otherwise_is_told_one_row_for_each():
     )
     assert row(made, process=2) == {
         "workload": "EOS", "mode": "encore", "process": 2, "first_call_s": 1.5, "tuning_s": 0.3,
-        "retuned": "a 1x1x1 128x1x1; a 2x1x1 64x1x1", "settled": "yes", "kept": "copy", "verdicts": "measured",
+        "retuned": "a 1x1x1 128x1x1; a 2x1x1 64x1x1", "settled": "yes", "kept": "copy",
         "voided": "inputs do not move from call to call any more",
     }  # fmt: skip
     last = row(made, process=3)

@@ -12,7 +12,7 @@ from typing import Any
 from suite.errors import WrongUse
 from suite.history.rows import read_history, rows_of, write_history
 from suite.report.load import load_run
-from suite.report.readme import update_readme
+from suite.report.markdown_pages import update_page
 from suite.schema import Cell, Environment
 from suite.store import (
     CELLS,
@@ -97,7 +97,7 @@ def renew_page(recorded: Path) -> None:
     Raises:
         WrongUse: the page has no place for the table.
     """
-    update_readme(recorded / PAGE, {PART: listing(recorded)})
+    update_page(recorded / PAGE, {PART: listing(recorded)})
 
 
 def listing(recorded: Path) -> str:

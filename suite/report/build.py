@@ -17,38 +17,31 @@ from suite.metrics import metrics
 from suite.micro.records import read_micro_run
 from suite.report import (
     cell_tables,
+    charts,
     compare,
     conclusion,
-    explain_charts,
     explain_tables,
     paper,
     provenance,
-    run_charts,
     same_program,
     speedup_tables,
     strategies,
 )
-from suite.report.chart import Chart
+from suite.report.chart import Chart, LineChart
 from suite.report.conclusion import Conclusion
-from suite.report.draw import to_pdf, to_png, to_svg
+from suite.report.draw import draw, to_pdf, to_png, to_svg
 from suite.report.join import load_recorded, load_runs
-from suite.report.later_processes import later_processes
-from suite.report.line_chart import LineChart, draw_any
 from suite.report.load import Run, cell_label, load_explanations
+from suite.report.markdown_pages import check_page, generated_names, paper_part, update_page
 from suite.report.page import Log, Page, PageFigure, Section, render
+from suite.report.paper.costs import read_programs
 from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
-from suite.report.readme import check_readme, generated_names, update_readme
-from suite.report.results_page import exhibit_part
-from suite.report.shortages import shortages
-from suite.report.superseded import superseded_failures
-from suite.report.table import Table, make_table, to_csv, to_markdown
+from suite.report.row_tables import later_processes, shortages, superseded_failures
+from suite.report.table import Table, to_csv, to_markdown
 from suite.schema import Cell, Record
 from suite.store import REPOSITORY, CannotWrite, make_folder, write_atomically
-
-FIGURE_NAMES = (conclusion.NAME, *run_charts.NAMES, *explain_charts.NAMES)
-"""Stems of all figures there can be."""
 
 HEADLINE = "headline"
 """The table of a run that the README has, and the name of its generated part there."""
@@ -84,6 +77,16 @@ class Report(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class Further:
+    """Results next to runs, for the papers' exhibits: what `encore micro indirection`, `encore run nanogpt` and
+    `tests/gpu/programs.py` wrote."""
+
+    micro: Path | None = None
+    nanogpt: Path | None = None
+    programs: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class _Part:
     """A section's content before anything is written."""
 
@@ -92,9 +95,6 @@ class _Part:
     provenance: Provenance
     charts: tuple[Chart | LineChart, ...]
     tables: tuple[Table, ...]
-    name: str = ""
-    text: str = ""
-    """Of a figure or table of a paper: its name, and what a page of results says of it."""
 
 
 def build_report(
@@ -103,8 +103,7 @@ def build_report(
     out: Path,
     figures_dir: Path | None = None,
     readme: Path | None = None,
-    micro: Path | None = None,
-    nanogpt: Path | None = None,
+    further: Further = Further(),  # a frozen record
     announce: Callable[[str], None] = lambda step: None,
     *,
     all_recorded: bool = False,
@@ -118,9 +117,7 @@ def build_report(
             does not have is removed, other files stay.
         figures_dir: gets the figures as PNG and PDF; None: they are in the page only. Figures of the same name are
             replaced, nothing is removed. `out/figures` takes what is not to go to `FIGURES`.
-        micro, nanogpt: what `encore micro indirection` and `encore run nanogpt` wrote, for the papers' exhibits.
-        readme: a Markdown file whose generated parts are renewed: "headline", and those named like the papers'
-            figures and tables ("fig10").
+        readme: a Markdown file whose generated parts are renewed: "headline", and those of papers ("grace").
         announce: called with the name of each step that may take seconds, before it begins.
         all_recorded: leave out runs that cannot be read or do not fit to the newest, with a warning.
 
@@ -136,50 +133,36 @@ def build_report(
     published = load_published()
     recorded = (load_recorded(runs) if all_recorded else load_runs(runs)) if runs else None
     explained = () if explanations is None else load_explanations(explanations)
-    names = () if readme is None else _names_to_renew(readme, has_run=recorded is not None)
+    names = () if readme is None else _names_to_renew(readme, published, has_run=recorded is not None)
     if readme is not None:
-        check_readme(readme, names)
+        check_page(readme, names)
     announce("comparing modes")
     comparisons = compare.compare(recorded) if recorded else ()
-    means = compare.mean_speedups(comparisons)
+    results = paper_results(recorded, further, published)
+    exhibits = [(exhibit, exhibit.make(exhibit, results)) for exhibit in paper.EXHIBITS.values()] if recorded else []
     parts = [
-        *(_run_parts(recorded, comparisons, means, published) if recorded else ()),
+        *(_run_parts(recorded, comparisons, published) if recorded else ()),
         *(_explain_parts(explained, published) if explained else ()),
-        *(_all_paper_parts(paper_results(recorded, micro, nanogpt, published)) if recorded else ()),
+        *_paper_parts(exhibits, published),
     ]
-    concluded = conclusion.of_run(recorded, comparisons, means) if recorded else conclusion.of_explanations(explained)
+    concluded = conclusion.of_explanations(explained)
+    if recorded:
+        concluded = conclusion.of_run(recorded, comparisons, published)
     warnings = tuple(dict.fromkeys(part.provenance.warning for part in parts if part.provenance.warning))
     if figures_dir is not None and warnings and figures_dir.resolve() == FIGURES:
         figures_dir = out / "figures"
-    make_folder(out, "--out")
-    make_folder(out / "tables", "--out")
-    if figures_dir is not None:
-        make_folder(figures_dir, "--figures")
+    for folder, option in ((out, "--out"), (out / "tables", "--out"), (figures_dir, "--figures")):
+        if folder is not None:
+            make_folder(folder, option)
     try:
-        charts = [(chart, part.provenance) for part in parts for chart in part.charts]
-        first = [] if concluded.chart is None else [(concluded.chart, parts[0].provenance)]
-        drawn = _draw_all([*first, *charts], files=figures_dir is not None, announce=announce)
-        figures = [] if figures_dir is None else _write_figures(drawn, figures_dir)
-        of_chart = {id(chart): one.page for (chart, _), one in zip([*first, *charts], drawn, strict=True)}
-        headline = of_chart[id(concluded.chart)] if concluded.chart is not None else None
-        sections = [
-            Section(
-                part.anchor,
-                part.title,
-                part.provenance,
-                tuple(of_chart[id(chart)] for chart in part.charts),
-                part.tables,
-            )
-            for part in parts
-        ]
+        sections, figures = _write_figures(parts, figures_dir, announce)
         announce("writing tables and the page")
         tables = _write_tables(parts, out / "tables")
         html = out / "report.html"
-        write_atomically(html, render(_page(recorded, explained, sections, published, concluded, headline)))
+        write_atomically(html, render(_page(recorded, explained, sections, published, concluded)))
         _remove_what_is_old(out, [html, *tables, *figures])
         if readme is not None:
-            renewed = _headlines(parts) | {part.name: part.text for part in parts if part.text}
-            update_readme(readme, {name: text for name, text in renewed.items() if name in names})
+            update_page(readme, {name: _page_part(name, parts, exhibits) for name in names})
     except CannotWrite as error:
         message = f"cannot write the report: {error.__cause__}. The results it is made of are intact; make room."
         raise CannotWrite(message) from error
@@ -198,76 +181,62 @@ def build_report(
     )
 
 
-def _run_parts(
-    run: Run,
-    comparisons: Sequence[compare.Comparison],
-    means: Sequence[compare.MeanSpeedup],
-    published: Published,
-) -> tuple[_Part, ...]:
+_OUTLINE = (
+    ("speedup", "Speed-up", "over_", (HEADLINE, "overview", "over_graphs", strategies.NAME, "geomeans", "speedups")),
+    ("times", "Where the time goes", "time_split", ("times",)),
+    ("coverage", "Coverage", "coverage", ("coverage", "not_captured")),
+    ("copies", "Copies", "copies", ("copies",)),
+    ("selection", "Selection", None, ("selection",)),
+    ("memory", "Memory", "memory", ("memory",)),
+    ("compile", "Compile time", "compile_time", ("compile_times",)),
+    *((metric.name, metric.title, None, (metric.name,)) for metric in metrics()),
+    ("failed", "Cells without a result", None, ("failed", "superseded", "shortages")),
+    ("trust", "Correctness and conditions", None, ("same_program", "correctness", "later_processes", "conditions")),
+)
+"""Sections of a run: anchor, title, how the names of its figures begin, and its tables."""
+
+
+def _run_parts(run: Run, comparisons: Sequence[compare.Comparison], published: Published) -> tuple[_Part, ...]:
     """The sections of a run: each figure with the tables that belong to it."""
     origin = provenance.of_run(run)
-    charts = {chart.name: chart for chart in run_charts.all_charts(run, comparisons, means, published)}
-    tables = {
-        table.name: table
-        for table in (
-            *speedup_tables.all_tables(run, comparisons, means, published),
-            *cell_tables.all_tables(run, published),
-            later_processes(run),
-            superseded_failures(run),
-            shortages(run),
-            same_program.same_program(run),
-            strategies.strategies(run, comparisons),
-        )
-        if table is not None
-    }
-    outline = (
-        (
-            "speedup",
-            "Speed-up",
-            ("speedup",),
-            (HEADLINE, "overview", "over_graphs", strategies.NAME, "geomeans", "speedups"),
-        ),
-        ("times", "Where the time goes", ("time_split",), ("times",)),
-        ("coverage", "Coverage", ("coverage",), ("coverage", "not_captured")),
-        ("copies", "Copies", ("copies",), ("copies",)),
-        ("selection", "Selection", (), ("verdicts", "selection")),
-        ("memory", "Memory", ("memory",), ("memory",)),
-        ("compile", "Compile time", ("compile_time",), ("compile_times",)),
-        *((metric.name, metric.title, (), (metric.name,)) for metric in metrics()),
-        ("failed", "Cells without a result", (), ("failed", "superseded", "shortages")),
-        ("trust", "Correctness and conditions", (), ("same_program", "correctness", "later_processes", "conditions")),
+    drawn = charts.of_run(run, comparisons, published)
+    made = (
+        *speedup_tables.all_tables(run, comparisons, published),
+        *cell_tables.all_tables(run, published),
+        later_processes(run),
+        superseded_failures(run),
+        shortages(run),
+        same_program.same_program(run),
+        strategies.strategies(run, comparisons),
     )
+    tables = {table.name: table for table in made if table is not None}
     return tuple(
         _Part(
             anchor,
             title,
             origin,
-            tuple(charts[name] for name in chart_names if name in charts),
-            tuple(tables[name] for name in table_names if name in tables),
+            tuple(chart for chart in drawn if stem is not None and chart.name.startswith(stem)),
+            tuple(tables[name] for name in names if name in tables),
         )
-        for anchor, title, chart_names, table_names in outline
+        for anchor, title, stem, names in _OUTLINE
     )
 
 
-def _paper_parts(results: paper.Results, exhibits: Iterable[paper.Exhibit]) -> list[_Part]:
+def _paper_parts(exhibits: Iterable[tuple[paper.Exhibit, paper.Made]], published: Published) -> list[_Part]:
     """A section for each figure and table of the papers."""
-    parts = []
-    for exhibit in exhibits:
-        made = exhibit.make(exhibit, results)
-        title = f"{results.published.sources[exhibit.source].label} {exhibit.number}"
-        charts = (made.chart,) if made.chart is not None else ()
-        text = exhibit_part(made)
-        parts.append(_Part(exhibit.stem, title, made.provenance, charts, (made.table,), exhibit.name, text))
-    return parts
+    return [
+        _Part(
+            exhibit.stem,
+            f"{published.sources[exhibit.source].label} {exhibit.number}",
+            made.provenance,
+            (made.chart,) if made.chart is not None else (),
+            (made.table,),
+        )
+        for exhibit, made in exhibits
+    ]
 
 
-def _all_paper_parts(results: paper.Results) -> list[_Part]:
-    return _paper_parts(results, paper.EXHIBITS.values())
-
-
-def paper_results(
-    recorded: Run | None, micro: Path | None, nanogpt: Path | None, published: Published
-) -> paper.Results:
+def paper_results(recorded: Run | None, further: Further, published: Published) -> paper.Results:
     """What the papers' figures and tables are made of.
 
     Raises:
@@ -276,8 +245,9 @@ def paper_results(
     return paper.Results(
         published,
         recorded,
-        None if micro is None else read_micro_run(micro),
-        None if nanogpt is None else read_nanogpt(nanogpt),
+        None if further.micro is None else read_micro_run(further.micro),
+        None if further.nanogpt is None else read_nanogpt(further.nanogpt),
+        dict(map(read_programs, further.programs)),
     )
 
 
@@ -286,8 +256,7 @@ def build_exhibits(
     runs: Sequence[Path],
     out: Path,
     figures_dir: Path | None = None,
-    micro: Path | None = None,
-    nanogpt: Path | None = None,
+    further: Further = Further(),  # a frozen record
 ) -> list[Path]:
     """Write some of the papers' figures and tables, and nothing else; return the files, tables first.
 
@@ -295,7 +264,7 @@ def build_exhibits(
 
     Args:
         names: of `paper.EXHIBITS`.
-        runs, micro, nanogpt: see `build_report`; what they do not hold is marked as missing.
+        runs, further: see `build_report`; what they do not hold is marked as missing.
         out: gets `tables/`, and `figures/` unless `figures_dir` is given.
 
     Raises:
@@ -305,17 +274,16 @@ def build_exhibits(
     """
     exhibits = paper.find_exhibits(names)
     recorded = load_runs(runs) if runs and any(exhibit.needs_runs for exhibit in exhibits) else None
-    if recorded is not None and not recorded.cells and micro is None and nanogpt is None:
+    if recorded is not None and not recorded.cells and further.micro is None and further.nanogpt is None:
         raise WrongUse(f"nothing to draw: {'; '.join(recorded.remarks)}")
-    results = paper_results(recorded, micro, nanogpt, load_published())
-    parts = _paper_parts(results, exhibits)
+    published = load_published()
+    results = paper_results(recorded, further, published)
+    parts = _paper_parts([(exhibit, exhibit.make(exhibit, results)) for exhibit in exhibits], published)
     if figures_dir is None or (figures_dir.resolve() == FIGURES and any(part.provenance.warning for part in parts)):
         figures_dir = out / "figures"
     make_folder(out / "tables", "--out")
     make_folder(figures_dir, "--figures")
-    tables = _write_tables(parts, out / "tables")
-    drawn = _draw_all([(chart, part.provenance) for part in parts for chart in part.charts], files=True)
-    return [*tables, *_write_figures(drawn, figures_dir)]
+    return [*_write_tables(parts, out / "tables"), *_write_figures(parts, figures_dir)[1]]
 
 
 def _explain_parts(explanations: tuple[Explanation, ...], published: Published) -> tuple[_Part, ...]:
@@ -324,72 +292,90 @@ def _explain_parts(explanations: tuple[Explanation, ...], published: Published) 
             "explain",
             "What stands in the way of CUDA graphs (analysis without a GPU)",
             provenance.of_explanations(explanations),
-            explain_charts.all_charts(explanations, published),
+            charts.of_explanations(explanations, published),
             explain_tables.all_tables(explanations, published),
         ),
     )
 
 
-def _names_to_renew(readme: Path, *, has_run: bool) -> tuple[str, ...]:
+def _names_to_renew(readme: Path, published: Published, *, has_run: bool) -> tuple[str, ...]:
     """Return the names of the generated parts of a file that a report of runs renews.
 
     Raises:
         WrongUse: there is no run, or the file has no such part.
     """
-    names = tuple(name for name in generated_names(readme) if name == HEADLINE or name in paper.EXHIBITS)
+    names = tuple(name for name in generated_names(readme) if name == HEADLINE or name in published.sources)
     if not has_run:
         raise WrongUse(f"--readme {readme}: its tables are made from runs; name a run, or give --recorded")
     if not names:
-        raise WrongUse(f"--readme {readme} has no generated part; write `<!-- generated: {HEADLINE} -->` or fig10, ...")
+        known = ", ".join((HEADLINE, *published.sources))
+        raise WrongUse(f"--readme {readme} has no generated part; write `<!-- generated: NAME -->`, NAME of: {known}")
     return names
 
 
-def _headlines(parts: Iterable[_Part]) -> dict[str, str]:
-    """Return the README's table of a run as Markdown, by the name of its generated part."""
-    found = ((table, part.provenance) for part in parts for table in part.tables if table.name == HEADLINE)
-    return {table.name: to_markdown(table, origin) for table, origin in found}
+def _page_part(name: str, parts: Iterable[_Part], exhibits: Iterable[tuple[paper.Exhibit, paper.Made]]) -> str:
+    """A generated part of a page: the README's table, or a paper's numbers."""
+    if name != HEADLINE:
+        return paper_part([(exhibit, made) for exhibit, made in exhibits if exhibit.source == name])
+    tables = [(table, part.provenance) for part in parts for table in part.tables if table.name == HEADLINE]
+    return headline_part(*tables[0])
+
+
+def headline_part(table: Table, origin: Provenance) -> str:
+    """The README's table: with the runs of its rows alone, named below it."""
+    return to_markdown(table, origin.among(table.frame["workload"]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A figure: the page's form of it, and the files it can be written to, by their names."""
+    """A figure as the page has it, and the files it can be written to, by their names."""
 
     page: PageFigure
     files: Mapping[str, bytes]
 
 
+def _write_figures(
+    parts: Sequence[_Part], folder: Path | None, announce: Callable[[str], None] = lambda step: None
+) -> tuple[list[Section], list[Path]]:
+    """Draw every figure, and write it as PNG and PDF where there is a folder; return the sections, and the paths."""
+    drawn = _draw_all([(chart, part.provenance) for part in parts for chart in part.charts], folder, announce)
+    written = []
+    for one in drawn:
+        for name, content in one.files.items():
+            assert folder is not None
+            write_atomically(folder / name, content)
+            written.append(folder / name)
+    pages = iter(one.page for one in drawn)
+    sections = [
+        Section(part.anchor, part.title, part.provenance, tuple(next(pages) for _ in part.charts), part.tables)
+        for part in parts
+    ]
+    return sections, written
+
+
 def _draw_all(
-    charts: Sequence[tuple[Chart | LineChart, Provenance]],
-    *,
-    files: bool,
-    announce: Callable[[str], None] = lambda step: None,
+    wanted: Sequence[tuple[Chart | LineChart, Provenance]], folder: Path | None, announce: Callable[[str], None]
 ) -> list[_Drawn]:
-    """Draw figures, many of them in as many processes as there are cores. `files`: as PNG and PDF too."""
-    draw_one = functools.partial(_draw_one, files=files)
-    if len(charts) < _FIGURES_WORTH_PROCESSES:
-        return list(map(draw_one, charts))
+    """Draw figures, many of them in as many processes as there are cores."""
+    draw_one = functools.partial(_draw_one, files=folder is not None)
+    if len(wanted) < _FIGURES_WORTH_PROCESSES:
+        return list(map(draw_one, wanted))
     drawn = []
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
-        for one in pool.map(draw_one, charts):
+        for one in pool.map(draw_one, wanted):
             drawn.append(one)
-            announce(f"drawing figures, {len(drawn)} of {len(charts)}")
+            announce(f"drawing figures, {len(drawn)} of {len(wanted)}")
     return drawn
 
 
 def _draw_one(chart_and_origin: tuple[Chart | LineChart, Provenance], *, files: bool) -> _Drawn:
     chart, origin = chart_and_origin
-    figure = draw_any(chart, origin)
+    if isinstance(chart, Chart):
+        origin = origin.among(chart.groups)
+    figure = draw(chart, origin)
     written = {f"{chart.name}.png": to_png(figure), f"{chart.name}.pdf": to_pdf(figure)} if files else {}
-    return _Drawn(PageFigure(chart.title, Markup(to_svg(figure, chart.name))), written)
-
-
-def _write_figures(drawn: Iterable[_Drawn], folder: Path) -> list[Path]:
-    written = []
-    for one in drawn:
-        for name, content in one.files.items():
-            write_atomically(folder / name, content)
-            written.append(folder / name)
-    return written
+    caption = (*chart.caption, f"{origin.caption}.")
+    return _Drawn(PageFigure(chart.name, chart.title, caption, Markup(to_svg(figure, chart.name))), written)
 
 
 def _remove_what_is_old(out: Path, written: Sequence[Path]) -> None:
@@ -408,13 +394,10 @@ def _write_tables(parts: Iterable[_Part], folder: Path) -> list[Path]:
     written = []
     for part in parts:
         for table in part.tables:
-            for suffix, text in (
-                (".csv", to_csv(table, part.provenance)),
-                (".md", to_markdown(table, part.provenance)),
-            ):
-                path = folder / f"{table.name}{suffix}"
-                write_atomically(path, text)
-                written.append(path)
+            forms = {".csv": to_csv(table, part.provenance), ".md": to_markdown(table, part.provenance)}
+            for suffix, text in forms.items():
+                write_atomically(folder / f"{table.name}{suffix}", text)
+                written.append(folder / f"{table.name}{suffix}")
     return written
 
 
@@ -424,7 +407,6 @@ def _page(
     sections: Sequence[Section],
     published: Published,
     concluded: Conclusion,
-    headline: PageFigure | None,
 ) -> Page:
     origins = dict.fromkeys(section.provenance for section in sections)
     names = provenance.run_names(run) if run else ()
@@ -443,7 +425,6 @@ def _page(
         title=title,
         subject="; ".join([*subject, *counts]),
         conclusion=concluded,
-        headline=headline,
         origins=tuple(line for origin in origins for line in (origin.caption, *origin.rows_by_run)),
         warnings=tuple(
             warning
@@ -452,7 +433,6 @@ def _page(
         ),
         sections=tuple(sections),
         sources=tuple(published.sources.values()),
-        published=_published_table(published),
         logs=tuple(_log(cell) for cell in run.failed) if run else (),
         environments=tuple(part.environment for part in run.parts or (run,)) if run else (),
     )
@@ -461,13 +441,3 @@ def _page(
 def _log(cell: Cell) -> Log:
     title = f"{cell_label(cell)}, {cell.mode}: {cell.status.value}"
     return Log(title, "\n\n".join(text for text in (cell.error, cell.log_tail) if text) or "No error was recorded.")
-
-
-def _published_table(published: Published) -> Table:
-    return make_table(
-        "published",
-        "Published values that belong to no workload of the suite",
-        "Quoted, not measured here.",
-        ["source", "quantity", "value"],
-        ({"source": source, "quantity": name, "value": value} for source, name, value in published.quantities()),
-    )

@@ -8,13 +8,12 @@ from itertools import chain
 
 import numpy as np
 
-from optimizations.report.selection import CandidateTime
 from suite.metrics import Metric, metrics
-from suite.modes import DEFAULT_MODE, MODES
+from suite.modes import MODES
 from suite.report import same_time
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
-from suite.report.selected import CANDIDATES, JudgedGroup, SelectedFunction, judged_groups, selected_functions
+from suite.report.selected import CANDIDATES, selected_functions
 from suite.report.table import Table, make_table
 from suite.schema import Block, Cell, CompileTimes, Status
 
@@ -32,7 +31,6 @@ def all_tables(run: Run, published: Published) -> tuple[Table, ...]:
         copies(run, published),
         memory(run),
         compile_times(run),
-        verdicts(run),
         selection(run),
         correctness(run),
         conditions(run),
@@ -186,98 +184,30 @@ def conditions(run: Run) -> Table:
     )
 
 
-def verdicts(run: Run) -> Table:
-    """How selection decided, in short: one row per group of functions in the mode that selects."""
-    return make_table(
-        "verdicts",
-        "What selection kept",
-        "A row per group of functions that were judged together, on the program's own calls. none: without a graph; "
-        "copy: a graph whose inputs are copied; indirection: one that reads them in place. Times are medians of an "
-        "iteration of the group's functions, without what the program does around them. excess: what measuring took "
-        "beyond the fastest way. Groups that were not measured are one row, without times.",
-        ["workload", "functions", *(f"{candidate}_us" for candidate in CANDIDATES), "kept", "excess_s"],
-        (
-            {
-                "workload": cell_label(cell),
-                "functions": group.functions,
-                **{f"{candidate}_us": microseconds for candidate, microseconds in group.median_us.items()},
-                "kept": group.kept,
-                "excess_s": group.excess_s,
-            }
-            for cell in run.cells
-            if cell.mode == DEFAULT_MODE
-            for group in _unmeasured_as_one(judged_groups(cell))
-        ),
-    )
-
-
-def _unmeasured_as_one(groups: Sequence[JudgedGroup]) -> list[JudgedGroup]:
-    """Groups, those without times and without a verdict as a single last one."""
-    rest = [group for group in groups if not group.median_us and group.kept is None]
-    if not rest:
-        return list(groups)
-    together = JudgedGroup(sum(one.functions for one in rest), None, {}, sum(one.excess_s for one in rest))
-    return [*(group for group in groups if group not in rest), together]
-
-
 def selection(run: Run) -> Table:
-    """Which way each captured function is served, and the times that decided it."""
-    columns = ["workload", "mode", "graph", "group", "direction", "kernels", "input_bytes", "copied_bytes"]
-    columns += ["pointer_bytes", *(f"{candidate}_us" for candidate in CANDIDATES), "kept", "outcome", "nearest"]
-    columns += ["ratio", "low", "high", "others", "calls", "measuring_s", "excess_s", "waiting_s", "budget_s"]
-    columns += ["verdict_source", "reason"]
+    """Which way each captured function is served, and the times that decided it, where ways were timed."""
     return make_table(
         "selection",
         "Which graphs serve calls",
         "A row per function that graphs are recorded of. none: without a graph; copy: a graph whose inputs are copied; "
         "indirection: one that reads them in place. Times are medians of an iteration of the functions of a group, "
-        "which are judged together. ratio: how many times the time of the way that is kept the nearest other one "
-        "takes, with its interval; others: the same of each. excess: what measuring took beyond the fastest way; "
-        "waiting: of it, because the device was waited for; budget: what excess may be, for all groups of a "
-        "compilation together.",
-        columns,
+        "which were judged together. excess: what timing a group took beyond its fastest way.",
+        [
+            *("workload", "mode", "graph", "group", "direction", "kernels", "copied_bytes"),
+            *(f"{candidate}_us" for candidate in CANDIDATES),
+            *("kept", "excess_s", "reason"),
+        ],
         (
-            {"workload": cell_label(cell), "mode": cell.mode, **_selection_of(function)}
+            {
+                "workload": cell_label(cell),
+                "mode": cell.mode,
+                **function.model_dump(exclude={"candidates"}),
+                **{f"{candidate}_us": time for candidate, time in function.median_us.items()},
+            }
             for cell in run.cells
             for function in selected_functions(cell)
         ),
     )
-
-
-def _selection_of(function: SelectedFunction) -> Row:
-    found = function.selection
-    compared = [one for one in found.candidates if one.ratio is not None]
-    nearest = min(compared, key=lambda one: one.ratio or 0.0, default=None)
-    return {
-        "graph": function.graph,
-        "group": found.group,
-        "direction": found.direction,
-        "kernels": found.kernels,
-        "input_bytes": found.input_bytes,
-        "copied_bytes": found.copied_bytes,
-        "pointer_bytes": found.pointer_bytes,
-        **{f"{one.candidate}_us": one.median_us for one in found.candidates},
-        "kept": found.kept,
-        "outcome": found.outcome,
-        "nearest": nearest.candidate if nearest else None,
-        "ratio": nearest.ratio if nearest else None,
-        "low": nearest.low if nearest else None,
-        "high": nearest.high if nearest else None,
-        "others": "; ".join(map(_ratio_of, compared)) or None,
-        "calls": found.calls,
-        "measuring_s": found.measuring_s,
-        "excess_s": found.excess_s,
-        "waiting_s": found.waiting_s,
-        "budget_s": found.budget_s,
-        "verdict_source": found.source,
-        "reason": found.reason,
-    }
-
-
-def _ratio_of(one: CandidateTime) -> str:
-    """As text: how many times the time of the way that is kept another takes, and its interval."""
-    low, high = (f"{bound:.3f}" if bound is not None else "?" for bound in (one.low, one.high))
-    return f"{one.candidate} {one.ratio:.3f} ({low} to {high})"
 
 
 def not_captured(run: Run) -> Table:

@@ -1,4 +1,4 @@
-"""What a figure shows, as plain records: groups of bars, one bar per group and series. Drawing is `draw.py`'s."""
+"""What a figure shows, as plain records: grouped bars, or lines. `draw.py` draws them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Scale(StrEnum):
     """How the value axis is laid out.
 
     RATIO: logarithmic, bars grow up and down from 1. BYTES: logarithmic, ticks at binary units, zeros marked as such.
-    PERCENT: 0 to 100. LINEAR: from 0.
+    PERCENT: 0 to 100. LINEAR: bars grow up and down from 0.
     """
 
     LINEAR = "linear"
@@ -23,9 +23,15 @@ class Scale(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar. `interval` is its (low, high); `total` is where a second, lighter part stacked on it ends; `published`
-    is a value from a paper to mark next to it; `failure` is written in its place where there is no value. A bar that is
-    `undecided` is drawn as an outline: its samples do not tell it from the base. `label` is written above its end.
+    """One bar.
+
+    Attributes:
+        interval: (low, high) of its whisker.
+        total: where a second, lighter part that is stacked on it ends.
+        published: a value from a paper, marked next to it.
+        failure: what is written in its place where there is no value.
+        undecided: it is drawn as an outline, because it has no verdict.
+        label: written past its end.
     """
 
     value: float | None = None
@@ -43,16 +49,15 @@ class Chart:
 
     Attributes:
         name: stem of the file.
-        title: one line; provenance and warning are added when it is drawn.
+        title: one line; the setting and a warning are added when it is drawn.
         axis: label of the value axis, with unit.
         groups: labels along the axis, one per workload; the last `summary_groups` are set apart (means).
         series: names of the bars within a group, in order; a series that is a mode has that mode's colour.
         bars: by (group, series); a missing key is an empty place.
         parts: names of the solid and of the lighter part, where bars are stacked.
-        published: what the marks for published values show and where that is from, where there are any.
-        note: what a reader must know, below the figure.
-        shown: bars that end outside of it are cut there, with their value written in them; without this, one extreme
-            bar would leave no room for the others.
+        published: where the marked published values are from, if there are any.
+        note: what a reader must know; it stands in the caption.
+        shown: bars that end outside of it are cut there, with their value written in them.
     """
 
     name: str
@@ -67,3 +72,70 @@ class Chart:
     published: str | None = None
     note: str = ""
     shown: tuple[float, float] = (-math.inf, math.inf)
+
+    @property
+    def has_values(self) -> bool:
+        return any(bar.value is not None for bar in self.bars.values())
+
+    @property
+    def caption(self) -> tuple[str, ...]:
+        """Sentences that stand under the figure."""
+        bars = self.bars.values()
+        ends = [end for bar in bars for end in (bar.value, bar.total) if end is not None]
+        low, high = self.shown
+        sentences = [self.note] if self.note else []
+        if any(not low <= end <= high for end in ends):
+            sentences.append("Bars that would pass the axis are cut, with their value written in them.")
+        if any(bar.undecided for bar in bars):
+            sentences.append("An outline is a ratio without a verdict.")
+        if self.published is not None and any(bar.published is not None for bar in bars):
+            sentences.append(f"Published: {self.published}.")
+        return tuple(sentences)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line: its name, its points in order of x, and whether it steps (a distribution) or connects them.
+
+    `shade` picks a colour of the palette where the name is not a mode.
+    """
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    steps: bool = False
+    shade: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LineChart:
+    """A figure of lines: a quantity against another, or the share of cases up to a value.
+
+    Attributes:
+        name, title, note: as of `Chart`.
+        x_axis, y_axis: labels with units.
+        x_log, y_log: whether an axis is logarithmic.
+        marks: vertical lines with a name: "no change" at 1.
+        published: points (x, y) from a paper with what they are.
+        percent: the vertical axis is a share from 0 to 100.
+    """
+
+    name: str
+    title: str
+    x_axis: str
+    y_axis: str
+    lines: tuple[Line, ...]
+    x_log: bool = False
+    y_log: bool = False
+    marks: tuple[tuple[float, str], ...] = ()
+    published: tuple[tuple[float, float, str], ...] = ()
+    percent: bool = False
+    note: str = ""
+
+    @property
+    def has_values(self) -> bool:
+        return bool(self.lines)
+
+    @property
+    def caption(self) -> tuple[str, ...]:
+        """Sentences that stand under the figure."""
+        return (self.note,) if self.note else ()

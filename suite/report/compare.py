@@ -62,6 +62,10 @@ class Kernels(StrEnum):
 COMPARABLE = (Kernels.EAGER, Kernels.SAME, Kernels.GENERATED)
 """Where a ratio is one of modes."""
 
+UNSETTLED = "unsettled"
+"""The mark of a ratio without a verdict, because a side still recorded graphs, or looked for places to read in place,
+when it was timed."""
+
 FOLLOWS_KERNELS = 0.5
 """A ratio follows that of the kernel times if these explain this share of its logarithm."""
 LEAST_KERNEL_RATIO = 1.02
@@ -73,7 +77,8 @@ class Comparison:
     """A cell against the same row in its baseline mode.
 
     `ratio`, `verdict` and `kernels` are None where there is nothing to compare, and `missing` says why.
-    `verdict` is None too where the sides may have run other kernels: then the ratio is not a gain of the mode's.
+    `verdict` is None too where the sides may have run other kernels, or one had not `settled`: then the ratio is not a
+    gain of the mode's.
     `alternating` tells whether the blocks of the two modes alternated; where not, drift between them is in the ratio.
     """
 
@@ -85,11 +90,19 @@ class Comparison:
     alternating: bool
     missing: str | None
     kernels: Kernels | None = None
+    settled: bool = True
 
     @property
     def is_gain(self) -> bool:
-        """Whether the ratio is one of modes, and not of two results of tuning."""
-        return self.ratio is not None and self.kernels in COMPARABLE
+        """Whether the ratio is one of modes, and not of two results of tuning, or of a mode that had not settled."""
+        return self.ratio is not None and self.kernels in COMPARABLE and self.settled
+
+    @property
+    def mark(self) -> str:
+        """What stands behind the ratio: its verdict, or why it has none."""
+        if self.verdict is not None:
+            return self.verdict.value
+        return UNSETTLED if self.kernels in COMPARABLE and not self.settled else str(self.kernels or "")
 
     @property
     def is_of_one_gpu(self) -> bool:
@@ -230,6 +243,19 @@ def mean_speedups(comparisons: Sequence[Comparison]) -> tuple[MeanSpeedup, ...]:
     return tuple(means)
 
 
+def mean_over(
+    comparisons: Sequence[Comparison], mode: str, baseline: str, labels: Sequence[str]
+) -> stats.GeometricMean | None:
+    """Geometric mean of a mode over a baseline, by latency, over those of these rows that have a gain."""
+    gains = [
+        item.ratio
+        for item in comparisons
+        if (item.cell.mode, item.baseline, item.metric) == (mode, baseline, TimeKind.LATENCY)
+        if item.is_gain and item.ratio is not None and cell_label(item.cell) in labels
+    ]
+    return stats.geometric_mean(gains) if gains else None
+
+
 def _named_in_part(comparisons: Sequence[Comparison]) -> set[str]:
     """Modes that run only where they are named, and were named for some of these workloads."""
     workloads: dict[str, set[str]] = {}
@@ -254,8 +280,15 @@ def _compare_cells(cell: Cell, reference: Cell, metric: TimeKind, spread: stats.
     with _naming(cell, reference, metric):
         ratio = stats.speed_up(theirs, ours, seed=(seed,), spread=spread)
     kernels = compare_kernels(cell, reference, ratio.value)
-    verdict = stats.judge(ratio) if kernels in COMPARABLE else None
-    return Comparison(cell, reference.mode, metric, ratio, verdict, alternating, None, kernels)
+    settled = has_settled(cell) and has_settled(reference)
+    verdict = stats.judge(ratio) if kernels in COMPARABLE and settled else None
+    return Comparison(cell, reference.mode, metric, ratio, verdict, alternating, None, kernels, settled)
+
+
+def has_settled(cell: Cell) -> bool:
+    """Whether no process of the cell is known to have been timed before its graphs were as they would stay."""
+    times = [cell.compile, *(later.compile for later in cell.later)]
+    return all(one is None or one.settled is not False for one in times)
 
 
 def _compare_cell(row: Sequence[Cell], cell: Cell, baseline: str, metric: TimeKind, spread: stats.Spread) -> Comparison:

@@ -1,11 +1,11 @@
-"""The conclusion of a report: one sentence, one figure, and the points for and against trusting it.
+"""The conclusion of a report: one sentence, and the points for and against trusting it.
 
-Nothing here is measured or judged again: the sentence counts verdicts, and the figure draws the ratios they are of.
+Nothing here is measured or judged again: the sentence counts verdicts of one group of rows, whose figures and means say
+the same.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,15 +15,13 @@ from suite.checkout import shown_code
 from suite.explain.records import Explanation
 from suite.modes import GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
 from suite.report import provenance, same_program
-from suite.report.chart import Bar, Chart, Scale
-from suite.report.compare import Comparison, Kernels, MeanSpeedup, TimeKind, of_one_kind
+from suite.report.compare import Comparison, TimeKind, mean_over
 from suite.report.explain_tables import lowerings_of
+from suite.report.groups import RowGroup, row_groups
 from suite.report.load import Run, cell_label
+from suite.report.published import Published
 from suite.schema import Cell, Environment, Status
 from suite.stats import Verdict
-
-NAME = "headline"
-"""Stem of the figure."""
 
 ENCORE_BACKEND = "encore"
 DECIDED_SHARE = 0.9
@@ -53,11 +51,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """`chart` is None where there is nothing to draw."""
+    """`baseline` is the mode that the sentence compares with, None where nothing is compared."""
 
     sentence: str
     points: tuple[Point, ...]
-    chart: Chart | None
+    baseline: str | None = None
 
     @property
     def trust(self) -> Trust:
@@ -66,8 +64,11 @@ class Conclusion:
         return Trust.YES if all(point.holds for point in self.points) else Trust.PARTLY
 
 
-def of_run(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpeedup]) -> Conclusion:
-    """What a run says of Encore over stock CUDA graphs or, where it has none, of graphs over compiled code."""
+def of_run(run: Run, comparisons: Sequence[Comparison], published: Published) -> Conclusion:
+    """What a run says of Encore over stock CUDA graphs or, where it has none, of graphs over compiled code.
+
+    It is about the run's first group of rows: GraCE's workloads where it has any.
+    """
     own = [mode for mode in run.modes if mode in MODES and MODES[mode].is_encores]
     graphs = [mode for mode in run.modes if mode in MODES and MODES[mode].uses_cuda_graphs]
     baseline = GRAPH_MODE if own and GRAPH_MODE in run.modes else REFERENCE_MODE
@@ -80,13 +81,12 @@ def of_run(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpee
         for item in comparisons
         if (item.cell.mode, item.baseline, item.metric) == (mode, baseline, TimeKind.LATENCY)
     ]
-    mean = next(
-        (m for m in means if (m.mode, m.baseline, m.metric, m.common) == (mode, baseline, TimeKind.LATENCY, False)),
-        None,
-    )
-    sentence = _sentence(run, mode, baseline, items, mean)
-    chart = None if mode is None else _gain_chart(run, tuple(modes), baseline, comparisons)
-    return Conclusion(sentence, tuple(_points(run, items)), chart)
+    groups = row_groups(run, published)
+    sentence = f"Nothing can be compared: the run has {len(run.cells)} cells in {len(run.modes)} modes."
+    if mode is not None and items:
+        group = next(group for group in groups if any(cell_label(item.cell) in group.labels for item in items))
+        sentence = _sentence(mode, baseline, comparisons, group)
+    return Conclusion(sentence, tuple(_points(run, items)), None if mode is None else baseline)
 
 
 def of_explanations(explanations: Sequence[Explanation]) -> Conclusion:
@@ -106,23 +106,29 @@ def of_explanations(explanations: Sequence[Explanation]) -> Conclusion:
         Point(not failed, f"{len(explanations) - len(failed)} of {len(explanations)} analyses came to their end"),
         Point(False, "found without a GPU: kernels and copies are counted, nothing is timed"),
     ]
-    return Conclusion(sentence, tuple(points), None)
+    return Conclusion(sentence, tuple(points))
 
 
-def _sentence(run: Run, mode: str | None, baseline: str, items: Sequence[Comparison], mean: MeanSpeedup | None) -> str:
-    if mode is None or not items:
-        return f"Nothing can be compared: the run has {len(run.cells)} cells in {len(run.modes)} modes."
+def _sentence(mode: str, baseline: str, comparisons: Sequence[Comparison], group: RowGroup) -> str:
     stock = "stock CUDA graphs" if baseline == GRAPH_MODE else f"mode {baseline}"
     ours = f"Encore ({mode})" if MODES[mode].is_encores else f"Mode {mode}"
-    items = of_one_kind(items)
-    if not items:
+    items = [
+        item
+        for item in comparisons
+        if (item.cell.mode, item.baseline, item.metric) == (mode, baseline, TimeKind.LATENCY)
+        if cell_label(item.cell) in group.labels
+    ]
+    if group.suffix == "_gpus":
         return f"No mean tells whether {ours} is faster than {stock}: all rows are of workloads split over GPUs."
     gains = [item for item in items if item.is_gain]
-    if not gains or mean is None:
+    mean = mean_over(comparisons, mode, baseline, group.labels)
+    if mean is None:
         withdrawn = sum(item.ratio is not None for item in items)
         none = sum(item.ratio is None for item in items)
         reasons = [
-            f"in {withdrawn} of {len(items)} workloads the two may have run other kernels" if withdrawn else "",
+            f"in {withdrawn} of {len(items)} workloads the two may have run other kernels, or had not settled"
+            if withdrawn
+            else "",
             f"{none} of {len(items)} workloads have no result" if none else "",
         ]
         return f"It cannot be told whether {ours} is faster than {stock}: {', '.join(filter(None, reasons))}."
@@ -136,11 +142,13 @@ def _sentence(run: Run, mode: str | None, baseline: str, items: Sequence[Compari
     said = [f"{word} in {counts[verdict]}" for verdict, word in words if counts[verdict]]
     left = len(items) - len(gains)
     rest = f"; {left} more cannot be compared" if left else ""
-    factor = "as fast as" if mean.mean.low <= 1 <= mean.mean.high else "times as fast as"
-    value = "about" if factor == "as fast as" else f"{mean.mean.value:.2f}"
+    factor = "as fast as" if mean.low <= 1 <= mean.high else "times as fast as"
+    value = "about" if factor == "as fast as" else f"{mean.value:.2f}"
+    which = f" of {group.title}" if not group.suffix else ""
+    workloads = f"{mean.count}{which}" if which else _count(mean.count, "workload")
     return (
-        f"{ours} is {value} {factor} {stock} over {_count(mean.mean.count, 'workload')} (geometric mean "
-        f"{mean.mean.value:.2f}, 95 % interval {mean.mean.low:.2f} to {mean.mean.high:.2f}): {', '.join(said)}{rest}."
+        f"{ours} is {value} {factor} {stock} over {workloads} (geometric mean "
+        f"{mean.value:.2f}, 95 % interval {mean.low:.2f} to {mean.high:.2f}): {', '.join(said)}{rest}."
     )
 
 
@@ -228,36 +236,6 @@ def _slowed(cells: Sequence[Cell]) -> Counter[str]:
         states = [state for block in cell.blocks for state in (block.gpu_before, block.gpu_after) if state is not None]
         found.update({reason for state in states for reason in state.throttle_reasons})
     return found
-
-
-def _gain_chart(run: Run, modes: tuple[str, ...], baseline: str, comparisons: Sequence[Comparison]) -> Chart | None:
-    stock = "stock CUDA graphs" if baseline == GRAPH_MODE else f"mode {baseline}"
-    bars: dict[tuple[str, str], Bar] = {}
-    for item in comparisons:
-        if item.cell.mode not in modes or (item.baseline, item.metric) != (baseline, TimeKind.LATENCY):
-            continue
-        key = cell_label(item.cell), item.cell.mode
-        if item.ratio is None:
-            bars[key] = Bar(failure=item.missing)
-        elif item.kernels is Kernels.OTHER:
-            bars[key] = Bar(failure="other kernels")
-        else:
-            interval = (item.ratio.low, item.ratio.high) if math.isfinite(item.ratio.high) else None
-            bars[key] = Bar(item.ratio.value, interval, undecided=item.verdict in (Verdict.AMBG, None))
-    if not any(bar.value is not None for bar in bars.values()):
-        return None
-    return Chart(
-        NAME,
-        f"Times faster than {stock} (host time of one iteration)",
-        f"times faster than {stock}",
-        Scale.RATIO,
-        run.labels,
-        modes,
-        bars,
-        note="Whiskers: 95 % intervals. An outline is a ratio without a verdict: its samples, or its kernels, do not "
-        "decide it.",
-        shown=(1 / 4, 4),
-    )
 
 
 def _count(number: int, noun: str) -> str:

@@ -167,9 +167,16 @@ def _differences(one: Run, other: Run) -> list[str]:
     compared = (
         ("GPU", one.device, other.device),
         ("driver", one.environment.driver, other.environment.driver),
-        ("PyTorch", one.environment.torch, other.environment.torch),
+        ("PyTorch", _release(one), _release(other)),
     )
     return [f"{name} ({ours} and {theirs})" for name, ours, theirs in compared if ours != theirs]
+
+
+def _release(run: Run) -> str:
+    """PyTorch's version with the CUDA version it was built for, however the package spells that."""
+    version, _, built = run.environment.torch.partition("+")
+    cuda = run.environment.torch_cuda
+    return f"{version} for CUDA {cuda}" if cuda else f"{version}+{built}" if built else version
 
 
 def _called(run: Run) -> str:

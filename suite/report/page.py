@@ -41,9 +41,11 @@ OWN_MODES = frozenset(name for name, mode in MODES.items() if mode.is_encores)
 
 @dataclass(frozen=True, slots=True)
 class PageFigure:
-    """A figure of the page: its title, and the `<svg>` element that `draw.to_svg` made."""
+    """A figure of the page: its name and title, the sentences below it, and the `<svg>` element of `draw.to_svg`."""
 
+    name: str
     title: str
+    caption: tuple[str, ...]
     svg: Markup
 
 
@@ -68,21 +70,26 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All that the page says: `conclusion` and its figure first, then sections, `origins` (lines on where the numbers
-    are from) last. `warnings` stand at the top, in the title and in the head; one environment per run.
+    """All that the page says: `conclusion` and the figure of speed-ups first, then sections, `origins` (lines on where
+    the numbers are from) last. `warnings` stand at the top, in the title and in the head; one environment per run.
     """
 
     title: str
     subject: str
     conclusion: Conclusion
-    headline: PageFigure | None
     origins: tuple[str, ...]
     warnings: tuple[str, ...]
     sections: tuple[Section, ...]
     sources: tuple[Source, ...]
-    published: Table
     logs: tuple[Log, ...] = ()
     environments: tuple[Environment, ...] = ()
+
+    @property
+    def headline(self) -> PageFigure | None:
+        """The figure under the conclusion: the first of speed-ups over what the conclusion compares with."""
+        name = f"over_{self.conclusion.baseline}"
+        found = (figure for section in self.sections for figure in section.figures if figure.name.startswith(name))
+        return next(found, None)
 
     @property
     def is_smoke(self) -> bool:
@@ -138,7 +145,6 @@ def render(page: Page) -> str:
     return environment.get_template("report.html.j2").render(
         page=page,
         sections=[(section, [_shown(table) for table in section.tables]) for section in page.sections],
-        published=_shown(page.published),
         environments=[environment_facts(one) for one in page.environments],
         packages=_packages(page.environments),
         style=Markup((_PAGE / "report.css").read_text(encoding="utf-8")),

@@ -1,7 +1,8 @@
-"""What stands on every table and figure: where the numbers are from, and whether they mean anything for performance."""
+"""Where the numbers of a table or figure are from, and whether they mean anything for performance."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from suite.checkout import shown_code
@@ -24,6 +25,7 @@ class Provenance:
             analyses of tiny models.
         driver: the GPU's driver; given where several runs agree in it.
         runs: of several runs, the origin of each with the labels of the rows that are its.
+        count: how many runs the rows are of; 0 where nothing was measured.
     """
 
     run_id: str
@@ -33,6 +35,19 @@ class Provenance:
     warning: str | None
     driver: str | None = None
     runs: tuple[tuple[Provenance, tuple[str, ...]], ...] = ()
+    count: int = 1
+
+    @property
+    def setting(self) -> str:
+        """What the title of a figure says: device, PyTorch, and of how many runs it is."""
+        runs = {0: "", 1: ", 1 run"}.get(self.count, f", {self.count} runs")
+        return f"{self.device}, PyTorch {self.torch}{runs}"
+
+    def among(self, labels: Iterable[str]) -> Provenance:
+        """The origin of these rows alone, for a figure or table that has no others."""
+        wanted = set(labels)
+        kept = tuple((run, own) for run, rows in self.runs if (own := tuple(row for row in rows if row in wanted)))
+        return _spanning(self, kept) if kept else self
 
     @property
     def caption(self) -> str:
@@ -71,15 +86,19 @@ def of_run(run: Run) -> Provenance:
         return Provenance(f"run {environment.run_id}", run.device, commit, environment.torch, _smoke_warning(run))
     names = run_names(run)
     origins = [replace(of_run(part), run_id=f"run {name}") for part, name in zip(run.parts, names, strict=True)]
-    spanned = [(name, origin) for name, origin, part in zip(names, origins, run.parts, strict=True) if part.labels]
-    return Provenance(
-        f"spans runs {', '.join(name for name, _ in spanned)}",
-        run.device,
-        ", ".join(dict.fromkeys(origin.commit or "unknown" for _, origin in spanned)),
-        environment.torch,
-        _smoke_warning(run),
-        environment.driver,
-        tuple((origin, part.labels) for origin, part in zip(origins, run.parts, strict=True)),
+    whole = Provenance("", run.device, None, environment.torch, _smoke_warning(run), environment.driver)
+    return _spanning(whole, tuple((origin, part.labels) for origin, part in zip(origins, run.parts, strict=True)))
+
+
+def _spanning(whole: Provenance, runs: tuple[tuple[Provenance, tuple[str, ...]], ...]) -> Provenance:
+    """`whole` as the origin of the rows of these runs; runs without rows are named and not counted."""
+    spanned = [origin for origin, labels in runs if labels]
+    return replace(
+        whole,
+        run_id=f"spans runs {', '.join(origin.run_id.removeprefix('run ') for origin in spanned)}",
+        commit=", ".join(dict.fromkeys(origin.commit or "unknown" for origin in spanned)),
+        runs=runs,
+        count=len(spanned),
     )
 
 
@@ -102,7 +121,7 @@ def of_explanations(explanations: tuple[Explanation, ...]) -> Provenance:
     warning = "TINY MODELS: these counts say nothing about the published sizes" if tiny else None
     commits = {_short(explanation.commit, explanation.dirty) or "unknown" for explanation in explanations}
     commit = None if commits == {"unknown"} else ", ".join(sorted(commits))
-    return Provenance("offline analysis without a GPU: counts, no times", device, commit, versions, warning)
+    return Provenance("offline analysis without a GPU: counts, no times", device, commit, versions, warning, count=0)
 
 
 def short_commit(environment: Environment) -> str | None:

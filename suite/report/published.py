@@ -105,25 +105,6 @@ class Published(Record):
         """One sentence that names the sources and what they measured on."""
         return "Published values from " + "; ".join(self.sources[source].setting for source in sources) + "."
 
-    def quantities(self) -> list[tuple[str, str, int | float | str]]:
-        """(source label, quantity, value) of what belongs to no single workload of the suite."""
-        rows: list[tuple[str, str, int | float | str]] = [
-            (self.sources[source].label, quantity.replace("_", " "), value)
-            for source, values in self.headline.items()
-            for quantity, value in values.items()
-        ]
-        blog = self.sources["nanogpt"].label
-        for case, step in self.nanogpt_per_step_ms.items():
-            lengths = f"{case.replace('_', ' ')}: prompt {step['prompt']:.0f}, {step['gen']:.0f} tokens"
-            rows.append((blog, f"{lengths}, step eager (ms)", step["eager"]))
-            rows.append((blog, f"{lengths}, step with CUDA graphs (ms)", step["graph"]))
-        for case, speedup in self.nanogpt_end_to_end_speedup.items():
-            rows.append((blog, f"{case.replace('_', ' ')}: end-to-end speed-up", speedup))
-        for tokens, sweep in self.nanogpt_sweep_prompt8.items():
-            rows.append((blog, f"prompt 8, {tokens} tokens: end-to-end speed-up", sweep["e2e"]))
-            rows.append((blog, f"prompt 8, {tokens} tokens: step speed-up", sweep["step"]))
-        return rows
-
 
 def load_published(path: Path = PUBLISHED_PATH) -> Published:
     """Read the published numbers.

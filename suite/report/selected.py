@@ -1,82 +1,82 @@
-"""What selection found in the cells of a run: the records of `optimizations.report()` as rows hold them, read back."""
+"""How calls of each function are served, as rows of a run have it: read from `Metrics.encore_report`.
+
+Records are read by their fields alone, so that rows of other versions of Encore are read as far as they go: until
+0.2.0 selection timed each way to serve calls, and rows have its times.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
-from optimizations.report.selection import SelectionReport
 from suite.schema import Cell, Status
 
 CANDIDATES = ("none", "copy", "indirection")
-"""Ways to serve a call, simplest first."""
-
-_REPORT = TypeAdapter(SelectionReport)
-
-
-@dataclass(frozen=True, slots=True)
-class SelectedFunction:
-    """A function that graphs are recorded of: `graph` is the index of its FX graph in the cell."""
-
-    graph: int
-    selection: SelectionReport
+"""Ways to serve a call, simplest first: without a graph, by one whose inputs are copied, by one that reads them in
+place."""
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedGroup:
-    """Functions of a cell that were judged together.
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
-    Attributes:
-        functions: how many there are.
-        kept: how they are served; None where that was not decided.
-        median_us: median time of an iteration by candidate.
-        excess_s: what measuring took beyond the fastest candidate.
-    """
 
-    functions: int
-    kept: str | None
-    median_us: dict[str, float]
-    excess_s: float
+class CandidateTime(_Stored):
+    """A way to serve calls, with the median time of an iteration if it was timed."""
+
+    candidate: str
+    median_us: float | None = None
+
+
+class SelectedFunction(_Stored):
+    """A function that graphs are recorded of. `kept` is None where the way is not decided; functions of one `group`
+    were judged together, and `excess_s` is what timing them took beyond the fastest way."""
+
+    graph: int = 0
+    group: int = 0
+    direction: str | None = None
+    kernels: int | None = None
+    copied_bytes: int | None = None
+    kept: str | None = None
+    candidates: tuple[CandidateTime, ...] = ()
+    excess_s: float = 0.0
+    reason: str | None = None
+
+    @property
+    def median_us(self) -> dict[str, float]:
+        """Median time of an iteration by way, of those that were timed."""
+        return {one.candidate: one.median_us for one in self.candidates if one.median_us is not None}
 
     def gain(self, candidate: str) -> float | None:
-        """How many times faster the candidate is than no graph; None where either was not measured."""
+        """How many times faster the way is than no graph; None where either was not timed."""
         without, own = self.median_us.get("none"), self.median_us.get(candidate)
         return without / own if without and own else None
 
 
-def selected_functions(cell: Cell) -> Iterator[SelectedFunction]:
+def selected_functions(cell: Cell | None) -> Iterator[SelectedFunction]:
     """Those of a cell that passed, in the order of its report; none where nothing was selected."""
-    if cell.status is not Status.PASS or cell.metrics is None:
+    if cell is None or cell.status is not Status.PASS or cell.metrics is None:
         return
     for graph in cell.metrics.encore_report or ():
         records = graph.get("selection") if isinstance(graph, dict) else None
         for record in records if isinstance(records, list) else ():
-            found = _read(record)
-            if found is not None and isinstance(graph, dict):
-                index = graph.get("index")
-                yield SelectedFunction(index if isinstance(index, int) else 0, found)
+            if isinstance(graph, dict) and (found := _read(record, graph.get("index"))) is not None:
+                yield found
 
 
-def judged_groups(cell: Cell) -> list[JudgedGroup]:
-    """The groups of a cell."""
-    groups: dict[int, list[SelectionReport]] = {}
+def judged_groups(cell: Cell | None) -> list[SelectedFunction]:
+    """The first function of each group of a cell: all functions of a group have its times."""
+    groups: dict[int, SelectedFunction] = {}
     for function in selected_functions(cell):
-        groups.setdefault(function.selection.group, []).append(function.selection)
-    return [_judged(members) for members in groups.values()]
+        groups.setdefault(function.group, function)
+    return list(groups.values())
 
 
-def _judged(members: Iterable[SelectionReport]) -> JudgedGroup:
-    functions = list(members)
-    first = functions[0]
-    times = {one.candidate: one.median_us for one in first.candidates if one.median_us is not None}
-    return JudgedGroup(len(functions), first.kept, times, first.excess_s)
-
-
-def _read(record: JsonValue) -> SelectionReport | None:
-    """A record; None where another version wrote it."""
+def _read(record: JsonValue, graph: JsonValue) -> SelectedFunction | None:
+    """A record; None where it does not say how calls are served, or another version wrote it otherwise."""
+    if not isinstance(record, dict) or "kept" not in record or "candidates" not in record:
+        return None
     try:
-        return _REPORT.validate_python(record)
+        return SelectedFunction.model_validate({**record, "graph": graph if isinstance(graph, int) else 0})
     except ValidationError:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from suite.metrics import floor
@@ -9,10 +10,12 @@ from suite.modes import DEFAULT_MODE, GRAPH_MODE, INDIRECTION_MODE, MODES, REFER
 from suite.report import compare
 from suite.report.cell_tables import Row, host_median_us
 from suite.report.compare import Comparison, Kernels, MeanSpeedup, TimeKind
+from suite.report.groups import row_groups
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
 from suite.report.table import Detailed, Table, make_table
 from suite.schema import Status
+from suite.stats import GeometricMean, Verdict
 
 OVER_GRAPHS = tuple(mode.name for mode in MODES.values() if mode.over_graphs)
 """Encore's modes that stand next to stock's graphs."""
@@ -30,12 +33,11 @@ KERNELS_NOTE = (
 """What stands under tables with ratios whose kernels are not known to be the same."""
 
 
-def all_tables(
-    run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpeedup], published: Published
-) -> tuple[Table, ...]:
+def all_tables(run: Run, comparisons: Sequence[Comparison], published: Published) -> tuple[Table, ...]:
     """Every table of speed-ups, in the order of the report."""
+    means = compare.mean_speedups(comparisons)
     return (
-        headline(run, comparisons),
+        headline(run, comparisons, published),
         overview(run, comparisons, means),
         over_graphs(run, comparisons),
         speedups(comparisons, published),
@@ -61,10 +63,7 @@ def overview(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSp
         {
             "workload": "geomean, where every mode passed" if common else "geomean",
             **{
-                item.mode: Detailed(
-                    f"{item.mean.value:.2f} [{item.mean.low:.2f}, {item.mean.high:.2f}] of {item.mean.count}",
-                    {"speedup": item.mean.value, "low": item.mean.low, "high": item.mean.high},
-                )
+                item.mode: _mean_text(item.mean)
                 for item in means
                 if (item.baseline, item.metric, item.common) == (REFERENCE_MODE, TimeKind.LATENCY, common)
             },
@@ -114,32 +113,63 @@ def over_graphs(run: Run, comparisons: Sequence[Comparison]) -> Table:
     )
 
 
-def headline(run: Run, comparisons: Sequence[Comparison]) -> Table:
-    """A row for each workload that ran in the default mode: how much faster than stock, and how far from the floor."""
+def headline(run: Run, comparisons: Sequence[Comparison], published: Published) -> Table:
+    """A row for each of GraCE's workloads (else, of all) that ran in the default mode: how much faster than stock, and
+    how far from the floor. The last row has the geometric means."""
     rows: list[Row] = []
-    for label in run.labels:
+    groups = row_groups(run, published)
+    for label in groups[0].labels if groups else ():
         reference, cell = run.find(label, REFERENCE_MODE), run.find(label, DEFAULT_MODE)
         if reference is None or cell is None or not (reference.status is cell.status is Status.PASS):
             continue
         row: Row = {"workload": label, f"{REFERENCE_MODE}_us": host_median_us(reference)}
-        for baseline in (REFERENCE_MODE, GRAPH_MODE):
+        for baseline in _STOCK:
             row[f"over_{baseline}"] = ratio_text(run, comparisons, label, DEFAULT_MODE, baseline)
         for mode in (GRAPH_MODE, DEFAULT_MODE):
             row[f"{mode}_over_floor"] = _over_floor(run, label, mode)
         rows.append(row)
+    labels = [str(row["workload"]) for row in rows]
+    means = {
+        f"over_{baseline}": _mean_text(mean)
+        for baseline in _STOCK
+        if (mean := compare.mean_over(comparisons, DEFAULT_MODE, baseline, labels)) is not None
+    }
+    verdicts = {f"over_{baseline}": _verdicts_text(comparisons, baseline, labels) for baseline in _STOCK}
     return make_table(
         "headline",
         "The papers' workloads under Encore",
         f"over: how many times faster {DEFAULT_MODE} is than {REFERENCE_MODE} (no graphs) and {GRAPH_MODE} (stock's), "
-        "host time. over floor: how many times as long as its graphs alone an iteration takes.",
+        "host time, with the 95 % interval and verdict. Geometric means go over the rows with the same kernels and a "
+        f"settled {DEFAULT_MODE}; {compare.UNSETTLED}: it was not, so that the row has no verdict. over floor: how "
+        "many times as long as its graphs alone an iteration takes.",
         [
             "workload",
             f"{REFERENCE_MODE}_us",
-            *(f"over_{baseline}" for baseline in (REFERENCE_MODE, GRAPH_MODE)),
+            *(f"over_{baseline}" for baseline in _STOCK),
             *(f"{mode}_over_floor" for mode in (GRAPH_MODE, DEFAULT_MODE)),
         ],
         rows,
+        [{"workload": "geometric mean", **means}, {"workload": "verdicts", **verdicts}] if means else [],
     )
+
+
+_STOCK = (REFERENCE_MODE, GRAPH_MODE)
+
+
+def _verdicts_text(comparisons: Sequence[Comparison], baseline: str, labels: Sequence[str]) -> Detailed:
+    """How many rows have each verdict, and how many none."""
+    counts = Counter(
+        item.verdict.value if item.verdict else "none"
+        for item in comparisons
+        if (item.cell.mode, item.baseline, item.metric) == (DEFAULT_MODE, baseline, TimeKind.LATENCY)
+        if cell_label(item.cell) in labels
+    )
+    return Detailed(", ".join(f"{counts[verdict]} {verdict}" for verdict in (*Verdict, "none") if counts[verdict]))
+
+
+def _mean_text(mean: GeometricMean) -> Detailed:
+    values = {"speedup": mean.value, "low": mean.low, "high": mean.high}
+    return Detailed(f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}] of {mean.count}", values)
 
 
 def _over_floor(run: Run, label: str, mode: str) -> float | None:
@@ -197,13 +227,13 @@ def ratio_text(run: Run, comparisons: Sequence[Comparison], label: str, mode: st
         return Detailed(item.missing or "no samples", {"missing": item.missing or "no samples"})
     if item.kernels is Kernels.OTHER:
         return Detailed(item.kernels.value, {"missing": item.kernels.value})
-    said = str(item.verdict or item.kernels or "")
+    said = item.mark
     device = compare.find(comparisons, item.cell, baseline, TimeKind.DEVICE)
     if device is not None and device.verdict is not None and device.verdict is not item.verdict:
         said += f", device {device.verdict}"
     aside = "" if item.alternating else ", not alternating"
     values: Row = {"speedup": item.ratio.value, "low": item.ratio.low, "high": item.ratio.high}
-    values |= {"verdict": item.verdict, "kernels": item.kernels, "missing": None}
+    values |= {"verdict": item.verdict, "kernels": item.kernels, "settled": item.settled, "missing": None}
     return Detailed(
         f"{item.ratio.value:.2f} [{item.ratio.low:.2f}, {item.ratio.high:.2f}] {said}{aside}",
         values | {"alternating": item.alternating},

@@ -9,7 +9,7 @@ import pytest
 from fixtures.tiny_run import tiny_run
 
 from suite.measure.kernels import difference
-from suite.report.later_processes import TUNING
+from suite.report.row_tables import TUNING
 from suite.schema import Cell
 
 pytestmark = pytest.mark.gpu

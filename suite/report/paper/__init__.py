@@ -7,41 +7,38 @@ from collections.abc import Iterable
 
 from suite.errors import WrongUse
 from suite.report.paper import (
-    ablation,
-    compile_time,
-    copied_bytes,
-    copy_share,
-    coverage,
-    graph_gains,
-    graphs_served,
+    copies,
+    costs,
+    graphs,
     indirection_latency,
-    memory,
     nanogpt,
-    placement_cost,
     speedups,
     tensor_parallel,
     workload_table,
 )
-from suite.report.paper.exhibit import Exhibit, Made, Results
+from suite.report.paper.exhibit import Exhibit, Made, Point, Results
 
-_MODULES = (
-    speedups, tensor_parallel, ablation, placement_cost, graph_gains, graphs_served, indirection_latency, compile_time,
-    workload_table, coverage, copied_bytes, memory, copy_share, nanogpt,
-)  # fmt: skip
+_MODULES = (speedups, tensor_parallel, copies, costs, graphs, indirection_latency, nanogpt, workload_table)
+_KINDS = ("Fig", "Table", "first", "second", "section")
+"""Figures stand first, then tables, then what has neither number."""
+
+
+def _place(exhibit: Exhibit) -> tuple[int, int, str]:
+    kind = next((place for place, word in enumerate(_KINDS) if exhibit.number.startswith(word)), len(_KINDS))
+    return kind, len(exhibit.number.rstrip("ab")), exhibit.number
+
 
 EXHIBITS: dict[str, Exhibit] = {
     exhibit.name: exhibit
     for source in ("grace", "pygraph", "nanogpt")
     for exhibit in sorted(
         (exhibit for module in _MODULES for exhibit in module.EXHIBITS if exhibit.source == source),
-        key=lambda exhibit: (not exhibit.number.startswith("Fig"), len(exhibit.number), exhibit.number),
+        key=_place,
     )
 }
 """By name: GraCE's are called as in the paper ("fig10"), the others have the source in front ("pygraph-fig7")."""
 
-STEMS = tuple(exhibit.stem for exhibit in EXHIBITS.values())
-
-__all__ = ["EXHIBITS", "STEMS", "Exhibit", "Made", "Results", "find_exhibits"]
+__all__ = ["EXHIBITS", "Exhibit", "Made", "Point", "Results", "find_exhibits"]
 
 
 def find_exhibits(names: Iterable[str]) -> tuple[Exhibit, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,9 +12,8 @@ from suite.micro.records import MicroRun
 from suite.modes import DEFAULT_MODE, INDIRECTION_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.nanogpt.records import NanoGptRun
 from suite.report import compare, provenance
-from suite.report.chart import Bar, Chart
+from suite.report.chart import Chart, LineChart
 from suite.report.compare import COMPARABLE, Comparison, Kernels, TimeKind
-from suite.report.line_chart import LineChart
 from suite.report.load import Run
 from suite.report.provenance import Provenance
 from suite.report.published import Published
@@ -22,9 +22,18 @@ from suite.schema import Cell, Environment, Status
 from suite.stats import Verdict
 
 NOT_MEASURED = "not measured"
+NOT_HELD = "not in results/published.json"
+"""Of values that a paper prints and the file of published values lacks."""
 VOID = "other kernels"
-NOTHING = Provenance("no run was given", "nothing measured", None, "none", None)
+NOTHING = Provenance("no run was given", "nothing measured", None, "none", None, count=0)
 """Of what rests on no result at all."""
+_VERDICTS = {
+    Verdict.FAST: "faster",
+    Verdict.SAME: "the same",
+    Verdict.SLOW: "slower",
+    Verdict.AMBG: "undecided",
+    None: "without a verdict",
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,8 @@ class Results:
     run: Run | None = None
     micro: MicroRun | None = None
     nanogpt: NanoGptRun | None = None
+    programs: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    """Peak memory of small programs over stock's, by GPU and phase: `costs.read_programs`."""
     _known: dict[tuple[str, str, str], Comparison | None] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -73,29 +84,20 @@ class Results:
         return None if item is None or item.kernels is Kernels.OTHER else item.ratio
 
     def gain(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> stats.Ratio | None:
-        """The ratio where it is one of modes: both sides ran the same kernels. Only such ratios are in means."""
+        """The ratio where it is one of modes: same kernels, and settled. Only such ratios are in means."""
         item = self.against(label, mode, baseline)
         return item.ratio if item is not None and item.is_gain else None
 
     def why_no_ratio(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> str | None:
-        """The reason where `ratio` is None, or one of tuned kernels and not of modes alone: it is in no mean then."""
+        """The reason where `ratio` is None, or where it is in no mean."""
         item = self.against(label, mode, baseline)
         if item is None:
             return NOT_MEASURED
         if item.ratio is None:
             return item.missing
-        if item.kernels is None or item.kernels in COMPARABLE:
-            return None
-        return VOID if item.kernels is Kernels.OTHER else item.kernels.value
-
-    def bar(self, label: str, mode: str, baseline: str = REFERENCE_MODE, paper: float | None = None) -> Bar:
-        """The ratio as a bar with its interval and value, or the reason in its place."""
-        ratio, item = self.ratio(label, mode, baseline), self.against(label, mode, baseline)
-        if ratio is None or item is None:
-            return Bar(failure=self.why_no_ratio(label, mode, baseline) or NOT_MEASURED, published=paper)
-        interval = (ratio.low, ratio.high) if math.isfinite(ratio.high) else None
-        undecided = item.verdict in (Verdict.AMBG, None)
-        return Bar(ratio.value, interval, published=paper, undecided=undecided, label=f"{ratio.value:.2f}")
+        if item.kernels is not None and item.kernels not in COMPARABLE:
+            return VOID if item.kernels is Kernels.OTHER else item.kernels.value
+        return None if item.settled else compare.UNSETTLED
 
     def published_ratio(self, source: str, label: str, mode: str, baseline: str) -> float | None:
         """The paper's ratio of two modes' counterparts: its CUDA graphs are `graph`, its whole system `encore`."""
@@ -104,11 +106,57 @@ class Results:
         key = f"{names.get(mode, mode)}_over_{names.get(baseline, baseline)}"
         return self.published.speedups.get(source, {}).get(printed, {}).get(key)
 
-    def provenance(self) -> Provenance:
-        """Of what rests on the run."""
+    def means(
+        self, labels: Iterable[str], series: Sequence[tuple[str, str]]
+    ) -> tuple[dict[tuple[str, str], stats.GeometricMean], int]:
+        """Geometric means of each (mode, baseline) over the workloads where all of those with any gain have one, and
+        over how many workloads they go."""
+        gains: dict[tuple[str, str], dict[str, stats.Ratio]] = {}
+        for mode, baseline in series:
+            for label in labels:
+                if (gain := self.gain(label, mode, baseline)) is not None:
+                    gains.setdefault((mode, baseline), {})[label] = gain
+        common = sorted(set.intersection(*(set(own) for own in gains.values()))) if gains else []
+        if not common:
+            return {}, 0
+        return {key: stats.geometric_mean([own[label] for label in common]) for key, own in gains.items()}, len(common)
+
+    def mean_text(self, labels: Iterable[str], mode: str, baseline: str) -> str:
+        """The geometric mean over these workloads with interval and count, or "not measured"."""
+        found, count = self.means(labels, [(mode, baseline)])
+        return mean_text(found[mode, baseline], count) if found else NOT_MEASURED
+
+    def verdicts_text(self, labels: Iterable[str], mode: str, baseline: str) -> str:
+        """Of how many workloads the mode is faster, the same, slower or undecided."""
+        items = [item for label in labels if (item := self.against(label, mode, baseline)) and item.ratio is not None]
+        counts = Counter(item.verdict for item in items)
+        return ", ".join(f"{word} {counts[verdict]}" for verdict, word in _VERDICTS.items() if counts[verdict]) or (
+            NOT_MEASURED
+        )
+
+    def extreme_text(self, labels: Iterable[str], mode: str, baseline: str, *, largest: bool = True) -> str:
+        """The largest (or smallest) gain and its workload."""
+        gains = {label: gain.value for label in labels if (gain := self.gain(label, mode, baseline)) is not None}
+        if not gains:
+            return NOT_MEASURED
+        label = (max if largest else min)(gains, key=gains.__getitem__)
+        return f"{gains[label]:.2f} ({label})"
+
+    def provenance(self, labels: Iterable[str] | None = None) -> Provenance:
+        """Of what rests on the run, or on these rows of it."""
         if self.run is None:
             return NOTHING
-        return provenance.of_run(self.run)
+        whole = provenance.of_run(self.run)
+        return whole if labels is None else whole.among(labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What an exhibit comes to, in one line: a quantity as published and as measured."""
+
+    quantity: str
+    published: str | float | int | None
+    measured: str | None = NOT_MEASURED
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +166,7 @@ class Made:
     table: Table
     chart: Chart | LineChart | None
     provenance: Provenance
+    points: tuple[Point, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +199,11 @@ class Exhibit:
     def title(self, published: Published) -> str:
         return f"{published.sources[self.source].label} {self.number}: {self.shows}"
 
-    def note(self, results: Results) -> str:
+    def note(self, results: Results, origin: Provenance | None = None) -> str:
         """The line on what differs: machine and versions of both sides, then the way of measuring."""
-        paper = results.published.sources[self.source].setting
-        here = results.provenance()
-        measured = f"Measured: {here.device}, PyTorch {here.torch}. " if results.run is not None else ""
-        return f"{measured}Published: {paper}. {self.differs}"
+        here = origin or results.provenance()
+        measured = f"Measured: {here.device}, PyTorch {here.torch}. " if here is not NOTHING else ""
+        return f"{measured}Published: {results.published.sources[self.source].setting}. {self.differs}"
 
 
 def of_environment(environment: Environment, smoke: str | None = None) -> Provenance:
@@ -171,30 +219,13 @@ def labels_of(results: Results, source: str) -> tuple[str, ...]:
     return tuple(sorted(results.published.workloads[source]))
 
 
-def common_means(
-    results: Results, labels: Iterable[str], series: Sequence[tuple[str, str]]
-) -> tuple[dict[tuple[str, str], stats.GeometricMean], int]:
-    """Geometric means of each (mode, baseline) over the workloads where all of those with any gain have one.
-
-    A ratio whose sides ran other kernels is no gain.
-
-    Returns:
-        The means, and over how many workloads they go.
-    """
-    gains: dict[tuple[str, str], dict[str, stats.Ratio]] = {}
-    for mode, baseline in series:
-        for label in labels:
-            if (gain := results.gain(label, mode, baseline)) is not None:
-                gains.setdefault((mode, baseline), {})[label] = gain
-    common = sorted(set.intersection(*(set(own) for own in gains.values()))) if gains else []
-    if not common:
-        return {}, 0
-    return {key: stats.geometric_mean([own[label] for label in common]) for key, own in gains.items()}, len(common)
+def mean_text(mean: stats.GeometricMean, count: int) -> str:
+    return f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}] of {count}"
 
 
-def chart_or_none(chart: Chart) -> Chart | None:
-    """The figure if it has a measured value; the published ones alone are in the table."""
-    return chart if any(bar.value is not None for bar in chart.bars.values()) else None
+def geomean(values: Sequence[float]) -> float:
+    """Geometric mean of positive numbers that have no interval."""
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
 def reasons(found: Mapping[str, str | None]) -> str | None:

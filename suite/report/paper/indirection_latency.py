@@ -5,8 +5,8 @@ from __future__ import annotations
 from suite.micro.figure import lines as micro_lines
 from suite.micro.records import MicroRun
 from suite.micro.sweeps import VARIANTS, Sweep
-from suite.report.line_chart import Line, LineChart
-from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Results, of_environment
+from suite.report.chart import Line, LineChart
+from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Point, Results, of_environment
 from suite.report.provenance import Provenance
 from suite.report.table import make_table
 
@@ -35,9 +35,7 @@ def make(exhibit: Exhibit, results: Results) -> Made:
         for count in counts
     ] or [{"missing": NOT_MEASURED}]
     where = results.provenance() if micro is None else _origin(micro)
-    paper = results.published.sources[exhibit.source].setting
-    measured = f"Measured: {where.device}, PyTorch {where.torch}. " if micro is not None else ""
-    table = make_table(exhibit.stem, title, f"{measured}Published: {paper}. {exhibit.differs}", columns, rows)
+    table = make_table(exhibit.stem, title, exhibit.note(results, where), columns, rows)
     drawn = tuple(
         Line(variant, tuple(sorted(found[variant].items())), shade=place)
         for place, variant in enumerate(VARIANTS)
@@ -51,9 +49,18 @@ def make(exhibit: Exhibit, results: Results) -> Made:
         drawn,
         x_log=True,
         y_log=True,
-        note="Published: the prelude exceeds 10 \N{MICRO SIGN}s at many parameters.",
     )
-    return Made(table, chart if drawn else None, where)
+    published = results.published.headline[exhibit.source]["indirection_prelude_us"]
+    most = counts[-1] if counts else 0
+    points = [
+        Point(
+            f"{variant}: one replay, {most:,} inputs moved",
+            f"added \N{MICRO SIGN}s: {published}" if variant == "prelude" else None,
+            f"{found[variant][most]:.1f} \N{MICRO SIGN}s" if most in found.get(variant, {}) else NOT_MEASURED,
+        )
+        for variant in VARIANTS
+    ]
+    return Made(table, chart if drawn else None, where, tuple(points))
 
 
 def _lines(micro: MicroRun | None) -> dict[tuple[str, bool], list[tuple[int, float]]]:

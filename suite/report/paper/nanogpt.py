@@ -1,7 +1,8 @@
-"""The two tables of "NanoGPT: CUDA Graph Replay": a decode step, and speed-ups by the length of the generation."""
+"""NanoGPT's numbers: a decode step, speed-ups by the length of the generation, and what a path costs before it pays."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,17 +14,13 @@ from suite.nanogpt.paths import EAGER, GRAPH, PATHS, REPLAY
 from suite.nanogpt.ratios import PAIRED, RoundRatio, median_ms, step_over_eager, whole_over_eager, whole_over_graph
 from suite.nanogpt.records import NANOGPT_SCHEMA_VERSION, Generation, NanoGptRun
 from suite.report.chart import Bar, Chart, Scale
-from suite.report.paper.exhibit import NOT_MEASURED, NOTHING, Exhibit, Made, Results, chart_or_none, of_environment
+from suite.report.paper.exhibit import NOT_MEASURED, NOTHING, Exhibit, Made, Point, Results, of_environment
 from suite.report.provenance import Provenance
 from suite.report.table import Detailed, make_table
 from suite.store import describe, read_unpacked
 
-_DIFFERS = (
-    f"The article's graph is the path {REPLAY}; the others are compiled. A step is the time between two CUDA events "
-    "around it (median over all steps and rounds), end to end the whole generation with its prompt. Over eager, the "
-    f"path with a cache, and over {GRAPH}: how many times faster. {PAIRED} The article's own two tables do not agree "
-    "everywhere: 0.99 and 1.21 end to end for one length."
-)
+_AMORTISED = "long_generation"
+"""The configuration whose generations pay for a warm-up: the longest after a prompt of 8."""
 
 
 def read_nanogpt(path: Path) -> NanoGptRun:
@@ -53,7 +50,7 @@ def make_steps(exhibit: Exhibit, results: Results) -> Made:
     """The named configurations: time of a step on each path, and whole generations over eager."""
     paths = _paths(results)
     bars: dict[tuple[str, str], Bar] = {}
-    rows = []
+    rows, points = [], []
     for configuration in NAMED:
         printed = _has_published_size(results)
         paper = results.published.nanogpt_per_step_ms[configuration.name] if printed else {}
@@ -80,6 +77,8 @@ def make_steps(exhibit: Exhibit, results: Results) -> Made:
                 else Bar(step, published=marks.get(path), label=f"{step:.3f}")
             )
         rows.append(row)
+        own = whole_over_eager(measured, REPLAY)
+        points.append(Point(f"{label}, end to end, {REPLAY} over eager", whole_speedup, str(own or NOT_MEASURED)))
     others = [path for path in paths if path != EAGER]
     columns = ["case", "prompt", "generated", "eager_ms", "eager_published_ms"]
     for path in others:
@@ -98,8 +97,8 @@ def make_steps(exhibit: Exhibit, results: Results) -> Made:
         bars,
         published=results.published.sources[exhibit.source].setting,
     )
-    table = make_table(exhibit.stem, title, _note(exhibit, results, origin), columns, rows)
-    return Made(table, chart_or_none(chart), origin)
+    table = make_table(exhibit.stem, title, exhibit.note(results, origin), columns, rows)
+    return Made(table, chart if chart.has_values else None, origin, tuple(points))
 
 
 def make_sweep(exhibit: Exhibit, results: Results) -> Made:
@@ -109,7 +108,7 @@ def make_sweep(exhibit: Exhibit, results: Results) -> Made:
     for path in paths:
         columns += [f"{path}_step_over_eager", *_end_to_end({}, path, paths)]
     columns += ["step_published_speedup", "end_to_end_published_speedup", "missing"]
-    rows = []
+    rows, points = [], []
     for configuration in SWEEP:
         sweep = results.published.nanogpt_sweep_prompt8
         paper = sweep[str(configuration.new_tokens)] if _has_published_size(results) else {}
@@ -124,9 +123,47 @@ def make_sweep(exhibit: Exhibit, results: Results) -> Made:
             row[f"{path}_step_over_eager"] = _detailed(step_over_eager(measured, path))
             row |= _end_to_end(measured, path, paths)
         rows.append(row)
+        own = str(step_over_eager(measured, REPLAY) or NOT_MEASURED)
+        points.append(Point(f"{configuration.new_tokens} tokens, step, {REPLAY} over eager", paper.get("step"), own))
     title, origin = exhibit.title(results.published), _origin(results)
-    table = make_table(exhibit.stem, title, _note(exhibit, results, origin), columns, rows)
-    return Made(table, None, origin)
+    table = make_table(exhibit.stem, title, exhibit.note(results, origin), columns, rows)
+    return Made(table, None, origin, tuple(points))
+
+
+def make_costs(exhibit: Exhibit, results: Results) -> Made:
+    """Of each path: warm-up, prompt, tokens per second, and after how many generations the warm-up is paid for."""
+    measured = _measured(results, _AMORTISED)
+    records = results.nanogpt.paths if results.nanogpt is not None else []
+    tokens = next(each.new_tokens for each in NAMED if each.name == _AMORTISED)
+    rows: list[dict[str, object]] = []
+    warm = {record.name: record.warm_up_s for record in records}
+    whole = {name: statistics.median(own.total_s) for name, own in measured.items() if own.total_s}
+    for path in _paths(results):
+        row: dict[str, object] = {"path": path, "warm_up_s": warm.get(path)}
+        own = measured.get(path)
+        if own is None or path not in whole:
+            rows.append(row | {"missing": _why(results, path)})
+            continue
+        row["prompt_ms"] = statistics.median(own.prompt_us) / 1e3 if own.prompt_us else None
+        row["generation_ms"], row["tokens_per_s"] = 1e3 * whole[path], tokens / whole[path]
+        saved, extra = whole.get(EAGER, 0.0) - whole[path], (warm.get(path) or 0.0) - (warm.get(EAGER) or 0.0)
+        if path != EAGER and EAGER in whole:
+            row["paid_after"] = f"{max(0, round(extra / saved)):,} generations" if saved > 0 else "never"
+        rows.append(row)
+    title, origin = exhibit.title(results.published), _origin(results)
+    columns = ["path", "warm_up_s", "prompt_ms", "generation_ms", "tokens_per_s", "paid_after", "missing"]
+    table = make_table(exhibit.stem, title, exhibit.note(results, origin), columns, rows)
+    points = tuple(
+        Point(f"{row['path']}: tokens/s, prompt, warm-up, paid for after", None, _cost_text(row)) for row in rows
+    )
+    return Made(table, None, origin, points)
+
+
+def _cost_text(row: Mapping[str, object]) -> str:
+    speed, prompt_ms, warm_up_s = (row.get(name) for name in ("tokens_per_s", "prompt_ms", "warm_up_s"))
+    if not (isinstance(speed, float) and isinstance(prompt_ms, float) and isinstance(warm_up_s, float)):
+        return NOT_MEASURED
+    return f"{speed:,.0f}, {prompt_ms:.2f} ms, {warm_up_s:.1f} s, {row.get('paid_after', 'at once')}"
 
 
 def _paths(results: Results) -> tuple[str, ...]:
@@ -168,9 +205,8 @@ def _end_to_end(measured: Mapping[str, Generation], path: str, paths: tuple[str,
 
 
 def _detailed(ratio: RoundRatio | None) -> Detailed | None:
-    return (
-        None if ratio is None else Detailed(str(ratio), {"speedup": ratio.value, "low": ratio.low, "high": ratio.high})
-    )
+    values = {"speedup": ratio.value, "low": ratio.low, "high": ratio.high} if ratio is not None else {}
+    return None if ratio is None else Detailed(str(ratio), values)
 
 
 def _origin(results: Results) -> Provenance:
@@ -181,12 +217,28 @@ def _origin(results: Results) -> Provenance:
     return of_environment(environment, smoke)
 
 
-def _note(exhibit: Exhibit, results: Results, origin: Provenance) -> str:
-    measured = f"Measured: {origin.device}, PyTorch {origin.torch}. " if results.nanogpt is not None else ""
-    return f"{measured}Published: {results.published.sources[exhibit.source].setting}. {exhibit.differs}"
-
+_DIFFERS = (
+    f"The article's graph is the path {REPLAY}; the others are compiled. A step is the time between two CUDA events "
+    "around it (median over all steps and rounds), end to end the whole generation with its prompt. Over eager, the "
+    f"path with a cache, and over {GRAPH}: how many times faster. {PAIRED} The article's own two tables do not agree "
+    "everywhere: 0.99 and 1.21 end to end for one length."
+)
+_COSTS = (
+    f"Of the configuration {_AMORTISED.replace('_', ' ')}, medians. Warm-up: from making the step until its first "
+    "generation is through, with empty caches of compiled kernels. Tokens per second are of whole generations, prompt "
+    "included, warm-up not. Paid for: generations until what the path saves over eager makes up for its longer "
+    "warm-up. The article gives none of these."
+)
 
 EXHIBITS = (
     Exhibit("nanogpt-table1", "nanogpt", "first table", "time of a decode step", _DIFFERS, make_steps),
     Exhibit("nanogpt-table2", "nanogpt", "second table", "speed-up by generated tokens", _DIFFERS, make_sweep),
+    Exhibit(
+        "nanogpt-costs",
+        "nanogpt",
+        "further numbers",
+        "tokens per second, and what a path costs first",
+        _COSTS,
+        make_costs,
+    ),
 )

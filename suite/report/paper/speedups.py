@@ -1,89 +1,223 @@
-"""GraCE Fig. 10, PyGraph Fig. 7: stock CUDA graphs and the whole system over PyTorch 2 without CUDA graphs."""
+"""Speed-ups of the papers: GraCE Figs. 3, 10 and 11, PyGraph Figs. 7 and 8."""
 
 from __future__ import annotations
 
-from suite.modes import GRAPH_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
-from suite.report.chart import Bar, Chart, Scale
-from suite.report.paper.exhibit import Exhibit, Made, Results, chart_or_none, common_means, labels_of, reasons
-from suite.report.run_charts import GEOMEAN
-from suite.report.table import make_table
+import zlib
 
-_DIFFERS = (
-    f"The paper's CUDA graphs take a whole FX graph or nothing: {UNPARTITIONED_MODE}; {GRAPH_MODE} is today's stock. "
-    "Inputs rotate over several addresses here, in the papers they stayed where they were. Bars of the papers' figures "
-    "carry no numbers: a published value is here only where the text gives it."
+from suite import stats_across_runs as stats
+from suite.errors import EncoreError
+from suite.modes import (
+    DEFAULT_MODE,
+    GRAPH_MODE,
+    INDIRECTION_MODE,
+    LEAN_MODE,
+    PLACEMENT_MODE,
+    REFERENCE_MODE,
+    UNPARTITIONED_MODE,
 )
+from suite.report.chart import Scale
+from suite.report.compare import Kernels, compare_kernels
+from suite.report.load import row_label
+from suite.report.paper.exhibit import NOT_HELD, NOT_MEASURED, VOID, Exhibit, Made, Point, Results, labels_of
+from suite.report.paper.grid import Grid, Series, Value, make_grid, ratio_means, ratio_series, ratio_value
+
+SHOWN = (1 / 8, 8)
+WHISKERS = "Whiskers: 95 % intervals."
 
 
-def make(exhibit: Exhibit, results: Results) -> Made:
+def make_overall(exhibit: Exhibit, results: Results) -> Made:
     """Bars over compile; the geometric mean is over the workloads that all modes have."""
     whole = results.whole_mode
     modes = (UNPARTITIONED_MODE, GRAPH_MODE, whole)
     labels = labels_of(results, exhibit.source)
-    bars: dict[tuple[str, str], Bar] = {}
-    rows = []
-    for label in labels:
-        row: dict[str, object] = {"workload": label}
-        for mode in modes:
-            paper = results.published_ratio(exhibit.source, label, mode, REFERENCE_MODE)
-            bars[label, mode] = results.bar(label, mode, paper=paper if mode != GRAPH_MODE else None)
-            if ratio := results.ratio(label, mode):
-                row |= {f"{mode}_speedup": ratio.value, f"{mode}_low": ratio.low, f"{mode}_high": ratio.high}
-            if mode != GRAPH_MODE:
-                row[f"{_short(mode, whole)}_published_speedup"] = paper
-        if ratio := results.ratio(label, whole, UNPARTITIONED_MODE):
-            row["over_graphs_speedup"] = ratio.value
-        row["over_graphs_published_speedup"] = results.published_ratio(exhibit.source, label, whole, UNPARTITIONED_MODE)
-        row["missing"] = reasons({mode: results.why_no_ratio(label, mode) for mode in modes})
-        rows.append(row)
-    means, count = common_means(results, labels, [(mode, REFERENCE_MODE) for mode in modes])
-    summary: dict[str, object] = {"workload": f"geomean of {count}"}
-    for (mode, _), mean in means.items():
-        bars[GEOMEAN, mode] = Bar(mean.value, (mean.low, mean.high), label=f"{mean.value:.2f}")
-        summary |= {f"{mode}_speedup": mean.value, f"{mode}_low": mean.low, f"{mode}_high": mean.high}
-    over, over_count = common_means(results, labels, [(whole, UNPARTITIONED_MODE)])
-    headline = results.published.headline[exhibit.source]
-    overs = {
-        "workload": f"geomean of {over_count} over {UNPARTITIONED_MODE}",
-        "over_graphs_speedup": over[whole, UNPARTITIONED_MODE].value if over else None,
-        "over_graphs_published_speedup": headline.get("geomean_vs_graph"),
-    }
-    columns = ["workload"]
-    for mode in modes:
-        columns += [f"{mode}_speedup", f"{mode}_low", f"{mode}_high"]
-        columns += [f"{_short(mode, whole)}_published_speedup"] if mode != GRAPH_MODE else []
-    columns += ["over_graphs_speedup", "over_graphs_published_speedup", "missing"]
-    note = exhibit.note(results)
-    table = make_table(exhibit.stem, exhibit.title(results.published), note, columns, rows, [summary, overs])
-    groups = (*labels, GEOMEAN) if count else labels
-    chart = Chart(
-        exhibit.stem,
-        exhibit.title(results.published),
-        f"times faster than {REFERENCE_MODE}",
-        Scale.RATIO,
-        groups,
-        modes,
-        bars,
-        summary_groups=1 if count else 0,
-        published=results.published.sources[exhibit.source].setting,
-        note=f"Whiskers: 95 % intervals. Geomean: the {count} workloads that all modes have." if count else "",
-        shown=(1 / 8, 8),
+    series = [
+        ratio_series(
+            results, exhibit.source, mode, REFERENCE_MODE, **({"published": None} if mode == GRAPH_MODE else {})
+        )
+        for mode in modes
+    ]
+    over = ratio_series(results, exhibit.source, whole, UNPARTITIONED_MODE, column="over_graphs", drawn=False)
+    means, count = ratio_means(results, labels, [(mode, mode, REFERENCE_MODE) for mode in modes])
+    note = f"{WHISKERS} Geomean: the {count} workloads that all modes have." if count else ""
+    grid = Grid(
+        "speedup", f"times faster than {REFERENCE_MODE}", Scale.RATIO, labels, (*series, over), note=note, shown=SHOWN
     )
-    return Made(table, chart_or_none(chart), results.provenance())
+    headline = results.published.headline[exhibit.source]
+    largest = f"{headline['max_vs_graph']} ({headline['max_vs_graph_workload']})"
+    points = [
+        Point(
+            "over stock CUDA graphs of a whole FX graph",
+            headline["geomean_vs_graph"],
+            results.mean_text(labels, whole, UNPARTITIONED_MODE),
+        ),
+        Point("largest of these", largest, results.extreme_text(labels, whole, UNPARTITIONED_MODE)),
+        Point("over today's stock CUDA graphs", None, results.mean_text(labels, whole, GRAPH_MODE)),
+        Point("these by verdict", None, results.verdicts_text(labels, whole, GRAPH_MODE)),
+    ]
+    if worst := headline.get("worst_graph_vs_compile"):
+        slowest = results.extreme_text(labels, UNPARTITIONED_MODE, REFERENCE_MODE, largest=False)
+        points.append(Point(f"slowest with stock CUDA graphs, over {REFERENCE_MODE}", worst, slowest))
+    if (other := headline.get("a6000_graph_vs_compile")) is not None:
+        points += [
+            Point(f"RTX A6000: CUDA graphs over {REFERENCE_MODE}", other),
+            Point(f"RTX A6000: whole system over {REFERENCE_MODE}", headline["a6000_geomean_vs_compile"]),
+        ]
+    return make_grid(exhibit, results, grid, means, points)
 
 
-def _short(mode: str, whole: str) -> str:
-    return "whole" if mode == whole else "graphs"
+_STEPS = (
+    ("placement", PLACEMENT_MODE, UNPARTITIONED_MODE),
+    ("indirection", INDIRECTION_MODE, PLACEMENT_MODE),
+    ("lean", LEAN_MODE, INDIRECTION_MODE),
+    ("selection", DEFAULT_MODE, LEAN_MODE),
+)
+"""(name, mode, what it is added to)."""
+_PRINTED = {
+    "placement": "placement_over_graph",
+    "indirection": "indirection_over_placement",
+    "lean": "",
+    "selection": "encore_over_indirection",
+}
+"""What the papers' ratio of each step is called in `results/published.json`."""
 
+
+def make_steps(exhibit: Exhibit, results: Results) -> Made:
+    """Bars over compile, and in the table what each step gains over the one before."""
+    labels = labels_of(results, exhibit.source)
+    modes = (UNPARTITIONED_MODE, *(mode for _, mode, _ in _STEPS))
+    measured = tuple(mode for mode in modes if results.run is not None and mode in results.run.modes)
+    bars = [
+        ratio_series(results, exhibit.source, mode, REFERENCE_MODE, published=None, listed=False)
+        for mode in measured or modes
+    ]
+
+    def printed(label: str, name: str) -> float | None:
+        row = results.published.speedups.get(exhibit.source, {}).get(
+            results.published.printed(exhibit.source, label), {}
+        )
+        return row.get(_PRINTED[name])
+
+    steps = [
+        Series(
+            mode,
+            lambda label, mode=mode, before=before: ratio_value(results, label, mode, before),  # type: ignore[misc]
+            lambda label, name=name: printed(label, name),  # type: ignore[misc]
+            column=name,
+            drawn=False,
+        )
+        for name, mode, before in _STEPS
+    ]
+    means, count = ratio_means(results, labels, [(mode, mode, REFERENCE_MODE) for mode in modes])
+    lacking = [mode for mode in modes if mode not in measured]
+    note = f"{WHISKERS} Geomean: the {count} workloads that all modes have." if count else ""
+    note += f" Not measured: {', '.join(lacking)}." if lacking else ""
+    axis = f"times faster than {REFERENCE_MODE}"
+    grid = Grid("speedup", axis, Scale.RATIO, labels, (*bars, *steps), note=note.strip(), shown=SHOWN)
+    values = NOT_HELD if exhibit.source == "pygraph" else None
+    points = [
+        Point(f"{name} over {before}", values, results.mean_text(labels, mode, before)) for name, mode, before in _STEPS
+    ]
+    return make_grid(exhibit, results, grid, means, points)
+
+
+_REWRITTEN = "current"
+"""The variant whose program keeps nothing on the CPU."""
+_REWRITABLE = ("DALLE2", "MMC", "ST", "VM", "XLNET-I")
+
+
+def make_rewritten(exhibit: Exhibit, results: Results) -> Made:
+    """Bars of published over rewritten program, without and with CUDA graphs, and of Encore's placement."""
+    source = exhibit.source
+
+    def series(name: str, mode: str, column: str) -> Series:
+        printed = results.published.rewritten_program.get(source, {})
+        return Series(
+            name,
+            lambda label: _rewritten(results, label, mode),
+            lambda label: printed.get(label, {}).get(column),
+            column=column,
+        )
+
+    without = series("rewritten, no graphs", REFERENCE_MODE, "without_graphs")
+    whole = series("rewritten, whole graphs", UNPARTITIONED_MODE, "with_graphs")
+    placed = ratio_series(results, source, PLACEMENT_MODE, UNPARTITIONED_MODE, published=None)
+    grid = Grid(
+        "speedup",
+        "times faster than the program as it is",
+        Scale.RATIO,
+        _REWRITABLE,
+        (without, whole, placed),
+        note="Each bar compares two programs, or two modes, under the same use of CUDA graphs.",
+        shown=SHOWN,
+    )
+    mean = results.mean_text(_REWRITABLE, PLACEMENT_MODE, UNPARTITIONED_MODE)
+    found = [value.number for label in _REWRITABLE if (value := without.measure(label)).number is not None]
+    points = [
+        Point(
+            "rewritten program, without graphs",
+            results.published.headline[source]["rewritten_program_without_graphs"],
+            f"in {len(found)} workloads" if found else NOT_MEASURED,
+        ),
+        Point(f"{PLACEMENT_MODE} over {UNPARTITIONED_MODE}, program as it is", None, mean),
+    ]
+    return make_grid(exhibit, results, grid, points=points)
+
+
+def _rewritten(results: Results, label: str, mode: str) -> Value:
+    """How many times faster the rewritten program is in this mode, or why that is not known."""
+    there = row_label(label, _REWRITTEN)
+    for row in (label, there):
+        if why := results.state(row, mode):
+            return Value(missing=why if row == label or why != NOT_MEASURED else f"variant {_REWRITTEN} {NOT_MEASURED}")
+    before, after = results.passed(label, mode), results.passed(there, mode)
+    slow, fast = ([block.host_us for block in cell.blocks if block.host_us] if cell else [] for cell in (before, after))
+    if before is None or after is None or not slow or not fast:
+        return Value(missing=NOT_MEASURED)
+    try:
+        ratio = stats.unpaired_ratio(slow, fast, seed=(zlib.crc32(f"{label} {mode} rewritten".encode()),))
+    except ValueError as error:
+        raise EncoreError(f"the recorded samples of {label} in {mode} cannot be compared: {error}") from error
+    if compare_kernels(after, before, ratio.value) is Kernels.OTHER:
+        return Value(missing=VOID)
+    return Value(ratio.value, (ratio.low, ratio.high))
+
+
+_OVERALL = (
+    f"The paper's CUDA graphs take a whole FX graph or nothing: {UNPARTITIONED_MODE}; {GRAPH_MODE} is today's stock. "
+    "Inputs rotate over several addresses here, in the papers they stayed where they were. Bars of the papers' figures "
+    "carry no numbers: a published value is here only where the text gives it."
+)
+_ADDED = (
+    "Each step is its own mode: placement adds to stock's whole-graph capture, indirection to placement, "
+    "lean replay to indirection, encore (which chooses) to that. Published values are those that the text gives, of a "
+    "step over the one before."
+)
+_MOVED = (
+    f"The rewritten program is the variant {_REWRITTEN} where a workload has one (measured in another group, so "
+    f"drift is in the ratio). The third bar is Encore's placement over {UNPARTITIONED_MODE} with the program as it is. "
+    "MMC is not in the paper's figure."
+)
 
 EXHIBITS = (
-    Exhibit("fig10", "grace", "Fig. 10", "stock CUDA graphs and GraCE over PyTorch 2 without graphs", _DIFFERS, make),
+    Exhibit("fig3", "grace", "Fig. 3", "what moving a few tensors to the GPU is worth", _MOVED, make_rewritten),
+    Exhibit(
+        "fig10", "grace", "Fig. 10", "stock CUDA graphs and GraCE over PyTorch 2 without graphs", _OVERALL, make_overall
+    ),
+    Exhibit("fig11", "grace", "Fig. 11", "what each optimisation adds", _ADDED, make_steps),
     Exhibit(
         "pygraph-fig7",
         "pygraph",
         "Fig. 7",
         "stock CUDA graphs and PyGraph over PyTorch 2 without graphs",
-        _DIFFERS,
-        make,
+        _OVERALL,
+        make_overall,
+    ),
+    Exhibit(
+        "pygraph-fig8",
+        "pygraph",
+        "Fig. 8",
+        "what each optimisation adds",
+        f"{_ADDED} The paper's text prints five values, which results/published.json does not hold.",
+        make_steps,
     ),
 )

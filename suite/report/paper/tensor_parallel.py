@@ -5,94 +5,78 @@ from __future__ import annotations
 from models.registry import TP_MARK
 from suite.modes import GRAPH_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report.cell_tables import host_median_us
-from suite.report.chart import Bar, Chart, Scale
-from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Results, chart_or_none, reasons
+from suite.report.chart import Scale
+from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Point, Results
+from suite.report.paper.grid import Grid, make_grid, ratio_series
+from suite.report.paper.speedups import SHOWN, WHISKERS
 from suite.report.table import make_table
-from suite.schema import Cell
 
 MODELS = ("DALLE2", "ST", "VM", "XLNET-I", "DECODER")
 """The paper's four, and a plain transformer of today."""
 DEGREES = (1, 2, 4)
-_DIFFERS = (
-    "Times are of the slowest rank, sample by sample, all ranks having started together; the paper takes the largest "
-    "of the ranks' medians. Which modules of DALLE2, ST and VM the paper splits is not published. Its bars carry no "
-    "numbers, so none stand next to these. DECODER is of no paper."
-)
-_DIFFERS_RANKS = (
-    "The paper has no such table: it shows whether graphs launch the kernels of all ranks alike, and what each copies."
-)
-
-
-def _labels() -> list[str]:
-    return [f"{model}{TP_MARK}{degree}" for model in MODELS for degree in DEGREES]
-
-
-def _modes(results: Results) -> tuple[str, ...]:
-    return (UNPARTITIONED_MODE, GRAPH_MODE, results.whole_mode)
+LABELS = tuple(f"{model}{TP_MARK}{degree}" for model in MODELS for degree in DEGREES)
 
 
 def make(exhibit: Exhibit, results: Results) -> Made:
     """Bars over compile on as many GPUs."""
-    modes = _modes(results)
-    bars: dict[tuple[str, str], Bar] = {}
-    rows = []
-    for label in _labels():
+    modes = (UNPARTITIONED_MODE, GRAPH_MODE, results.whole_mode)
+
+    def more(label: str) -> dict[str, object]:
         model, _, degree = label.partition(TP_MARK)
-        row: dict[str, object] = {"workload": label, "model": model, "tp": int(degree)}
-        for mode in modes:
-            bars[label, mode] = results.bar(label, mode)
-            if ratio := results.ratio(label, mode):
-                row |= {f"{mode}_speedup": ratio.value, f"{mode}_low": ratio.low, f"{mode}_high": ratio.high}
-        passed = results.passed(label, REFERENCE_MODE)
-        if passed is not None:
-            row["compile_us"] = host_median_us(passed)
-        equal = [] if passed is None else [passed]
-        equal += [cell for mode in modes if (cell := results.passed(label, mode)) is not None]
-        row["ranks_equal"] = _all_equal(equal)
-        row["missing"] = reasons({mode: results.why_no_ratio(label, mode) for mode in modes})
-        rows.append(row)
-    columns = ["workload", "model", "tp", "compile_us"]
-    for mode in modes:
-        columns += [f"{mode}_speedup", f"{mode}_low", f"{mode}_high"]
-    title = exhibit.title(results.published)
-    table = make_table(exhibit.stem, title, exhibit.note(results), [*columns, "ranks_equal", "missing"], rows)
-    chart = Chart(
-        exhibit.stem,
-        title,
+        cells = [cell for mode in (REFERENCE_MODE, *modes) if (cell := results.passed(label, mode)) is not None]
+        equal = [cell.correctness.ranks_equal for cell in cells if cell.correctness is not None]
+        known = [one for one in equal if one is not None]
+        reference = results.passed(label, REFERENCE_MODE)
+        return {
+            "model": model,
+            "tp": int(degree),
+            "compile_us": host_median_us(reference) if reference is not None else None,
+            "ranks_equal": all(known) if known else None,
+        }
+
+    grid = Grid(
+        "speedup",
         f"times faster than {REFERENCE_MODE}",
         Scale.RATIO,
-        tuple(_labels()),
-        modes,
-        bars,
-        note="Each on as many GPUs as its name says, over compile on as many. Whiskers: 95 % intervals.",
-        shown=(1 / 8, 8),
+        LABELS,
+        tuple(ratio_series(results, exhibit.source, mode, REFERENCE_MODE, published=None) for mode in modes),
+        more_columns=("model", "tp", "compile_us", "ranks_equal"),
+        more=more,
+        note=f"Each on as many GPUs as its name says, over compile on as many. {WHISKERS}",
+        shown=SHOWN,
     )
-    return Made(table, chart_or_none(chart), results.provenance())
-
-
-def _all_equal(cells: list[Cell]) -> bool | None:
-    """Whether the ranks of all modes have the same bits; None where there are not several."""
-    told = [cell.correctness.ranks_equal for cell in cells if cell.correctness is not None]
-    known = [one for one in told if one is not None]
-    return all(known) if known else None
+    text = results.published.headline[exhibit.source]["tensor_parallel"]
+    largest = results.extreme_text(LABELS, results.whole_mode, REFERENCE_MODE)
+    points = [
+        Point("speed-ups that the text names", text, NOT_MEASURED),
+        Point(f"largest over {REFERENCE_MODE}", None, largest),
+        *(
+            Point(
+                f"over stock CUDA graphs, {degree} GPU{'s' * (degree > 1)}",
+                None,
+                results.mean_text(
+                    [label for label in LABELS if label.endswith(f"{TP_MARK}{degree}")], results.whole_mode, GRAPH_MODE
+                ),
+            )
+            for degree in DEGREES
+        ),
+    ]
+    return make_grid(exhibit, results, grid, points=points)
 
 
 def make_ranks(exhibit: Exhibit, results: Results) -> Made:
     """Coverage and copies of each rank."""
     rows: list[dict[str, object]] = []
-    for label in _labels():
-        if label.endswith(f"{TP_MARK}1"):
-            continue
+    for label in LABELS:
         for mode in (GRAPH_MODE, results.whole_mode):
             cell = results.passed(label, mode)
+            if label.endswith(f"{TP_MARK}1"):
+                continue
             if cell is None or not cell.ranks:
-                why = results.state(label, mode) or NOT_MEASURED
-                rows.append({"workload": label, "mode": mode, "missing": why})
+                rows.append({"workload": label, "mode": mode, "missing": results.state(label, mode) or NOT_MEASURED})
                 continue
             for part in cell.ranks:
-                metrics = part.metrics
-                coverage = metrics.coverage if metrics else None
-                copies = metrics.copies if metrics else None
+                coverage, copies = (part.metrics.coverage, part.metrics.copies) if part.metrics else (None, None)
                 rows.append(
                     {
                         "workload": label,
@@ -107,8 +91,20 @@ def make_ranks(exhibit: Exhibit, results: Results) -> Made:
     columns = ["workload", "mode", "rank", "coverage_percent", "placeholder_bytes", "pointer_bytes", "missing"]
     title = exhibit.title(results.published)
     table = make_table(exhibit.stem, title, exhibit.note(results), columns, rows)
-    return Made(table, None, results.provenance())
+    whole = sum(row.get("coverage_percent") == 100 for row in rows)
+    measured = sum("rank" in row for row in rows)
+    point = Point("ranks whose kernels are all in graphs", None, f"{whole} of {measured}" if measured else NOT_MEASURED)
+    return Made(table, None, results.provenance(LABELS), (point,))
 
+
+_DIFFERS = (
+    "Times are of the slowest rank, sample by sample, all ranks having started together; the paper takes the largest "
+    "of the ranks' medians. Which modules of DALLE2, ST and VM the paper splits is not published. Its bars carry no "
+    "numbers, and of which bars the text's are is not recorded here. DECODER is of no paper."
+)
+_DIFFERS_RANKS = (
+    "The paper has no such table: it shows whether graphs launch the kernels of all ranks alike, and what each copies."
+)
 
 EXHIBITS = (
     Exhibit("fig12", "grace", "Fig. 12", "tensor parallelism over one, two and four GPUs", _DIFFERS, make),

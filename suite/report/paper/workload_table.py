@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from models import registry
-from suite.report.paper.exhibit import Exhibit, Made, Results, labels_of
+from suite.report.paper.exhibit import Exhibit, Made, Point, Results, labels_of
 from suite.report.table import make_table
 
 _COLUMNS = (
@@ -50,7 +50,12 @@ def make(exhibit: Exhibit, results: Results) -> Made:
         rows.append(row)
     title = exhibit.title(results.published)
     columns = _COLUMNS if results.run is not None else _COLUMNS[:-1]
-    return Made(make_table(exhibit.stem, title, exhibit.differs, columns, rows), None, results.provenance())
+    table = make_table(exhibit.stem, title, exhibit.differs, columns, rows)
+    there = sum(row["differs"] == "nothing listed" for row in rows)
+    point = Point(
+        "workloads", len(rows), f"{there} in the suite, {sum(bool(row.get('measured')) for row in rows)} measured"
+    )
+    return Made(table, None, results.provenance(labels_of(results, exhibit.source)), (point,))
 
 
 EXHIBITS = (

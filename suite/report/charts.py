@@ -1,0 +1,327 @@
+"""The figures of a recorded run, and those of what `encore explain` found. One without a value is left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from suite.explain.records import Explanation
+from suite.modes import DEFAULT_MODE, GRAPH_MODE, MODES, REFERENCE_MODE
+from suite.report import compare
+from suite.report.cell_tables import compile_conditions, host_median_us, replay_peak_bytes
+from suite.report.chart import Bar, Chart, Scale
+from suite.report.compare import Comparison, Kernels, TimeKind
+from suite.report.explain_tables import (
+    explanation_label,
+    host_to_device,
+    is_as_published,
+    lowerings_of,
+    settings,
+    total_bytes,
+)
+from suite.report.groups import RowGroup, row_groups
+from suite.report.load import Run, cell_label, mode_order
+from suite.report.load import is_as_published as cell_is_as_published
+from suite.report.published import Published
+from suite.schema import Cell, Status
+from suite.stats import Verdict
+
+GEOMEAN = "geomean"
+NOT_LOWERED = "not lowered"
+BASELINES = {f"over_{mode}": mode for mode in (GRAPH_MODE, REFERENCE_MODE)}
+"""Stems of the figures of speed-ups, each with what it is over."""
+
+
+def of_run(run: Run, comparisons: Sequence[Comparison], published: Published) -> tuple[Chart, ...]:
+    """Every figure this run has values for: speed-ups of each group of rows, the others of its first group."""
+    groups = row_groups(run, published)
+    charts = [
+        speed_ups(run, group, comparisons, published, name, baseline)
+        for name, baseline in BASELINES.items()
+        for group in groups
+    ]
+    if groups:
+        rows = replace(run, cells=tuple(cell for cell in run.cells if cell_label(cell) in groups[0].labels))
+        charts += [time_split(rows), coverage(rows, published), copies(rows, published), memory(rows)]
+        charts.append(compile_time(rows))
+    return tuple(chart for chart in charts if chart.has_values)
+
+
+def speed_ups(
+    run: Run, group: RowGroup, comparisons: Sequence[Comparison], published: Published, name: str, baseline: str
+) -> Chart:
+    """Latency of stock's graphs and of Encore over a mode, for each row of a group, with the geometric means."""
+    there = {cell.mode for cell in run.cells if cell_label(cell) in group.labels}
+    modes = tuple(mode for mode in _compared(run) if mode != baseline and mode in there)
+    items = {
+        (cell_label(item.cell), item.cell.mode): item
+        for item in comparisons
+        if (item.baseline, item.metric) == (baseline, TimeKind.LATENCY) and item.cell.mode in modes
+    }
+    bars = {key: _ratio_bar(item, published) for key, item in items.items() if key[0] in group.labels}
+    counts = []
+    for mode in modes:
+        if (mean := compare.mean_over(comparisons, mode, baseline, group.labels)) is not None:
+            bars[GEOMEAN, mode] = Bar(mean.value, _interval(mean.low, mean.high), label=f"{mean.value:.2f}")
+            counts.append(f"{mode} {mean.count}")
+    stock = "stock's CUDA graphs" if baseline == GRAPH_MODE else f"{baseline} (no CUDA graphs)"
+    return Chart(
+        f"{name}{group.suffix}",
+        f"Speed-up over {stock}: {group.title}",
+        f"times faster than {baseline}",
+        Scale.RATIO,
+        (*group.labels, *([GEOMEAN] if counts else [])),
+        modes,
+        bars,
+        summary_groups=1 if counts else 0,
+        published=published.sources["grace"].setting,
+        note="Host time of one iteration; whiskers: 95 % intervals."
+        + (f" Geometric means: {', '.join(counts)} of {len(group.labels)}." if counts else ""),
+        shown=(1 / 4, 8),
+    )
+
+
+def _compared(run: Run) -> tuple[str, ...]:
+    """Stock's graphs, Encore as a whole and what captures more; without these, all modes but the reference."""
+    whole = {GRAPH_MODE, DEFAULT_MODE}
+    if DEFAULT_MODE not in run.modes:
+        whole |= {mode for mode in run.modes if mode in MODES and MODES[mode].is_encores}
+    found = tuple(mode for mode in run.modes if mode in whole or mode not in MODES or MODES[mode].captures_more)
+    return found or tuple(mode for mode in run.modes if mode != REFERENCE_MODE)
+
+
+def _ratio_bar(item: Comparison, published: Published) -> Bar:
+    cell = item.cell
+    as_published = cell_is_as_published(cell)
+    paper = published.speedup("grace", cell.workload, cell.mode, item.baseline) if as_published else None
+    if item.ratio is None or item.kernels is Kernels.OTHER:
+        return Bar(failure=item.missing or "other kernels", published=paper)
+    undecided = item.verdict in (Verdict.AMBG, None)
+    interval = _interval(item.ratio.low, item.ratio.high)
+    return Bar(item.ratio.value, interval, published=paper, undecided=undecided, label=f"{item.ratio.value:.2f}")
+
+
+def time_split(run: Run) -> Chart:
+    """Host time per iteration as kernel time and the rest, in percent of the reference mode's host time."""
+
+    def bar(cell: Cell) -> Bar:
+        reference = run.find(cell_label(cell), REFERENCE_MODE)
+        whole = host_median_us(reference) if reference and reference.status is Status.PASS else None
+        host, kernel = host_median_us(cell), cell.metrics.kernel_time_us if cell.metrics else None
+        if whole is None or host is None or kernel is None:
+            return Bar()
+        return Bar(value=100 * kernel / whole, total=100 * host / whole)
+
+    chart = Chart(
+        "time_split",
+        "Host time of one iteration: kernel time and the rest",
+        f"% of {REFERENCE_MODE}'s host time",
+        Scale.LINEAR,
+        run.labels,
+        run.modes,
+        {},
+        parts=("kernel time", "the rest"),
+        note="The rest: launches, copies, checks, waiting. Where kernels overlap, the sum of their times may pass "
+        "the host time; the bar then has no rest. Times in microseconds are in the table.",
+        shown=(0, 200),
+    )
+    return _per_cell(run, chart, bar)
+
+
+def coverage(run: Run, published: Published) -> Chart:
+    """Kernels launched by CUDA graphs in percent, for modes that have some."""
+
+    def bar(cell: Cell) -> Bar:
+        paper = published.coverage("grace", cell.workload, cell.mode) if cell_is_as_published(cell) else None
+        measured = cell.metrics.coverage if cell.metrics else None
+        return Bar(measured.percent if measured else None, published=paper)
+
+    return _per_cell(
+        run,
+        Chart(
+            "coverage",
+            "Coverage: kernels launched by CUDA graphs",
+            "% of kernels in one iteration",
+            Scale.PERCENT,
+            run.labels,
+            _graph_modes(run),
+            {},
+            published=published.sources["grace"].setting,
+            note=_of_selection(run),
+        ),
+        bar,
+    )
+
+
+def _of_selection(run: Run) -> str:
+    """Why mode `encore` may have no kernels in graphs, or the copies of stock, where the other modes have not."""
+    if DEFAULT_MODE not in run.modes:
+        return ""
+    return f"In {DEFAULT_MODE} selection chooses: no graph (0), a graph with copies, or one without."
+
+
+def copies(run: Run, published: Published) -> Chart:
+    """Data and pointer bytes that replay copies per iteration, for modes that have CUDA graphs."""
+
+    def bar(cell: Cell) -> Bar:
+        paper = published.copied_bytes("grace", cell.workload, cell.mode) if cell_is_as_published(cell) else None
+        measured = cell.metrics.copies if cell.metrics else None
+        if measured is None or measured.placeholder_bytes is None:
+            return Bar(published=paper)
+        return Bar(float(measured.placeholder_bytes + (measured.pointer_bytes or 0)), published=paper)
+
+    note = "Published bytes next to stock modes are GraCE's before indirection, with its placement."
+    return _per_cell(
+        run,
+        Chart(
+            "copies",
+            "Bytes copied for replay: placeholder data and pointers",
+            "bytes per iteration",
+            Scale.BYTES,
+            run.labels,
+            _graph_modes(run),
+            {},
+            published=published.sources["grace"].setting,
+            note=f"{note} {_of_selection(run)}".strip(),
+        ),
+        bar,
+    )
+
+
+def memory(run: Run) -> Chart:
+    """Peak reserved memory in steady replay over that of the reference mode."""
+
+    def bar(cell: Cell) -> Bar:
+        reference = run.find(cell_label(cell), REFERENCE_MODE)
+        whole, own = replay_peak_bytes(reference), replay_peak_bytes(cell)
+        return Bar(own / whole) if own is not None and whole else Bar()
+
+    return _per_cell(
+        run,
+        Chart(
+            "memory",
+            f"Peak memory of steady replay over that of {REFERENCE_MODE}",
+            f"times {REFERENCE_MODE}'s bytes",
+            Scale.RATIO,
+            run.labels,
+            tuple(mode for mode in run.modes if mode != REFERENCE_MODE),
+            {},
+            note="Bytes that PyTorch's allocator has reserved, graph pools included; below 1 is less.",
+        ),
+        bar,
+    )
+
+
+def compile_time(run: Run) -> Chart:
+    """Time to the first result, and through warm-up."""
+    conditions: dict[str, list[str]] = {}
+    for cell in sorted(run.cells, key=lambda cell: mode_order(cell.mode)):
+        if cell.compile is not None and cell.status is Status.PASS:
+            modes = conditions.setdefault(compile_conditions(cell.compile), [])
+            modes += [cell.mode] if cell.mode not in modes else []
+    ways = [f"{way} ({', '.join(modes)})" for way, modes in conditions.items()]
+    return _per_cell(
+        run,
+        Chart(
+            "compile_time",
+            "Compile time",
+            "seconds",
+            Scale.LINEAR,
+            run.labels,
+            run.modes,
+            {},
+            parts=("to the first result", "rest of warm-up and recording"),
+            note=f"Measured: {'; '.join(ways)}." if ways else "",
+        ),
+        lambda cell: Bar(cell.compile.first_call_s, total=cell.compile.warm_up_s) if cell.compile else Bar(),
+    )
+
+
+def _per_cell(run: Run, empty: Chart, bar: Callable[[Cell], Bar]) -> Chart:
+    """The chart with a bar for every cell in one of its modes; of a failed cell the bar is its status."""
+    bars = {
+        (cell_label(cell), cell.mode): bar(cell) if cell.status is Status.PASS else Bar(failure=cell.status.value)
+        for cell in run.cells
+        if cell.mode in empty.series
+    }
+    return replace(empty, bars=bars)
+
+
+def _graph_modes(run: Run) -> tuple[str, ...]:
+    """Modes of the run that have CUDA graphs, and those this version does not know."""
+    return tuple(mode for mode in run.modes if mode not in MODES or MODES[mode].needs_gpu)
+
+
+def _interval(low: float, high: float) -> tuple[float, float] | None:
+    """An interval to draw; none where it is open (a single block)."""
+    return (low, high) if math.isfinite(high) else None
+
+
+def of_explanations(explanations: Sequence[Explanation], published: Published) -> tuple[Chart, ...]:
+    """Every figure these explanations have values for."""
+    charts = (kernels_in_graphs(explanations, published), copied_bytes(explanations, published))
+    return tuple(chart for chart in charts if chart.has_values)
+
+
+def kernels_in_graphs(explanations: Sequence[Explanation], published: Published) -> Chart:
+    """Share of a model's kernels that would be inside CUDA graphs, per lowering setting, next to published coverage."""
+    names = settings(explanations)
+    bars: dict[tuple[str, str], Bar] = {}
+    for explanation in explanations:
+        for setting in names:
+            parts = lowerings_of(explanation, setting)
+            inside = sum(one.kernels_in_graphs for one in parts)
+            kernels = inside + sum(one.kernels_outside for one in parts)
+            paper = published.coverage("grace", explanation.target, setting) if is_as_published(explanation) else None
+            bar = Bar(100 * inside / kernels, total=100.0, published=paper) if kernels else Bar(None, published=paper)
+            if not parts:
+                bar = Bar(failure="failed" if explanation.error else NOT_LOWERED, published=paper)
+            bars[explanation_label(explanation), setting] = bar
+    labels = [explanation_label(explanation) for explanation in explanations]
+    whole = [label for label in labels if all(bars[label, name].value == 100 for name in names)]
+    if len(whole) == len(labels):  # then that is what there is to see
+        whole = []
+    note = "What runs between FX graphs, after a graph break, is not seen here; a measured coverage counts it."
+    if whole:
+        note += f" All kernels are inside in each setting, and left out here: {', '.join(whole)}."
+    return Chart(
+        "explain_kernels",
+        "Kernels inside and outside CUDA graphs, by offline lowering",
+        "% of kernels in FX graphs",
+        Scale.PERCENT,
+        tuple(label for label in labels if label not in whole),
+        names,
+        {key: bar for key, bar in bars.items() if key[0] not in whole},
+        parts=("in CUDA graphs", "outside"),
+        published=f"measured coverage, {published.sources['grace'].setting}",
+        note=note,
+    )
+
+
+def copied_bytes(explanations: Sequence[Explanation], published: Published) -> Chart:
+    """Bytes per call that stock would copy into placeholders, next to published ones, and from host to device."""
+    inputs, transfers = "non-static inputs", "host to device"
+    bars: dict[tuple[str, str], Bar] = {}
+    for explanation in explanations:
+        label, as_published = explanation_label(explanation), is_as_published(explanation)
+        if explanation.error and not explanation.graphs:
+            bars[label, inputs] = bars[label, transfers] = Bar(failure="failed")
+            continue
+        transferred = total_bytes(host_to_device(explanation))
+        paper = published.copied_bytes("grace", explanation.target, GRAPH_MODE) if as_published else None
+        copied = sum(graph.non_static_input_bytes for graph in explanation.graphs)
+        bars[label, inputs] = Bar(float(copied), published=paper)
+        bars[label, transfers] = Bar(failure="size unknown") if transferred is None else Bar(float(transferred))
+    return Chart(
+        "explain_bytes",
+        "Bytes that one call copies under stock CUDA graphs, from the FX graphs",
+        "bytes per call",
+        Scale.BYTES,
+        tuple(explanation_label(explanation) for explanation in explanations),
+        (inputs, transfers),
+        bars,
+        published=f"copied before indirection, {published.sources['grace'].setting}",
+        note="Non-static inputs are copied into placeholders before each replay, if the graph is captured at all. "
+        "Training: of forward graphs alone, while published values count backward graphs too.",
+    )

@@ -1,0 +1,116 @@
+"""Generated parts of Markdown pages: the README's table, and the papers' numbers in `docs/results.md`.
+
+A generated part stands between two comments, `<!-- generated: NAME -->` and `<!-- end: NAME -->`. No number there is
+written by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from suite.errors import WrongUse
+from suite.report.units import NOTHING
+from suite.store import write_atomically
+
+if TYPE_CHECKING:
+    from suite.report.paper import Exhibit, Made
+    from suite.report.provenance import Provenance
+
+
+def update_page(page: Path, parts: Mapping[str, str]) -> None:
+    """Put each text of `parts` between the comments of its name; what is there for other names stays.
+
+    Raises:
+        WrongUse: the file cannot be read or replaced, or has no such pair of comments.
+        CannotWrite: the disk is full; the file is as it was.
+    """
+    text = _read(page)
+    for name, content in parts.items():
+        text = _replaced(text, name, content, page)
+    write_atomically(page, text)
+
+
+def check_page(page: Path, names: Iterable[str]) -> None:
+    """Check that `update_page` will find what it needs, before minutes are spent on what it is to be given.
+
+    Raises:
+        WrongUse: the file cannot be read or replaced, or lacks the pair of comments of one of these names.
+    """
+    text = _read(page)
+    for name in names:
+        _replaced(text, name, "", page)
+
+
+def generated_names(page: Path) -> tuple[str, ...]:
+    """Names of the generated parts that a file has room for, in its order.
+
+    Raises:
+        WrongUse: the file cannot be read or replaced.
+    """
+    return tuple(dict.fromkeys(re.findall(r"^<!-- generated: (\S+) -->$", _read(page), re.MULTILINE)))
+
+
+def generated_part(text: str, name: str) -> str:
+    """What stands between the comments of `name` in `text`.
+
+    Raises:
+        WrongUse: there is no such pair of comments.
+    """
+    found = _pattern(name).search(text)
+    if found is None:
+        raise WrongUse(f"no generated part {name!r}: write `{_begin(name)}` and `{_end(name)}` where it should be")
+    return found["content"]
+
+
+def paper_part(exhibits: Sequence[tuple[Exhibit, Made]]) -> str:
+    """What a paper's exhibits come to, as a Markdown table: a row for each quantity, published and measured."""
+    lines = ["| exhibit | quantity | published | measured |", "| --- | --- | --- | --- |"]
+    for exhibit, made in exhibits:
+        first = f"**{exhibit.number}** `{exhibit.name}`"
+        for point in made.points:
+            published = NOTHING if point.published is None else str(point.published)
+            lines.append(f"| {first} | {point.quantity} | {published} | {point.measured or NOTHING} |")
+            first = ""
+    origins = dict.fromkeys(_origin_line(made.provenance) for _, made in exhibits if made.provenance.count)
+    return "\n".join([*lines, "", "Measured on:", "", *(f"* {line}" for line in origins)])
+
+
+def _origin_line(origin: Provenance) -> str:
+    return f"{origin.setting}{f' ({origin.run_id})' if origin.count == 1 else ''}"
+
+
+def _read(page: Path) -> str:
+    try:
+        text = page.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise WrongUse(f"--readme {page}: {why}; give a Markdown file with generated parts") from error
+    if not os.access(page.parent, os.W_OK | os.X_OK):
+        raise WrongUse(f"--readme {page}: its folder cannot be written to")
+    return text
+
+
+def _replaced(text: str, name: str, content: str, page: Path) -> str:
+    new, count = _pattern(name).subn(lambda found: f"{found['begin']}\n{content.strip()}\n\n{found['end']}", text)
+    if count != 1:
+        raise WrongUse(
+            f"--readme {page}: {count} generated parts {name!r}; write `{_begin(name)}` and `{_end(name)}` once"
+        )
+    return new
+
+
+def _begin(name: str) -> str:
+    return f"<!-- generated: {name} -->"
+
+
+def _end(name: str) -> str:
+    return f"<!-- end: {name} -->"
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    begin, end = re.escape(_begin(name)), re.escape(_end(name))
+    return re.compile(f"(?P<begin>{begin}\n)(?P<content>.*?)(?P<end>{end})", re.DOTALL)

@@ -1,0 +1,180 @@
+"""What Encore costs: GraCE Fig. 13 (time to compile and record) and its peak memory."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from suite.errors import WrongUse
+from suite.modes import DEFAULT_MODE, GRAPH_MODE, INDIRECTION_MODE, PLACEMENT_MODE, UNPARTITIONED_MODE
+from suite.report.cell_tables import compile_conditions
+from suite.report.chart import Scale
+from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Point, Results, geomean, labels_of
+from suite.report.paper.grid import Grid, Mean, Series, Value, known, make_grid, plain_means
+from suite.report.selected import judged_groups
+from suite.store import describe, read_unpacked
+
+_PHASES = {"compiling": ("compile", "recording"), "replaying": ("replay", "steady")}
+"""What rows of the suite and rows of programs call each phase."""
+
+
+def make_memory(exhibit: Exhibit, results: Results) -> Made:
+    """Two bars per workload, lower is better."""
+    whole = results.whole_mode
+
+    def of(label: str, mode: str, phase: str) -> int | None:
+        cell = results.passed(label, mode)
+        memory = cell.metrics.memory if cell and cell.metrics else None
+        return None if memory is None else getattr(memory, f"{_PHASES[phase][0]}_peak_reserved_bytes")
+
+    def measure(label: str, phase: str) -> Value:
+        ours, stock = of(label, whole, phase), of(label, GRAPH_MODE, phase)
+        why = results.state(label, whole) or results.state(label, GRAPH_MODE)
+        return known(ours / stock if ours is not None and stock else None, why)
+
+    sides = {f"{phase}_{mode}_bytes": (mode, phase) for phase in _PHASES for mode in (GRAPH_MODE, whole)}
+    grid = Grid(
+        "ratio",
+        f"times {GRAPH_MODE}'s bytes (lower is better)",
+        Scale.RATIO,
+        labels_of(results, exhibit.source),
+        tuple(Series(phase, lambda label, phase=phase: measure(label, phase)) for phase in _PHASES),  # type: ignore[misc]
+        more_columns=tuple(sides),
+        more=lambda label: {column: of(label, *side) for column, side in sides.items()},
+        note=f"Mode {whole}.",
+        shown=(1 / 8, 8),
+    )
+    means = plain_means(grid)
+    headline = results.published.headline[exhibit.source]
+    published = {"compiling": f"{headline['compile_peak_memory']} in the mean"}
+    published["replaying"] = f"{headline['replay_peak_memory_best']} in the best case"
+
+    def text(mean: Mean | None) -> str:
+        return f"{mean.value:.2f} times stock's, of {mean.count}" if mean else NOT_MEASURED
+
+    points = [Point(f"workloads, {phase}", published[phase], text(means.get(phase))) for phase in _PHASES]
+    footer = []
+    for device, ratios in results.programs.items():
+        small = {phase: Mean(geomean(own), len(own)) for phase, own in ratios.items() if own}
+        points += [Point(f"programs on {device}, {phase}", None, text(small.get(phase))) for phase in _PHASES]
+        row = {f"{phase}_ratio": mean.value for phase, mean in small.items()}
+        footer.append({"workload": f"programs on {device}", **row})
+    return make_grid(exhibit, results, grid, means, points, footer)
+
+
+def read_programs(path: Path) -> tuple[str, dict[str, list[float]]]:
+    """Read rows that `tests/gpu/programs.py` wrote: their GPU, and peak memory of Encore over stock's for each program
+    that both ran, by phase.
+
+    Raises:
+        WrongUse: the file cannot be read or has other lines.
+    """
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    device = "unknown"
+    try:
+        for line in read_unpacked(path).splitlines():
+            row = json.loads(line)
+            device = row.get("device") or device
+            if row["status"] == "ok":
+                reserved = {phase: row[name]["reserved_bytes"] for phase, (_, name) in _PHASES.items() if name in row}
+                found.setdefault(row["program"], {})[row["mode"]] = reserved
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WrongUse(f"{describe(path)} holds no rows of tests/gpu/programs.py: {error}") from error
+    return device, {
+        phase: [
+            ours / stock
+            for modes in found.values()
+            if (ours := modes.get("encore", {}).get(phase)) and (stock := modes.get("stock", {}).get(phase))
+        ]
+        for phase in _PHASES
+    }
+
+
+_COLD = "cold"
+
+
+def make_compile_time(exhibit: Exhibit, results: Results) -> Made:
+    """Bars of warm-up time over stock's where both compiled with cold caches; with cached kernels, in the table."""
+    modes = (PLACEMENT_MODE, INDIRECTION_MODE, DEFAULT_MODE)
+
+    def times(label: str, mode: str) -> tuple[float | None, str]:
+        cell = results.passed(label, mode)
+        if cell is None or cell.compile is None:
+            return None, results.state(label, mode) or NOT_MEASURED
+        return cell.compile.warm_up_s, compile_conditions(cell.compile)
+
+    def measure(label: str, mode: str, *, cold: bool) -> Value:
+        (stock, stocks_way), (own, way) = times(label, UNPARTITIONED_MODE), times(label, mode)
+        if not stock or own is None:
+            return Value(missing=way if own is None else stocks_way)
+        if way != stocks_way:
+            return Value(missing="other conditions")
+        is_cold = way.startswith(_COLD)
+        return Value(own / stock) if is_cold is cold else Value(missing=way)
+
+    def series(mode: str, *, cold: bool) -> Series:
+        column = mode if cold else f"{mode}_cached"
+        return Series(
+            mode if cold else column, lambda label: measure(label, mode, cold=cold), column=column, drawn=cold
+        )
+
+    def more(label: str) -> dict[str, object]:
+        paper = results.published.compile_s.get(exhibit.source, {}).get(label, {})
+        row: dict[str, object] = {f"{mode}_s": times(label, mode)[0] for mode in (UNPARTITIONED_MODE, *modes)}
+        row |= {"graphs_published_s": paper.get("graph"), "whole_published_s": paper.get("encore")}
+        row["conditions"] = times(label, UNPARTITIONED_MODE)[1]
+        whole, stock = results.passed(label, DEFAULT_MODE), times(label, UNPARTITIONED_MODE)[0]
+        if whole is not None and (groups := judged_groups(whole)):
+            excess_s = math.fsum(group.excess_s for group in groups)
+            row |= {"selection_s": excess_s, "selection_share": excess_s / stock if stock else None}
+        return row
+
+    grid = Grid(
+        "ratio",
+        f"times {UNPARTITIONED_MODE}'s seconds (lower is better)",
+        Scale.RATIO,
+        labels_of(results, exhibit.source),
+        (*(series(mode, cold=True) for mode in modes), *(series(mode, cold=False) for mode in modes)),
+        more_columns=(
+            *(f"{mode}_s" for mode in (UNPARTITIONED_MODE, *modes)),
+            "graphs_published_s",
+            "whole_published_s",
+            "selection_s",
+            "selection_share",
+            "conditions",
+        ),
+        more=more,
+        shown=(1 / 8, 16),
+    )
+    means = plain_means(grid)
+    headline = results.published.headline[exhibit.source]
+    published = f"{headline['compile_time_ratio']} in the mean, up to {headline['compile_time_ratio_max']}"
+
+    def text(name: str) -> str:
+        mean = means.get(name)
+        return NOT_MEASURED if mean is None else f"{mean.value:.2f} of {mean.count}"
+
+    points = [
+        Point("caches cold", published, text(DEFAULT_MODE)),
+        Point("kernels cached", None, text(f"{DEFAULT_MODE}_cached")),
+    ]
+    return make_grid(exhibit, results, grid, means, points)
+
+
+_MEMORY = (
+    f"Peak bytes that PyTorch's allocator has reserved, over those of {GRAPH_MODE}. The paper gives the mean while "
+    "compiling and the best case while replaying. Programs: those of tests/gpu/programs.py that both ran."
+)
+_COMPILE = (
+    f"Time is from the first call to the end of warm-up, recordings included, over that of {UNPARTITIONED_MODE}. It is "
+    "one measurement per cell and has no interval. The paper's caches were cold: only where both modes' were, there is "
+    "a bar. cached: the same ratio where the kernels had been compiled before. selection: what measuring took beyond "
+    f"the fastest way to serve those calls; its share is of {UNPARTITIONED_MODE}'s seconds."
+)
+
+
+EXHIBITS = (
+    Exhibit("fig13", "grace", "Fig. 13", "compile time over that of stock CUDA graphs", _COMPILE, make_compile_time),
+    Exhibit("memory", "grace", "section 5.3", "peak memory over that of stock CUDA graphs", _MEMORY, make_memory),
+)

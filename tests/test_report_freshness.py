@@ -1,0 +1,99 @@
+"""The check of the release gate: rows of the README are of the tree's version and of nearly its code."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from fixtures.synthetic_results import cell, environment, write_run
+
+from suite import store
+from suite.cli import main
+from suite.errors import WrongUse
+from suite.report import freshness
+from suite.report.freshness import commits_since, stale_rows
+
+PAGE = "<!-- generated: headline -->\n{text}\n<!-- end: headline -->\n"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", "-C", str(folder), *identity, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def commit(folder: Path, file: str) -> str:
+    path = folder / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"{path.read_text() if path.exists() else ''}more\n")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "a change")
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A checkout of version 0.2.0 with a recorded run of its first commit, and a page whose table names that run."""
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    (folder / "pyproject.toml").write_text('[project]\nname = "encore"\nversion = "0.2.0"\n')
+    first = commit(folder, "optimizations/a.py")
+    of = environment(run_id="new", git_commit=first, packages={"encore": "0.2.0"})
+    write_run(folder / "recorded" / "new", [cell("EOS", "compile")], of)
+    (folder / "README.md").write_text(PAGE.format(text=f"NVIDIA H200, run new (commit {first[:10]} with code abc)"))
+    return folder
+
+
+def stale(tree: Path) -> list[str]:
+    return stale_rows(tree / "README.md", tree / "recorded", tree)
+
+
+def test_rows_of_this_version_are_fresh(tree: Path) -> None:
+    assert stale(tree) == []
+
+
+def test_rows_of_another_version_are_stale(tree: Path) -> None:
+    (tree / "pyproject.toml").write_text('[project]\nname = "encore"\nversion = "0.3.0"\n')
+    assert stale(tree) == ["run new is of version 0.2.0, and the tree is 0.3.0"]
+
+
+def test_rows_many_commits_old_are_stale(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits that leave the backend as it is do not count."""
+    monkeypatch.setattr(freshness, "MOST_COMMITS", 1)
+    commit(tree, "optimizations/a.py")
+    commit(tree, "docs/a.md")
+    assert stale(tree) == []
+    commit(tree, "optimizations/b.py")
+    (found,) = stale(tree)
+    assert found.startswith("2 commits touched optimizations/ since run new (") and found.endswith("; 1 may")
+
+
+def test_rows_of_an_unknown_commit_or_run_are_stale(tree: Path) -> None:
+    (tree / "README.md").write_text(PAGE.format(text=f"run new (commit {'0' * 10})"))
+    assert stale(tree) == [f"run new is of commit {'0' * 10}, which this checkout does not have"]
+    (tree / "README.md").write_text(PAGE.format(text=f"run other (commit {'0' * 10})"))
+    assert stale(tree) == ["run other is not recorded, so that its version is not known"]
+    assert commits_since(tree / "recorded" / "none", "0" * 10) is None
+
+
+def test_page_whose_table_names_no_run_is_wrong_use(tree: Path) -> None:
+    (tree / "README.md").write_text(PAGE.format(text="no table yet"))
+    with pytest.raises(WrongUse, match="names no run; renew it with"):
+        stale(tree)
+    with pytest.raises(WrongUse, match="cannot read"):
+        stale_rows(tree / "none.md", tree / "recorded", tree)
+
+
+@pytest.mark.parametrize(("version", "code", "words"), [("0.2.0", 0, "are fresh"), ("0.3.0", 1, "1 findings; measure")])
+def test_check_fresh_has_an_exit_code(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str, code: int, words: str
+) -> None:
+    monkeypatch.setattr(store, "REPOSITORY", tree)
+    monkeypatch.setattr(store, "RECORDED", tree / "recorded")
+    (tree / "pyproject.toml").write_text(f'[project]\nname = "encore"\nversion = "{version}"\n')
+    with pytest.raises(SystemExit) as ended:
+        main(["report", "--check-fresh"])
+    assert (ended.value.code or 0) == code
+    assert words in capsys.readouterr().out
