@@ -28,6 +28,7 @@ from optimizations.replay.binding import Binding, bind
 from optimizations.replay.bound import bound, release_bindings
 from optimizations.replay.double_backward import double_backwards_refused
 from optimizations.replay.shortcut import shortcuts
+from optimizations.replay.turns import LENT, inside_a_function
 from optimizations.report import LEDGER, BindingReport, Entry
 from optimizations.torch_internals.cpu_results import settings_for, with_corrected_pass
 from optimizations.torch_internals.outcome import watched, watching
@@ -237,11 +238,16 @@ def _fed(compiled: Callable[..., Any], feeds: Feeds, original: Callable[..., Any
 
     `original` is the graph before placement.
     """
+
+    def as_it_was() -> bool:
+        """Notes [Captures of the program's own] in `placement.feeds` and [Order of locks] in `replay.turns`."""
+        return not resting() and (feeds.inside_a_capture() or (bool(LENT) and inside_a_function()))
+
     if not feeds.is_plain:
         compiled = torch_internals.innermost_fn(compiled)  # Dynamo keeps out of `run` already
 
         def run(*arguments: Any) -> Any:
-            if not resting() and feeds.inside_a_capture():  # Note [Captures of the program's own] in `placement.feeds`
+            if as_it_was():
                 return original(*arguments)
             return feeds.call(compiled, arguments)
 
@@ -249,7 +255,7 @@ def _fed(compiled: Callable[..., Any], feeds: Feeds, original: Callable[..., Any
     compiled_of_list = taking_a_list(compiled)
 
     def run_plainly(*arguments: Any) -> Any:
-        if not resting() and feeds.inside_a_capture():
+        if as_it_was():
             return original(*arguments)
         with feeds.turn:  # Note [Threads] in `placement.feeds`
             return compiled_of_list([*feeds.bind(arguments)])

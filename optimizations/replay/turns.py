@@ -5,6 +5,12 @@ same thread may take again. An operator of the program's own may run a backward 
 thread of the autograd engine's serves that backward, while the caller waits for it and holds the turn: neither would
 ever go on. So whoever runs a function lends its turn to the threads that run its backwards. They find that in PyTorch's
 thread-local state, which the engine hands on to them and no other thread has.
+
+Note [Order of locks]. A thread that runs a function in its turn waits for no other lock of Encore's, so there is no
+circle of threads that wait for each other. An operator in that function may call a function of another manager, which
+another thread may be running: that call runs without a graph. It may call a function with CPU values, whose `Feeds`
+another thread may hold while it waits for the manager: that call runs the graph as it was before placement. So a lock
+of `Feeds` is always taken before a manager's, and a thread has one manager's at most.
 """
 
 from __future__ import annotations
@@ -49,13 +55,19 @@ def lending(turn: Any) -> Iterator[None]:
 
 
 def is_lent(turn: Any) -> bool:
-    """Whether this thread runs a backward for another one, which holds this turn and waits."""
-    if not LENT:
-        return False
-    one: Lent | None = thread_state.find(_TLS_KEY)
+    """Return whether this thread may not wait for a turn. Notes [Backwards inside of functions], [Order of locks]."""
     thread = threading.get_ident()
+    return any(one.turn is not turn or one.thread != thread for one in _around())
+
+
+def inside_a_function() -> bool:
+    """Return whether this thread, or one that waits for it, runs a function in its turn."""
+    return any(True for _ in _around())
+
+
+def _around() -> Iterator[Lent]:
+    one: Lent | None = thread_state.find(_TLS_KEY) if LENT else None
     while one is not None:
-        if one.turn is turn and one.thread != thread and one in LENT:
-            return True
+        if one in LENT:
+            yield one
         one = one.before
-    return False

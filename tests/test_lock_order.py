@@ -1,0 +1,110 @@
+"""Threads that call functions inside of functions never wait for each other in a circle."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from trees_on_cpu import Compiled, Model, values
+
+from optimizations.backend import _fed
+from optimizations.placement.feed_plan import FeedPlan
+from optimizations.placement.feeds import Feeds
+
+__all__ = ["cuda_on_cpu"]
+
+LIMIT_S = 20
+
+
+class Outer(Model):
+    """A function with an operator that calls `inside`."""
+
+    inside: Callable[[], None] = staticmethod(lambda: None)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        self.inside()
+        return super().__call__(inputs)
+
+
+def in_threads(*calls: Callable[[], None]) -> None:
+    """Run these at the same time, and fail where one does not end or raises."""
+    failed: list[BaseException] = []
+
+    def run(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(LIMIT_S)
+    assert not any(one.is_alive() for one in threads), "the threads wait for each other"
+    assert not failed, failed
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_feeds_and_managers_never_deadlock(cuda_on_cpu: CudaOnCpu, lean: bool) -> None:
+    """One thread holds `Feeds` and waits for the manager, another holds the manager and calls a fed function."""
+    x, y, w = values(1), values(2), values(3)
+    holds_feeds, holds_manager = threading.Event(), threading.Event()
+    outer_model, inner = Outer(cuda_on_cpu), Compiled(Model(cuda_on_cpu), lean=lean)
+    outer = Compiled(outer_model, lean=lean)
+    found: list[torch.Tensor] = []
+
+    def placed(*arguments: torch.Tensor) -> list[torch.Tensor]:
+        holds_feeds.set()
+        if threading.current_thread() is not threading.main_thread():
+            assert holds_manager.wait(LIMIT_S)
+        return [result.clone() for result in inner.function(list(arguments))]
+
+    fed = _fed(placed, Feeds(FeedPlan(torch.device("cpu"), (0, 1, 2))), lambda x, y, w: [2 * x + y * w])
+    for _ in range(3):
+        assert torch.equal(fed(x, y, w)[0], 2 * x + y * w)
+    outer(x, y, w)  # it is warmed up here, and recorded in the thread
+    holds_feeds.clear()
+
+    def calls_inside() -> None:
+        holds_manager.set()
+        assert holds_feeds.wait(LIMIT_S)
+        found.append(fed(x, y, w)[0])
+
+    outer_model.inside = calls_inside
+    in_threads(lambda: found.append(fed(x, y, w)[0]), lambda: found.append(outer(x, y, w)[0]))
+    assert len(found) == 3
+    assert all(torch.equal(one, 2 * x + y * w) for one in found)
+
+
+def test_two_managers_never_deadlock(cuda_on_cpu: CudaOnCpu) -> None:
+    """Two threads each run a function of their own manager, whose operator calls a function of the other's."""
+    x, y, w = values(1), values(2), values(3)
+    both = threading.Barrier(2)
+    ready = threading.Barrier(2)
+    models = [Outer(cuda_on_cpu), Outer(cuda_on_cpu)]
+    inner: dict[int, Compiled] = {}
+    found: list[torch.Tensor] = []
+
+    def run(number: int) -> None:
+        inner[number] = Compiled(Model(cuda_on_cpu))
+        for _ in range(3):
+            inner[number](x, y, w)
+        outer = Compiled(models[number])
+        ready.wait(LIMIT_S)
+
+        def calls_inside() -> None:
+            models[number].inside = lambda: None
+            both.wait(LIMIT_S)
+            found.append(inner[1 - number].function([x, y, w])[0].clone())
+
+        models[number].inside = calls_inside
+        found.append(outer(x, y, w)[0])
+
+    in_threads(lambda: run(0), lambda: run(1))
+    assert len(found) == 4
+    assert all(torch.equal(one, 2 * x + y * w) for one in found)
