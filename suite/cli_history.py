@@ -1,13 +1,14 @@
-"""`encore record`: what is kept of runs. Imports what it needs when it runs."""
+"""`encore record` and `encore history`. Imports what it needs when it runs."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from suite.cli_choices import JsonOption
-from suite.console import print_json
+from suite.console import console, print_json
 from suite.errors import WrongUse
 
 
@@ -18,7 +19,7 @@ def record(
     ] = None,
     retire: Annotated[
         list[str] | None,
-        typer.Option(metavar="RUN", help="A recorded run to keep in results/history.csv alone; may be given again."),
+        typer.Option(metavar="RUN", help="A recorded run to delete: results/history.csv keeps its rows."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -32,13 +33,48 @@ def record(
     old = [store.find_run(name, (store.RECORDED,)) for name in retire or ()]
     if strangers := [folder for folder in old if store.RECORDED not in folder.resolve().parents]:
         raise WrongUse(f"--retire {store.describe(strangers[0])}: it is not in {store.describe(store.RECORDED)}")
-    packed = [store.describe(record_run(store.find_run(name), store.RECORDED)) for name in runs or ()]
-    count = retire_runs(old, rows.HISTORY) if old else 0
+    packed = [store.describe(record_run(store.find_run(name), store.RECORDED, rows.HISTORY)) for name in runs or ()]
+    retire_runs(old, rows.HISTORY)
     renew_page(store.RECORDED)
     if as_json:
-        print_json({"recorded": packed, "retired": [folder.name for folder in old], "history_rows": count})
+        print_json({"recorded": packed, "retired": [folder.name for folder in old]})
         return
     for where in packed:
         print(f"{where}: recorded")
-    if old:
-        print(f"{store.describe(rows.HISTORY)}: {count} more rows, of {', '.join(folder.name for folder in old)}")
+    for folder in old:
+        print(f"{folder.name}: deleted, its rows are in {store.describe(rows.HISTORY)}")
+
+
+def history(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Runs of your own, after the recorded ones.", show_default=False),
+    ] = None,
+    mode: Annotated[str, typer.Option(metavar="MODE", help="The mode whose speed-up is shown.")] = "encore",
+    over: Annotated[str, typer.Option(metavar="MODE", help="Over which mode: graph or compile.")] = "graph",
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Part of a device's name; default: that of the newest run.")
+    ] = None,
+    last: Annotated[int, typer.Option(min=1, metavar="N", help="How many commits to show.")] = 10,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a figure of it, as PNG.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a line for each workload: its speed-up in one recorded run after another."""
+    from suite import store
+    from suite.history import read_history, rows, rows_of
+    from suite.history.figure import draw_history
+    from suite.history.lines import as_json as to_json
+    from suite.history.lines import lines_of, to_table
+    from suite.report.draw import to_png
+    from suite.report.load import load_run
+
+    own = [row for name in runs or () for row in rows_of(load_run(store.find_run(name)))]
+    found = lines_of([*read_history(rows.HISTORY), *own], mode, over, device, last)
+    if figure is not None:
+        store.write_atomically(figure, to_png(draw_history(found)))
+    if as_json:
+        print_json(to_json(found))
+        return
+    console().print(to_table(found))
+    if figure is not None:
+        print(store.describe(figure))

@@ -34,7 +34,7 @@ from suite.settings import RunPlan
 from suite.store import read_run
 
 FAKE_ENCORE = Path(__file__).parent / "fixtures" / "fake_encore.py"
-COMMANDS = ("list", "run", "merge", "report", "compare", "record", "explain", "decisions", "env")
+COMMANDS = ("list", "run", "merge", "report", "compare", "record", "history", "explain", "decisions", "env")
 CPU = ("--device", "cpu", "--size", "tiny", "--blocks", "5", "--samples", "10", "--measure-s", "0")
 
 

@@ -12,10 +12,12 @@ from fixtures.synthetic_results import cell, environment, failed_cell, write_run
 from suite import store
 from suite.cli import main
 from suite.errors import WrongUse
-from suite.history import read_history, rows, rows_of, write_history
+from suite.history import HistoryRow, read_history, rows, rows_of, write_history
+from suite.history.lines import directions, lines_of
 from suite.history.recording import PAGE, listing, record_run, retire_runs
 from suite.report.load import load_run
 from suite.schema import Status
+from suite.store import list_runs
 
 PAGE_TEXT = "# Recorded\n\n<!-- generated: recorded -->\n<!-- end: recorded -->\n"
 
@@ -73,27 +75,29 @@ def test_recorded_run_is_packed_without_sketches(tmp_path: Path, recorded: Path)
     assert plain.correctness is not None
     sketched = plain.correctness.model_copy(update={"varying": [{"out": [1.0]}]})
     run = write_run(tmp_path / "run", [plain.model_copy(update={"correctness": sketched})], environment(run_id="run"))
-    folder = record_run(run, recorded)
+    folder = record_run(run, recorded, tmp_path / "history.csv")
     assert folder == recorded / "run" and run.exists()
+    assert [row.run for row in read_history(tmp_path / "history.csv")] == ["run"]
     (line,) = gzip.decompress((folder / store.PACKED).read_bytes()).splitlines()
     assert json.loads(line)["correctness"]["varying"] is None
     (read,) = store.read_run(folder).cells
     assert read.blocks == plain.blocks
     with pytest.raises(WrongUse, match="recorded once"):
-        record_run(run, recorded)
+        record_run(run, recorded, tmp_path / "history.csv")
 
 
 def test_unfinished_run_is_not_recorded(tmp_path: Path, recorded: Path) -> None:
     run = a_run(tmp_path)
     (run / store.CELLS).write_bytes((run / store.CELLS).read_bytes()[:-20])
     with pytest.raises(WrongUse, match="is not finished"):
-        record_run(run, recorded)
+        record_run(run, recorded, tmp_path / "history.csv")
 
 
 def test_retired_run_leaves_its_rows(recorded: Path) -> None:
     path = recorded / "history.csv"
     first, second = a_run(recorded), a_run(recorded, "second", day=2)
-    assert retire_runs([first], path) == 4 and not first.exists() and second.exists()
+    retire_runs([first], path)
+    assert not first.exists() and second.exists()
     retire_runs([second], path)
     assert [row.run for row in read_history(path)] == ["first"] * 4 + ["second"] * 4
 
@@ -109,7 +113,7 @@ def test_record_command_packs_retires_and_renews_the_page(
     page = (recorded / PAGE).read_text()
     assert "| `new` | `encore run` | SYNTHETIC GPU | 0123456789 | EOS, ST | compile, graph, encore | 3 |" in page
     assert "`old`" not in page and listing(recorded) in page
-    assert {row.run for row in read_history(tmp_path / "history.csv")} == {"old"}
+    assert {row.run for row in read_history(tmp_path / "history.csv")} == {"old", "new"}
 
 
 @pytest.mark.parametrize(
@@ -131,3 +135,80 @@ def test_run_outside_of_recorded_is_not_retired(
     with pytest.raises(SystemExit) as ended:
         main(["record", "--retire", str(run)])
     assert ended.value.code == 2 and run.exists() and "it is not in" in capsys.readouterr().err
+
+
+def a_row(
+    workload: str, commit: str, day: int, ratio: tuple[float, float, float] | None, **changes: object
+) -> HistoryRow:
+    """Make a row of mode `encore` with this speed-up over `graph`."""
+    value, low, high = ratio or (None, None, None)
+    fields = {
+        "run": f"run-{day}", "created_at": f"2026-01-{day:02}T00:00:00", "commit": commit, "device": "GPU A",
+        "torch": "0.0", "driver": "1", "workload": workload, "mode": "encore", "status": "pass", "processes": 3,
+        "host_us": 100.0, "kernel_us": None, "over_compile": None, "over_compile_low": None,
+        "over_compile_high": None, "over_graph": value, "over_graph_low": low, "over_graph_high": high,
+    }  # fmt: skip
+    return HistoryRow(**(fields | changes))  # type: ignore[arg-type]
+
+
+ROWS = [
+    a_row("EOS", "1" * 10, 1, (1.40, 1.38, 1.42)),
+    a_row("ST", "2" * 10, 2, (1.10, 1.00, 1.20)),
+    a_row("EOS", "2" * 10, 3, (1.20, 1.18, 1.22)),
+    a_row("EOS", "3" * 10, 4, None),
+    a_row("ST", "4" * 10, 5, (1.20, 1.10, 1.30)),
+    a_row("ST", "5" * 10, 1, (9.0, 9.0, 9.0), device="GPU B"),
+]
+
+
+def test_history_has_a_line_for_each_workload() -> None:
+    found = lines_of(ROWS, "encore", "graph", None, last=10)
+    assert found.device == "GPU A", "that of the newest run"
+    assert found.commits == (("1111111", "2026-01-01"), ("2222222", "2026-01-02"), ("4444444", "2026-01-05"))
+    assert found.speedups == {
+        "EOS": ((1.40, 1.38, 1.42), (1.20, 1.18, 1.22), None),
+        "ST": (None, (1.10, 1.00, 1.20), (1.20, 1.10, 1.30)),
+    }
+    assert directions(found.speedups["EOS"]) == (0, -1, 0)
+    assert directions(found.speedups["ST"]) == (0, 0, 0), "intervals meet"
+    assert [commit for commit, _ in lines_of(ROWS, "encore", "graph", None, last=1).commits] == ["4444444"]
+    assert list(lines_of(ROWS, "encore", "graph", "gpu b", last=1).speedups) == ["ST"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "over", "device", "words"),
+    [
+        ("lean", "graph", None, "known: encore"),
+        ("encore", "eager", None, "compile and graph"),
+        ("encore", "graph", "GPU", "names 2 devices; known: GPU A, GPU B"),
+        ("encore", "graph", "C", "names no devices"),
+    ],
+)
+def test_history_of_something_unknown_is_refused(mode: str, over: str, device: str | None, words: str) -> None:
+    with pytest.raises(WrongUse, match=words):
+        lines_of(ROWS, mode, over, device, last=10)
+
+
+def test_history_command_adds_own_runs_and_draws(
+    tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_history(ROWS, tmp_path / "history.csv")
+    picture = tmp_path / "history.png"
+    for arguments in ((), ("--json",)):
+        with pytest.raises(SystemExit) as ended:
+            main(["history", str(a_run(tmp_path / str(len(arguments)))), "--figure", str(picture), *arguments])
+        assert not ended.value.code
+        printed = capsys.readouterr().out
+        assert "EOS" in printed and "0123456" in printed, "the device of the newest row, which is of the own run"
+    assert json.loads(printed)["workloads"]["EOS"][0][0] == pytest.approx(1.6, rel=0.01)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_recorded_run_is_in_the_history() -> None:
+    """One of them is read whole: its rows are those of the run."""
+    kept = read_history(rows.HISTORY)
+    assert {path.name for path in list_runs(store.RECORDED)} <= {row.run for row in kept}
+    smallest = store.RECORDED / "20261127-182742-h200"
+    assert [row for row in kept if row.run == smallest.name] == sorted(
+        rows_of(load_run(smallest)), key=lambda row: (row.workload, row.mode)
+    )

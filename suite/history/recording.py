@@ -44,8 +44,8 @@ _MOST_NAMES = 6
 """Workloads and modes are counted instead of named where there are more."""
 
 
-def record_run(run: Path, recorded: Path) -> Path:
-    """Pack a finished run into the folder of recorded runs, and return where it is.
+def record_run(run: Path, recorded: Path, history: Path) -> Path:
+    """Pack a finished run into the folder of recorded runs, add its rows to the history, and return where it is.
 
     Sketches of outputs that vary between calls are left out: they serve only to go on with a run, and take most of
     the space of a large training workload.
@@ -63,6 +63,7 @@ def record_run(run: Path, recorded: Path) -> Path:
         raise WrongUse(f"{describe(folder)} exists; a run is recorded once")
     pack_cells(read.cells, folder)
     write_atomically(folder / ENVIRONMENT, (run / ENVIRONMENT).read_bytes())
+    _add_rows([folder], history)
     return folder
 
 
@@ -77,18 +78,21 @@ def pack_cells(cells: Iterable[Cell], folder: Path) -> None:
     write_atomically(folder / PACKED, gzip.compress(lines_of(small).encode(), compresslevel=9, mtime=0))
 
 
-def retire_runs(folders: Sequence[Path], history: Path) -> int:
-    """Add the rows of runs to the history, then delete the runs. Return the number of rows that were added.
+def retire_runs(folders: Sequence[Path], history: Path) -> None:
+    """Make sure that the history has the rows of runs, then delete the runs.
 
     Raises:
         InvalidResults: a file of a run has wrong fields.
         CannotWrite: the disk is full; nothing was deleted.
     """
-    rows = [row for folder in folders for row in rows_of(load_run(folder))]
-    write_history([*read_history(history), *rows], history)
+    _add_rows(folders, history)
     for folder in folders:
         shutil.rmtree(folder)
-    return len(rows)
+
+
+def _add_rows(folders: Sequence[Path], history: Path) -> None:
+    rows = (row for folder in folders for row in rows_of(load_run(folder)))
+    write_history([*read_history(history), *rows], history)
 
 
 def renew_page(recorded: Path) -> None:

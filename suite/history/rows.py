@@ -1,4 +1,4 @@
-"""One row for each workload and mode of a run, as `results/history.csv` keeps it after the run itself has left git."""
+"""One row for each workload and mode of every recorded run, kept in `results/history.csv`."""
 
 from __future__ import annotations
 
