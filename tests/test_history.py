@@ -196,7 +196,7 @@ def test_history_command_adds_own_runs_and_draws(
     picture = tmp_path / "history.png"
     for arguments in ((), ("--json",)):
         with pytest.raises(SystemExit) as ended:
-            main(["history", str(a_run(tmp_path / str(len(arguments)))), "--figure", str(picture), *arguments])
+            main(["history", str(a_run(tmp_path / str(len(arguments)), day=9)), "--figure", str(picture), *arguments])
         assert not ended.value.code
         printed = capsys.readouterr().out
         assert "EOS" in printed and "0123456" in printed, "the device of the newest row, which is of the own run"

@@ -9,7 +9,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
 from suite.history.lines import HistoryLines, directions
-from suite.report.draw import INK, STYLE, lay_out
+from suite.report.draw import INK, STYLE, WIDTH
 
 _STRONGEST = (math.log(1.25), math.log(4))
 """Bounds of the log speed-up that has the strongest colour; larger ones have the same."""
@@ -24,7 +24,7 @@ def draw_history(history: HistoryLines) -> Figure:
     logs = [[math.nan if one is None else math.log(one[0]) for one in line] for line in history.speedups.values()]
     most = min(max(_STRONGEST[0], *(abs(log) for line in logs for log in line if log == log)), _STRONGEST[1])
     with matplotlib.rc_context({**STYLE, "axes.spines.left": False, "axes.spines.bottom": False}):
-        figure = Figure(figsize=(max(5.0, 2.2 + 0.72 * len(commits)), 1.8 + 0.24 * len(names)), layout="constrained")
+        figure = Figure(figsize=(max(WIDTH, 2.2 + 0.72 * len(commits)), 1.8 + 0.24 * len(names)), layout="constrained")
         axis = figure.subplots()
         colours = matplotlib.colormaps["PuOr"]
         axis.imshow(logs, aspect="auto", cmap=colours, norm=TwoSlopeNorm(0, -most, most), interpolation="nearest")
@@ -44,5 +44,4 @@ def draw_history(history: HistoryLines) -> Figure:
             f"{_MARKS[1]} {_MARKS[-1]}: differs from the value before by more than 3 % and beyond both intervals",
             loc="left",
         )
-        lay_out(figure)
     return figure

@@ -52,7 +52,7 @@ _AXIS_CHARACTERS = 32
 """In a line of the name of an axis: more would be longer than a panel is high."""
 _GROUP_SHARE = 0.86
 """Part of a group's width that its bars take."""
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
     "text.parse_math": False,
@@ -94,7 +94,7 @@ _BASES = {Scale.RATIO: 1.0, Scale.BYTES: _LOWEST_BYTES, Scale.LINEAR: 0.0, Scale
 
 def draw(chart: Chart | LineChart, provenance: Provenance) -> Figure:
     """The chart as a figure, titled with what it shows and what that was measured on."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = _draw_lines(chart) if isinstance(chart, LineChart) else _draw_bars(chart)
         lines = [line for line in (provenance.warning, chart.title, provenance.setting) if line]
         title = "\n".join(textwrap.fill(line, _CHARACTERS) for line in lines)
@@ -143,7 +143,7 @@ def colour(chart: Chart, series: str) -> str:
 
 def _rendered(figure: Figure, form: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format=form, **options)
     return buffer.getvalue()
 
