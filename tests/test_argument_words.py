@@ -17,8 +17,8 @@ from torch import nn
 from optimizations import host_code, torch_internals
 from optimizations.torch_internals import argument_words as module
 from optimizations.torch_internals import tensor_words
-from optimizations.torch_internals.argument_guard import same_looks
 from optimizations.torch_internals.argument_words import MOST, argument_words, like_each
+from optimizations.torch_internals.tensor_guard import same_metadata
 
 pytestmark = pytest.mark.usefixtures("compiled_looks")
 
@@ -71,7 +71,7 @@ def test_a_tensor_is_found_where_one_that_looks_like_it_is_expected_and_nowhere_
     assert (look is None) == (kind in UNREAD)
     if look is None:
         return
-    same = same_looks([first])
+    same = same_metadata([first])
     found = []
     for other, make in KINDS.items():
         tensor = make()
@@ -115,7 +115,7 @@ def test_a_tensor_that_has_changed_is_found_only_where_it_looks_and_lies_so(chan
         return KINDS[kind]()
 
     one, like = made(), made()
-    look, same = argument_words([like, like.detach()], distinct=True), same_looks([like])
+    look, same = argument_words([like, like.detach()], distinct=True), same_metadata([like])
     other = like.detach().clone()
     assert look is not None and look([one, other]) == [one.data_ptr(), other.data_ptr()]
     with torch.no_grad():

@@ -14,7 +14,7 @@ from optimizations import torch_internals
 from optimizations.capture.trees import handed_out as handed_out_module
 from optimizations.capture.trees.handed_out import FIRST_CALLS, MOST_LAID_OUT, HandedOut
 from optimizations.report.recordings import Direction
-from optimizations.torch_internals.argument_guard import FEW
+from optimizations.torch_internals.tensor_guard import FEW
 
 CHANGES: list[Callable[[torch.Tensor], Any]] = [
     lambda y: y.t_(),
@@ -162,9 +162,11 @@ def test_nothing_that_was_handed_out_is_held() -> None:
 
 def test_looks_that_keep_changing_are_not_laid_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     laid_out: list[int] = []
-    same_looks = handed_out_module.same_looks_of_each
+    same_metadata = handed_out_module.same_metadata_of_each
     monkeypatch.setattr(
-        handed_out_module, "same_looks_of_each", lambda tensors: (laid_out.append(len(tensors)), same_looks(tensors))[1]
+        handed_out_module,
+        "same_metadata_of_each",
+        lambda tensors: (laid_out.append(len(tensors)), same_metadata(tensors))[1],
     )
     results = [torch.zeros(2, 3) for _ in range(4)]
     handed_out = HandedOut(results, "forward")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from binding_programs import Layer, Model, one_parameter, state_assigned
-from bound_calls import HELD, ONE, Clock, Scaled, X, clock, compiled, reads, runner, same, settle
+from bound_calls import HELD, ONE, Scaled, X, clock, compiled, reads, runner, same, settle
 from torch import nn
 
 import optimizations
@@ -51,7 +51,8 @@ def test_a_model_that_is_dropped_is_collected() -> None:
         run(X), keep(X)
     gone = weakref.ref(model)
     storages = [weakref.ref(p.untyped_storage()) for p in model.parameters()]
-    del model, run
+    run = None
+    del model
     gc.collect()
     assert gone() is None
     assert [storage() for storage in storages] == [None] * len(storages)
@@ -206,21 +207,49 @@ def test_threads_never_get_a_tensor_that_was_exchanged_before_they_called() -> N
 
 
 @torch.no_grad()
-def test_slow_comparisons_are_made_new(clock: Clock, reads: list[Any]) -> None:
-    """Another attribute of a module changed: C++ looks at everything from then on, until a new comparison is made."""
+def test_attribute_written_in_each_call_is_no_exchange(reads: list[Any]) -> None:
     model = Model().eval()
     run = compiled(model)
     settle(lambda: run(X))
     reads.clear()
-    for _ in range(2 * bound_module.PROBE_EVERY):
-        run(X)
-    assert reads == []
-    clock.step = 10**12
-    for _ in range(bound_module.PROBE_EVERY + 2):
+    for step in range(20):
+        model.layers[0].number_of_calls = step
         assert same(run(X), model(X))
-    assert reads == [model]
+    assert reads == []
     one_parameter(model)
     assert same(run(X), model(X))
+
+
+@torch.no_grad()
+def test_model_that_references_itself_is_collected() -> None:
+    """By the second full collection after its last call: its own dictionaries are referenced until then."""
+    model = Model().eval()
+    model.layers[0].parents = [model]
+    run = torch.compile(lambda module: module(X), backend="encore")
+    for _ in range(READS_BEFORE + 4):
+        run(model)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    gc.collect()
+    assert gone() is None
+
+
+@torch.no_grad()
+def test_idle_binding_is_read_again(reads: list[Any]) -> None:
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    for _ in range(3):
+        run(X)
+        gc.collect()
+    reads.clear()
+    run(X)
+    assert reads == [], "it is in use"
+    gc.collect()
+    gc.collect()
+    assert same(run(X), model(X))
+    assert reads == [model]
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from optimizations.capture.step import gradient_holders, replaying
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.guard import PROBE_EVERY
 from optimizations.capture.step.replaying import MISSED, SOONEST, STOOD_OFTEN, WORTH
-from optimizations.torch_internals import argument_guard, tensor_words
+from optimizations.torch_internals import argument_guard, tensor_guard, tensor_words
 from optimizations.torch_internals.tensor_words import TensorWords
 
 pytestmark = pytest.mark.usefixtures("looked_at")
@@ -114,8 +114,9 @@ def test_tensors_are_not_asked_for_one_by_one(stay: bool, monkeypatch: pytest.Mo
     addresses: list[int] = []
     # Where there are other threads, as in a process of several that run tests, it is made some times more.
     monkeypatch.setattr(gradient_holders, "_has_other_threads", lambda: False)
-    add_look, compare = argument_guard._add_look, replaying.data_ptrs_equal
-    monkeypatch.setattr(argument_guard, "_add_look", lambda *given: (looks.append(given[1]), add_look(*given)))
+    add_look, compare = tensor_guard.compare_metadata, replaying.data_ptrs_equal
+    for module in (argument_guard, tensor_guard):
+        monkeypatch.setattr(module, "compare_metadata", lambda *given: (looks.append(given[1]), add_look(*given)))
     monkeypatch.setattr(
         replaying, "data_ptrs_equal", lambda *given: (addresses.append(len(given[0])), compare(*given))[1]
     )

@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optimizations import host_code
 from optimizations.appliers.protocol import (
     AddressCell,
     AddressPlace,
@@ -30,8 +29,7 @@ from optimizations.appliers.protocol import (
     Follow,
     NodeUpdate,
 )
-from optimizations.captured.copy_parameters import DESTINATION, SOURCE, place_of
-from optimizations.captured.driver import SET_COPY, SET_KERNEL, check, function_address
+from optimizations.captured.driver import SET_KERNEL, check, function_address
 from optimizations.captured.editing import EditableGraph, LaunchParameters
 from optimizations.captured.graph import WORD_BYTES, KernelNode, MemcpyNode, Node
 from optimizations.indirection.plan import Available, Choice, PlannedNode, Slots
@@ -93,18 +91,20 @@ class HostUpdates:
         """Nothing: a node reads what it was set to last."""
 
     def compiled(self, checks: Sequence[Check], borders: Sequence[int]) -> Follow | None:
-        """The same for these inputs, as compiled code; None where there is none, or it cannot do that.
+        """Return the same for these inputs as compiled code, for `graph_step`; None where it cannot do that.
 
         `borders`: where memory that the graph writes begins and ends, in turn, ascending.
         """
+        from optimizations import host_code  # `torch.compile` runs none
+
         if (host := host_code.looks()) is None:
             return None
-        updates: dict[_KernelUpdate | _MemcpyUpdate, int] = {}
+        updates: dict[_KernelUpdate, int] = {}
         inputs, cells = b"", b""
         for index, below_alignment, _, size in checks:
             first = len(cells) // CELL.size
             for cell, delta, _, update in self._places.get(index, ()):
-                if not isinstance(update, (_KernelUpdate, _MemcpyUpdate)) or update.function is None:
+                if not isinstance(update, _KernelUpdate) or update.function is None:
                     return None
                 if not isinstance(cell, ctypes.c_uint64):
                     return None
@@ -180,30 +180,18 @@ class _Field:
 
 
 class _MemcpyUpdate:
-    """`function`: as of a kernel's."""
-
     def __init__(self, target: EditableGraph, node: PlannedNode) -> None:
         self._call = target.driver.cuGraphExecMemcpyNodeSetParams
-        self.function = function_address(target.driver, SET_COPY)
         self._handle = target.handle(node.node)
         self._context = target.context
         self._copy = check(target.driver.cuGraphMemcpyNodeGetParams, self._handle)
-        fields = {UseKind.MEMCPY_SOURCE: SOURCE, UseKind.MEMCPY_DESTINATION: DESTINATION}
+        fields = {UseKind.MEMCPY_SOURCE: "srcDevice", UseKind.MEMCPY_DESTINATION: "dstDevice"}
         self.places = [
-            AddressPlace(use.input, use.delta, WORD_BYTES, self._cell(fields[use.kind])) for use in node.uses
+            AddressPlace(use.input, use.delta, WORD_BYTES, _Field(self._copy, fields[use.kind])) for use in node.uses
         ]
-
-    def _cell(self, field: str) -> AddressCell:
-        """A word of the structure itself, where that is known."""
-        place = place_of(self._copy, field)
-        return _Field(self._copy, field) if place is None else ctypes.c_uint64.from_address(place)
 
     def set(self, executable: Any) -> None:
         check(self._call, executable, self._handle, self._copy, self._context)
-
-    def raw(self) -> tuple[int, int, int, int]:
-        """The driver's function, the node, where its parameters are, and the context."""
-        return self.function or 0, int(self._handle), int(self._copy.getPtr()), int(self._context)
 
 
 class _MemsetUpdate:

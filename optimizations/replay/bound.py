@@ -1,25 +1,31 @@
-"""A call of a graph some of whose arguments are bound: one comparison in C++, and the list of arguments is complete.
+"""Call a graph some of whose arguments are bound: one comparison in C++, and the list of arguments is complete.
 
-What is bound is valid as long as the modules hold the same tensor objects; that is compared in each call, so a tensor
-that was exchanged in any way is never passed again. What happens *within* a tensor (its data exchanged, its storage
-resized) needs no comparison, since the tensor itself is passed, as Dynamo's bytecode would pass it. Dynamo's own guards
-on sizes, dtypes and so on run before, as they always do.
+What is bound is valid as long as the modules hold the same tensor objects. That is compared in each call, so a tensor
+that was exchanged is never passed again. What happens *within* a tensor (its data exchanged, its storage resized) needs
+no comparison, since the tensor itself is passed, as Dynamo's bytecode would pass it. Dynamo's own guards on sizes,
+dtypes and so on run before, as they always do.
 
-Note [Who keeps a weight alive]. A binding refers to the tensors it passes. It lets go of them as soon as any call finds
-one exchanged: in the binding called, and in all others that refer to the same tensor, whether they are called again or
-not. It also lets go when a root is collected, and at `reset`. There are no weak references to tensors instead:
-`torch.utils.swap_tensors` refuses tensors that have any. Whoever else keeps what may refer to weights is told when a
-root is collected (`when_a_root_is_gone`).
+Note [Who keeps a weight alive]. A binding references the tensors it passes, and the modules' dictionaries that are
+compared. It drops them as soon as any call finds a tensor exchanged: in the binding called, and in all others that
+reference the same tensor, whether they are called again or not. It also drops them when a root is collected, and at
+`reset`. There are no weak references to tensors instead: `torch.utils.swap_tensors` refuses tensors that have any.
+Callbacks run when a root is collected (`when_a_root_is_gone`).
+
+Note [Models that reference themselves]. Submodules may reference their root (`block.model = [self]`, bound methods). A
+binding would then keep the root alive by the submodules' dictionaries. So a full garbage collection first drops all
+that is bound and was not called since the last one: such a model is collected by the second collection after its last
+call, and another model reads its parameters again for a few calls.
 
 Note [When to compare in C++ again]. Making the comparison takes longer than reading everything once in Python. So
 after an exchange calls read everything, until that has taken as long as making the comparison would, and longer each
 time it did not pay. For a program that replaces a buffer in each call no comparison is made after a few attempts: what
-is bound would keep results of CUDA graphs alive that the program has let go. The same rule serves a comparison that
-became slow because something else in a module changed, which C++ answers by looking at everything from then on.
+is bound would keep results of CUDA graphs alive that the program has dropped. The same rule serves a program that
+writes the same object into `_parameters` or `_modules` again and again, which changes their versions.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 import warnings
@@ -31,26 +37,20 @@ import torch
 
 from optimizations.replay.binding import Binding, fetch
 from optimizations.replay.shortcut import ordered_of
-from optimizations.torch_internals.identity_guard import NotGuarded, same_tensors
+from optimizations.torch_internals.identity_guard import Dictionaries, Exchanged, NotGuarded, same_tensors
 from optimizations.torch_internals.wrappers import taking_a_list
 from optimizations.weak_registry import WeakRegistry
 
 READS_BEFORE = 2
 """Calls that read everything before a comparison is made: a root that is made for one call never gets one."""
 
-PROBE_EVERY = 64
-"""Calls between two measurements of how long the comparison takes."""
-
-SLOW = 4
-"""A comparison that takes this many times its fastest is one that looks at everything."""
-
 PATIENCE = 8
 """After so many times the cost of a comparison spent in vain, a module that exchanges other tensors than parameters is
 taken to do so in each call (a cache, which may be a result of a CUDA graph), and no comparison is made any more."""
 
-State = tuple[Callable[[tuple[Any, ...]], bool], list[Any], list["InOrder"]]
-"""A comparison, the arguments that a call has if it holds, and, once it was asked for, the same in another order; one
-object, since threads may share a binding."""
+State = tuple[Callable[[Dictionaries], bool], Dictionaries, list[Any], list["InOrder"]]
+"""A comparison and its argument, the arguments that a call has if it holds, and, once used, the same in another order;
+one object, since threads may share a binding."""
 
 FEW_ARGUMENTS = 32
 """Of a graph with no more arguments than that, they are passed on by the generated code."""
@@ -82,17 +82,17 @@ def when_a_root_is_gone(callback: Callable[[], None]) -> None:
 
 
 class BoundRoots:
-    """The arguments that one compiled graph was last called with for one choice of its root modules.
+    """The arguments of one compiled graph's last call with one choice of its root modules.
 
     Attributes:
         state: None while nothing is bound.
-        calls_to_probe: what is left of `PROBE_EVERY`; the caller counts down and calls `probe` at 0.
+        served: calls that the comparison let through; the caller counts.
         alive: weak references to the roots.
     """
 
     def __init__(self, binding: Binding) -> None:
         self.state: State | None = None
-        self.calls_to_probe = PROBE_EVERY
+        self.served = 0
         self.alive: tuple[weakref.ref[Any], ...] = ()
         self._binding = binding
         self._reads_left = READS_BEFORE
@@ -100,27 +100,29 @@ class BoundRoots:
         self._weight = 1
         self._reading_ns = 0
         self._lost_ns = 0
-        self._fastest_ns = 0
-        self._probes = 0
+        self._served_at_collection = 0
         _all.add(self)
 
     def release(self) -> None:
-        """Let go of all tensors, as if the roots had never been seen."""
+        """Drop all tensors, as if the roots had never been seen."""
         self.state = None
         self._reads_left = READS_BEFORE
         self._making_ns = 0
         self._weight = 1
 
+    def release_if_idle(self) -> None:
+        """Drop what is bound if no call used it since this was called last. Note [Models that reference themselves]."""
+        served, self._served_at_collection = self._served_at_collection, self.served
+        if self.served == served:
+            self.state = None
+
     def refers_to(self, identities: Set[int]) -> bool:
-        """Whether a tensor with one of these identities is bound."""
+        """Return whether a tensor with one of these identities is bound."""
         state = self.state
-        return state is not None and not identities.isdisjoint(map(id, state[1]))
+        return state is not None and not identities.isdisjoint(map(id, state[2]))
 
     def read(self, given: tuple[Any, ...]) -> list[Any]:
-        """The arguments of the graph as the modules hold them now; what was bound and is not held any more is let go.
-
-        Those that the call passes are filled in.
-        """
+        """Return the arguments of the graph as the modules hold them now, and drop what was bound if it differs."""
         start = time.perf_counter_ns()
         binding = self._binding
         arguments: list[Any] = [None] * binding.arguments
@@ -130,7 +132,7 @@ class BoundRoots:
         self._reading_ns = time.perf_counter_ns() - start
         state = self.state
         if state is not None:
-            self._exchanged(state[1], arguments)
+            self._exchanged(state[2], arguments)
         elif self._reads_left > 0:
             self._reads_left -= 1
         else:
@@ -140,23 +142,6 @@ class BoundRoots:
         for position, argument in zip(binding.passed, given, strict=False):
             arguments[position] = argument
         return arguments
-
-    def probe(self, given: tuple[Any, ...]) -> None:
-        """Measure the comparison, and give it up when it has been slow for as long as making it takes."""
-        self.calls_to_probe = PROBE_EVERY
-        self._probes += 1
-        state = self.state
-        if state is None:
-            return
-        start = time.perf_counter_ns()
-        state[0](given)
-        took_ns = time.perf_counter_ns() - start
-        self._fastest_ns = min(self._fastest_ns or took_ns, took_ns)
-        if took_ns > SLOW * self._fastest_ns:
-            self._lost_ns += PROBE_EVERY * (took_ns - self._fastest_ns)
-            if self._lost_ns >= self._weight * self._making_ns:
-                self.give_up()
-                self._lost_ns = self._weight * self._making_ns
 
     def _exchanged(self, before: list[Any], now: list[Any]) -> None:
         self.give_up()
@@ -170,17 +155,17 @@ class BoundRoots:
 
     def give_up(self) -> None:
         """Drop the comparison. One that did not win back what it cost makes the next one wait longer."""
-        won_back = self._probes * PROBE_EVERY * self._reading_ns >= self._making_ns
+        won_back = self.served * self._reading_ns >= self._making_ns
         self._weight = 1 if won_back else 2 * self._weight
-        self._lost_ns = self._probes = 0
+        self._lost_ns = self.served = self._served_at_collection = 0
         self.state = None
 
     def _make_comparison(self, roots: tuple[Any, ...], arguments: list[Any]) -> None:
         start = time.perf_counter_ns()
-        first = len(self._binding.passed)
-        places = zip(range(first, first + len(roots)), roots, self._binding.roots, strict=True)
         try:
-            self.state = same_tensors(list(places), arguments), arguments.copy(), []
+            compare, dictionaries = same_tensors(zip(roots, self._binding.roots, strict=True), arguments)
+        except Exchanged:
+            return
         except NotGuarded:
             self._reads_left = sys.maxsize
             return
@@ -190,8 +175,8 @@ class BoundRoots:
             self._reads_left = sys.maxsize
             return
         self._making_ns = time.perf_counter_ns() - start
-        self._fastest_ns = self._lost_ns = 0
-        self.calls_to_probe = PROBE_EVERY
+        self._lost_ns = self.served = self._served_at_collection = 0
+        self.state = compare, dictionaries, arguments.copy(), []
 
 
 class _ByRoots(dict[Any, BoundRoots]):
@@ -232,20 +217,18 @@ def bound(compiled: Callable[..., Any], binding: Binding) -> Callable[..., Any]:
         if roots is None:
             roots = by_roots.add(key, binding, given[first_root:])
         state = roots.state
-        if state is None or not state[0](given):
+        if state is None or not state[0](state[1]):
             return compiled_of_list(roots.read(given))
-        roots.calls_to_probe -= 1
-        if roots.calls_to_probe <= 0:
-            roots.probe(given)
+        roots.served += 1
         if ordered is not None and ordered.ready:
-            in_order = state[2]
+            in_order = state[3]
             if not in_order:
-                in_order.append(InOrder(state[1], ordered.order.arguments, passed))
+                in_order.append(InOrder(state[2], ordered.order.arguments, passed))
             values = in_order[0].arguments.copy()
             for place, position in in_order[0].passed:
                 values[place] = given[position]
             return ordered.call(values)
-        arguments = state[1].copy()
+        arguments = state[2].copy()
         for position, argument in zip(passed, given, strict=False):
             arguments[position] = argument
         return compiled_of_list(arguments)
@@ -254,6 +237,19 @@ def bound(compiled: Callable[..., Any], binding: Binding) -> Callable[..., Any]:
 
 
 def release_bindings() -> None:
-    """Let go of all tensors that are bound in this process. The next calls read them from their modules."""
+    """Drop all tensors that are bound in this process. The next calls read them from their modules."""
     for roots in _all.alive():
         roots.release()
+
+
+_FULL_COLLECTION = 2
+
+
+def _before_a_collection(phase: str, collection: dict[str, int]) -> None:
+    """Note [Models that reference themselves]."""
+    if phase == "start" and collection["generation"] == _FULL_COLLECTION:
+        for roots in _all.alive():
+            roots.release_if_idle()
+
+
+gc.callbacks.append(_before_a_collection)

@@ -16,62 +16,8 @@ import torch
 from optimizations import torch_internals
 from optimizations.torch_internals.compiled_entries import CompiledEntries
 from optimizations.torch_internals.dict_guard import HeldEntries, add_absent, add_entries
+from optimizations.torch_internals.tensor_guard import compare_metadata, compare_metadata_of_each
 from optimizations.torch_internals.tensor_words import TensorWords
-
-
-def same_looks(tensors: Sequence[torch.Tensor]) -> Callable[[tuple[Any, ...]], bool]:
-    """A function that tells whether a tuple holds tensors of the same types, shapes, strides, dtypes and devices.
-
-    And in the same order, with the same `requires_grad` and dispatch keys, which autocast and inference mode change.
-    """
-    tree = torch_internals.RootGuardManager()
-    tree.add_length_check_guard(len(tensors), ("length",), None)
-    _add_looks(tree, tensors)
-    check: Callable[[tuple[Any, ...]], bool] = tree.check
-    return check
-
-
-FEW = 16
-"""Tensors up to which a check without a tree of guards is faster."""
-
-
-def same_looks_of_each(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """The same as `same_looks` for tensors that are passed one by one, as many as there were."""
-    if len(tensors) > FEW:
-        check = same_looks(tensors)
-        return lambda *given: check(given)
-    guards = torch_internals.TensorGuards(
-        *tensors,
-        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
-        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
-    )
-    check_each: Callable[..., bool] = guards.check
-    return check_each
-
-
-def _add_looks(node: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Add guards of these, which stand in the tuple of `node`. Returns the node of each."""
-    kind = torch_internals.GuardManagerType.GUARD_MANAGER
-    found = []
-    for index, tensor in enumerate(tensors):
-        found.append(node.tuple_getitem_manager(index, f"tensor {index}", tensor, kind))
-        _add_look(found[-1], f"tensor {index}", tensor)
-    return found
-
-
-def _add_look(node: Any, name: str, tensor: torch.Tensor) -> None:
-    """Add a guard of the look of the tensor that the node stands for."""
-    node.add_tensor_match_guard(
-        tensor,
-        list(tensor.shape),
-        list(tensor.stride()),
-        name,
-        (name,),
-        None,
-        type(tensor),
-        torch_internals.dispatch_keys(tensor),
-    )
-
 
 _DICTS = (dict, OrderedDict, defaultdict)
 
@@ -183,12 +129,12 @@ class _LookedAt:
     def add(self, node: Any, value: Any) -> None:
         """Add guards to the node of a value, if it is one of these and has none yet."""
         if (tensor := self._tensors.pop(id(value), None)) is not None:
-            _add_look(node, "tensor", tensor)
+            compare_metadata(node, "tensor", tensor)
         if (found := self._gradients.pop(id(value), None)) is not None:
             gradient = found[1]
             leaf = _add_gradient(node, "parameter", gradient)
             if gradient is not None and gradient.layout is torch.strided and not gradient.is_nested:
-                _add_look(leaf, "gradient", gradient)
+                compare_metadata(leaf, "gradient", gradient)
 
     def has(self, value: Any) -> bool:
         """Whether a value is one of these, and has no guards yet."""
@@ -222,7 +168,7 @@ def _add_values(tree: Any, held: Sequence[Held], looked_at: _LookedAt) -> tuple[
             leaf.add_id_match_guard(id(value), (name,), None)
             looked_at.add(leaf, value)
         for key, tensor in one.looks:
-            _add_look(_place(node, one, key, name, _CHANGES_ITSELF), name, tensor)
+            compare_metadata(_place(node, one, key, name, _CHANGES_ITSELF), name, tensor)
     return tuple(one.holder for one in held)
 
 
@@ -306,7 +252,7 @@ def same_call(
     given = tuple(inputs)
     arguments = tree.tuple_getitem_manager(0, "arguments", given, kind)
     arguments.add_length_check_guard(len(given), ("length",), None)
-    nodes = _add_looks(arguments, given)
+    nodes = compare_metadata_of_each(arguments, given)
     if distinct and len(nodes) > 1:
         names = [f"tensor {index}" for index in range(len(nodes))]
         torch_internals.no_tensor_aliasing(nodes, names, ("aliases",), None)

@@ -121,9 +121,9 @@ def _is_seen(change: Callable[[torch.nn.Parameter], object]) -> bool:
 
 
 def _guarded(like: torch.Tensor) -> Callable[[list[torch.Tensor]], bool]:
-    from optimizations.torch_internals.argument_guard import same_looks
+    from optimizations.torch_internals.tensor_guard import same_metadata
 
-    compare = same_looks([like])
+    compare = same_metadata([like])
     return lambda tensors: compare(tuple(tensors))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from optimizations.torch_internals.argument_guard import same_looks
+from optimizations.torch_internals.tensor_guard import same_metadata
 
 CHECKS_KEPT = 4
 """Comparisons in C++ that are kept. They also compare what a geometry does not have: `requires_grad` and dispatch keys,
@@ -70,7 +70,7 @@ class FixedGeometry:
             return False
         if self._made < CHECKS_MADE:
             self._made += 1
-            self._checks = (same_looks(tensors), *self._checks[: CHECKS_KEPT - 1])
+            self._checks = (same_metadata(tensors), *self._checks[: CHECKS_KEPT - 1])
         return True
 
 

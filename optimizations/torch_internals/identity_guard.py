@@ -1,16 +1,22 @@
-"""Whether modules still hold the tensors they held, asked of PyTorch's guards: one call into C++ for all of them.
+"""Check in C++ whether modules still hold the tensors they held: one call for all of them.
 
-Dynamo's guards are trees of managers, one for each object on the way to what is guarded. Here a tree leads from an
-argument that is a module to each tensor, and each leaf compares an identity. The tree is marked as Dynamo marks its own
-(`GuardManagerWrapper.find_tag_safe_roots`): once it held, C++ compares only the versions of the dictionaries on the
-way, and walks the tree again when one of them changed. After such a change it always walks, so a tree is made new when
-that happens and calls go on.
+Dynamo's guards are trees of nodes, one for each object on the way to what is guarded. Here the tree is flat. Its root
+is a tuple of dictionaries: of each module its `__dict__`, `_parameters`, `_buffers` and `_modules`. Each has a node:
+
+* of `_parameters` and `_modules` the version is compared, which every write changes;
+* of `__dict__` and `_buffers`, which programs write in calls, the objects under the names that count are compared, and
+  only if the version changed.
+
+Nothing is marked to be skipped (`mark_tag_safe_root`). PyTorch withdrew such marks in 2.12, since they read versions of
+dictionaries that may be freed. The dictionaries here are referenced as long as they are compared.
+
+What is not compared is whether a module's `__dict__` is still the same object (`module.__dict__ = ...`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +25,13 @@ import torch
 from optimizations import torch_internals
 from optimizations.torch_internals.dynamo_call import BUFFERS, MODULES, PARAMETERS
 
+Dictionaries = tuple[dict[str, Any], ...]
+"""The argument of the function that `same_tensors` returns."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeldTensors:
-    """What is looked at in a module: (name, index in the list of all tensors) of its own, and its submodules."""
+    """What is read from a module: (name, index in the list of all tensors) of its own, and its submodules."""
 
     parameters: tuple[tuple[str, int], ...]
     buffers: tuple[tuple[str, int], ...]
@@ -30,56 +39,79 @@ class HeldTensors:
 
 
 class NotGuarded(Exception):
-    """A module keeps its tensors in another way than `torch.nn.Module` does, so C++ cannot be asked."""
+    """A module keeps its tensors in another way than `torch.nn.Module` does, so its dictionaries say nothing."""
+
+
+class Exchanged(Exception):
+    """A module no longer holds a parameter that is to be compared from now on."""
 
 
 def same_tensors(
-    roots: Sequence[tuple[int, torch.nn.Module, HeldTensors]], tensors: Sequence[Any]
-) -> Callable[[tuple[Any, ...]], bool]:
-    """A function of a call's arguments that tells whether each module still holds the very same `tensors`.
+    roots: Iterable[tuple[torch.nn.Module, HeldTensors]], tensors: Sequence[Any]
+) -> tuple[Callable[[Dictionaries], bool], Dictionaries]:
+    """Return a function that checks whether these modules hold the very same `tensors`, and its argument.
 
-    `roots` gives the position of each module in the arguments. The function keeps neither modules nor tensors alive:
-    its caller must keep `tensors`, for an identity means nothing once its object is gone.
+    The caller references `tensors` as long as it calls the function: an identity means nothing once its object is gone.
 
     Raises:
+        Exchanged: another thread exchanged a tensor since the caller read it.
         NotGuarded: a module keeps its tensors in its own way.
     """
-    tree = torch_internals.RootGuardManager()
-    kind = torch_internals.GuardManagerType.GUARD_MANAGER
-    for position, module, held in roots:
-        node = tree.tuple_getitem_manager(position, "module", module, kind)
-        _add_module(node, module, held, tensors, kind)
-        node.mark_tag_safe_root()
-    check: Callable[[tuple[Any, ...]], bool] = tree.check
-    return check
+    made = _Flat()
+    for module, held in roots:
+        made.add(module, held, tensors)
+    check: Callable[[Dictionaries], bool] = made.tree.check
+    return check, tuple(made.dictionaries)
 
 
-def _add_module(node: Any, module: torch.nn.Module, held: HeldTensors, tensors: Sequence[Any], kind: Any) -> None:
-    attributes = node.get_generic_dict_manager("attributes", module.__dict__, kind)
-    for dictionary, names in ((PARAMETERS, held.parameters), (BUFFERS, held.buffers)):
-        if not names:
-            continue
-        values = _dictionary(module, dictionary)
-        entries = attributes.dict_getitem_manager(dictionary, dictionary, values, kind)
-        for name, index in names:
-            leaf = entries.dict_getitem_manager(name, name, None, kind)
-            leaf.add_id_match_guard(id(tensors[index]), (name,), None)
-            leaf.mark_tag_safe()
-        entries.mark_tag_safe()
-    if held.modules:
-        values = _dictionary(module, MODULES)
-        entries = attributes.dict_getitem_manager(MODULES, MODULES, values, kind)
-        for name, inner in held.modules:
-            submodule = entries.dict_getitem_manager(name, name, values[name], kind)
-            _add_module(submodule, values[name], inner, tensors, kind)
-        entries.mark_tag_safe()
-    attributes.mark_tag_safe()
-    node.mark_tag_safe()
+class _Flat:
+    """A flat tree of guards under construction."""
+
+    def __init__(self) -> None:
+        self.tree = torch_internals.RootGuardManager()
+        self.dictionaries: list[dict[str, Any]] = []
+        self._kind = torch_internals.GuardManagerType.GUARD_MANAGER
+
+    def add(self, module: torch.nn.Module, held: HeldTensors, tensors: Sequence[Any]) -> None:
+        attributes = module.__dict__
+        names = [
+            name
+            for name, used in ((PARAMETERS, held.parameters), (BUFFERS, held.buffers), (MODULES, held.modules))
+            if used
+        ]
+        found = {name: _dictionary(module, name) for name in names}
+        self._compare_entries(attributes, found)
+        if held.parameters:
+            self._compare_version(found[PARAMETERS])
+            if any(found[PARAMETERS].get(name) is not tensors[index] for name, index in held.parameters):
+                raise Exchanged
+        if held.buffers:
+            self._compare_entries(found[BUFFERS], {name: tensors[index] for name, index in held.buffers})
+        if held.modules:
+            self._compare_version(found[MODULES])
+            for name, inner in held.modules:
+                self.add(found[MODULES][name], inner, tensors)
+
+    def _node(self, dictionary: dict[str, Any]) -> Any:
+        place = len(self.dictionaries)
+        self.dictionaries.append(dictionary)
+        return self.tree.tuple_getitem_manager(place, f"dictionary {place}", dictionary, self._kind)
+
+    def _compare_version(self, dictionary: dict[str, Any]) -> None:
+        self._node(dictionary).add_dict_version_guard(dictionary, ("version",), None)
+
+    def _compare_entries(self, dictionary: dict[str, Any], expected: dict[str, Any]) -> None:
+        """Compare the objects under these names. The example None lets C++ skip them while the version is the same."""
+        node = self._node(dictionary)
+        for name, value in expected.items():
+            node.dict_getitem_manager(name, name, None, self._kind).add_id_match_guard(id(value), (name,), None)
 
 
 def _dictionary(module: torch.nn.Module, name: str) -> Any:
-    """The dictionary of a module by this name, provided that reading the attribute gives just that."""
+    """Return the dictionary of a module by this name, provided that reading the attribute gives just that."""
     found = module.__dict__.get(name)
-    if type(found) not in (dict, OrderedDict) or getattr(module, name) is not found:
+    if type(module.__dict__) is not dict or type(found) not in (dict, OrderedDict):
         raise NotGuarded(f"{type(module).__name__} keeps {name} in its own way")
+    if getattr(module, name) is not found:
+        raise NotGuarded(f"{type(module).__name__} gives another {name} than it has")
     return found

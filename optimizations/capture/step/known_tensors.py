@@ -10,7 +10,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.step.guard import Guard
 from optimizations.capture.step.tensor_marks import looks
-from optimizations.torch_internals.argument_guard import same_looks
+from optimizations.torch_internals.tensor_guard import same_metadata
 
 
 class KnownTensors:
@@ -48,4 +48,4 @@ class KnownTensors:
 
 
 def _compared(tensors: tuple[torch.Tensor, ...]) -> Callable[[], bool]:
-    return functools.partial(same_looks(tensors), tensors)
+    return functools.partial(same_metadata(tensors), tensors)

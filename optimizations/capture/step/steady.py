@@ -21,7 +21,7 @@ from optimizations import host_code, torch_internals
 from optimizations.capture.signature import NUMPY, PLAIN, alias_pattern, attributes, exact, fields, is_dataclass
 from optimizations.capture.step.running_values import RunningInputs
 from optimizations.capture.step.surroundings import kernels_now, modes
-from optimizations.torch_internals.argument_guard import same_looks
+from optimizations.torch_internals.tensor_guard import same_metadata
 
 _Take = Callable[[Any, list[Any]], bool]
 """Appends the tensors of a value to a list; False if the value is another."""
@@ -52,7 +52,7 @@ class Arguments:
 
         `tensors` are of a call with the same signature: what C++ compares includes settings, such as autocast.
         """
-        self._looks = same_looks(tensors)
+        self._looks = same_metadata(tensors)
         self._settings: Any = torch_internals.GlobalStateGuard().check
         self._inference, self._kernels = torch.is_inference_mode_enabled(), kernels_now()
         self._anomalies = anomalies_now()

@@ -31,7 +31,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.report.recordings import Direction
-from optimizations.torch_internals.argument_guard import same_looks_of_each
+from optimizations.torch_internals.tensor_guard import same_metadata_of_each
 
 MOST_LOOKS = 4
 """Looks that are compared in C++: what surrounds a call is part of them (autocast, inference mode)."""
@@ -106,7 +106,7 @@ class HandedOut:
         self._calls += 1
         if not changed and self._calls > FIRST_CALLS and self._laid_out < MOST_LAID_OUT:
             self._laid_out += 1
-            looks.insert(0, same_looks_of_each([results[place] for place in self._places]))
+            looks.insert(0, same_metadata_of_each([results[place] for place in self._places]))
             del looks[MOST_LOOKS:]
         return changed
 
