@@ -61,13 +61,13 @@ def test_fixed_geometry_ignores_strides_of_one_element() -> None:
 
 def test_fixed_geometry_holds_in_all_modes(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    stock = geometry.same_looks
+    stock = geometry.same_metadata
 
     def counted(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
         made.append(1)
         return stock(tensors)
 
-    monkeypatch.setattr(geometry, "same_looks", counted)
+    monkeypatch.setattr(geometry, "same_metadata", counted)
     tensors = [torch.zeros(8, 8), nn.Parameter(torch.zeros(8))]
     fixed = FixedGeometry(tensors, [0, 1])
     for _ in range(3 * CHECKS_MADE):
