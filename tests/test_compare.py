@@ -164,6 +164,18 @@ def test_other_kernels_within_a_run_are_not_decided(compare: Callable[..., Compa
     assert "placement" not in made.means and made.exit_code == EXIT_UNDECIDED
 
 
+def test_row_that_had_not_settled_is_not_decided(compare: Callable[..., Comparison]) -> None:
+    slower = [
+        each.model_copy(update={"compile": each.compile.model_copy(update={"settled": False})})
+        if each.mode == "placement" and each.compile
+        else each
+        for each in cells({"placement": 1.5})
+    ]
+    made = compare(cells(), slower)
+    assert pair(made, "placement").outcome is Outcome.UNDECIDED
+    assert pair(made, "placement").reason == "not settled when it was timed in NEW"
+
+
 def test_without_a_common_baseline_nothing_is_decided(compare: Callable[..., Comparison]) -> None:
     alone = [each for each in cells() if each.mode == "placement"]
     made = compare(alone, alone)

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from suite import stats
 from suite.compare.change import Change, LogRatios, change_between, change_within, own_variance
 from suite.modes import EAGER_MODE, GRAPH_MODE, REFERENCE_MODE
-from suite.report.compare import Kernels, TimeKind, baselines, compare_kernels, ratios_by_process, spread_of
+from suite.report.compare import (
+    Kernels,
+    TimeKind,
+    baselines,
+    compare_kernels,
+    has_settled,
+    ratios_by_process,
+    spread_of,
+)
 from suite.report.load import Run, cell_label
 from suite.schema import Cell, Status
 
@@ -88,6 +96,8 @@ class WithinRuns:
             return f"{baseline} was not measured"
         if not cell.status is reference.status is Status.PASS:
             return f"{baseline}: {reference.status.value}"
+        if not (has_settled(cell) and has_settled(reference)):
+            return "not settled when it was timed"
         ratios = ratios_by_process(cell, reference, self._metric)
         if ratios is None:
             return f"no {self._metric.value} samples"

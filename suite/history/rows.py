@@ -28,7 +28,8 @@ class HistoryRow:
 
     Times are medians in microseconds over all samples: `host_us` of an iteration from its start to its completion,
     `kernel_us` of its kernels alone. `over_compile` and `over_graph` say how many times faster the mode is than these
-    modes of the same run, with 95 % intervals; None where the two did not run the same kernels, or one did not pass.
+    modes of the same run, with 95 % intervals; None where the two did not run the same kernels, or one did not pass
+    or had not settled.
     """
 
     run: str
