@@ -448,6 +448,7 @@ EMPTY_PATHS = (
     ("report", "--out"), ("report", "--figures"), ("report", "--readme"), ("report", "--micro"),
     ("report", "--nanogpt"), ("report", "--explanations"), ("explain", "EOS", "--out"), ("micro", "--all", "--out"),
     ("micro", "indirection", "--draw"), ("micro", "feeds", "--out"), ("decisions", "clear", "--all", "--folder"),
+    ("record", "--retire"), ("history", "--figure"),
 )  # fmt: skip
 
 

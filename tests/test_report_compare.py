@@ -327,55 +327,36 @@ def workloads_run(*, lacking: str | None = None):
     return run_of(*cells)
 
 
+def shared(comparisons, *modes, labels="ABC"):
+    return compare.common_means(comparisons, modes, "compile", labels)
+
+
 def test_geometric_means_count_their_workloads():
-    means = compare.mean_speedups(compare.compare(workloads_run()))
-    shown = {(one.mode, one.baseline, one.common): one.mean for one in means if one.metric is TimeKind.LATENCY}
-    assert shown.keys() == {("eager", "compile", False), ("graph", "compile", False)}
-    assert shown["graph", "compile", False].value == pytest.approx(4)
-    assert shown["graph", "compile", False].count == 3
+    found = shared(compare.compare(workloads_run()), "eager", "graph")
+    assert found.keys() == {"eager", "graph"}
+    assert found["graph"].value == pytest.approx(4)
+    assert found["graph"].count == 3
+    assert shared(compare.compare(workloads_run()), "graph", labels=["A"])["graph"].value == pytest.approx(2)
 
 
-def test_rows_of_several_ranks_are_in_no_mean_of_workloads():
-    run = workloads_run()
-    cells = [one.model_copy(update={"tp": 1}) if one.workload == "C" else one for one in run.cells]
-    means = compare.mean_speedups(compare.compare(run_of(*cells)))
-    assert means
-    assert {mean.mean.count for mean in means} == {2}
+def test_means_go_over_the_rows_that_all_modes_have():
+    """Means over different workloads cannot be set side by side."""
+    found = shared(compare.compare(workloads_run(lacking="C")), "eager", "graph")
+    assert {mode: mean.count for mode, mean in found.items()} == {"eager": 2, "graph": 2}
+    assert found["graph"].value == pytest.approx(8**0.5)
 
 
-def test_rows_with_the_optimizer_are_in_means_of_their_own_kind_only():
-    cells = workloads_run().cells
-    measured = [one.model_copy(update={"with_optimizer": True}) for one in cells]
-    both = compare.mean_speedups(compare.compare(run_of(*cells, *measured)))
-    assert both == compare.mean_speedups(compare.compare(run_of(*cells)))
-    alone = compare.mean_speedups(compare.compare(run_of(*measured)))
-    assert {mean.mean.count for mean in alone} == {3}
-
-
-def test_where_modes_lack_workloads_means_are_also_given_over_the_common_ones():
-    means = compare.mean_speedups(compare.compare(workloads_run(lacking="C")))
-    shown = {(one.mode, one.common): one.mean for one in means if one.metric is TimeKind.LATENCY}
-    assert {key: mean.count for key, mean in shown.items()} == {
-        ("eager", False): 3,
-        ("eager", True): 2,
-        ("graph", False): 2,
-        ("graph", True): 2,
-    }
-    assert shown["graph", True].value == pytest.approx(8**0.5)
-
-
-def test_a_step_of_one_workload_does_not_narrow_the_means_of_the_modes_that_all_have():
+def test_step_of_one_workload_does_not_narrow_the_means():
     cells = workloads_run(lacking="C").cells
     step = [cell(name, "step", **steady([100] * 6)) for name in "ABC"]
 
-    def common(*more):
-        means = compare.mean_speedups(compare.compare(run_of(*cells, *more)))
-        return {one.mode: one.mean.count for one in means if one.common and one.metric is TimeKind.LATENCY}
+    def counts(*more):
+        found = shared(compare.compare(run_of(*cells, *more)), "eager", "graph", "step")
+        return {mode: mean.count for mode, mean in found.items()}
 
-    assert common(step[0]) == {"eager": 2, "graph": 2}
-    assert common(*step) == {"eager": 2, "graph": 2, "step": 2}, "it ran in all of them"
-    failed = failed_cell("A", "step", Status.UNSUPPORTED)
-    assert common(failed, *step[1:]) == {"eager": 1, "graph": 1, "step": 1}
+    assert counts(step[0]) == {"eager": 2, "graph": 2}
+    assert counts(*step) == {"eager": 2, "graph": 2, "step": 2}, "it ran in all of them"
+    assert counts(failed_cell("A", "step", Status.UNSUPPORTED), *step[1:]) == {"eager": 1, "graph": 1, "step": 1}
 
 
 def with_kernels(*names, **changes):
@@ -399,7 +380,7 @@ def test_a_ratio_of_other_kernels_has_no_verdict_and_is_in_no_mean(ours, kernels
     item = only(comparisons, "graph", "compile")
     assert (item.kernels, item.verdict) == (kernels, verdict)
     assert item.ratio.value == pytest.approx(2)
-    assert bool(compare.mean_speedups(comparisons)) == (verdict is not None)
+    assert bool(shared(comparisons, "graph", labels=["EOS"])) == (verdict is not None)
 
 
 @pytest.mark.parametrize(
@@ -414,7 +395,7 @@ def test_without_names_of_kernels_a_ratio_that_follows_their_time_is_void(kernel
     )
     item = only(compare.compare(run), "graph", "compile")
     assert (item.kernels, item.verdict) == (kernels, None)
-    assert compare.mean_speedups([item]) == ()
+    assert shared([item], "graph", labels=["EOS"]) == {}
 
 
 def test_a_ratio_over_another_process_of_a_baseline_whose_kernels_nobody_timed_is_void():

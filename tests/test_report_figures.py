@@ -62,7 +62,7 @@ def test_speed_up_bars_are_ratios_with_intervals_and_geomean():
     assert bar.interval == pytest.approx((2.0, 2.0))
     assert bar.published == 0.85
     assert chart.bars["geomean", "graph"].value == pytest.approx(2.0)
-    assert "graph 1 of 2" in chart.note
+    assert "of the 1 workloads that all modes have" in chart.note
     assert chart.series == ("graph",)
 
 

@@ -182,7 +182,7 @@ def build_report(
 
 
 _OUTLINE = (
-    ("speedup", "Speed-up", "over_", (HEADLINE, "overview", "over_graphs", strategies.NAME, "geomeans", "speedups")),
+    ("speedup", "Speed-up", "over_", (HEADLINE, "overview", "over_graphs", strategies.NAME, "speedups")),
     ("times", "Where the time goes", "time_split", ("times",)),
     ("coverage", "Coverage", "coverage", ("coverage", "not_captured")),
     ("copies", "Copies", "copies", ("copies",)),

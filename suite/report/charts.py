@@ -60,24 +60,23 @@ def speed_ups(
         if (item.baseline, item.metric) == (baseline, TimeKind.LATENCY) and item.cell.mode in modes
     }
     bars = {key: _ratio_bar(item, published) for key, item in items.items() if key[0] in group.labels}
-    counts = []
-    for mode in modes:
-        if (mean := compare.mean_over(comparisons, mode, baseline, group.labels)) is not None:
-            bars[GEOMEAN, mode] = Bar(mean.value, _interval(mean.low, mean.high), label=f"{mean.value:.2f}")
-            counts.append(f"{mode} {mean.count}")
+    means = compare.common_means(comparisons, modes, baseline, group.labels)
+    count = max((mean.count for mean in means.values()), default=0)
+    for mode, mean in means.items():
+        bars[GEOMEAN, mode] = Bar(mean.value, _interval(mean.low, mean.high), label=f"{mean.value:.2f}")
     stock = "stock's CUDA graphs" if baseline == GRAPH_MODE else f"{baseline} (no CUDA graphs)"
     return Chart(
         f"{name}{group.suffix}",
         f"Speed-up over {stock}: {group.title}",
         f"times faster than {baseline}",
         Scale.RATIO,
-        (*group.labels, *([GEOMEAN] if counts else [])),
+        (*group.labels, *([GEOMEAN] if means else [])),
         modes,
         bars,
-        summary_groups=1 if counts else 0,
+        summary_groups=1 if means else 0,
         published=published.sources["grace"].setting,
         note="Host time of one iteration; whiskers: 95 % intervals."
-        + (f" Geometric means: {', '.join(counts)} of {len(group.labels)}." if counts else ""),
+        + (f" Geometric means: of the {count} workloads that all modes have." if means else ""),
         shown=(1 / 4, 8),
     )
 

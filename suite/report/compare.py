@@ -104,22 +104,6 @@ class Comparison:
             return self.verdict.value
         return UNSETTLED if self.kernels in COMPARABLE and not self.settled else str(self.kernels or "")
 
-    @property
-    def is_of_one_gpu(self) -> bool:
-        """As all are that means go over: in tensor parallel a workload has a row for each number of ranks."""
-        return self.cell.tp is None
-
-
-@dataclass(frozen=True, slots=True)
-class MeanSpeedup:
-    """Geometric mean of a mode over `baseline`. `common` tells whether only rows count where every mode passed."""
-
-    mode: str
-    baseline: str
-    metric: TimeKind
-    common: bool
-    mean: stats.GeometricMean
-
 
 def baselines(cell: Cell) -> tuple[str, ...]:
     """Modes a cell is compared with: the reference of all figures, then those its own mode declares."""
@@ -206,43 +190,6 @@ def find(comparisons: Sequence[Comparison], cell: Cell, baseline: str, metric: T
     )
 
 
-def of_one_kind(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Those that a mean may go over, a workload once: neither rows in tensor parallel, nor with the optimizer.
-
-    Where all are with the optimizer, they are of one kind as well.
-    """
-    with_optimizer = all(item.cell.with_optimizer for item in comparisons)
-    return [item for item in comparisons if item.is_of_one_gpu and item.cell.with_optimizer is with_optimizer]
-
-
-def mean_speedups(comparisons: Sequence[Comparison]) -> tuple[MeanSpeedup, ...]:
-    """Geometric means over workloads per mode, baseline and metric, in the order of the comparisons.
-
-    Each is given over all workloads of `of_one_kind` that both modes have; ratios of other kernels are left out. Where
-    the modes of one baseline and metric differ in their workloads, each also has a mean over those that all of these
-    modes have, as only such means can be set side by side; a mode without a single result is left out of this, and so
-    is one that runs only where it is named and ran in a part of the workloads: `step`, which training alone has.
-    """
-    ratios: dict[tuple[str, TimeKind], dict[str, dict[str, stats.Ratio]]] = {}
-    kind = of_one_kind(comparisons)
-    for item in kind:
-        if item.ratio is not None and item.is_gain:
-            modes = ratios.setdefault((item.baseline, item.metric), {})
-            modes.setdefault(item.cell.mode, {})[cell_label(item.cell)] = item.ratio
-    in_part = _named_in_part(kind)
-    means = []
-    for (baseline, metric), modes in ratios.items():
-        shown = {mode: set(own) for mode, own in modes.items() if mode not in in_part}
-        common = set.intersection(*shown.values()) if shown else set()
-        partial = any(own != common for own in shown.values())
-        for mode, own in modes.items():
-            means.append(MeanSpeedup(mode, baseline, metric, False, stats.geometric_mean(list(own.values()))))
-            if partial and common and mode not in in_part:
-                shared = [own[label] for label in sorted(common)]
-                means.append(MeanSpeedup(mode, baseline, metric, True, stats.geometric_mean(shared)))
-    return tuple(means)
-
-
 def mean_over(
     comparisons: Sequence[Comparison], mode: str, baseline: str, labels: Sequence[str]
 ) -> stats.GeometricMean | None:
@@ -256,15 +203,22 @@ def mean_over(
     return stats.geometric_mean(gains) if gains else None
 
 
-def _named_in_part(comparisons: Sequence[Comparison]) -> set[str]:
-    """Modes that run only where they are named, and were named for some of these workloads."""
-    workloads: dict[str, set[str]] = {}
+def common_means(
+    comparisons: Sequence[Comparison], modes: Sequence[str], baseline: str, labels: Sequence[str]
+) -> dict[str, stats.GeometricMean]:
+    """Geometric means by mode over those of these rows that all modes have: only such means can be set side by side.
+
+    A mode that ran in less than half of the rows of another, as `step` where it was named, has none.
+    """
+    gains: dict[str, set[str]] = {mode: set() for mode in modes}
     for item in comparisons:
-        workloads.setdefault(item.cell.mode, set()).add(cell_label(item.cell))
-    everything = set().union(*workloads.values())
-    return {
-        mode for mode, own in workloads.items() if mode in MODES and MODES[mode].captures_more and own != everything
-    }
+        if item.cell.mode in gains and (item.baseline, item.metric) == (baseline, TimeKind.LATENCY) and item.is_gain:
+            gains[item.cell.mode] |= {cell_label(item.cell)} & set(labels)
+    most = max(map(len, gains.values()), default=0)
+    wide = [mode for mode, own in gains.items() if own and 2 * len(own) >= most]
+    common = sorted(set.intersection(*(gains[mode] for mode in wide))) if wide else []
+    means = {mode: mean_over(comparisons, mode, baseline, common) for mode in wide}
+    return {mode: mean for mode, mean in means.items() if mean is not None}
 
 
 def _compare_cells(cell: Cell, reference: Cell, metric: TimeKind, spread: stats.Spread) -> Comparison:

@@ -9,7 +9,7 @@ from suite.metrics import floor
 from suite.modes import DEFAULT_MODE, GRAPH_MODE, INDIRECTION_MODE, MODES, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report import compare
 from suite.report.cell_tables import Row, host_median_us
-from suite.report.compare import Comparison, Kernels, MeanSpeedup, TimeKind
+from suite.report.compare import Comparison, Kernels, TimeKind
 from suite.report.groups import row_groups
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
@@ -35,17 +35,15 @@ KERNELS_NOTE = (
 
 def all_tables(run: Run, comparisons: Sequence[Comparison], published: Published) -> tuple[Table, ...]:
     """Every table of speed-ups, in the order of the report."""
-    means = compare.mean_speedups(comparisons)
     return (
         headline(run, comparisons, published),
-        overview(run, comparisons, means),
-        over_graphs(run, comparisons),
+        overview(run, comparisons, published),
+        over_graphs(run, comparisons, published),
         speedups(comparisons, published),
-        mean_speedups(means, run),
     )
 
 
-def overview(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpeedup]) -> Table:
+def overview(run: Run, comparisons: Sequence[Comparison], published: Published) -> Table:
     """One row per workload: the reference's time, and each mode's speed-up over it with interval and verdict."""
     modes = [mode for mode in run.modes if mode != REFERENCE_MODE]
     time_column = f"{REFERENCE_MODE}_us"
@@ -59,30 +57,34 @@ def overview(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSp
         for mode in modes:
             row[mode] = ratio_text(run, comparisons, label, mode, REFERENCE_MODE)
         rows.append(row)
-    summary = [
-        {
-            "workload": "geomean, where every mode passed" if common else "geomean",
-            **{
-                item.mode: _mean_text(item.mean)
-                for item in means
-                if (item.baseline, item.metric, item.common) == (REFERENCE_MODE, TimeKind.LATENCY, common)
-            },
-        }
-        for common in sorted({item.common for item in means})
-    ]
     return make_table(
         "overview",
         f"Speed-up over {REFERENCE_MODE}",
         f"Host time of {REFERENCE_MODE} (median) and how many times faster each mode is, with its 95 % interval and "
         f"verdict, and that by device time where it is another. A cell without a ratio has the reason. {KERNELS_NOTE} "
-        "A geomean says over how many workloads it goes.",
+        f"{_MEANS_NOTE}",
         ["workload", time_column, *modes],
         rows,
-        summary,
+        _group_means(run, comparisons, published, modes, REFERENCE_MODE),
     )
 
 
-def over_graphs(run: Run, comparisons: Sequence[Comparison]) -> Table:
+_MEANS_NOTE = "Geometric means go over the rows of one group that all of these modes have, and say how many these are."
+
+
+def _group_means(
+    run: Run, comparisons: Sequence[Comparison], published: Published, modes: Sequence[str], baseline: str
+) -> list[Row]:
+    """A row of geometric means for each group of rows that has any."""
+    rows: list[Row] = []
+    for group in row_groups(run, published):
+        if means := compare.common_means(comparisons, modes, baseline, group.labels):
+            texts = {mode: _mean_text(mean) for mode, mean in means.items()}
+            rows.append({"workload": f"geomean: {group.title}", **texts})
+    return rows
+
+
+def over_graphs(run: Run, comparisons: Sequence[Comparison], published: Published) -> Table:
     """One row per workload: what stock's graphs cover and copy, what Encore's do, and how much faster Encore's are."""
     columns = ["workload", "unpartitioned_percent", "graph_percent", "indirection_percent"]
     columns += ["graph_copied_bytes", "indirection_copied_bytes", *OVER_GRAPHS]
@@ -107,9 +109,10 @@ def over_graphs(run: Run, comparisons: Sequence[Comparison]) -> Table:
         f"Percent: kernels of one iteration that CUDA graphs launch in modes {UNPARTITIONED_MODE}, {GRAPH_MODE} and "
         f"{INDIRECTION_MODE}; a copy of inputs that is a kernel counts as one outside. copied: into placeholders, or "
         f"written as pointers, in one iteration. {' and '.join(OVER_GRAPHS)}: how many times faster than {GRAPH_MODE} "
-        f"(host time), with the 95 % interval and verdict. {KERNELS_NOTE}",
+        f"(host time), with the 95 % interval and verdict. {KERNELS_NOTE} {_MEANS_NOTE}",
         columns,
         rows,
+        _group_means(run, comparisons, published, OVER_GRAPHS, GRAPH_MODE),
     )
 
 
@@ -189,31 +192,6 @@ def speedups(comparisons: Sequence[Comparison], published: Published) -> Table:
         "drift is in the ratio. " + published.caption("grace"),
         columns,
         (_speedup_row(item, published) for item in comparisons),
-    )
-
-
-def mean_speedups(means: Sequence[MeanSpeedup], run: Run) -> Table:
-    """Geometric means over workloads."""
-    return make_table(
-        "geomeans",
-        "Geometric means over workloads",
-        f"{'The runs have' if run.parts else 'The run has'} {len(run.labels)} workloads, each ratio is of one run; the "
-        "last column counts those in the mean. The interval is that of the measurement, the workloads taken as given. "
-        "Only means over the same workloads can be set side by side.",
-        ["mode", "baseline", "metric", "over", "speedup", "low", "high", "workloads"],
-        (
-            {
-                "mode": item.mode,
-                "baseline": item.baseline,
-                "metric": item.metric.value,
-                "over": "where every mode passed" if item.common else "where both passed",
-                "speedup": item.mean.value,
-                "low": item.mean.low,
-                "high": item.mean.high,
-                "workloads": item.mean.count,
-            }
-            for item in means
-        ),
     )
 
 
