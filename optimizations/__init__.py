@@ -165,13 +165,13 @@ def graph_callables(
 
 
 def settled() -> bool:
-    """Whether every recorded graph is as it will stay: nothing waits for more calls of the program.
+    """Whether every recorded graph is as it will stay: no plan is pending, and no race runs.
 
     A graph that is not called any more never settles.
     """
     containers = sys.modules.get("optimizations.capture.trees.containers")  # not imported where nothing was compiled
-    groups = sys.modules.get("optimizations.selection.group")
-    return (containers is None or bool(containers.settled())) and (groups is None or bool(groups.settled()))
+    functions = sys.modules.get("optimizations.capture.trees.function")
+    return (containers is None or bool(containers.settled())) and (functions is None or not functions.races_run())
 
 
 def reset() -> None:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import Any, get_origin
 
 import torch
 import torch.fx
@@ -34,9 +32,6 @@ from optimizations.torch_internals.cpu_results import settings_for, with_correct
 from optimizations.torch_internals.outcome import watched, watching
 from optimizations.torch_internals.wrappers import taking_a_list
 from optimizations.weak_registry import WeakRegistry
-
-if TYPE_CHECKING:
-    from optimizations.selection.settings import Settings
 
 _FEEDS: WeakRegistry[Feeds] = WeakRegistry()
 """Run-time state of all graphs compiled in this process, for `reset`."""
@@ -89,20 +84,16 @@ def _compiled(
     inductor = settings_for(placement.graph_module, inputs, inductor)
     entry = Entry(placement.report)
     inner_compile = with_corrected_pass(watching(torch_internals.compile_fx_inner, entry.compiled.append))
-    selection = _selection(settings)
-    maker = _maker(settings, inductor, entry, selection)
+    maker = _maker(settings, inductor, entry)
     if maker is not None:
         inner_compile = asking(inner_compile, maker)
     lean = shortcuts(entry.note_shortcut) if settings.lean else contextlib.nullcontext()
     captured = contextlib.nullcontext() if maker is None else captured_by(maker)
     refused = contextlib.nullcontext() if maker is None else double_backwards_refused()
-    started = time.perf_counter()
     with watched(entry.compiled.append), lean, refused, captured:
         compiled = torch_internals.compile_fx.compile_fx(
             placement.graph_module, inputs, inner_compile=inner_compile, config_patches=inductor
         )
-    if selection is not None:
-        selection.compile_s = time.perf_counter() - started
     LEDGER.add(entry)
     if placement.feeds is not None:
         original = graph_module.forward
@@ -187,40 +178,7 @@ def _binding(graph_module: torch.fx.GraphModule) -> tuple[Binding | None, Bindin
         return None, BindingReport(0, reason)
 
 
-def _selection(settings: Options) -> Settings | None:
-    """What is asked of selection; None where it is off."""
-    if settings.selection == "off" or settings.indirection == "off":
-        return None
-    from optimizations.selection.settings import Settings
-
-    try:
-        return Settings(settings.selection, settings.objective, _options_of_speed(settings))
-    except OSError as error:  # the program's folder is gone, or a disk is full: no reason not to compile
-        warnings.warn(f"Encore selects nothing: it has no folder for verdicts ({error}).", stacklevel=2)
-        return None
-
-
-def _options_of_speed(settings: Options) -> str:
-    """What decides how fast a graph is served and is not in its code.
-
-    The precision of products that libraries compute is not, and with a lower one the host's part of the time is larger;
-    nor is it in the code that each launch or replay is waited for or looked at, as debugging is done.
-    """
-    precision, cudnn = torch_internals.fp32_precision, torch.backends.cudnn
-    with torch_internals.inductor_config.patch(_checked(settings.inductor)):
-        triton = torch_internals.inductor_config.triton
-        debugging = triton.fast_path_cudagraph_asserts, triton.force_cudagraph_sync, triton.force_cudagraphs_warmup
-    return (
-        f"indirection={settings.indirection}, lean={settings.lean}, "
-        f"precision={precision('cuda', 'matmul')} and {precision('cuda', 'conv')}, "
-        f"cudnn.benchmark={cudnn.benchmark}, deterministic={cudnn.deterministic}, "
-        f"CUDA_LAUNCH_BLOCKING={os.environ.get('CUDA_LAUNCH_BLOCKING', '')}, debugging of graphs={debugging}"
-    )
-
-
-def _maker(
-    settings: Options, inductor: Mapping[str, Any], entry: Entry, selection: Settings | None = None
-) -> Maker | None:
+def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Maker | None:
     """Who makes the CUDA graphs; None for stock."""
     with torch_internals.inductor_config.patch(inductor):
         triton = torch_internals.inductor_config.triton
@@ -230,7 +188,9 @@ def _maker(
     from optimizations.capture.trees.maker import EncoreMaker
     from optimizations.indirection.plan import Choice
 
-    return EncoreMaker(Choice(settings.indirection), entry.functions.append, lean=settings.lean, selection=selection)
+    return EncoreMaker(
+        Choice(settings.indirection), entry.functions.append, lean=settings.lean, selection=settings.selection
+    )
 
 
 def _fed(compiled: Callable[..., Any], feeds: Feeds, original: Callable[..., Any]) -> Callable[..., Any]:

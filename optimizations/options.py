@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from optimizations.selection import Selection
 
 Attributes = Literal["hoist", "stage", "trust"]
 
@@ -23,6 +26,10 @@ class Choice(StrEnum):
     HOST = "host"
     PRELUDE = "prelude"
     PTX = "ptx"
+
+
+_WITHDRAWN: Mapping[str, tuple[str, ...]] = {"selection": ("stored",), "objective": ("latency", "throughput")}
+"""Values of release 0.1 that are accepted with a warning, by option."""
 
 
 class WrongOption(ValueError):
@@ -52,12 +59,11 @@ class Options:
         lean: keep the host out of the way of replay: parameters and buffers of modules are not loaded one by one in
             each call, but held as long as the modules hold the same tensors; and calls of inference graphs pass by
             those wrappers of PyTorch's that have nothing to do for them.
-        selection: which graphs serve calls. "measure": ways to serve a call (no graph, a graph whose inputs are copied,
-            one that reads them in place) take turns at calls of the program, until times decide; the verdict is stored,
-            and later processes begin with it. "stored": stored verdicts are used, and nothing is measured. "off": all
-            graphs serve that can. With indirection "off" the graphs are stock's, and nothing is selected.
-        objective: what is measured: "latency", host time from a call to its completion on the device, for which calls
-            are waited for while it is measured; or "throughput", time back to back.
+        selection: which functions run without a CUDA graph, and which inputs a graph reads in place. "rule": numbers
+            of kernels, bytes and nodes decide (`optimizations.selection`). "measure": no graph, a graph that copies its
+            inputs and one that reads them in place serve 8 calls of the program each, and the fastest is kept for the
+            life of the process. "off": every function that can be recorded is served by a graph, which reads in place
+            what it can. With indirection "off" the graphs are stock's, and nothing is selected.
         inductor: options for Inductor, by its own names ("max_autotune": True).
     """
 
@@ -68,19 +74,19 @@ class Options:
     process_limit_bytes: int = 2**30
     indirection: str = Choice.AUTO.value
     lean: bool = True
-    selection: Literal["off", "measure", "stored"] = "measure"
-    objective: Literal["latency", "throughput"] = "latency"
+    selection: Selection = "rule"
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, given: Mapping[str, Any] | None) -> Options:
-        """Options by name, the rest at their defaults.
+        """Read options by name; the rest keep their defaults. Warn of those that earlier releases had.
 
         Raises:
             WrongOption: a name is unknown (the message gives the nearest and all known ones) or a value is not allowed.
         """
         known = [option.name for option in dataclasses.fields(cls)]
-        for name in given or {}:
+        given = _without_withdrawn(given or {})
+        for name in given:
             if name not in known:
                 near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4)
                 hint = f"did you mean {', '.join(near)}? Known" if near else "known"
@@ -88,17 +94,32 @@ class Options:
                     f"unknown option {name!r} of backend 'encore'; {hint}: {', '.join(known)}; "
                     "options of Inductor go into 'inductor'."
                 )
-        options = cls(**(given or {}))
+        options = cls(**given)
         types = {**get_type_hints(cls), "indirection": Literal[*(choice.value for choice in Choice)]}
-        for name in given or {}:
+        for name in given:
             _check(name, getattr(options, name), types[name])
-        chosen = "selection" in (given or {}) and options.selection != "off"
+        chosen = "selection" in given and options.selection != "off"
         if chosen and options.indirection == "off":
             raise WrongOption(
                 f"selection={options.selection!r} needs graphs of Encore's, and with indirection='off' stock makes "
                 "them; leave indirection at 'auto', or selection at 'off'."
             )
         return options
+
+
+def _without_withdrawn(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without those of release 0.1 that have no meaning any more, each with a warning."""
+    left = dict(given)
+    for name, values in _WITHDRAWN.items():
+        if left.get(name) in values:
+            value = left.pop(name)
+            warnings.warn(
+                f"{name}={value!r} of backend 'encore' has no effect any more and will be an error in the next "
+                "release; leave it out. Rules decide now: see docs/selection.md.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+    return left
 
 
 def _check(name: str, value: Any, wanted: Any) -> None:

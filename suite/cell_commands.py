@@ -5,7 +5,7 @@ it is there: the others get as far as their first kernel, and wait there until i
 alone on the GPU, for what others do meanwhile would disturb the timing that Inductor's tuning goes by
 (`suite.compile_order`). They find what it tuned; whatever else a mode tunes, it tunes in its turn, while no
 other warms up (`suite.gpu_turns`), and the others find that too. Then they settle side by side, but for modes where
-Encore's selection may time calls: their processes settle alone.
+Encore's selection times calls: their processes settle alone.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from suite import cli_compare, cli_decisions, cli_history, cli_micro, cli_report, cli_run
+from suite import cli_compare, cli_history, cli_micro, cli_report, cli_run
 from suite.cli_choices import JsonOption, Size, refuse_empty_paths
 from suite.console import console, print_json, say
 from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG_USE, EncoreError, WrongUse
@@ -30,7 +30,6 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_micro.app, name="micro")
-app.add_typer(cli_decisions.app, name="decisions")
 app.command("compare", epilog="Example: encore compare 20260101-120000-h200 20260102-120000-h200 --threshold 5%")(
     cli_compare.compare
 )

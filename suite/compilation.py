@@ -32,9 +32,7 @@ from suite.schema import CompileConditions, CompileTimes
 
 SETTLE_S = 100.0
 """How long a cell is called before it is measured, at most, so that Encore's graphs become what they will stay: seconds
-of calls, without those in which it waits for its turn. Selection measures for 60 s of calls (`Rules.most_s`), where
-three rounds count by then, behind recordings and looks. After 60 s it was still measuring in VM, and blocks were taken
-of calls that were its turns."""
+of calls, without those in which it waits for its turn."""
 
 PAIR = 2
 """A mode and what it is compared with: fewer are not on the GPU at the same time."""

@@ -270,7 +270,7 @@ class GroupSession:
                 end([member.worker], ask_first=False)
 
     def _settle(self, members: Sequence[Member]) -> None:
-        """Side by side, but one after another where selection may time calls. Modes that were tried come first: others
+        """Side by side, but one after another where selection times calls. Modes that were tried come first: others
         that have their bits are as right as they are."""
         first = [member for member in members if member.mode.name in self.trials.verdicts and not member.process]
         self._settle_some(first, [])

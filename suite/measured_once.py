@@ -63,7 +63,6 @@ class MeasuredOnce:
 
     def without_profiler(self) -> Metrics:
         """The first step, and what it finds. On a GPU nothing else may be at work, for some of it is timed."""
-        # Before anything else: inputs that stay the same from here on would make verdicts of selection void.
         report = encore_report() if self.mode.backend == "encore" else None
         memory = self._replay_memory()
         cell = PreparedCell(self.iterate, self.device, self.mode, self.largest, self.core)

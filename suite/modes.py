@@ -72,7 +72,7 @@ class Mode:
 
     @property
     def times_calls(self) -> bool:
-        """Whether Encore may time calls of the program, which nothing should disturb, to choose how to serve them."""
+        """Whether Encore times calls of the program, which nothing should disturb, to choose how to serve them."""
         return self.options.get("selection") == "measure"
 
     @property
@@ -155,10 +155,10 @@ MODES: dict[str, Mode] = {
         ),
         Mode(
             "encore",
-            "as lean, and each graph only where it pays: measured on the calls of warm-up",
+            "as lean, and each graph only where it pays, by rules",
             baselines=("compile", "graph", "lean"),
             backend="encore",
-            options={"indirection": "auto", "selection": "measure"},
+            options={"indirection": "auto"},
             uses_cuda_graphs=True,
             bitwise_with=("lean", "indirection", "placement", "graph", "graph-unpartitioned", "compile"),
             same_as=("lean",),
@@ -207,7 +207,7 @@ LEAN_MODE = "lean"
 """The same with lean replay."""
 
 DEFAULT_MODE = "encore"
-"""What users get who change nothing: all of it, with selection."""
+"""What users get who change nothing: all of it, with the rules of selection."""
 
 
 def select_modes(names: Iterable[str]) -> tuple[Mode, ...]:

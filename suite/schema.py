@@ -264,7 +264,8 @@ class RankPart(Record):
 
 
 class ServedFunction(Record):
-    """How selection serves one function: see `optimizations.report.selection.SelectionReport`."""
+    """How one function is served: see `optimizations.report.selection.SelectionReport`. `voided` and `calls` are of
+    rows of Encore 0.1."""
 
     direction: str
     state: str

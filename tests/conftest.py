@@ -93,21 +93,6 @@ SETTINGS_IN_LOGS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def no_group_or_lock_is_left() -> Iterator[None]:
-    """A test that raises in the midst of code which holds a lock would let a later one wait for it without end. And
-    what was compiled in a test may live on in a cycle, where nobody calls it: it would never settle."""
-    yield
-    groups = sys.modules.get("optimizations.selection.group")
-    if groups is not None:
-        groups._GROUPS = groups.WeakRegistry()  # type: ignore[attr-defined]
-        held = 0
-        while groups._LOCK._is_owned():
-            groups._LOCK.release()
-            held += 1
-        assert held == 0, f"the test ended {held} times inside of the lock of all groups"
-
-
 @pytest.fixture(params=["compiled", "in Python"])
 def looked_at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether calls are looked at by compiled code, or as where there is none."""

@@ -175,35 +175,6 @@ def fsdp(mode: str) -> dict[str, Any]:
     return _train(model, model)
 
 
-def selects(mode: str) -> dict[str, Any]:
-    """Inference without collectives, measured on each rank on data of its own, until all keep the same, a minute at
-    most: a rank that calls more often must not be through before the others have voted."""
-    from optimizations.recording import budget
-
-    budget.SHARE, budget.FEWEST_REPLAYS = 1e9, 1  # what follows a recording is done at once
-    torch.manual_seed(11)
-    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64)).to(DEVICE)
-    generator = torch.Generator(DEVICE).manual_seed(100 + RANK)
-    worst, report, step, deadline = 0.0, None, 0, time.monotonic() + 60
-    call = torch.compile(model, backend="encore", options={"selection": "measure"})
-    with torch.no_grad():
-        while time.monotonic() < deadline:
-            x = torch.randn(8, 64, device=DEVICE, generator=generator)
-            torch.compiler.cudagraph_mark_step_begin()
-            got = call(x)
-            step += 1
-            if step % 50 == 0:
-                expected = model(x)
-                worst = max(worst, float((got - expected).norm() / expected.norm()))
-                found = [one for graph in optimizations.report() for one in graph.selection]
-                report = found[0] if found else None
-                if report is not None and report.state in ("decided", "off"):
-                    break
-    synchronize()
-    state, kept, reason = (report.state, report.kept, report.reason) if report is not None else (None, None, None)
-    return {"worst": worst, "calls": step, "state": state, "kept": kept, "reason": reason}
-
-
 def ends(mode: str) -> dict[str, Any]:
     """A few replays; then the program ends in the way that ENDING says."""
     os.environ["CALLS"] = "20"
@@ -228,7 +199,6 @@ def ends(mode: str) -> dict[str, Any]:
 
 PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
     "replays": replays, "split": split, "fails_on_one": fails_on_one, "ddp": ddp, "fsdp": fsdp, "ends": ends,
-    "selects": selects,
 }  # fmt: skip
 
 

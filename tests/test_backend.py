@@ -16,7 +16,6 @@ from torch import nn
 import optimizations
 from optimizations import UnsupportedTorch, WrongOption, backend, torch_internals
 from optimizations.backend import encore
-from optimizations.options import Options
 from optimizations.placement import Feeds
 from optimizations.report import GraphReport
 
@@ -273,50 +272,6 @@ def test_dynamos_signals_to_trace_again_reach_it_at_once(monkeypatch: pytest.Mon
         encore(*_traced(Masked().eval()))
     assert len(attempts) == 1
     assert optimizations.report() == ()
-
-
-def test_a_program_without_a_folder_for_verdicts_is_compiled_all_the_same(
-    on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def nowhere() -> Any:
-        raise FileNotFoundError("No usable temporary directory found")
-
-    monkeypatch.setattr("optimizations.selection.settings.default_directory", nowhere)
-    graph_module, inputs = _traced(Masked().eval())
-    with pytest.warns(UserWarning, match="selects nothing: it has no folder for verdicts .No usable temporary"):
-        encore(graph_module, inputs)
-    assert len(on_cpu) == 1
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda monkeypatch: torch.set_float32_matmul_precision("high"),
-        lambda monkeypatch: monkeypatch.setattr(torch.backends.cudnn, "benchmark", True),
-        lambda monkeypatch: monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1"),
-    ],
-)
-def test_verdicts_are_stored_under_what_changes_the_speed_of_the_same_code(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
-) -> None:
-    precision = torch.get_float32_matmul_precision()
-    before = backend._selection(Options())
-    try:
-        change(monkeypatch)
-        after = backend._selection(Options())
-    finally:
-        torch.set_float32_matmul_precision(precision)
-    assert before is not None and after is not None
-    assert before.options != after.options
-
-
-@pytest.mark.parametrize("name", ["fast_path_cudagraph_asserts", "force_cudagraph_sync", "force_cudagraphs_warmup"])
-def test_so_they_are_under_options_of_inductor_for_debugging_graphs(name: str) -> None:
-    plain, debugged = backend._selection(Options()), backend._selection(Options(inductor={f"triton.{name}": True}))
-    with torch_internals.inductor_config.patch({f"triton.{name}": True}):
-        set_elsewhere = backend._selection(Options())
-    assert plain is not None and debugged is not None and set_elsewhere is not None
-    assert debugged.options == set_elsewhere.options != plain.options
 
 
 def test_wrong_option_is_a_value_error() -> None:

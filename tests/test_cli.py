@@ -34,7 +34,7 @@ from suite.settings import RunPlan
 from suite.store import read_run
 
 FAKE_ENCORE = Path(__file__).parent / "fixtures" / "fake_encore.py"
-COMMANDS = ("list", "run", "merge", "report", "compare", "record", "history", "explain", "decisions", "env")
+COMMANDS = ("list", "run", "merge", "report", "compare", "record", "history", "explain", "env")
 CPU = ("--device", "cpu", "--size", "tiny", "--blocks", "5", "--samples", "10", "--measure-s", "0")
 
 
@@ -447,7 +447,7 @@ EMPTY_PATHS = (
     ("run", "EOS", "--out"), ("run", "nanogpt", "--out"), ("run", "--resume"), ("merge", "a", "b", "--out"),
     ("report", "--out"), ("report", "--figures"), ("report", "--readme"), ("report", "--micro"),
     ("report", "--nanogpt"), ("report", "--explanations"), ("explain", "EOS", "--out"), ("micro", "--all", "--out"),
-    ("micro", "indirection", "--draw"), ("micro", "feeds", "--out"), ("decisions", "clear", "--all", "--folder"),
+    ("micro", "indirection", "--draw"), ("micro", "feeds", "--out"),
     ("record", "--retire"), ("history", "--figure"),
 )  # fmt: skip
 

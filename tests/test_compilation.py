@@ -144,16 +144,11 @@ def test_what_tuning_finds_is_stored_and_looked_up_under_one_key(cell):
     assert AutotuneCache._prepare_key("kernel.py") == key
 
 
-@pytest.mark.parametrize("said", ["recording", "selection"])
 @pytest.mark.parametrize(("alive", "fits"), [(8, False), (3, False), (2, True), (1, True)])
-def test_graphs_that_wait_for_memory_which_other_modes_have_are_not_measured(cell, monkeypatch, alive, fits, said):
+def test_graphs_that_wait_for_memory_which_other_modes_have_are_not_measured(cell, monkeypatch, alive, fits):
     """A mode and what it is compared with are as few as there can be: then it is measured as it is."""
-    waits = SimpleNamespace(waiting="memory: 13 GB are needed", reason="memory: 13 GB are needed")
-    others = SimpleNamespace(waiting="more use", reason=None)
-    graph = SimpleNamespace(
-        recordings=[others, waits] if said == "recording" else [others],
-        selection=[waits] if said == "selection" else [others],
-    )
+    waits = SimpleNamespace(waiting="memory: 13 GB are needed")
+    graph = SimpleNamespace(recordings=[SimpleNamespace(waiting="more use"), waits])
     live = cell(Mlp, "encore", spec={"alive_together": alive})
     live.build()
     times = live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE)

@@ -11,7 +11,7 @@ import pytest
 
 from optimizations.report import LEDGER, CompiledGraph, Copy, Entry, Left, PlacementReport
 from optimizations.report.recordings import FullWay, KeptResults, RecordingReport, ReplayedInput, UncapturedCalls
-from optimizations.report.selection import CandidateTime, SelectionReport
+from optimizations.report.selection import SelectionReport
 from suite.measure.encore_report import encore_report
 from suite.schema import Metrics
 
@@ -80,24 +80,7 @@ def test_recordings_stand_in_the_row_and_are_read_back() -> None:
     )
     kept = KeptResults("backward", (0,), copies=3, copied_bytes=96)
     calls = UncapturedCalls("backward", "its forward ran without a graph", 2)
-    times = (CandidateTime("none", 36, 80.5, 1.25, 1.2, None), CandidateTime("copy", 36, 64.4, None, None, None))
-    selection = SelectionReport(
-        direction="backward",
-        state="decided",
-        reason=None,
-        group=1,
-        functions=2,
-        objective="latency",
-        candidates=times,
-        kept="copy",
-        outcome="faster",
-        source="measured",
-        calls=96,
-        measuring_s=0.007,
-        excess_s=0.0006,
-        voided=(),
-        not_stored=None,
-    )
+    selection = SelectionReport("backward", "copies", "measured", 6, 4096, 0, (("copies", 64.4), ("in place", 80.5)))
     entry.functions.append(
         SimpleNamespace(
             recordings=lambda: [recording],
@@ -115,7 +98,7 @@ def test_recordings_stand_in_the_row_and_are_read_back() -> None:
     assert found[0]["uncaptured"][0]["calls"] == 2  # type: ignore[index, call-overload]
     assert found[0]["full_ways"][0]["calls"] == 3  # type: ignore[index, call-overload]
     (chosen,) = found[0]["selection"]  # type: ignore[index, call-overload]
-    assert (chosen["kept"], chosen["candidates"][0]["ratio"], chosen["candidates"][0]["high"]) == ("copy", 1.25, None)
+    assert (chosen["decision"], chosen["median_us"][0]) == ("copies", ["copies", 64.4])
     (recording,) = found[0]["recordings"]  # type: ignore[index, call-overload]
     assert recording["inputs"][0]["appliers"] == ["host"]
     assert recording["pointer_bytes"] == 24

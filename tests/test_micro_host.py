@@ -186,10 +186,9 @@ def test_each_way_to_wait_is_used_in_turns_and_ends_the_time_of_its_calls() -> N
 
 def test_what_selection_found_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
-        SimpleNamespace(kept="copy", candidates=[SimpleNamespace(candidate="none", median_us=48.0),
-                                                 SimpleNamespace(candidate="copy", median_us=None)]),
-        SimpleNamespace(kept=None, candidates=[]),
-    ]  # fmt: skip
+        SimpleNamespace(decision="copies", median_us=(("no graph", 48.0),)),
+        SimpleNamespace(decision=None, median_us=()),
+    ]
     monkeypatch.setattr(optimizations, "report", lambda: [SimpleNamespace(selection=found)])
     assert host._judged() == (Judged(kept="copy", median_us={"none": 48.0}),)
 

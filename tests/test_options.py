@@ -47,8 +47,7 @@ def test_unknown_option_names_it_the_nearest_and_all_known_ones() -> None:
         ("hoist_limit_bytes", True, "an int"),
         ("stage_limit_bytes", -1, "a number of bytes"),
         ("inductor", "max-autotune", "a mapping"),
-        ("selection", True, "'off', 'measure', 'stored'"),
-        ("objective", "speed", "'latency', 'throughput'"),
+        ("selection", True, "'rule', 'measure', 'off'"),
     ],
 )
 def test_wrong_value_says_what_is_allowed(name: str, value: object, allowed: str) -> None:
@@ -57,12 +56,26 @@ def test_wrong_value_says_what_is_allowed(name: str, value: object, allowed: str
     assert allowed in str(caught.value)
 
 
-def test_selection_is_measured_unless_the_user_says_otherwise() -> None:
-    assert Options.parse({}).selection == "measure"
+def test_selection_is_by_rule_by_default() -> None:
+    assert Options.parse({}).selection == "rule"
     assert Options.parse({"indirection": "off"}).indirection == "off", "stock's graphs are no error without a choice"
 
 
-@pytest.mark.parametrize("selection", ["measure", "stored"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("selection", "stored"), ("objective", "latency"), ("objective", "throughput")]
+)
+def test_withdrawn_option_warns_and_means_the_default(name: str, value: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"{name}='{value}' of backend 'encore' has no effect") as caught:
+        assert Options.parse({name: value, "lean": False}) == Options(lean=False)
+    assert "leave it out" in str(caught[0].message)
+
+
+def test_unknown_value_of_withdrawn_option_is_an_error() -> None:
+    with pytest.raises(WrongOption, match="unknown option 'objective'"):
+        Options.parse({"objective": "speed"})
+
+
+@pytest.mark.parametrize("selection", ["measure", "rule"])
 def test_selection_needs_graphs_of_encores(selection: str) -> None:
     with pytest.raises(WrongOption, match="indirection='off'") as caught:
         Options.parse({"selection": selection, "indirection": "off"})

@@ -6,7 +6,6 @@ import gc
 import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,7 @@ from optimizations.capture.trees import function as function_module
 from optimizations.capture.trees import manager, pool_manager
 from optimizations.recording.generated import GeneratedCode
 from optimizations.replay import turns
-from optimizations.selection.settings import Settings
-from optimizations.selection.store import VerdictStore
+from optimizations.selection import Selection
 
 __all__ = ["cuda_on_cpu"]
 
@@ -105,11 +103,11 @@ class OuterOfBackward(Outer):
 @pytest.mark.parametrize("without_graph", [False, True])
 @pytest.mark.parametrize("selected", [False, True])
 def test_an_operator_may_run_a_backward_of_another_function(
-    cuda_on_cpu: CudaOnCpu, without_graph: bool, selected: bool, tmp_path: Path
+    cuda_on_cpu: CudaOnCpu, without_graph: bool, selected: bool
 ) -> None:
     """The engine's thread does not wait for the turn of a caller that waits for it."""
-    settings = Settings("measure", store=VerdictStore(tmp_path)) if selected else None
-    inner = Compiled(Model(cuda_on_cpu), is_backward=True, is_inference=False, selection=settings)
+    selection: Selection = "measure" if selected else "off"
+    inner = Compiled(Model(cuda_on_cpu), is_backward=True, is_inference=False, selection=selection)
     model = OuterOfBackward(cuda_on_cpu, inner)
     outer = Compiled(model)
     w, done = values(7), []
@@ -128,7 +126,6 @@ def test_an_operator_may_run_a_backward_of_another_function(
     thread.join(10)
     assert done == list(range(6))
     assert thread.ident not in model.threads
-    assert (inner.functions[0].member is not None) == selected
     assert [report.direction for report in inner.reports] == ["backward"]
     uncaptured = {one.reason: one.calls for one in inner.functions[0].uncaptured()}
     assert uncaptured == ({manager.INSIDE_FUNCTION: 3} if without_graph else {})

@@ -27,6 +27,7 @@ from suite.report.paper.exhibit import NOT_MEASURED, Made
 from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
+from suite.report.selected import judged_groups
 from suite.schema import Cell, CompileConditions, RankPart, Status
 from suite.store import RECORDED
 
@@ -451,6 +452,18 @@ def test_graphs_that_serve_calls_are_counted() -> None:
     assert stock.compile is not None
     split = row(made("fig13", results(with_graphs([selected(1, "none", 10, 20)]), stock)), "EOS")
     assert split["selection_share"] == pytest.approx(0.25 / stock.compile.warm_up_s)
+
+
+def test_decisions_by_rule_are_counted() -> None:
+    record = {"direction": "inference", "decision": "no graph", "why": "tiny", "kernels": 1, "copied_bytes": None}
+    record |= {"nodes": 0, "median_us": []}
+    pending = {**record, "decision": None}
+    timed = {**record, "decision": "in place", "median_us": [["in place", 10.0], ["copies", 20.0], ["no graph", 40.0]]}
+    run = results(with_graphs([record, timed], [pending]))
+    found = row(made("pygraph-table4", run), "EOS")
+    assert [found[name] for name in ("total", "enabled", "indirected", "disabled", "undecided")] == [3, 1, 1, 1, 1]
+    (group,) = (one for one in judged_groups(run.run.cells[0]) if one.median_us)  # type: ignore[union-attr]
+    assert (group.gain("copy"), group.gain("indirection")) == (2, 4)
 
 
 def test_records_of_selection_of_another_version_are_left_out() -> None:

@@ -35,7 +35,6 @@ USERS = [
     ("optimizations.capture.trees.function", "GraphedFunction", "_LIVE", "forget_recordings"),
     ("optimizations.capture.step.graphed_step", "GraphedStep", "_steps", "release_steps"),
     ("optimizations.capture.callables.graph_callables", "GraphedCallables", "_groups", "release_callables"),
-    ("optimizations.selection.group", "Group", "_GROUPS", "settled"),
 ]
 """Module, the class of the members, their registry, and a function that lists them."""
 

@@ -21,7 +21,7 @@ from optimizations.capture.trees.node import EncoreNode
 from optimizations.indirection.plan import Choice
 from optimizations.recording.generated import GeneratedCode
 from optimizations.report.recordings import RecordingReport
-from optimizations.selection.settings import Settings
+from optimizations.selection import Selection
 
 COUNT = 16
 
@@ -106,7 +106,7 @@ class Compiled:
         outputs: int = 1,
         static_inputs: tuple[int, ...] = (2,),
         lean: bool = True,
-        selection: Settings | None = None,
+        selection: Selection = "off",
         **keywords: Any,
     ) -> None:
         self.functions: list[Any] = []

@@ -89,8 +89,6 @@ class Ballot:
         self._process = os.getpid()
         self.closed: str | None = None
         """Why nothing is exchanged any more; None while it is."""
-        self.works = not threaded
-        """Whether it is known that votes can be exchanged. Note [In the background]."""
 
     def topic(self, question: Question, collectives: Sequence[str], ranks: Sequence[int]) -> Topic:
         """A new topic about a function with these collectives. Note [Names]."""
@@ -108,10 +106,6 @@ class Ballot:
             before = self._open.get(topic)
             self._open[topic] = _Open(vote, told, decision=before.decision if before else None)
         self._wake.put(None)
-        self.begin()
-
-    def begin(self) -> None:
-        """Find out whether votes can be exchanged, and exchange them from now on. Returns at once."""
         if self._threaded and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="encore-agreement", daemon=True)
             self._thread.start()
@@ -124,9 +118,7 @@ class Ballot:
     def step(self) -> bool:
         """Post what is to be posted and look for others' votes, once. Whether there was anything new."""
         try:
-            fresh = self._step()
-            self.works = True
-            return fresh
+            return self._step()
         except Exception as error:  # the store's process is gone, the network is, the interpreter is ending
             self.close(one_line(error))
             return False

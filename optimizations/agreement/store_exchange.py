@@ -98,7 +98,6 @@ def current_ballot() -> Ballot | None:
             known = weakref.ref(store, lambda store: made.close("the process group was destroyed"))
             if _current is None or _current[0]() is not store:
                 _current = (known, made)
-                made.begin()
             else:
                 made.close("a finalizer has made another one")
         return _current[1]

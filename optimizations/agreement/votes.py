@@ -9,9 +9,8 @@ with its graph or without is such a question: either way it takes part in the sa
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -20,11 +19,9 @@ class Question(StrEnum):
     """What can be asked.
 
     RECORDED: is there a graph of this function? One rank that has none decides for all.
-    FASTEST: which of several ways is the fastest on the slowest rank? Needs all votes.
     """
 
     RECORDED = "recorded"
-    FASTEST = "fastest"
 
 
 YES, NO = "yes", "no"
@@ -53,16 +50,14 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What one rank says. `choice`: YES or NO. `costs`: microseconds by way, of the question FASTEST."""
+    """What one rank says: YES or NO, and why."""
 
     choice: str = YES
     reason: str = ""
-    costs: Mapping[str, float] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """As JSON."""
-        fields = {"choice": self.choice, "reason": self.reason[:LONGEST_REASON], "costs": dict(self.costs)}
-        return json.dumps(fields).encode()
+        return json.dumps({"choice": self.choice, "reason": self.reason[:LONGEST_REASON]}).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +73,12 @@ def read_vote(text: bytes) -> Vote | None:
     """The vote that was encoded; None where these bytes are not a vote, as if none had been given."""
     try:
         fields: Any = json.loads(text)
-        choice, reason, costs = fields["choice"], fields["reason"], fields["costs"]
-        numbers = {str(way): float(cost) for way, cost in costs.items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
+        choice, reason = fields["choice"], fields["reason"]
+    except (ValueError, TypeError, KeyError):
         return None
-    if choice not in (YES, NO) or not isinstance(reason, str) or not all(map(math.isfinite, numbers.values())):
+    if choice not in (YES, NO) or not isinstance(reason, str):
         return None
-    return Vote(choice, reason, numbers)
+    return Vote(choice, reason)
 
 
 def decide(topic: Topic, votes: Mapping[int, Vote]) -> Decision | None:
@@ -99,16 +93,4 @@ def decide(topic: Topic, votes: Mapping[int, Vote]) -> Decision | None:
         return Decision(NO, valid[against[0]].reason, against[0])
     if len(valid) < len(topic.ranks):
         return None
-    if topic.question is Question.RECORDED:
-        return Decision(YES)
-    return _fastest([vote.costs for _, vote in sorted(valid.items())])
-
-
-def _fastest(costs: Sequence[Mapping[str, float]]) -> Decision | None:
-    """The way whose largest cost is the least, of those that every rank has; of equal ones the first by name."""
-    common = set.intersection(*(set(own) for own in costs)) if costs else set()
-    if not common:
-        return None
-    slowest = {way: max(own[way] for own in costs) for way in common}
-    best = min(sorted(slowest), key=lambda way: slowest[way])
-    return Decision(best, f"{slowest[best]:.1f} us on the slowest rank")
+    return Decision(YES)

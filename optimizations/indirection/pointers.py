@@ -92,6 +92,7 @@ class ReasonCode(StrEnum):
     OUTPUT_ALIAS = "output_alias"
     COLLECTIVE = "collective"
     UNPROVEN = "unproven"
+    CHEAPER = "cheaper"
     OFF = "off"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from optimizations.captured.difference import format_path
 from optimizations.captured.displaced import size_bytes
-from optimizations.captured.graph import WORD_BYTES, KernelNode, NodePath
+from optimizations.captured.graph import WORD_BYTES, NodePath
 from optimizations.indirection.plan import Plan, PlannedNode
 from optimizations.indirection.pointers import PointerUse, UseKind
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
@@ -19,7 +19,7 @@ from optimizations.recording.session import Session
 from optimizations.replay.addresses import AddressTracker
 from optimizations.report.recordings import Direction, RecordingReport, ReplayedInput
 
-RESTING = "selection: copying it costs no more than reading it in place"
+RESTING = "copying the inputs was measured to be faster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def describe(
     return RecordingReport(
         direction=direction,
         nodes=None if nodes is None else len(nodes),
-        kernels=None if nodes is None else sum(isinstance(node, KernelNode) for _, node in nodes),
+        kernels=session.kernels,
         inputs=replayed,
         copied_bytes=counted.copied_per_replay,
         pointer_bytes=_pointer_bytes(plan, planned, pointers) if in_place else 0,

@@ -27,6 +27,7 @@ from optimizations import torch_internals
 from optimizations.indirection.collectives import is_collective_kernel, is_collective_operator
 from optimizations.recording.attention_seeds import find_seeds
 from optimizations.recording.written_inputs import written_through_views
+from optimizations.selection import UNKNOWN_OPERATOR_KERNELS
 
 PURE_OPERATORS = ("aten", "prims", "inductor", "inductor_prims")
 """Namespaces of PyTorch whose operators keep no state of their own; random ones keep it in the generator."""
@@ -101,6 +102,8 @@ and keeps no state."""
 _METHODS = SUMMING_UP | {"copy_", "zero_", "fill_", "data_ptr", "size", "stride", "view"}
 """Methods of tensors that generated code calls."""
 
+_METHODS_WITHOUT_KERNELS = frozenset(("data_ptr", "size", "stride", "view"))
+
 _CHECKS = frozenset(("assert_size_stride", "assert_alignment"))
 
 _PRODUCTS = frozenset(
@@ -141,6 +144,8 @@ class GeneratedCode:
             (the operation, the group's name). Ranks that work together have the same ones.
         written: positions of inputs that operators are seen to write, whatever Inductor says of them.
         seeds: positions of inputs that are random state of memory-efficient attention (`attention_seeds`).
+        kernels: how many kernels it launches at least: Triton kernels and library calls are one each, an operator is
+            `UNKNOWN_OPERATOR_KERNELS`. None where the source cannot be read.
     """
 
     opaque: str | None
@@ -153,6 +158,7 @@ class GeneratedCode:
     written: frozenset[int] = frozenset()
     products: frozenset[int] = frozenset()
     seeds: tuple[int, ...] = ()
+    kernels: int | None = None
 
 
 def read_generated(function: Callable[..., Any]) -> GeneratedCode:
@@ -212,12 +218,24 @@ def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> Ge
         written,
         products,
         find_seeds(called_by(definition), inputs),
+        sum(_kernels(call.func, kernels) for call in calls),
     )
 
 
 def called_by(definition: ast.FunctionDef) -> list[tuple[str, ast.Call]]:
     """Return the calls of a function in the order of the source, each with its dotted name."""
     return [(dotted(call.func), call) for call in _call_nodes(definition)]
+
+
+def _kernels(called: ast.expr, kernels: Collection[str]) -> int:
+    """Return how many kernels a call launches."""
+    name = dotted(called)
+    if name in _PURE_CALLS:
+        return 0
+    if isinstance(called, ast.Attribute) and called.attr in _METHODS and _is_tensor(called.value):
+        return 0 if called.attr in _METHODS_WITHOUT_KERNELS else 1
+    known = _is_launch(name, kernels) or name.startswith("extern_kernels.") or name in _PRODUCTS
+    return 1 if known else UNKNOWN_OPERATOR_KERNELS
 
 
 def _is_launch(name: str, kernels: Collection[str]) -> bool:

@@ -25,7 +25,7 @@ Inputs at fixed addresses (parameters) are not looked at here; see `fixed_inputs
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -37,9 +37,10 @@ from optimizations import torch_internals
 from optimizations.appliers.applied import AppliedPlan
 from optimizations.captured.displaced import size_bytes
 from optimizations.captured.driver import CudaCallFailed, check
+from optimizations.captured.graph import KernelNode
 from optimizations.captured.recapture import Recaptured
 from optimizations.indirection.exclusions import with_reasons
-from optimizations.indirection.plan import Choice, make_plan
+from optimizations.indirection.plan import Choice, Plan, make_plan
 from optimizations.indirection.pointers import ReasonCode
 from optimizations.one_line import one_line
 from optimizations.recording.budget import Together, Use, is_about_memory, waiting_for_memory
@@ -56,6 +57,7 @@ from optimizations.recording.generated import GeneratedCode
 from optimizations.recording.proof import MOST_CALLS, Proof, Standing
 from optimizations.recording.trial import Candidate, TrialCall
 from optimizations.replay.addresses import AddressTracker
+from optimizations.selection import CopiedInput, reason_to_copy
 
 READ_COST = 0.5
 """What reading the recorded graph and the generated code takes, in times of the recording. Estimated."""
@@ -82,8 +84,8 @@ MAY_HOLD_INDICES = (
     "never passed together"
 )
 
-COPYING_SELECTED = "selection found that copying the inputs costs no more"
-"""Why a recording is left as stock made it that was made under such a verdict. The verdict may end."""
+MOST_CALLS_SEEN = 30
+"""Calls in which a recording counts which inputs moved."""
 
 WRITES_WHAT_IS_PASSED = (
     "the function writes an input of the program's, so it cannot be tried out whether this one moves"
@@ -109,6 +111,7 @@ class Session:
         alone: whether one thread calls the function, so that no other draws random numbers while it is captured.
         inside: whether the call lies inside a capture of the program's own, where nothing may be added.
         together: what is spent on all recordings that serve the program's calls in turn.
+        selects: whether inputs stay copied that are cheaper to copy than to read in place.
 
     Attributes:
         edited: nodes of the recorded graph were added or exchanged, or that was begun.
@@ -127,6 +130,7 @@ class Session:
         inside: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
         together: Together | None = None,
+        selects: bool = False,
     ) -> None:
         self.recorded = recorded
         self.host = host
@@ -155,6 +159,10 @@ class Session:
         self._trials: deque[TrialCall] = deque()
         self._earlier: dict[int, torch.Tensor] = {}
         self._fixed: tuple[int, ...] = ()
+        self._selects = selects
+        self._seen_calls = 0
+        self._seen_at: dict[int, int] = {}
+        self._moves: Counter[int] = Counter()
 
     @property
     def device(self) -> torch.device:
@@ -168,6 +176,7 @@ class Session:
         started = self._clock()
         if not self._counted:
             self.use.called(started)
+            self._count_moves(inputs)
         self._counted = False
         if not self.use.due or self.inside():
             return replay(inputs)
@@ -183,15 +192,26 @@ class Session:
             return self._proving_call(inputs, replay)
         return replay(inputs)
 
-    def rests(self) -> bool:
-        """Whether `run` would do nothing but replay in this call. The call is counted here."""
+    def rests(self, inputs: Sequence[Any]) -> bool:
+        """Return whether `run` would only replay in this call. The call is counted here."""
         if self.unusable is not None:
             return False
         if self.stage is Stage.DONE:
             return True
         self.use.called(self._clock())
+        self._count_moves(inputs)
         self._counted = self.use.due
         return not self._counted
+
+    def _count_moves(self, inputs: Sequence[Any]) -> None:
+        """Count the copied inputs that have moved since the call before."""
+        if self.stage is not Stage.WAITING or not self._selects or self._seen_calls > MOST_CALLS_SEEN:
+            return
+        now = {index: inputs[index].data_ptr() for index in self._eligible()}
+        if self._seen_at:
+            self._moves.update(index for index, address in now.items() if address != self._seen_at[index])
+        self._seen_at = now
+        self._seen_calls += 1
 
     @property
     def pending(self) -> bool:
@@ -204,6 +224,13 @@ class Session:
         if self.waiting is not None and self.use.waits_for_others:
             return self.use.together.waiting
         return self.waiting
+
+    @property
+    def kernels(self) -> int | None:
+        """Kernels of the recorded graph; None where it was not read."""
+        if self.findings is None:
+            return None
+        return sum(isinstance(node, KernelNode) for _, node in self.findings.captured.walk())
 
     @property
     def active(self) -> bool:
@@ -227,20 +254,13 @@ class Session:
 
     def stop(self) -> None:
         """End what is under way; inputs that are not proven yet stay copied."""
-        if self.stage is not Stage.DONE or self.off == COPYING_SELECTED:  # nor to be looked at again meanwhile
+        if self.stage is not Stage.DONE:
             self._give_up("it was not proven before an input at a fixed address moved")
 
     def decline(self, reason: str) -> None:
         """Leave the recording as stock made it."""
         if self.stage is not Stage.DONE:
             self._give_up(reason)
-
-    def look_again(self) -> None:
-        """The verdict ended that this was declined for (`COPYING_SELECTED`): what was left out then is done now."""
-        if self.stage is Stage.DONE and self.off == COPYING_SELECTED and self._may_gain():
-            self.waiting = self.use.plan(READ_COST * self.recorded.seconds)
-            self.stage = Stage.WAITING
-            self.off = None
 
     def resume_with(self, fixed: Iterable[int]) -> None:
         """Look at the copied inputs again, now that these inputs at fixed addresses are followed."""
@@ -271,12 +291,17 @@ class Session:
             self.off = self.off or one_line(error)
 
     def _may_gain(self) -> bool:
-        return any(ineligible_reason(self.recorded.inputs[index]) is None for index in self.recorded.copied)
+        return bool(self._eligible())
 
     # Stage 2
 
     def _examine(self) -> None:
         examination = self.examination
+        eligible = self._eligible()
+        cheap = self._cheap_to_copy(eligible)
+        if cheap.keys() == set(eligible) and not self._fixed:
+            self._give_up(next(iter(cheap.values())))
+            return
         refusal = examination.not_captured_again()
         if not self._read_by_name and not self._fixed:
             self._read_by_name = True
@@ -311,6 +336,11 @@ class Session:
 
     def _take(self, findings: Findings) -> None:
         """Carry out what needs no proof, or begin the proof."""
+        cheap = self._cheap_to_copy(set(findings.in_place).difference(self._fixed), findings.plan)
+        if cheap:
+            findings = self.examination.planned(
+                findings, with_reasons(findings.analysis, ReasonCode.CHEAPER, cheap), findings.plan.choice
+            )
         self.findings = findings
         inputs = self.recorded.inputs
         if set(findings.in_place) <= set(self._fixed):
@@ -338,6 +368,29 @@ class Session:
         self._candidate = self.examination.candidate(findings)
         self._proof = Proof(frozenset(unproven))
         self.stage = Stage.PROVING
+
+    def _eligible(self) -> list[int]:
+        return [one for one in self.recorded.copied if ineligible_reason(self.recorded.inputs[one]) is None]
+
+    def _cheap_to_copy(self, indices: Iterable[int], plan: Plan | None = None) -> dict[int, str]:
+        """Return why inputs stay copied that could be read in place, by input. `plan` tells what that would take."""
+        if not self._selects:
+            return {}
+        nodes = [] if plan is None else plan.nodes
+        found = {}
+        for index in indices:
+            using = [node for node in nodes if any(use.input == index for use in node.uses)]
+            candidate = CopiedInput(
+                data_bytes=size_bytes(self.recorded.inputs[index]),
+                updates=sum(not node.through_table for node in using) if plan is not None else 1,
+                through_table=any(node.through_table for node in using),
+                moves=self._moves[index],
+                calls=max(0, self._seen_calls - 1),
+                copied_inputs=max(1, len(self.recorded.copied)),
+            )
+            if (reason := reason_to_copy(candidate)) is not None:
+                found[index] = reason
+        return found
 
     # Stage 3
 

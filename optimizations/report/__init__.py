@@ -182,8 +182,7 @@ class GraphReport:
         shortcut: whether calls pass PyTorch's wrappers by; None without `lean`.
         kept: results that are copied out of graph memory because the program keeps them.
         uncaptured: calls that ran without a graph, by reason.
-        selection: for each function that graphs are recorded of, how its calls are served and by what times that was
-            decided; empty where nothing is selected.
+        selection: for each function of Inductor's, how its calls are served and why; empty with `selection="off"`.
         full_ways: calls that were not steady, by reason, the first reason first; none are counted without `lean`.
     """
 
@@ -215,7 +214,7 @@ class ReportedFunction(Protocol):
         """Calls that were not steady, by reason, in the order in which the reasons came up."""
 
     def selection(self) -> SelectionReport | None:
-        """How its calls are served, and why; None where nothing is selected."""
+        """How its calls are served, and why; None with `selection="off"`."""
 
 
 @dataclass(slots=True)

@@ -25,11 +25,11 @@ def encore_report() -> list[JsonValue]:
 
 
 def graphs_wait_for_memory() -> str | None:
-    """What a graph of Encore's waits for in this process, or its selection did without, where that is memory."""
+    """What a graph of Encore's waits for in this process, where that is memory."""
     for graph in optimizations.report():
-        for reason in [*(one.waiting for one in graph.recordings), *(one.reason for one in graph.selection)]:
-            if is_about_memory(reason):
-                return reason
+        for one in graph.recordings:
+            if is_about_memory(one.waiting):
+                return one.waiting
     return None
 
 

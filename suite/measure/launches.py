@@ -132,7 +132,7 @@ def least_graph() -> Callable[[], object]:
 
 
 def moving(iterate: Callable[[int], object]) -> Callable[[], object]:
-    """The iteration with the next inputs in each call: on inputs that stay, selection would measure once more."""
+    """The iteration with the next inputs in each call, so that inputs move as in the timed blocks."""
     numbers = itertools.count()
     return lambda: iterate(next(numbers))
 

@@ -1,4 +1,4 @@
-"""How selection serves functions, in short: of Encore's report what a reader of a later process must know."""
+"""How functions are served, in short: of Encore's report what a reader of a later process must know."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pydantic import JsonValue
 
 from suite.schema import ServedFunction
 
+CANDIDATE_OF = {"no graph": "none", "copies": "copy", "in place": "indirection"}
+"""The names that rows have for the decisions of `optimizations.selection`."""
+
 
 def served_functions(report: Sequence[JsonValue] | None) -> list[ServedFunction]:
     """Of each function of each graph in `encore_report()`; none where there is no report, or nothing is selected."""
@@ -16,5 +19,18 @@ def served_functions(report: Sequence[JsonValue] | None) -> list[ServedFunction]
         functions = graph.get("selection") if isinstance(graph, dict) else None
         for each in functions if isinstance(functions, list) else ():
             if isinstance(each, dict):
-                found.append(ServedFunction.model_validate({name: each[name] for name in ServedFunction.model_fields}))
+                found.append(_served(each))
     return found
+
+
+def _served(record: dict[str, JsonValue]) -> ServedFunction:
+    decision = record["decision"]
+    return ServedFunction(
+        direction=str(record["direction"]),
+        state="waiting" if decision is None else "decided",
+        reason=str(record["why"]),
+        kept=None if decision is None else CANDIDATE_OF[str(decision)],
+        source=None if decision is None else "measured" if record["median_us"] else "rule",
+        voided=[],
+        calls=0,
+    )

@@ -27,8 +27,8 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
     """Medians of some iterations (`samples_of`), and of as many of their graphs, each waited for.
 
     All are taken on one core (`PreparedCell.core`), the same for every mode. The inputs move from iteration to
-    iteration as in the timed blocks: on inputs that stay, selection would begin to measure once more. Ranks of one cell
-    take equally many, for an iteration of one waits for the others'.
+    iteration as in the timed blocks. Ranks of one cell take equally many, for an iteration of one waits for the
+    others'.
     """
     import torch
 

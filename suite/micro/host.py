@@ -30,6 +30,7 @@ from optimizations import torch_internals
 from suite.errors import WrongUse
 from suite.iteration import callable_for, iteration, set_numerics
 from suite.measure.launches import graphs_of, moving
+from suite.measure.served import CANDIDATE_OF
 from suite.micro.host_cost import CALL, ENTRY, GRAPH, FullCalls, HostCost, Judged, LayerTime, least
 from suite.modes import Mode
 
@@ -348,12 +349,12 @@ def _sample(
 def _judged() -> tuple[Judged, ...]:
     return tuple(
         Judged(
-            kept=one.kept,
-            median_us={time.candidate: time.median_us for time in one.candidates if time.median_us is not None},
+            kept=CANDIDATE_OF[one.decision],
+            median_us={CANDIDATE_OF[name]: microseconds for name, microseconds in one.median_us},
         )
         for graph in optimizations.report()
         for one in graph.selection
-        if one.kept is not None
+        if one.decision is not None
     )
 
 

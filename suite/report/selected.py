@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
+from suite.measure.served import CANDIDATE_OF
 from suite.schema import Cell, Status
 
 CANDIDATES = ("none", "copy", "indirection")
@@ -57,10 +58,12 @@ def selected_functions(cell: Cell | None) -> Iterator[SelectedFunction]:
     """Those of a cell that passed, in the order of its report; none where nothing was selected."""
     if cell is None or cell.status is not Status.PASS or cell.metrics is None:
         return
+    number = 0
     for graph in cell.metrics.encore_report or ():
         records = graph.get("selection") if isinstance(graph, dict) else None
         for record in records if isinstance(records, list) else ():
-            if isinstance(graph, dict) and (found := _read(record, graph.get("index"))) is not None:
+            number += 1
+            if isinstance(graph, dict) and (found := _read(record, graph.get("index"), number)) is not None:
                 yield found
 
 
@@ -72,11 +75,27 @@ def judged_groups(cell: Cell | None) -> list[SelectedFunction]:
     return list(groups.values())
 
 
-def _read(record: JsonValue, graph: JsonValue) -> SelectedFunction | None:
-    """A record; None where it does not say how calls are served, or another version wrote it otherwise."""
+def _read(record: JsonValue, graph: JsonValue, number: int) -> SelectedFunction | None:
+    """A record, of a function with this number; None where it does not say how calls are served."""
+    if isinstance(record, dict) and "decision" in record:
+        record = {**record, **_as_before(record), "group": number}
     if not isinstance(record, dict) or "kept" not in record or "candidates" not in record:
         return None
     try:
         return SelectedFunction.model_validate({**record, "graph": graph if isinstance(graph, int) else 0})
     except ValidationError:
         return None
+
+
+def _as_before(record: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Fields of a `SelectionReport` as rows from before 0.2.0 have them."""
+    times = record.get("median_us")
+    return {
+        "kept": CANDIDATE_OF.get(str(record["decision"])),
+        "candidates": [
+            {"candidate": CANDIDATE_OF.get(str(one[0]), ""), "median_us": one[1]}
+            for one in (times if isinstance(times, list) else ())
+            if isinstance(one, list) and len(one) == 2
+        ],
+        "reason": record.get("why"),
+    }

@@ -49,7 +49,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def unselected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs serve all calls that they can, unless a test says otherwise, and nothing is stored on the machine."""
+    """Graphs serve all calls that they can, unless a test says otherwise: most tested programs are tiny."""
     from optimizations.options import Options
 
     parse = Options.parse.__func__  # type: ignore[attr-defined]

@@ -142,16 +142,6 @@ def test_a_rank_that_fails_to_record_makes_all_run_without_a_graph(tmp_path: Pat
     assert any(reason.startswith("rank 1 runs it without a graph") for reason in first["reasons"])
 
 
-def test_ranks_keep_the_same_way_to_serve_calls(tmp_path: Path) -> None:
-    first, second = found = launch(tmp_path, 2, "selects", "encore").found()
-    note("selects", found)
-    assert (first["state"], second["state"]) == ("decided", "decided"), found
-    assert first["kept"] == second["kept"]
-    for one in found:
-        assert one["reason"].startswith("2 ranks agreed on it"), one
-        assert one["worst"] < 1e-3, one
-
-
 @pytest.mark.parametrize("program", ["ddp", "fsdp"])
 def test_training_on_two_gpus_is_right_and_not_slower_than_stock(tmp_path: Path, program: str) -> None:
     modes = ("eager", "compile", "graph", "encore")

@@ -102,7 +102,7 @@ class FollowingManager(PoolManager):
             function.without_graph = reason
         elif function.misfits_in_a_row() > MOST_MISFITS * function.calls_on_a_path:
             function.without_graph = reason
-            function.retire()  # as where selection finds that graphs do not pay
+            function.retire()
         if function.without_graph is not None:
             tell_ranks(function)
         return reason

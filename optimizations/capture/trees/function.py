@@ -16,38 +16,43 @@ than a few values of integer inputs: a place in a cache that is passed as a numb
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import re
 import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.inner_graphs import resting
+from optimizations.capture.trees.measured import Measured
 from optimizations.indirection.plan import Choice
 from optimizations.recording.budget import Together
 from optimizations.recording.generated import GeneratedCode, read_generated
 from optimizations.replay.turns import lending
 from optimizations.report.recordings import Direction, FullWay, KeptResults, RecordingReport, UncapturedCalls
 from optimizations.report.selection import SelectionReport
-from optimizations.selection.member import Candidate, Member, Standing
+from optimizations.selection import (
+    Decision,
+    GeneratedFunction,
+    PlannedGraph,
+    Selection,
+    copies_cost_more,
+    without_graph,
+)
 from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.weak_registry import WeakRegistry
-
-SELECTED = "selection: served without a graph"
-"""Why a function runs without a graph that could be recorded."""
-
 
 NO_GRAPH = "no graph was recorded yet"
 
 MOST_SIZES_OF_WRITERS = 8
 """Values of the integer inputs for which a function that writes an input is recorded. Stock records none."""
+
+TRIED_WITHOUT_GRAPH = "selection: measured without a graph"
 
 IDLE_REPLAYS = 64
 """Of a function's other recordings, without one of it, after which a recording is not waited for."""
@@ -65,25 +70,28 @@ class Recording(Protocol):
         replays: how often it was replayed for a call.
         recording_s: how long recording it took, in seconds.
         function: whose recording it is.
+        copied_per_replay: bytes that the next replay copies into placeholders.
     """
 
     replays: int
     recording_s: float
+    copied_per_replay: int
 
     @property
     def function(self) -> RecordableFunction: ...
 
-    def following(self) -> Iterable[Recording]:
-        """The recordings of what was called right behind it, of any function."""
+    @property
+    def kernels(self) -> int | None:
+        """Kernels of its graph; None where it was not read."""
+
+    @property
+    def result_bytes(self) -> int:
+        """Size of its results."""
 
     def describe(self) -> RecordingReport: ...
 
     def copy_inputs(self, copying: bool) -> None:
         """Let replays copy all inputs, as stock does, instead of reading some in place. Under the manager's turn."""
-
-    def look_again(self) -> None:
-        """To be told where inputs may be read in place again: what was recorded while they were to be copied was not
-        looked at."""
 
     def short_of_memory(self) -> str | None:
         """Why a call should not be tried without the graph: memory is short. None where it may be."""
@@ -127,7 +135,7 @@ class RecordableFunction:
     Args:
         run: the function, its inputs aligned first.
         generated: the function as Inductor generated it.
-        choice, lean: the user's options.
+        choice, lean, selection_mode: the user's options.
         code: gives what is known of `generated`; read from its source where None.
 
     Attributes:
@@ -142,8 +150,11 @@ class RecordableFunction:
         without_graph: why the function runs without a graph; None where it does not.
         copies_inputs: whether recordings copy all their inputs, as stock does.
         not_followed: why addresses in its graphs are not changed any more; None where they may be.
-        retired: whether selection has decided that it is served without a graph; `retiring` until its manager saw it.
-        member: its place in selection; None where nothing is selected.
+        retired: whether it is never served by a graph again; `retiring` until its manager has freed what it can.
+        decision: how its calls are served from now on, by rule or by measurement; None where that is not decided. `why`
+            gives the reason.
+        median_us: measured time by alternative.
+        serve_by: replaces what is called for it; None before its first call.
         latest: the recording that was replayed last.
         turn: held by whoever calls functions of its manager; None until one has it.
         geometry: of inputs at fixed addresses, as the function was compiled for it; None before its first call.
@@ -157,6 +168,7 @@ class RecordableFunction:
         direction: Direction,
         *,
         lean: bool = True,
+        selection_mode: Selection = "off",
         code: Callable[[], GeneratedCode] | None = None,
     ) -> None:
         self.run = run
@@ -164,6 +176,7 @@ class RecordableFunction:
         self._read_code = code or reading(generated)
         self.choice = choice
         self.lean = lean
+        self.selection_mode: Selection = selection_mode
         self.direction = direction
         self.kept_outputs: set[int] = set()
         self.returned_inputs: dict[int, int] = {}
@@ -177,14 +190,16 @@ class RecordableFunction:
         self.copies_inputs = False
         self.not_followed: str | None = None
         self.retired = self.retiring = False
-        self.member: Member | None = None
+        self.decision: Decision | None = None
+        self.why = ""
+        self.median_us: Mapping[str, float] = {}
+        self.serve_by: Callable[[Callable[[list[Any]], Any]], None] | None = None
         self.turn: AbstractContextManager[Any] | None = None
         self.latest: weakref.ref[Recording] | None = None
         self.geometry: FixedGeometry | None = None
         self.calls_on_a_path = 1
         self._misfits = 0, 0
         self._looked_at_from = 0
-        self._served: Candidate | None = None
         self._replays: weakref.WeakKeyDictionary[Recording, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._uncaptured: Counter[str] = Counter()
         self._full_ways: Counter[str] = Counter()
@@ -217,65 +232,84 @@ class RecordableFunction:
 
     # Selection
 
-    def serve(self, candidate: Candidate) -> None:
-        """See `selection.member.Function`. What an interrupt leaves half done the next one does."""
-        if candidate == self._served:
-            return
-        self._served = None
-        if self.without_graph in (None, SELECTED):
+    def goes_without_graph(self) -> bool:
+        """Decide before the first recording whether the function runs without a graph."""
+        if self.selection_mode == "rule":
+            why = without_graph(self._generated_function(self.code().kernels, 0))
+            if why is not None:
+                self.decide("no graph", why)
+        return self.decision == "no graph"
+
+    def keeps_graph_for_results(self, result_bytes: int) -> bool:
+        """Decide again for a function that is small enough to run without a graph, now that its results are known."""
+        small = without_graph(self._generated_function(self.code().kernels, result_bytes)) is not None
+        if self.selection_mode == "rule" and not small:
+            self.decision = self.without_graph = None
             self.retired = self.retiring = False
-            self.without_graph = SELECTED if candidate == "none" else None
-        self.copies_inputs = candidate == "copy"
-        for node in self._alive():
-            node.copy_inputs(self.copies_inputs)
-            if candidate == "indirection":
-                node.look_again()
-        self._served = candidate
+            return True
+        return False
+
+    def plan_is_there(self, node: Recording) -> None:
+        """Decide whether the function keeps its graph, now that it is known what the graph copies."""
+        if self.selection_mode != "rule" or self.decision is not None or self.without_graph is not None:
+            return
+        kernels = node.kernels if node.kernels is not None else self.code().kernels
+        generated = self._generated_function(kernels, node.result_bytes)
+        why = copies_cost_more(PlannedGraph(generated, node.copied_per_replay, self.code().collective))
+        if why is not None and node.short_of_memory() is None:
+            self.decide("no graph", why)
+
+    def _generated_function(self, kernels: int | None, result_bytes: int) -> GeneratedFunction:
+        return GeneratedFunction(self.direction == "inference", kernels, result_bytes if self.hands_results_on else 0)
+
+    @functools.cached_property
+    def hands_results_on(self) -> bool:
+        """Whether a later partition of the same program may read its results."""
+        plain = getattr(self.generated, "__func__", self.generated)
+        number = re.fullmatch(r"partition_(\d+)", getattr(plain, "__name__", ""))
+        if not self.is_one_of_several or number is None:
+            return self.is_one_of_several
+        return f"partition_{int(number[1]) + 1}" in plain.__globals__
+
+    def decide(self, decision: Decision, why: str) -> None:
+        """Serve all further calls like this."""
+        self.decision, self.why = decision, why
+        if decision == "no graph":
+            self.without_graph = f"selection: {why}"
+            self.retire()
 
     def retire(self) -> None:
-        """See `selection.member.Function`."""
+        """No call is served by a graph any more: what its graphs hold may be freed."""
         self.retired = self.retiring = True
 
-    def run_selected(self, inputs: list[Any]) -> Any:
-        """A call that selection serves without a graph, and that the manager does not have to know of."""
-        self._uncaptured[SELECTED] += 1
+    def run_past_manager(self, inputs: list[Any]) -> Any:
+        """Serve a call of an inference without a graph. The manager need not know of it."""
+        self._uncaptured[self.without_graph or TRIED_WITHOUT_GRAPH] += 1
         return self.run(inputs)
 
-    def standing(self) -> Standing:
-        """See `selection.member.Function`."""
-        nodes = self._alive()
-        waiting: str | None = NO_GRAPH
-        if nodes:
-            replays = sum(one.replays for one in nodes)
-            waiting = next((one.waiting for one in nodes if one.waiting and not self.is_idle(one, replays)), None)
-        return Standing(
-            waiting=waiting,
-            refused=None if self.without_graph == SELECTED else self.without_graph,
-            in_place=any(node.in_place for node in nodes),
-            recordings=len(self._recordings),
-            threads=frozenset(self.callers),
-            collectives=bool(nodes) and bool(self.code().collectives),
-        )
+    def copy_inputs(self, copying: bool) -> None:
+        """Let replays copy all inputs, as stock does, instead of reading some in place. Under the manager's turn."""
+        self.copies_inputs = copying
+        for node in self._alive():
+            node.copy_inputs(copying)
 
-    def so_far(self) -> tuple[int, int]:
-        """See `selection.member.Function`."""
-        return sum(self._uncaptured.values()), len(self._recordings)
+    @property
+    def waiting(self) -> str | None:
+        """Why its graphs are not as they will stay yet; None where they are."""
+        nodes = self._alive()
+        replays = sum(one.replays for one in nodes)
+        pending = (one.waiting for one in nodes if one.waiting and not self.is_idle(one, replays))
+        return next(pending, None) if nodes else NO_GRAPH
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a graph of it can read an input in place that stock copies."""
+        return any(node.in_place for node in self._alive())
 
     def short_of_memory(self) -> str | None:
-        """See `selection.member.Function`."""
+        """Return why calls should not be tried without a graph: memory is short. None where they may be."""
         nodes = self._alive()  # in one pool
         return nodes[0].short_of_memory() if nodes else None
-
-    def recorded_behind(self, seen: set[Any]) -> Iterator[Recording]:
-        """See `selection.member.Function`."""
-        left: list[Recording] = self._alive()
-        seen.update(left)
-        while left:
-            for following in left.pop().following():
-                if following not in seen:
-                    seen.add(following)
-                    left.append(following)
-                    yield following
 
     def replays(self) -> int:
         """Of all its recordings."""
@@ -298,19 +332,25 @@ class RecordableFunction:
 
     def selection(self) -> SelectionReport | None:
         """See `report.ReportedFunction`."""
-        if self.member is None:
+        if self.selection_mode == "off":
             return None
-        found = self.member.describe()
         recordings = self.recordings()
-        if not recordings:
-            return found
-        last = recordings[-1]
-        return dataclasses.replace(
-            found,
-            kernels=last.kernels,
-            input_bytes=sum(one.data_bytes for one in last.inputs),
-            copied_bytes=sum(one.data_bytes for one in last.inputs if not one.indirect),
-            pointer_bytes=last.pointer_bytes,
+        last = recordings[-1] if recordings else None
+        in_place = [one for one in last.inputs if one.indirect] if last is not None else []
+        decision, why = self.decision, self.why
+        if decision is None and self.without_graph is not None:
+            why = self.without_graph
+        elif decision is None:
+            why = self.waiting or f"{len(in_place)} inputs are cheaper to read in place than to copy"
+            decision = None if self.waiting else "in place" if in_place else "copies"
+        return SelectionReport(
+            direction=self.direction,
+            decision=decision,
+            why=why,
+            kernels=last.kernels if last is not None and last.kernels is not None else self.code().kernels,
+            copied_bytes=last.copied_bytes if last is not None else None,
+            nodes=sum(one.nodes for one in in_place),
+            median_us=tuple(self.median_us.items()),
         )
 
     def recorded(self, node: Recording) -> None:
@@ -365,6 +405,9 @@ class RecordableFunction:
     def ran_without_graph(self, reason: str) -> None:
         """To be told of each call without a graph."""
         self._uncaptured[reason] += 1
+        freed = self.decision == "no graph" and not self.retiring
+        if freed and self.direction == "inference" and self.serve_by is not None:
+            self.serve_by(self.run_past_manager)
 
     def went_the_full_way(self, reason: str) -> None:
         """Is told of each call that was not steady."""
@@ -401,9 +444,6 @@ Record = Callable[..., tuple[Callable[[list[Any]], Any] | None, Any]]
 recorded), and a result."""
 
 
-Admit = Callable[[RecordableFunction, Sequence[int], Sequence[int]], Member | None]
-
-
 def reading(generated: Callable[[list[Any]], Any]) -> Callable[[], GeneratedCode]:
     """What gives what is known of a function that Inductor generated. Its source is read once, when first asked."""
     return functools.cache(lambda: read_generated(generated))
@@ -416,8 +456,6 @@ class GraphedFunction:
         model: the function as Inductor generated it.
         recordable: makes what is recorded of a function whose inputs are aligned.
         record: see `Record`.
-        admit: lets a function take part in selection, with the sizes it is called with and the inputs that may move;
-            None where it does not.
         written: gives inputs that it writes besides `mutated_input_idxs`.
         mutated_input_idxs, keywords: as for `torch._inductor.compile_fx.cudagraphify`.
     """
@@ -430,12 +468,10 @@ class GraphedFunction:
         *,
         static_input_idxs: Sequence[int],
         mutated_input_idxs: Sequence[int],
-        admit: Admit = lambda function, integers, watched: None,
         written: Callable[[], Iterable[int]] = tuple,
         **keywords: Any,
     ) -> None:
         self._model = model
-        self._admit = admit
         self._recordable = recordable
         self._record = record
         self._static_input_idxs = static_input_idxs
@@ -445,7 +481,8 @@ class GraphedFunction:
         self._compile_id = torch_internals.CompileContext.current_compile_id()
         self._integers: list[int] = []
         self._recorded: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {}
-        self._members: list[Member] = []
+        self._with_graph: dict[tuple[int, ...], RecordableFunction] = {}
+        self._measured: dict[tuple[int, ...], tuple[Decision, str]] = {}
         self._callers_get: frozenset[int] | None = None
         self._warned = False
         self._lock = threading.RLock()
@@ -466,9 +503,12 @@ class GraphedFunction:
     def forget(self) -> None:
         """Drop everything recorded; the next call records again, with the manager there is then."""
         self._recorded.clear()
-        members, self._members = self._members, []
-        for member in members:
-            member.leave()
+        self._with_graph.clear()
+
+    @property
+    def is_measured_now(self) -> bool:
+        """Whether a race runs, which decides how calls are served."""
+        return any(isinstance(one, Measured) and one.is_running for one in list(self._recorded.values()))
 
     def _first_call(self, inputs: list[Any]) -> Any:
         trees = torch_internals.cudagraph_trees
@@ -484,13 +524,17 @@ class GraphedFunction:
             return aligned(inputs)
         if not self._warned:
             self._warned = trees.maybe_warning_due_to_dynamic_shape(self._recorded, sizes)
-        recordable = self._recordable(aligned)
+        recordable = self._with_graph.pop(key, None)
+        if recordable is None:
+            recordable = self._recordable(aligned)
+            if key in self._measured:
+                recordable.decide(*self._measured[key])
+            if recordable.goes_without_graph():
+                return self._first_call_without_graph(recordable, key, inputs)
         recordable.callers_get = self._callers_get
         recordable.written_inputs = self._written_inputs(inputs, recordable)
         static = trees.remove_unaligned_input_idxs(inputs, self._static_input_idxs)
         static = sorted({*static, *recordable.written_inputs})
-        watched = [index for index, value in enumerate(inputs) if not isinstance(value, int) and index not in static]
-        member = self._admit(recordable, key, watched)
         recorded, outputs = self._record(
             recordable,
             inputs,
@@ -500,14 +544,34 @@ class GraphedFunction:
             **self._keywords,
         )
         if recorded is None:
-            if member is not None:
-                member.leave()
             return outputs
-        if member is not None:
-            self._members.append(member)
+        this = weakref.ref(self)
+
+        def serve_by(call: Callable[[list[Any]], Any]) -> None:
+            found = this()
+            if found is not None and key in found._recorded:
+                found._recorded[key] = call
+
+        def decided(decision: Decision, why: str) -> None:
+            serve_by(recorded)
+            if (found := this()) is not None:
+                found._measured[key] = decision, why
+
+        recordable.serve_by = serve_by
+        measures = recordable.selection_mode == "measure" and recordable.decision is None
         self._recorded[key] = (
-            recorded if member is None else member.served(recorded, recordable.run_selected, resting, recordable.turn)
+            Measured(recordable, recorded, self._keywords["device_index"], decided) if measures else recorded
         )
+        return outputs
+
+    def _first_call_without_graph(self, function: RecordableFunction, key: tuple[int, ...], inputs: list[Any]) -> Any:
+        """Serve a call of a function that is too small for a graph, unless its results turn out to be large."""
+        outputs = function.run_past_manager(inputs)
+        result_bytes = sum(one.nbytes for one in outputs if isinstance(one, torch.Tensor))
+        if function.keeps_graph_for_results(result_bytes):
+            self._with_graph[key] = function
+        else:
+            self._recorded[key] = function.run_past_manager
         return outputs
 
     def _written_inputs(self, inputs: Sequence[Any], function: RecordableFunction) -> list[int]:
@@ -533,3 +597,8 @@ def forget_recordings(functions: Iterable[GraphedFunction] | None = None) -> Non
     """Let these functions, by default all there are, drop what they recorded."""
     for function in _LIVE.alive() if functions is None else list(functions):
         function.forget()
+
+
+def races_run() -> bool:
+    """Whether calls of any function take part in a race now."""
+    return any(function.is_measured_now for function in _LIVE.alive())

@@ -295,7 +295,7 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
                     return in_full(inputs, RESULTS_HELD)
             session = chosen.session
             # One that is done may have been left with a graph that was not changed to the end.
-            if session is not None and (session.stage is not done or session.unusable) and not session.rests():
+            if session is not None and (session.stage is not done or session.unusable) and not session.rests(inputs):
                 return in_full(inputs, WORK_IS_DUE)
 
             node = chosen.node

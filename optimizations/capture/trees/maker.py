@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,11 +12,9 @@ from optimizations.capture.trees import containers, manager
 from optimizations.capture.trees.function import GraphedFunction, RecordableFunction, forget_recordings, reading
 from optimizations.capture.trees.readable_seeds import give_readable_seeds, with_readable_seeds
 from optimizations.indirection.plan import Choice
-from optimizations.one_line import one_line
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
-from optimizations.selection.member import Member
-from optimizations.selection.settings import Settings
+from optimizations.selection import Selection
 
 
 class EncoreMaker:
@@ -27,7 +24,7 @@ class EncoreMaker:
         choice: the user's option; anything but `off`.
         lean: the user's option.
         report: takes every function that is made into CUDA graphs, which is then asked for what is reported of it.
-        selection: how it is found out which calls a graph serves; None where it serves all that it can.
+        selection: the user's option.
     """
 
     def __init__(
@@ -36,7 +33,7 @@ class EncoreMaker:
         report: Callable[[ReportedFunction], None],
         *,
         lean: bool = True,
-        selection: Settings | None = None,
+        selection: Selection = "off",
     ) -> None:
         self._choice = choice
         self._lean = lean
@@ -59,29 +56,17 @@ class EncoreMaker:
         direction: Direction = "backward" if is_backward else "inference" if is_inference else "forward"
 
         def recordable(aligned: Callable[[list[Any]], Any]) -> RecordableFunction:
-            function = RecordableFunction(aligned, model, self._choice, direction, lean=self._lean, code=code)
+            function = RecordableFunction(
+                aligned, model, self._choice, direction, lean=self._lean, selection_mode=self._selection, code=code
+            )
             self._report(function)
             return function
-
-        def admit(function: RecordableFunction, integers: Sequence[int], watched: Sequence[int]) -> Member | None:
-            if self._selection is not None:
-                try:
-                    function.member = Member(
-                        function, self._selection, keywords["device_index"], integers=integers, watched=watched
-                    )
-                except Exception as error:
-                    reason = f"selection failed: {one_line(error)}"
-                    warnings.warn(
-                        f"Encore uses a graph unmeasured; {reason}. This is a defect of Encore.", stacklevel=2
-                    )
-            return function.member
 
         keywords.setdefault("mutated_input_idxs", ())
         return GraphedFunction(
             with_readable_seeds(model, code),
             recordable,
             manager.record,
-            admit=admit,
             written=lambda: code().written,
             static_input_idxs=static_input_idxs,
             is_backward=is_backward,

@@ -43,10 +43,10 @@ from optimizations.captured.pools import pool_memory
 from optimizations.captured.recapture import recapture, register_generators
 from optimizations.one_line import one_line
 from optimizations.recording.budget import waiting_for_memory
-from optimizations.recording.description import Counted, describe
+from optimizations.recording.description import RESTING, Counted, describe
 from optimizations.recording.examination import Recorded
 from optimizations.recording.fixed_inputs import FixedInputs
-from optimizations.recording.session import COPYING_SELECTED, Session
+from optimizations.recording.session import Session, Stage
 from optimizations.recording.trial import Effects
 from optimizations.replay.addresses import AddressTracker
 from optimizations.replay.swaps import Swaps
@@ -129,15 +129,11 @@ class EncoreNode(ResultsNode):
             self.recording_s = time.perf_counter() - started
             self._begin_session(self.recording_s)
             self.function.recorded(self)
+            self._note_plan()
         except Exception as error:
             self._session = None
             self._active = False
             self.function.session_failed(one_line(error))
-            return
-        try:
-            self._tell_selection()
-        except Exception as error:
-            self.function.session_failed(f"selection failed: {one_line(error)}")
 
     # What others read
 
@@ -242,6 +238,7 @@ class EncoreNode(ResultsNode):
             lambda: len(function.callers) <= 1,
             lambda: torch.cuda.is_current_stream_capturing(),
             together=function.together,
+            selects=function.selection_mode == "rule",
         )
         in_place = self.returned_in_place
         written = {one.input for one in in_place.found} & set(self._written)
@@ -249,28 +246,14 @@ class EncoreNode(ResultsNode):
         if function.not_followed is not None:
             self._session.decline(function.not_followed)
             self.fixed_inputs.refused = function.not_followed
-        elif function.copies_inputs:
-            self._session.decline(COPYING_SELECTED)
+        elif function.decision == "copies":
+            self._session.decline(RESTING)
         self._active = self._session.active
 
-    def _tell_selection(self) -> None:
-        """Functions whose results this graph reads in graph memory are judged together with its own."""
-        member = self.function.member
-        if member is None:
-            return
-        read = {
-            self._seen[index].untyped_storage().data_ptr()
-            for index in self.cudagraph_managed_idxs
-            if self._seen.is_tensor(index)
-        }
-        producers = [
-            producer
-            for node in self._path_from_root
-            if node is not self
-            and (producer := node.wrapped_function.model.member) is not None
-            and any(isinstance(one, dict) and one["data_ptr"] in read for one in node.outputs_metadata)
-        ]
-        member.reads_results_of(producers)
+    def _note_plan(self) -> None:
+        """Let the function decide whether it keeps its graph, once it is known what is copied."""
+        if self._session is not None and self._session.stage is Stage.DONE:
+            self.function.plan_is_there(self)
 
     # Replay
 
@@ -290,6 +273,8 @@ class EncoreNode(ResultsNode):
                 outputs = session.run(new_inputs, super().run)
             finally:
                 self._active = session.active
+            if not self._active:
+                self._note_plan()
         self.hand_out_the_calls_own(outputs, returned)
         return outputs
 
@@ -471,7 +456,7 @@ class EncoreNode(ResultsNode):
         self.non_managed_static_input_idxs = [one for one in self.non_managed_static_input_idxs if one not in followed]
         self.copy_inputs(self.function.copies_inputs)
 
-    # Selection
+    # Measured decisions
 
     def copy_inputs(self, copying: bool) -> None:
         """See `function.Recording`. Ended in between, it is done again before the next replay (`check_invariants`)."""
@@ -488,12 +473,6 @@ class EncoreNode(ResultsNode):
         self._copying = copying
         self.state = state
 
-    def look_again(self) -> None:
-        """See `function.Recording`."""
-        if self._session is not None and self.function.not_followed is None:
-            self._session.look_again()
-            self.look_at_session()
-
     def short_of_memory(self) -> str | None:
         """See `function.Recording`. Without a graph a call takes at most as much as the pool has for all of them."""
         pool_bytes = sum(one.size_bytes for one in pool_memory(self.cuda_graphs_pool))
@@ -503,6 +482,16 @@ class EncoreNode(ResultsNode):
         """See `function.Recording`."""
         for nodes in list(self.children.values()):
             yield from nodes
+
+    @property
+    def result_bytes(self) -> int:
+        """See `function.Recording`."""
+        return sum(one["nbytes"] for one in self.outputs_metadata if isinstance(one, dict))
+
+    @property
+    def kernels(self) -> int | None:
+        """See `function.Recording`."""
+        return self._session.kernels if self._session is not None else None
 
     @property
     def in_place(self) -> bool:

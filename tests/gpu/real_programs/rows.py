@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optimizations.selection.interval import Interval, paired_interval
+from real_programs.interval import Interval, paired_interval
 
 Row = Mapping[str, Any]
 

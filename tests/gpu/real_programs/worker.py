@@ -8,6 +8,7 @@ times, {"end": true} with memory and counts.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -224,16 +225,7 @@ def _encore() -> dict[str, Any] | None:
         told["kept_results"] = sum(len(one.outputs) for one in kept)
         told["kept_copied_bytes"] = sum(one.copied_bytes for one in kept)
     if all(hasattr(graph, "selection") for graph in graphs):
-        groups = {one.group: one for graph in graphs for one in graph.selection}
-        told["selection"] = [
-            {
-                **{name: getattr(one, name) for name in ("state", "reason", "kept", "outcome", "source", "calls")},
-                **{name: getattr(one, name) for name in ("excess_s", "budget_s", "waiting_s", "rounds", "ended_by")},
-                "voided": list(one.voided),
-                "median_us": {each.candidate: each.median_us for each in one.candidates},
-            }
-            for one in groups.values()
-        ]
+        told["selection"] = [dataclasses.asdict(one) for graph in graphs for one in graph.selection]
     for name in ("uncaptured", "full_ways"):
         if all(hasattr(graph, name) for graph in graphs):
             calls: Counter[str] = Counter()

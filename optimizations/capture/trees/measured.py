@@ -1,0 +1,135 @@
+"""Measure how one function is served best: without a graph, with copies, or with inputs read in place.
+
+This is the option `selection="measure"`, the papers' profiling in bounded form. It begins once nothing is pending for
+the function's graphs. A race (`optimizations.race`) then lets the alternatives serve the program's own calls, and its
+winner serves all further calls. Without a graph only inference is tried: the backward of a forward without a graph
+would have to run without one as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from optimizations.capture.inner_graphs import resting
+from optimizations.captured.driver import CudaCallFailed
+from optimizations.race import Race, mark
+from optimizations.recording.generated import GeneratedCode
+from optimizations.replay.turns import is_lent
+from optimizations.report.recordings import Direction
+from optimizations.selection import Decision
+
+
+class MeasuredFunction(Protocol):
+    """What is measured: `function.RecordableFunction` describes each member."""
+
+    direction: Direction
+    turn: AbstractContextManager[Any] | None
+    without_graph: str | None
+    median_us: Mapping[str, float]
+
+    @property
+    def waiting(self) -> str | None: ...
+
+    @property
+    def in_place(self) -> bool: ...
+
+    def code(self) -> GeneratedCode: ...
+
+    def short_of_memory(self) -> str | None: ...
+
+    def run_past_manager(self, inputs: list[Any]) -> Any: ...
+
+    def copy_inputs(self, copying: bool) -> None: ...
+
+    def replays(self) -> int: ...
+
+    def decide(self, decision: Decision, why: str) -> None: ...
+
+
+class Measured:
+    """Serve the calls of a function until it is decided how they are served.
+
+    Args:
+        function: the function.
+        recorded: serves a call through the function's manager.
+        device_index: the CUDA device of its graphs.
+        decided: called with the decision and its reason; from then on this is not called any more.
+    """
+
+    def __init__(
+        self,
+        function: MeasuredFunction,
+        recorded: Callable[[list[Any]], Any],
+        device_index: int,
+        decided: Callable[[Decision, str], None],
+    ) -> None:
+        self._function = function
+        self._recorded = recorded
+        self._mark = functools.partial(mark, device_index)
+        self._decided = decided
+        self._race: Race | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a race has begun. It ends after a few more calls."""
+        return self._race is not None
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        race, function = self._race, self._function
+        if resting() or is_lent(function.turn) or torch.cuda.is_current_stream_capturing():
+            return self._recorded(inputs)
+        if race is None:
+            outputs = self._recorded(inputs)
+            if function.waiting is None:
+                self._begin()
+            return outputs
+        outputs = race.serve(functools.partial(self._serve, inputs))
+        if race.winner is not None:
+            self._end(race)
+        return outputs
+
+    def _begin(self) -> None:
+        """Begin a race, unless there is nothing to choose from."""
+        function = self._function
+        alternatives: list[Decision] = ["in place", "copies"] if function.in_place else ["copies"]
+        if function.direction == "inference" and function.short_of_memory() is None:
+            alternatives.append("no graph")
+        if function.without_graph is None and not function.code().collective and len(alternatives) > 1:
+            self._race = Race(alternatives, self._mark)
+        else:
+            self._decide(alternatives[0], "there is nothing to choose from")
+
+    def _serve(self, inputs: list[Any], alternative: str) -> tuple[Any, bool]:
+        """Serve a call by an alternative. Returns the results, and whether it was served like that."""
+        function = self._function
+        if alternative == "no graph":
+            return function.run_past_manager(inputs), True
+        self._copy_inputs(alternative == "copies")
+        before = function.replays()
+        return self._recorded(inputs), function.replays() == before + 1
+
+    def _copy_inputs(self, copying: bool) -> None:
+        """Switch between copies and reading in place. What fails here is noticed before the next replay."""
+        turn = self._function.turn
+        with turn or contextlib.nullcontext(), contextlib.suppress(CudaCallFailed):
+            self._function.copy_inputs(copying)
+
+    def _end(self, race: Race) -> None:
+        self._function.median_us = race.median_us
+        times = ", ".join(f"{name} {microseconds:.1f} us" for name, microseconds in race.median_us.items())
+        decision: Decision = race.winner  # type: ignore[assignment]  # one of the alternatives
+        self._decide(decision, f"measured: {times}")
+
+    def _decide(self, decision: Decision, why: str) -> None:
+        self._race = None
+        if decision != "no graph":
+            self._copy_inputs(decision == "copies")
+        if self._function.without_graph is None:
+            self._function.decide(decision, why)
+        self._decided(decision, why)

@@ -1,0 +1,115 @@
+"""Find the fastest of several ways to serve a function, on the program's own calls.
+
+1. Each alternative serves `CALLS` calls in a row, and one call before them that does not count: it uploads a graph, or
+   loads kernels.
+2. A pair of CUDA events surrounds each call. Nothing waits for them; they are read once they have completed.
+3. The first alternative stays unless the median of another is smaller by more than `LEAST_GAIN`.
+
+A race makes no call that the program did not make. It must not be run for a function with collectives: the time of a
+collective depends on other processes, and these could decide otherwise.
+
+Note [Captures elsewhere]. Querying an event ends a capture that another thread has begun in CUDA's global mode, unless
+the querying thread is in relaxed mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Any, TypeVar
+
+import torch
+
+from optimizations.captured.driver import check
+
+CALLS = 8
+"""Calls of each alternative that count."""
+
+FEWEST_TIMES = 5
+"""An alternative with fewer times than that cannot win: its calls were not served as intended."""
+
+LEAST_GAIN = 0.03
+"""How much faster than the first alternative another must be, as a share of its time."""
+
+Result = TypeVar("Result")
+
+
+class Race:
+    """See the module.
+
+    Args:
+        alternatives: names; the first one is kept in case of doubt.
+        mark: records an event that measures time, on the stream of the calls.
+
+    Attributes:
+        winner: the alternative that is kept; None while the race runs.
+        median_us: median time by alternative, once there is a winner.
+    """
+
+    def __init__(self, alternatives: Sequence[str], mark: Callable[[], Any]) -> None:
+        if len(set(alternatives)) != len(alternatives) or not alternatives:
+            raise ValueError(f"a race needs different alternatives, at least one; these are {list(alternatives)}")
+        self._alternatives = tuple(alternatives)
+        self._mark = mark
+        self._served = 0
+        self._pairs: list[tuple[str, Any, Any]] = []
+        self.winner: str | None = None
+        self.median_us: dict[str, float] = {}
+
+    @property
+    def turn(self) -> str:
+        """The alternative that serves the next call."""
+        index = self._served // (CALLS + 1)
+        return self._alternatives[index] if index < len(self._alternatives) else self._alternatives[0]
+
+    def serve(self, call: Callable[[str], tuple[Result, bool]]) -> Result:
+        """Serve one call of the program by `call(alternative)`, which returns its result and whether it counts."""
+        turn, place = self.turn, self._served % (CALLS + 1)
+        if self._served >= len(self._alternatives) * (CALLS + 1):
+            self._judge()
+            return call(self.winner or turn)[0]
+        self._served += 1
+        start = self._mark()
+        result, counts = call(turn)
+        if counts and place > 0:
+            self._pairs.append((turn, start, self._mark()))
+        return result
+
+    def _judge(self) -> None:
+        """Decide, if the GPU has reached the end of every call. Several threads may be here at a time."""
+        if self.winner is not None:
+            return
+        with _relaxed_capture_mode():
+            if not all(end.query() for _, _, end in self._pairs):
+                return
+            times: dict[str, list[float]] = {name: [] for name in self._alternatives}
+            for name, start, end in self._pairs:
+                times[name].append(1e3 * start.elapsed_time(end))
+        self.median_us = {name: median(found) for name, found in times.items() if len(found) >= FEWEST_TIMES}
+        first = self._alternatives[0]
+        fastest = min(self.median_us, key=lambda name: self.median_us[name], default=first)
+        is_faster = first in self.median_us and self.median_us[fastest] < (1 - LEAST_GAIN) * self.median_us[first]
+        self.winner = fastest if is_faster else first
+
+
+def mark(device_index: int) -> torch.cuda.Event:
+    """Record an event on the current stream of a device."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device_index))
+    return event
+
+
+@contextlib.contextmanager
+def _relaxed_capture_mode() -> Iterator[None]:
+    """Note [Captures elsewhere]."""
+    if not torch.cuda.is_initialized():
+        yield
+        return
+    from cuda.bindings import driver
+
+    before = check(driver.cuThreadExchangeStreamCaptureMode, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        yield
+    finally:
+        check(driver.cuThreadExchangeStreamCaptureMode, before)

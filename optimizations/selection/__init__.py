@@ -1,1 +1,0 @@
-"""Which graphs serve calls: ways to serve a call take turns at the program's own calls, until times decide."""

@@ -1,0 +1,130 @@
+"""A race of alternatives, on events that the test completes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from optimizations.race import CALLS, FEWEST_TIMES, Race
+
+
+@dataclass
+class Clock:
+    """A GPU whose time is set by the test."""
+
+    now_ms: float = 0.0
+    is_behind: bool = False
+
+    def mark(self) -> Event:
+        return Event(self, self.now_ms)
+
+
+@dataclass
+class Event:
+    clock: Clock
+    at_ms: float
+
+    def query(self) -> bool:
+        return not self.clock.is_behind
+
+    def elapsed_time(self, end: Event) -> float:
+        return end.at_ms - self.at_ms
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def serving(clock: Clock, ms: dict[str, float], served: list[str], counts: bool = True) -> Callable[..., str]:
+    """Serve a call as a race says, in so many milliseconds by alternative."""
+
+    def serve(race: Race) -> str:
+        def call(name: str) -> tuple[str, bool]:
+            served.append(name)
+            clock.now_ms += ms[name]
+            return name, counts
+
+        return race.serve(call)
+
+    return serve
+
+
+def run(clock: Clock, ms: dict[str, float], calls: int) -> tuple[Race, list[str]]:
+    race, served = Race(list(ms), clock.mark), []
+    serve = serving(clock, ms, served)
+    for _ in range(calls):
+        assert serve(race) == served[-1]
+    return race, served
+
+
+def test_race_lets_each_alternative_serve_its_calls(clock: Clock) -> None:
+    race, served = run(clock, {"a": 1.0, "b": 0.5, "c": 2.0}, 3 * (CALLS + 1))
+    assert served == ["a"] * (CALLS + 1) + ["b"] * (CALLS + 1) + ["c"] * (CALLS + 1)
+    assert race.winner is None
+
+
+def test_race_keeps_the_fastest(clock: Clock) -> None:
+    race, served = run(clock, {"a": 1.0, "b": 0.5, "c": 2.0}, 3 * (CALLS + 1) + 2)
+    assert race.winner == "b"
+    assert served[-1] == "b"
+    assert race.median_us == pytest.approx({"a": 1000, "b": 500, "c": 2000})
+
+
+@pytest.mark.parametrize(("ms", "winner"), [(0.98, "a"), (0.96, "b"), (1.5, "a")])
+def test_race_needs_three_percent(clock: Clock, ms: float, winner: str) -> None:
+    race, _ = run(clock, {"a": 1.0, "b": ms}, 2 * (CALLS + 1) + 1)
+    assert race.winner == winner
+
+
+def test_race_leaves_the_first_call_out(clock: Clock) -> None:
+    """It uploads the graph."""
+    ms = {"a": 1.0, "b": 100.0}
+    race, served = Race(list(ms), clock.mark), list[str]()
+    serve = serving(clock, ms, served)
+    for index in range(2 * (CALLS + 1) + 1):
+        if index == CALLS + 2:
+            ms["b"] = 0.5
+        serve(race)
+    assert race.median_us["b"] == pytest.approx(500)
+
+
+def test_race_waits_for_nothing(clock: Clock) -> None:
+    ms = {"a": 1.0, "b": 0.5}
+    clock.is_behind = True
+    race, served = run(clock, ms, 2 * (CALLS + 1) + 5)
+    assert race.winner is None
+    assert served[-5:] == ["a"] * 5, "until times are there the first alternative serves"
+    clock.is_behind = False
+    serving(clock, ms, served)(race)
+    assert (race.winner, served[-1]) == ("b", "b")
+
+
+def test_race_ignores_calls_served_otherwise(clock: Clock) -> None:
+    race, served = Race(["a", "b"], clock.mark), list[str]()
+    for index in range(2 * (CALLS + 1) + 1):
+        few = index >= CALLS + 1 + FEWEST_TIMES
+        serving(clock, {"a": 1.0, "b": 0.5}, served, counts=not few)(race)
+    assert (race.winner, list(race.median_us)) == ("a", ["a"])
+
+
+def test_race_goes_on_after_an_error(clock: Clock) -> None:
+    race = Race(["a", "b"], clock.mark)
+
+    def fail(name: str) -> tuple[str, bool]:
+        raise ValueError(name)
+
+    with pytest.raises(ValueError, match="a"):
+        race.serve(fail)
+    served: list[str] = []
+    for _ in range(2 * (CALLS + 1)):
+        serving(clock, {"a": 1.0, "b": 0.5}, served)(race)
+    assert race.winner == "b"
+
+
+@pytest.mark.parametrize("names", [[], ["a", "a"]])
+def test_race_needs_different_alternatives(names: list[str], clock: Clock) -> None:
+    with pytest.raises(ValueError, match="different alternatives"):
+        Race(names, clock.mark)

@@ -1,0 +1,277 @@
+"""Selection in the calls of a program: stock's CUDAGraph Trees on host memory, with Encore's nodes."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from trees_on_cpu import Compiled, Model, nodes, values
+
+import optimizations
+from optimizations import selection
+from optimizations.capture.trees import measured
+from optimizations.capture.trees.function import TRIED_WITHOUT_GRAPH, forget_recordings
+from optimizations.capture.trees.maker import release_recordings
+from optimizations.race import CALLS
+from optimizations.recording import budget
+from optimizations.recording.generated import GeneratedCode
+from optimizations.report.selection import SelectionReport
+
+__all__ = ["cuda_on_cpu"]
+
+W = values(7)
+TINY = GeneratedCode(None, kernels=2)
+PRODUCTS = GeneratedCode(None, kernels=3, products=frozenset({0, 1}))
+"""Code whose inputs are read in place without trials."""
+
+REFUSED = GeneratedCode("it calls a custom operator, mine::add", kernels=3)
+"""Code that is not captured again, so that its inputs stay copied."""
+
+
+def run(compiled: Compiled, calls: int, *, moving: bool = True) -> None:
+    """Calls with right results, at ever new addresses or always the same."""
+    kept = [(values(1), values(2))]
+    for step in range(calls):
+        x, y = kept[-1]
+        if moving:
+            x, y = values(step), values(-3 * step)
+            kept.append((x, y))
+        else:
+            x.fill_(step)
+        assert torch.equal(compiled(x, y, W)[0], 2 * x + y * W), step
+
+
+def told(compiled: Compiled) -> SelectionReport:
+    found: SelectionReport = compiled.functions[-1].selection()
+    return found
+
+
+def reasons(compiled: Compiled) -> dict[str, int]:
+    return {one.reason: one.calls for one in compiled.functions[-1].uncaptured()}
+
+
+def test_tiny_inference_is_never_recorded(cuda_on_cpu: CudaOnCpu) -> None:
+    model = Model(cuda_on_cpu, code=TINY)
+    compiled = Compiled(model, selection="rule")
+    run(compiled, 5)
+    assert model.runs == ["plain"] * 5
+    assert nodes() == []
+    why = "launching a graph costs more than launching its kernels (2)"
+    assert told(compiled) == SelectionReport("inference", "no graph", why, 2, None, 0)
+    assert reasons(compiled) == {f"selection: {why}": 5}
+    assert optimizations.settled()
+
+
+@pytest.mark.parametrize(
+    ("code", "keywords"),
+    [
+        (TINY, {"selection": "off"}),
+        (TINY, {"selection": "rule", "is_inference": False}),
+        (GeneratedCode(None, kernels=3), {"selection": "rule"}),
+        (GeneratedCode("its source cannot be read"), {"selection": "rule"}),
+    ],
+)
+def test_other_functions_are_recorded(cuda_on_cpu: CudaOnCpu, code: GeneratedCode, keywords: dict[str, Any]) -> None:
+    model = Model(cuda_on_cpu, code=code)
+    run(Compiled(model, **keywords), 4)
+    assert "captured" in model.runs
+    assert cuda_on_cpu.replays > 0
+
+
+def partition(model: Model, number: int, of: int) -> Any:
+    """The model as a partition of a program, as Inductor's generated code has it."""
+    names: dict[str, Any] = {f"partition_{index}": None for index in range(of)} | {"model": model}
+    found: Any = types.FunctionType(call_model.__code__, names, f"partition_{number}")
+    found.code = model.code
+    return found
+
+
+def call_model(args: list[Any]) -> Any:
+    return globals()["model"](args)
+
+
+@pytest.mark.parametrize(
+    ("number", "of", "large_bytes", "is_recorded"),
+    [(0, 2, 64, True), (0, 2, 65, False), (1, 2, 64, False), (0, 1, 64, False)],
+)
+def test_tiny_partition_with_large_results_is_recorded(
+    cuda_on_cpu: CudaOnCpu,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    of: int,
+    large_bytes: int,
+    is_recorded: bool,
+) -> None:
+    """The partition after it reads them in graph memory."""
+    monkeypatch.setattr(selection, "LARGE_RESULT_BYTES", large_bytes)
+    model = Model(cuda_on_cpu, code=TINY)
+    compiled = Compiled(partition(model, number, of), selection="rule")
+    run(compiled, 5)
+    assert ("captured" in model.runs) is is_recorded
+    assert len(compiled.functions) == 1
+    assert (told(compiled).decision == "no graph") is not is_recorded
+
+
+def test_graph_goes_where_its_copies_cost_more(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "COPY_BYTES_PER_US", 1.0)
+    model = Model(cuda_on_cpu, code=REFUSED)
+    compiled = Compiled(model, selection="rule")
+    run(compiled, 8)
+    assert model.runs.count("captured") == 1
+    assert model.runs[-4:] == ["plain"] * 4
+    found = told(compiled)
+    assert found.decision == "no graph"
+    assert found.why == "copying its inputs would take 128 us, and the graph saves 15 us of launches"
+    assert nodes() == [], "its memory is given back"
+
+
+def test_graph_stays_where_its_copies_cost_less(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = Compiled(Model(cuda_on_cpu, code=REFUSED), selection="rule")
+    run(compiled, 8)
+    assert (told(compiled).decision, told(compiled).copied_bytes) == ("copies", 128)
+    assert cuda_on_cpu.replays > 4
+
+
+def test_graph_is_not_given_up_while_memory_is_short(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "COPY_BYTES_PER_US", 1.0)
+    compiled = Compiled(Model(cuda_on_cpu, code=REFUSED), selection="rule")
+    monkeypatch.setattr(type(cuda_on_cpu.tools), "free_bytes", lambda tools: 0)
+    run(compiled, 8)
+    assert told(compiled).decision != "no graph"
+
+
+@pytest.mark.parametrize(
+    ("update_us", "moving", "decision"), [(2.3, True, "in place"), (1e3, True, "copies"), (1e3, False, "copies")]
+)
+def test_inputs_are_read_in_place_where_that_is_cheaper(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, update_us: float, moving: bool, decision: str
+) -> None:
+    monkeypatch.setattr(selection, "NODE_UPDATE_US", update_us)
+    monkeypatch.setattr(budget, "FEWEST_REPLAYS", 8)
+    compiled = Compiled(Model(cuda_on_cpu, code=PRODUCTS), selection="rule")
+    run(compiled, 14, moving=moving)
+    assert told(compiled).decision == decision
+    (report,) = compiled.reports
+    moved = "7 of 7" if moving else "0 of 7"
+    for one in report.inputs:
+        assert one.indirect is (decision == "in place")
+        assert one.indirect or f"it moved in {moved} calls" in one.reasons[0]
+    assert report.copied_bytes == (0 if decision == "in place" else 128)
+    assert optimizations.settled()
+
+
+class Prices:
+    """Marks of a simulated GPU: time grows by what was done since the mark before."""
+
+    def __init__(self, cuda: CudaOnCpu, model: Model, plain: float, launch: float, copied_byte: float) -> None:
+        self.cuda, self.model = cuda, model
+        self.prices = plain, launch, copied_byte
+
+    def __call__(self, device_index: int) -> Any:
+        done = self.model.runs.count("plain"), self.cuda.replays, sum(node.copied_bytes for node in nodes())
+        return Mark(sum(count * price for count, price in zip(done, self.prices, strict=True)))
+
+
+class Mark:
+    def __init__(self, at_ms: float) -> None:
+        self.at_ms = at_ms
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Mark) -> float:
+        return end.at_ms - self.at_ms
+
+
+Measure = Callable[..., tuple[Model, Compiled]]
+
+
+@pytest.fixture
+def measure(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> Measure:
+    """Make a measured function, whose calls take what these prices say."""
+
+    def made(plain: float, launch: float, copied_byte: float, **keywords: Any) -> tuple[Model, Compiled]:
+        model = Model(cuda_on_cpu, code=keywords.pop("code", PRODUCTS))
+        monkeypatch.setattr(measured, "mark", Prices(cuda_on_cpu, model, plain, launch, copied_byte))
+        return model, Compiled(model, selection="measure", **keywords)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("prices", "decision"),
+    [
+        ((1.0, 1.0, 0.0), "in place"),
+        ((3.0, 1.0, 0.01), "in place"),
+        ((0.5, 1.0, 0.0), "no graph"),
+        ((3.0, 1.0, -0.005), "copies"),
+    ],
+)
+def test_measured_function_is_served_by_the_fastest(
+    measure: Measure, prices: tuple[float, float, float], decision: str
+) -> None:
+    model, compiled = measure(*prices)
+    run(compiled, 3 * (CALLS + 1) + 8)
+    found = told(compiled)
+    assert found.decision == decision
+    assert [name for name, _ in found.median_us] == ["in place", "copies", "no graph"]
+    assert found.why.startswith("measured: in place ")
+    assert optimizations.settled()
+    before = len(model.runs)
+    run(compiled, 4)
+    assert (len(model.runs) - before == 4) is (decision == "no graph")
+    assert all(
+        bool(one.copied_bytes) is (decision == "copies") for one in compiled.reports[-1:] if decision != "no graph"
+    )
+
+
+def test_race_is_over_after_a_bounded_number_of_calls(measure: Measure) -> None:
+    _model, compiled = measure(0.5, 1.0, 0.0)
+    run(compiled, 6)
+    assert not optimizations.settled()
+    run(compiled, 3 * (CALLS + 1) + 1)
+    assert optimizations.settled()
+    assert reasons(compiled)[TRIED_WITHOUT_GRAPH] == CALLS + 2, "one when it has won"
+
+
+def test_training_is_never_measured_without_a_graph(measure: Measure) -> None:
+    _model, compiled = measure(0.1, 1.0, 0.0, is_inference=False)
+    run(compiled, 2 * (CALLS + 1) + 8)
+    assert [name for name, _ in told(compiled).median_us] == ["in place", "copies"]
+
+
+def test_function_with_collectives_is_never_measured(measure: Measure) -> None:
+    code = GeneratedCode(
+        None, collective=True, collectives=("_c10d_functional.all_reduce_('sum', '0')",), products=frozenset({0, 1})
+    )
+    _model, compiled = measure(0.1, 1.0, 0.0, code=code)
+    run(compiled, 12)
+    assert told(compiled).median_us == ()
+    assert told(compiled).decision in ("in place", "copies")
+
+
+def test_measured_decision_outlives_a_reset(measure: Measure) -> None:
+    _model, compiled = measure(3.0, 1.0, -0.005)
+    run(compiled, 3 * (CALLS + 1) + 8)
+    release_recordings()
+    forget_recordings()
+    run(compiled, 6)
+    assert (told(compiled).decision, len(compiled.functions)) == ("copies", 2)
+    assert optimizations.settled()
+    assert compiled.reports[-1].copied_bytes == 128
+
+
+def test_results_that_are_held_stay_right_in_a_race(measure: Measure) -> None:
+    _model, compiled = measure(0.5, 1.0, 0.0)
+    held = []
+    for step in range(60):
+        x, y = values(step), values(2 * step)
+        torch.compiler.cudagraph_mark_step_begin()
+        (result,) = compiled.function([x, y, W])
+        held.append((result, 2 * x + y * W))
+        del held[:-3]
+        assert all(torch.equal(one, expected) for one, expected in held), step
