@@ -160,6 +160,10 @@ class GeneratedCode:
     seeds: tuple[int, ...] = ()
     kernels: int | None = None
 
+    def returns(self, index: int) -> bool:
+        """Return whether an output in the memory of an input is that input, and not a result that was put there."""
+        return self.reused is not None and index not in self.reused
+
 
 def read_generated(function: Callable[..., Any]) -> GeneratedCode:
     """What is known of a function that Inductor generated. Note [Doubt about the source]."""

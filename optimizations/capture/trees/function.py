@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import torch
 
 from optimizations import torch_internals
+from optimizations.capture.trees.aligned import on_aligned_inputs
 from optimizations.capture.trees.measured import Measured
 from optimizations.indirection.plan import Choice
 from optimizations.recording.budget import Together
@@ -214,17 +215,12 @@ class RecordableFunction:
     @functools.cached_property
     def is_one_of_several(self) -> bool:
         """Whether it is a partition of a program that has more of them."""
-        plain = getattr(self.generated, "__func__", self.generated)
-        return "partition_1" in getattr(plain, "__globals__", {})
+        return is_one_of_several(self.generated)
 
     def note_returned_inputs(self, returned: Mapping[int, int]) -> None:
-        """To be told, by place among the results, of the copied inputs that a recording returns the memory of.
-
-        Where the function used that memory for something else, it holds a result and not the input.
-        """
-        reused = self.code().reused
-        if self.is_one_of_several and reused is not None:
-            self.returned_inputs = {place: index for place, index in returned.items() if index not in reused}
+        """To be told, by place among the results, of the copied inputs that a recording returns the memory of."""
+        if self.is_one_of_several:
+            self.returned_inputs = {place: index for place, index in returned.items() if self.code().returns(index)}
 
     def code(self) -> GeneratedCode:
         """What is known of the generated function, from its source."""
@@ -444,6 +440,12 @@ Record = Callable[..., tuple[Callable[[list[Any]], Any] | None, Any]]
 recorded), and a result."""
 
 
+def is_one_of_several(generated: Callable[[list[Any]], Any]) -> bool:
+    """Return whether a function of Inductor's is a partition of a program that has more of them."""
+    plain = getattr(generated, "__func__", generated)
+    return "partition_1" in getattr(plain, "__globals__", {})
+
+
 def reading(generated: Callable[[list[Any]], Any]) -> Callable[[], GeneratedCode]:
     """What gives what is known of a function that Inductor generated. Its source is read once, when first asked."""
     return functools.cache(lambda: read_generated(generated))
@@ -457,6 +459,7 @@ class GraphedFunction:
         recordable: makes what is recorded of a function whose inputs are aligned.
         record: see `Record`.
         written: gives inputs that it writes besides `mutated_input_idxs`.
+        returns: whether a later partition is given this input as a result. Note [Misaligned inputs that are returned].
         mutated_input_idxs, keywords: as for `torch._inductor.compile_fx.cudagraphify`.
     """
 
@@ -469,6 +472,7 @@ class GraphedFunction:
         static_input_idxs: Sequence[int],
         mutated_input_idxs: Sequence[int],
         written: Callable[[], Iterable[int]] = tuple,
+        returns: Callable[[int], bool] = lambda index: False,
         **keywords: Any,
     ) -> None:
         self._model = model
@@ -477,6 +481,7 @@ class GraphedFunction:
         self._static_input_idxs = static_input_idxs
         self._mutated_input_idxs = mutated_input_idxs
         self._written = written
+        self._returns = returns
         self._keywords = keywords
         self._compile_id = torch_internals.CompileContext.current_compile_id()
         self._integers: list[int] = []
@@ -518,8 +523,8 @@ class GraphedFunction:
             return self._recorded[key](inputs)
         checked = trees.get_input_idxs_to_check(inputs, self._static_input_idxs)
         mutated = trees.OrderedSet((*self._mutated_input_idxs, *sorted(self._written())))
-        aligned = trees.align_inputs_from_check_idxs(self._model, checked, mutated)
         sizes = key[0] if len(key) == 1 else key or None  # as the user writes them in `cudagraph_capture_sizes`
+        aligned = on_aligned_inputs(self._model, checked, mutated, self._returns)
         if not trees.is_cudagraph_capture_sizes(sizes):
             return aligned(inputs)
         if not self._warned:

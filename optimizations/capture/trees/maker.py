@@ -9,7 +9,13 @@ import torch
 
 from optimizations.appliers.device import unload_kernels
 from optimizations.capture.trees import containers, manager
-from optimizations.capture.trees.function import GraphedFunction, RecordableFunction, forget_recordings, reading
+from optimizations.capture.trees.function import (
+    GraphedFunction,
+    RecordableFunction,
+    forget_recordings,
+    is_one_of_several,
+    reading,
+)
 from optimizations.capture.trees.readable_seeds import give_readable_seeds, with_readable_seeds
 from optimizations.indirection.plan import Choice
 from optimizations.report import ReportedFunction
@@ -68,6 +74,7 @@ class EncoreMaker:
             recordable,
             manager.record,
             written=lambda: code().written,
+            returns=lambda index: is_one_of_several(model) and code().returns(index),
             static_input_idxs=static_input_idxs,
             is_backward=is_backward,
             is_inference=is_inference,
