@@ -35,10 +35,9 @@ class Mode:
     strides of all inputs outside of its graphs, in each call. `captures` says what becomes a CUDA graph around what the
     backend compiled: the whole iteration ("step"), or the module with its loss ("callables").
 
-    In reports: `colour` is that of its bars (#RRGGBB; without one it gets any). `over_graphs` gives it a column in the
-    table of speed-ups over stock's graphs. `published_coverage` and `published_copies` say which of the papers' values
-    stand next to it: coverage of stock graphs or of those after placement, bytes before indirection (with placement) or
-    after.
+    In reports: `colour` is that of its bars (#RRGGBB; without one it gets any). `published_coverage` and
+    `published_copies` say which of the papers' values stand next to it: coverage of stock graphs or of those after
+    placement, bytes before indirection (with placement) or after.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Mode:
     colour: str | None = None
     published_coverage: Literal["stock", "placement"] | None = None
     published_copies: Literal["before", "after"] | None = None
-    over_graphs: bool = False
 
     @property
     def needs_gpu(self) -> bool:
@@ -126,7 +124,6 @@ MODES: dict[str, Mode] = {
             colour="#009E73",
             published_coverage="placement",
             published_copies="before",
-            over_graphs=True,
         ),
         Mode(
             "indirection",
@@ -139,7 +136,6 @@ MODES: dict[str, Mode] = {
             colour="#CC79A7",
             published_coverage="placement",
             published_copies="after",
-            over_graphs=True,
         ),
         Mode(
             "lean",
@@ -172,7 +168,6 @@ MODES: dict[str, Mode] = {
             baselines=("compile", "graph", "indirection"),
             captures="step",
             colour="#F0E442",
-            over_graphs=True,
         ),
         Mode(
             "callables",
@@ -180,7 +175,6 @@ MODES: dict[str, Mode] = {
             baselines=("compile", "graph", "indirection"),
             captures="callables",
             colour="#7F3B08",
-            over_graphs=True,
         ),
     )
 }

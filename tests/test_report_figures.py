@@ -357,6 +357,13 @@ def test_svg_is_well_formed_takes_the_pages_colour_and_keeps_names_inert():
     assert "alert(" in svg and "<script" not in svg
 
 
+def test_svg_keeps_the_digits_of_its_text():
+    """Coordinates are cut to a tenth of a point; values and versions are not coordinates."""
+    origin = Provenance("run s", "GPU", None, "2.11.0+cu130", None)
+    svg = to_svg(draw(chart_of({("a", "graph"): Bar(1.234, label="1.234")}, Scale.RATIO), origin), "x")
+    assert ">1.234<" in svg and "PyTorch 2.11.0+cu130" in svg and "0.85\N{MULTIPLICATION SIGN}" in svg
+
+
 def test_provenance_of_a_run_is_on_its_figures():
     run = Run(environment(), (cell("EOS", "compile", device="cpu"),))
     figure = draw(chart_of({("a", "graph"): Bar(1.0)}), provenance.of_run(run))

@@ -96,6 +96,33 @@ def test_overview_says_where_the_reference_failed(run):
     assert row(table, workload="EOS") == {"workload": "EOS", "compile_us": "crash", "graph": "compile: crash"}
 
 
+def test_overview_over_graph_has_the_modes_compared_with_it() -> None:
+    cells = [cell("EOS", mode, time) for mode, time in (("compile", 100), ("graph", 50), ("placement", 25))]
+    run = Run(environment(), tuple(cells))
+    table = speedup_tables.overview(run, compare.compare(run), PUBLISHED, "graph")
+    assert (table.name, list(table.frame.columns)) == ("over_graphs", ["workload", "graph_us", "placement"])
+    assert row(table, workload="EOS")["placement"].startswith("2.00 [")
+    without = Run(environment(), tuple(cells[:1]))
+    assert len(speedup_tables.overview(without, compare.compare(without), PUBLISHED, "graph").frame) == 0
+
+
+def test_coverage_counts_graphs_of_whole_captures() -> None:
+    """Older rows count no graphs of callables and steps: those are the graphs that an iteration launches."""
+
+    def captured(mode: str, recorded: int, launches: int) -> Cell:
+        found = metrics()
+        assert found.coverage is not None and found.graphs is not None
+        changes = {
+            "coverage": found.coverage.model_copy(update={"graph_launches": launches}),
+            "graphs": found.graphs.model_copy(update={"cuda_graphs": recorded}),
+        }
+        return cell("DCGAN", mode, metrics=found.model_copy(update=changes))
+
+    cells = (captured("graph", 3, 2), captured("step", 0, 1), captured("callables", 4, 2))
+    table = cell_tables.coverage(Run(environment(), cells), PUBLISHED)
+    assert [row(table, mode=mode)["cuda_graphs"] for mode in ("graph", "step", "callables")] == [3, 1, 4]
+
+
 def test_speedups_have_numbers_and_the_published_value(comparisons):
     table = speedup_tables.speedups(comparisons, PUBLISHED)
     found = row(table, workload="EOS", mode="graph", metric="latency")

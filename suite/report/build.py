@@ -25,7 +25,6 @@ from suite.report import (
     provenance,
     same_program,
     speedup_tables,
-    strategies,
 )
 from suite.report.chart import Chart, LineChart
 from suite.report.conclusion import Conclusion
@@ -182,7 +181,7 @@ def build_report(
 
 
 _OUTLINE = (
-    ("speedup", "Speed-up", "over_", (HEADLINE, "overview", "over_graphs", strategies.NAME, "speedups")),
+    ("speedup", "Speed-up", "over_", (HEADLINE, "overview", "over_graphs", "speedups")),
     ("times", "Where the time goes", "time_split", ("times",)),
     ("coverage", "Coverage", "coverage", ("coverage", "not_captured")),
     ("copies", "Copies", "copies", ("copies",)),
@@ -207,7 +206,6 @@ def _run_parts(run: Run, comparisons: Sequence[compare.Comparison], published: P
         superseded_failures(run),
         shortages(run),
         same_program.same_program(run),
-        strategies.strategies(run, comparisons),
     )
     tables = {table.name: table for table in made if table is not None}
     return tuple(

@@ -126,10 +126,15 @@ def to_svg(figure: Figure, name: str) -> str:
     )
     element = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|(?<=>)\s+(?=<)", "", element, flags=re.DOTALL)
     element = re.sub(r"<g[^>]*/>", "", element)
-    element = re.sub(r"(\d\.\d)\d+", r"\1", re.sub(r"\s*\n\s*", " ", element))
+    element = re.sub(r"<[^>]+>", _with_short_numbers, re.sub(r"\s*\n\s*", " ", element))
     used = set(re.findall(r'(?:url\(|href=")#([^")]+)', element))
     element = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", element)
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", element)
+
+
+def _with_short_numbers(tag: re.Match[str]) -> str:
+    """A tag whose numbers have one decimal. Text between tags keeps its digits: there they are values."""
+    return re.sub(r"(\d\.\d)\d+", r"\1", tag[0])
 
 
 def colour(chart: Chart, series: str) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from suite.metrics import floor
-from suite.modes import DEFAULT_MODE, GRAPH_MODE, INDIRECTION_MODE, MODES, REFERENCE_MODE, UNPARTITIONED_MODE
+from suite.modes import DEFAULT_MODE, GRAPH_MODE, REFERENCE_MODE
 from suite.report import compare
 from suite.report.cell_tables import Row, host_median_us
 from suite.report.compare import Comparison, Kernels, TimeKind
@@ -16,12 +16,6 @@ from suite.report.published import Published
 from suite.report.table import Detailed, Table, make_table
 from suite.schema import Status
 from suite.stats import GeometricMean, Verdict
-
-OVER_GRAPHS = tuple(mode.name for mode in MODES.values() if mode.over_graphs)
-"""Encore's modes that stand next to stock's graphs."""
-
-NAMES_BESIDE_GRAPHS = {UNPARTITIONED_MODE: "unpartitioned", GRAPH_MODE: "graph", INDIRECTION_MODE: "indirection"}
-"""How the columns of modes begin in the table of coverage and copies next to stock's graphs."""
 
 KERNELS_NOTE = (
     f"{Kernels.RETUNED.value}: the modes do not run the same kernels; {Kernels.UNKNOWN.value}: each tuned its kernels "
@@ -37,35 +31,42 @@ def all_tables(run: Run, comparisons: Sequence[Comparison], published: Published
     """Every table of speed-ups, in the order of the report."""
     return (
         headline(run, comparisons, published),
-        overview(run, comparisons, published),
-        over_graphs(run, comparisons, published),
+        *(overview(run, comparisons, published, baseline) for baseline in OVERVIEWS.values()),
         speedups(comparisons, published),
     )
 
 
-def overview(run: Run, comparisons: Sequence[Comparison], published: Published) -> Table:
-    """One row per workload: the reference's time, and each mode's speed-up over it with interval and verdict."""
-    modes = [mode for mode in run.modes if mode != REFERENCE_MODE]
-    time_column = f"{REFERENCE_MODE}_us"
+OVERVIEWS = {"overview": REFERENCE_MODE, "over_graphs": GRAPH_MODE}
+"""The tables that set all modes next to each other, with what their speed-ups are over."""
+
+
+def overview(
+    run: Run, comparisons: Sequence[Comparison], published: Published, baseline: str = REFERENCE_MODE
+) -> Table:
+    """One row per workload: a mode's time, and each other mode's speed-up over it with interval and verdict."""
+    of_baseline = [item for item in comparisons if item.baseline == baseline]
+    over = {item.cell.mode for item in of_baseline}
+    modes = [mode for mode in run.modes if mode in over or (mode != baseline and baseline == REFERENCE_MODE)]
+    time_column = f"{baseline}_us"
     rows = []
-    for label in run.labels:
-        reference = run.find(label, REFERENCE_MODE)
+    for label in run.labels if modes or baseline == REFERENCE_MODE else ():
+        reference = run.find(label, baseline)
         row: Row = {"workload": label}
         if reference is not None:
             passed = reference.status is Status.PASS
             row[time_column] = host_median_us(reference) if passed else Detailed(reference.status.value)
         for mode in modes:
-            row[mode] = ratio_text(run, comparisons, label, mode, REFERENCE_MODE)
+            row[mode] = ratio_text(run, of_baseline, label, mode, baseline)
         rows.append(row)
     return make_table(
-        "overview",
-        f"Speed-up over {REFERENCE_MODE}",
-        f"Host time of {REFERENCE_MODE} (median) and how many times faster each mode is, with its 95 % interval and "
+        next(name for name, mode in OVERVIEWS.items() if mode == baseline),
+        f"Speed-up over {baseline}",
+        f"Host time of {baseline} (median) and how many times faster each mode is, with its 95 % interval and "
         f"verdict, and that by device time where it is another. A cell without a ratio has the reason. {KERNELS_NOTE} "
         f"{_MEANS_NOTE}",
         ["workload", time_column, *modes],
         rows,
-        _group_means(run, comparisons, published, modes, REFERENCE_MODE),
+        _group_means(run, comparisons, published, modes, baseline),
     )
 
 
@@ -82,38 +83,6 @@ def _group_means(
             texts = {mode: _mean_text(mean) for mode, mean in means.items()}
             rows.append({"workload": f"geomean: {group.title}", **texts})
     return rows
-
-
-def over_graphs(run: Run, comparisons: Sequence[Comparison], published: Published) -> Table:
-    """One row per workload: what stock's graphs cover and copy, what Encore's do, and how much faster Encore's are."""
-    columns = ["workload", "unpartitioned_percent", "graph_percent", "indirection_percent"]
-    columns += ["graph_copied_bytes", "indirection_copied_bytes", *OVER_GRAPHS]
-    rows = []
-    for label in run.labels:
-        row: Row = {"workload": label}
-        for mode, name in NAMES_BESIDE_GRAPHS.items():
-            cell = run.find(label, mode)
-            if cell is None or cell.metrics is None:
-                continue
-            if cell.metrics.coverage is not None:
-                row[f"{name}_percent"] = cell.metrics.coverage.percent
-            copies = cell.metrics.copies
-            if mode != UNPARTITIONED_MODE and copies is not None and copies.placeholder_bytes is not None:
-                row[f"{name}_copied_bytes"] = copies.placeholder_bytes + (copies.pointer_bytes or 0)
-        for mode in OVER_GRAPHS:
-            row[mode] = ratio_text(run, comparisons, label, mode, GRAPH_MODE)
-        rows.append(row)
-    return make_table(
-        "over_graphs",
-        "Beside stock CUDA graphs",
-        f"Percent: kernels of one iteration that CUDA graphs launch in modes {UNPARTITIONED_MODE}, {GRAPH_MODE} and "
-        f"{INDIRECTION_MODE}; a copy of inputs that is a kernel counts as one outside. copied: into placeholders, or "
-        f"written as pointers, in one iteration. {' and '.join(OVER_GRAPHS)}: how many times faster than {GRAPH_MODE} "
-        f"(host time), with the 95 % interval and verdict. {KERNELS_NOTE} {_MEANS_NOTE}",
-        columns,
-        rows,
-        _group_means(run, comparisons, published, OVER_GRAPHS, GRAPH_MODE),
-    )
 
 
 def headline(run: Run, comparisons: Sequence[Comparison], published: Published) -> Table:
