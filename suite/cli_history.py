@@ -68,6 +68,8 @@ def history(
     from suite.report.draw import to_png
     from suite.report.load import load_run
 
+    if figure is not None and figure.is_dir():
+        raise WrongUse(f"--figure {figure}: it is a folder; give the name of a PNG file")
     own = [row for name in runs or () for row in rows_of(load_run(store.find_run(name)))]
     found = lines_of([*read_history(rows.HISTORY), *own], mode, over, device, last)
     if figure is not None:

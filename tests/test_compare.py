@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,14 +153,16 @@ def test_kernels_tuned_apart_are_compared_by_ratio(compare: Callable[..., Compar
     assert made.regressions == ("EOS placement",)
 
 
-def test_other_kernels_within_a_run_are_not_decided(compare: Callable[..., Comparison]) -> None:
+@pytest.mark.parametrize("side", ["BASE", "NEW"])
+def test_other_kernels_within_a_run_are_not_decided(compare: Callable[..., Comparison], side: str) -> None:
     first, second = ({kernel_key("triton_poi_fused_0", (count, 1, 1), (128, 1, 1)): 3} for count in (1, 2))
-    changed = [*with_kernels(cells(), first)[1:-1], *with_kernels(cells({"placement": 1.3}), second)[-1:]]
-    made = compare(with_kernels(cells(), first)[1:], changed)
+    plain = with_kernels(cells(), first)[1:]
+    changed = [*plain[:-1], *with_kernels(cells({"placement": 1.3}), second)[-1:]]
+    made = compare(changed, plain) if side == "BASE" else compare(plain, changed)
     left = pair(made, "placement")
     assert (left.outcome, left.change) == (Outcome.UNDECIDED, None)
     assert left.reason == (
-        "other kernels than graph in NEW; other kernels than compile in NEW; eager was not measured in both"
+        f"other kernels than graph in {side}; other kernels than compile in {side}; eager was not measured in both"
     )
     assert "placement" not in made.means and made.exit_code == EXIT_UNDECIDED
 
@@ -171,16 +174,18 @@ def test_row_that_had_not_settled_is_not_decided(compare: Callable[..., Comparis
         else each
         for each in cells({"placement": 1.5})
     ]
-    made = compare(cells(), slower)
-    assert pair(made, "placement").outcome is Outcome.UNDECIDED
-    assert pair(made, "placement").reason == "not settled when it was timed in NEW"
+    for sides, reason in (((cells(), slower), "in NEW"), ((slower, cells()), "in BASE"), ((slower, slower), "in both")):
+        found = pair(compare(*sides), "placement")
+        assert found.outcome is Outcome.UNDECIDED
+        assert found.reason == f"not settled when it was timed {reason}"
+        assert "1 row has no ratio, because Encore had not settled" in compare(*sides).advice[0]
 
 
 def test_without_a_common_baseline_nothing_is_decided(compare: Callable[..., Comparison]) -> None:
     alone = [each for each in cells() if each.mode == "placement"]
     made = compare(alone, alone)
     assert made.exit_code == EXIT_UNDECIDED
-    assert any("--modes compile,graph,placement" in each for each in made.advice)
+    assert made.advice == ("1 row has no common baseline: measure with --modes compile,graph,MODE.",)
 
 
 def test_one_process_on_each_side_decides_nothing(compare: Callable[..., Comparison]) -> None:
@@ -190,17 +195,24 @@ def test_one_process_on_each_side_decides_nothing(compare: Callable[..., Compari
     )
     made = compare(base, new)
     assert made.exit_code == EXIT_UNDECIDED and pair(made, "placement").change is None
-    assert any("--processes 3" in each for each in made.advice)
+    assert made.advice == ("1 row has one process in each run: measure with --processes 3.",)
 
 
-def test_wide_intervals_say_how_many_processes_would_do(compare: Callable[..., Comparison]) -> None:
+@pytest.mark.parametrize(("noise", "more"), [(0.03, True), (0.1, False)])
+def test_wide_intervals_say_how_many_processes_would_do(
+    compare: Callable[..., Comparison], noise: float, more: bool
+) -> None:
     base, new = (
         [cell("EOS", "graph", blocks=processes([1.0] * 3)), cell("EOS", "placement", blocks=processes(factors))]
-        for factors in ([1.0, 1.1, 0.9], [1.1, 0.9, 1.0])
+        for factors in ([1.0, 1 + noise, 1 - noise], [1 + noise, 1 - noise, 1.0])
     )
     made = compare(base, new)
-    assert made.exit_code == EXIT_UNDECIDED and pair(made, "placement").outcome is Outcome.UNDECIDED
-    assert any("times as many processes" in each for each in made.advice)
+    found = pair(made, "placement")
+    assert made.exit_code == EXIT_UNDECIDED and found.outcome is Outcome.UNDECIDED and found.change is not None
+    (advice,) = made.advice
+    times = (2 * found.change.half_width / math.log(1.05)) ** 2
+    assert (f"measure both runs with about {times:.1f} times as many processes" in advice) is more
+    assert "use a quiet host" in advice
 
 
 def test_differences_of_the_environment_come_first_and_all_of_them(compare: Callable[..., Comparison]) -> None:
@@ -442,7 +454,7 @@ def test_command_exits_with_its_decision(tmp_path: Path, capsys: pytest.CaptureF
     alone = str(write_run(tmp_path / "c", [cell("EOS", "placement")], environment(run_id="c")))
     for form in ((), ("--markdown",), ("--json",)):
         code, out, _ = encore(capsys, base, alone, *form)
-        assert code == EXIT_UNDECIDED and "--modes compile,graph,placement" in out
+        assert code == EXIT_UNDECIDED and "--modes compile,graph,MODE" in out
     assert "nothing can be decided" in encore(capsys, base, alone)[1]
 
 

@@ -204,6 +204,12 @@ def test_history_command_adds_own_runs_and_draws(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_figure_needs_the_name_of_a_file(tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["history", "--figure", str(tmp_path)])
+    assert ended.value.code == 2 and "it is a folder" in capsys.readouterr().err
+
+
 def test_every_recorded_run_is_in_the_history() -> None:
     """One of them is read whole: its rows are those of the run."""
     kept = read_history(rows.HISTORY)

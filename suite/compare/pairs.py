@@ -23,7 +23,7 @@ from enum import StrEnum
 from statistics import median
 
 from suite.compare.change import Change, mean_change
-from suite.compare.ratios import BASELINES, ONE_PROCESS, WithinRuns
+from suite.compare.ratios import BASELINES, NOT_SETTLED, ONE_PROCESS, OTHER_KERNELS, WithinRuns
 from suite.compare.sides import Side
 from suite.compare.surroundings import STOCK_SOFTWARE, Difference, differences
 from suite.errors import EXIT_FINDING, EXIT_OK, EXIT_UNDECIDED, WrongUse
@@ -37,6 +37,8 @@ from suite.schema import Cell, Status
 DEFAULT_THRESHOLD = 0.05
 LEAST_IN_MEAN = 3
 """Workloads that a geometric mean needs to be judged: of fewer, the rows say all there is."""
+_MOST_MORE = 10
+"""No run is measured with more times as many processes."""
 _SHAPE = ("task", "batch", "dtype_policy", "device", "parameters", "input_bytes")
 """Fields of a row that must agree: with another batch it is another workload."""
 
@@ -155,7 +157,7 @@ def compare_sides(
         raise WrongUse(_nothing_in_common(base, new))
     differ = () if same_run else differences(base.run, new.run)
     other_programs = [each.what for each in differ if each.what in STOCK_SOFTWARE]
-    rows = _Rows(base.run, new.run, metric, threshold, same_run=same_run, other_programs=bool(other_programs))
+    rows = _Compared(base.run, new.run, metric, threshold, same_run=same_run, other_programs=bool(other_programs))
     pairs = [
         rows.pair(label, ours, theirs)
         if ours and theirs and _comparable(ours, theirs)
@@ -171,7 +173,7 @@ def compare_sides(
     )
 
 
-class _Rows:
+class _Compared:
     """Compares rows that passed in both runs."""
 
     def __init__(
@@ -251,24 +253,32 @@ def _means(pairs: Sequence[Pair], threshold: float) -> dict[str, Mean]:
 def _advice(pairs: Sequence[Pair], threshold: float) -> tuple[str, ...]:
     """Say what would decide the rows that are undecided."""
     undecided = [pair for pair in pairs if pair.outcome is Outcome.UNDECIDED]
+    if not undecided and not any(pair.outcome in DECIDED for pair in pairs):
+        return ("The runs share no mode of Encore's that passed in both: measure one, as --modes graph,encore.",)
     advice = []
-    if any(pair.reason == ONE_PROCESS for pair in undecided):
-        advice.append("Measure both runs with several processes of each mode: --processes 3.")
     if wide := [pair.change.half_width / math.log1p(threshold) for pair in undecided if pair.change and threshold]:
-        more = (2 * median(wide)) ** 2
+        more = (2 * median(wide)) ** 2  # an interval narrows with the root of the number of processes
+        processes = f"measure both runs with about {max(more, 1.5):.1f} times as many processes (--processes), "
         advice.append(
-            f"{len(wide)} rows have intervals too wide for {threshold:.0%}: measure both runs with about "
-            f"{max(more, 1.5):.1f} times as many processes (--processes, --most-processes), on a quiet host, or give "
-            f"a larger --threshold."
+            f"{_rows(len(wide))} an interval too wide for {threshold:.0%}: {processes if more <= _MOST_MORE else ''}"
+            "use a quiet host, or give a larger --threshold."
         )
-    if without := [pair for pair in undecided if pair.baseline is None]:
-        advice.append(
-            f"{len(without)} rows have no baseline in both runs: measure the mode next to "
-            f"{' and '.join(BASELINES[:2])}, as --modes {REFERENCE_MODE},{GRAPH_MODE},{without[0].new_mode}."
-        )
-    if not any(pair.outcome in (*DECIDED, Outcome.UNDECIDED) for pair in pairs):
-        advice.append("The runs share no mode of Encore's that passed in both: measure one, as --modes graph,encore.")
+    for words, what in (
+        (ONE_PROCESS, "one process in each run: measure with --processes 3."),
+        (
+            f"{BASELINES[0]} was not",
+            f"no common baseline: measure with --modes {REFERENCE_MODE},{GRAPH_MODE},MODE.",
+        ),
+        (NOT_SETTLED, "no ratio, because Encore had not settled: measure again, with more time (--timeout)."),
+        (OTHER_KERNELS, "other kernels than the baseline within a run: measure that run again."),
+    ):
+        if found := sum(words in (pair.reason or "") for pair in undecided):
+            advice.append(f"{_rows(found)} {what}")
     return tuple(advice)
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'s have' if count != 1 else ' has'}"
 
 
 def _kernel_change(ours: Cell, theirs: Cell) -> float | None:

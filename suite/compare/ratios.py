@@ -24,7 +24,9 @@ from suite.schema import Cell, Status
 BASELINES = (GRAPH_MODE, REFERENCE_MODE, EAGER_MODE)
 """In-run baselines, the best first: `graph` depends least on the host."""
 ONE_PROCESS = "one process in each run, and nothing tells how much processes differ"
-_OTHER_KERNELS = (Kernels.RETUNED, Kernels.OTHER)
+NOT_SETTLED = "not settled when it was timed"
+OTHER_KERNELS = "other kernels than"
+_VOID = (Kernels.RETUNED, Kernels.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,12 @@ class WithinRuns:
                 continue
             base, new = self._of_run(0, label, base_mode, baseline), self._of_run(1, label, new_mode, baseline)
             if isinstance(base, str) or isinstance(new, str):
-                named = [f"{why} in {name}" for why, name in ((base, "BASE"), (new, "NEW")) if isinstance(why, str)]
-                whys += [f"{base} in both"] if isinstance(base, str) and base == new else named
+                named = {name: side for side, name in ((base, "BASE"), (new, "NEW")) if isinstance(side, str)}
+                whys += (
+                    [f"{base} in both"]
+                    if len(named) == 2 and len(set(named.values())) == 1
+                    else [f"{why} in {name}" for name, why in named.items()]
+                )
                 continue
             change = change_between(base, new, self._spread(label))
             ratios = (math.exp(base.mean()), math.exp(new.mean()))
@@ -97,12 +103,12 @@ class WithinRuns:
         if not cell.status is reference.status is Status.PASS:
             return f"{baseline}: {reference.status.value}"
         if not (has_settled(cell) and has_settled(reference)):
-            return "not settled when it was timed"
+            return NOT_SETTLED
         ratios = ratios_by_process(cell, reference, self._metric)
         if ratios is None:
             return f"no {self._metric.value} samples"
-        if compare_kernels(cell, reference, math.exp(ratios.mean())) in _OTHER_KERNELS:
-            return f"other kernels than {baseline}"
+        if compare_kernels(cell, reference, math.exp(ratios.mean())) in _VOID:
+            return f"{OTHER_KERNELS} {baseline}"
         return ratios
 
     def _spread(self, label: str) -> stats.Spread:

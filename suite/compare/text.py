@@ -126,7 +126,7 @@ def print_terminal(comparison: Comparison, console: Console) -> None:
     for title, rows, columns in _tables(comparison):
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for place, column in enumerate(columns):
-            table.add_column(column, overflow="fold", no_wrap=place in (0, 7))
+            table.add_column(column, overflow="fold", no_wrap=place in (0, 1, 7, 8) and len(columns) == len(_COLUMNS))
         for row in rows:
             table.add_row(*(Text(text) for text in row))
         parts.append(table)
@@ -145,16 +145,19 @@ def _tables(comparison: Comparison) -> list[_Table]:
     ]
     without = [pair for pair in comparison.pairs if pair.base_us is None]
     failed = [(pair.label, pair.modes, pair.reason or "") for pair in without if pair.outcome is Outcome.REGRESSION]
-    reasons: dict[tuple[str, str], list[str]] = {}
+    modes: dict[tuple[str, str], list[str]] = {}
     for pair in without:
         if pair.outcome is Outcome.NOT_COMPARABLE:
-            reasons.setdefault((pair.label, pair.reason or ""), []).append(pair.modes)
-    left = [(label, ", ".join(modes), reason) for (label, reason), modes in reasons.items()]
+            modes.setdefault((pair.label, pair.reason or ""), []).append(pair.modes)
+    labels: dict[tuple[str, str], list[str]] = {}
+    for (label, reason), of_label in modes.items():
+        labels.setdefault((", ".join(of_label), reason), []).append(label)
+    left = [(", ".join(of_modes), shown, reason) for (shown, reason), of_modes in labels.items()]
     found: list[_Table] = [
         ("Geometric means", means, ("mode", "NEW is faster by", "workloads", "outcome")),
         ("Rows", compared, _COLUMNS),
         ("Passed in BASE, fail in NEW", failed, ("workload", "mode", "what")),
-        ("Not comparable", left, ("workload", "mode", "why")),
+        ("Not comparable", left, ("workloads", "modes", "why")),
     ]
     return [each for each in found if each[1]]
 
