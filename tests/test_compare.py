@@ -215,7 +215,7 @@ def test_wide_intervals_say_how_many_processes_would_do(
     assert "use a quiet host" in advice
 
 
-def test_differences_of_the_environment_come_first_and_all_of_them(compare: Callable[..., Comparison]) -> None:
+def test_all_differences_of_the_environment_are_named(compare: Callable[..., Comparison]) -> None:
     cpu = environment().cpu.model_copy(update={"governor": "powersave"})
     other = environment(run_id="new", cpu=cpu, git_commit="f" * 40, settings={"samples": 50}, packages={"numpy": "2"})
     made = compare(cells(), cells(), other)
@@ -297,7 +297,7 @@ def test_runs_of_different_devices_are_refused(compare: Callable[..., Comparison
         compare(cells(), cells(), other)
 
 
-def test_runs_without_a_cell_in_common_are_refused_and_both_are_described(compare: Callable[..., Comparison]) -> None:
+def test_runs_without_a_common_row_are_refused_and_described(compare: Callable[..., Comparison]) -> None:
     with pytest.raises(WrongUse, match=r"no row in common: BASE has EOS in eager, .*, NEW has ST in compile"):
         compare(cells(), [cell("ST", "compile")])
     with pytest.raises(WrongUse, match="NEW has no workload in no mode"):

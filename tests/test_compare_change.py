@@ -27,7 +27,7 @@ def test_interval_is_that_of_two_samples_of_students_t() -> None:
     assert change.low == pytest.approx(1 / change.high)
 
 
-def test_variance_is_pooled_with_that_of_the_workload_and_never_made_smaller() -> None:
+def test_variance_is_pooled_and_never_made_smaller() -> None:
     base, new = np.array([0.01, -0.01]), np.array([0.0])
     narrow, wide = (change_between(base, new, Spread(variance, 9.0)) for variance in (1e-6, 1e-2))
     assert narrow is not None and wide is not None

@@ -28,7 +28,7 @@ def cells(recorded: list[list[Noise]]) -> list[list[Noise]]:
     return found
 
 
-def test_a_mode_is_not_found_to_differ_from_itself_and_is_mostly_found_the_same(cells: list[list[Noise]]) -> None:
+def test_a_mode_is_mostly_found_the_same_as_itself(cells: list[list[Noise]]) -> None:
     shares, _ = rates(cells, 1.0, TRIALS)
     assert shares[Verdict.FAST] + shares[Verdict.SLOW] <= 0.05
     assert shares[Verdict.AMBG] <= 0.10

@@ -1,4 +1,4 @@
-"""What is compared: a run, or one mode of a run, from what was written on the command line."""
+"""Find what is compared: a run, or one mode of a run, from what was written on the command line."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Side:
 
     @property
     def missing(self) -> tuple[tuple[str, str], ...]:
-        """(workload, mode) pairs that the run set out to measure and has not."""
+        """Return the (workload, mode) pairs that the run set out to measure and has not."""
         return tuple(pair for pair in self.run.missing if self.mode in (None, pair[1]))
 
 
 def find_side(text: str) -> Side:
-    """The run of this name or folder, or after a colon one of its modes: "nightly" or "nightly:graph".
+    """Find the run of this name or folder, or after a colon one of its modes: "nightly" or "nightly:graph".
 
     Raises:
         WrongUse: there is no such run, or the run has no such mode; the message names the nearest ones.

@@ -1,4 +1,4 @@
-"""What differs around two runs: versions, hardware, settings. It is said first, for it may explain the rest."""
+"""List what differs around two runs: versions, hardware, settings. It comes first, because it may explain the rest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Difference:
 
 
 def differences(base: Run, new: Run) -> tuple[Difference, ...]:
-    """Everything recorded of two runs that differs, the weightiest first."""
+    """List everything recorded of two runs that differs, the weightiest first."""
     ours, theirs = (_facts(run) for run in (base, new))
     names = [*ours, *(name for name in theirs if name not in ours)]
     pairs = ((name, ours.get(name, "none"), theirs.get(name, "none")) for name in names)
