@@ -15,7 +15,7 @@ import functools
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
@@ -72,6 +72,8 @@ class Instance:
 
         All sets have the same shapes, strides and dtypes. A tensor that is passed twice is one object in each set.
         """
+        if self.workload.inputs_at is not None:
+            return self.workload.inputs_at(index)
         generator = torch.Generator(_generator_device(self.device))
         # Folded to 32 bits because the CPU generator looks at no more; a plain sum would make (0, 1) and (1, 0) one.
         generator.manual_seed(int(numpy.random.SeedSequence([self.seed, index]).generate_state(1)[0]))
@@ -150,6 +152,9 @@ def instantiate(
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+    if workload.own is not None:
+        record, module = workload.own(target)
+        return Instance(replace(record, stochastic=workload.stochastic), chosen, size, target, seed, module)
     if workload.builds_on_device:
         module = workload.build(chosen, size, target)
     else:
@@ -162,6 +167,8 @@ def instantiate(
 
 def _policy_dtype(workload: Workload, device: torch.device) -> torch.dtype | None:
     """What floating weights and inputs become on `device`; None: they stay as built."""
+    if workload.own is not None or workload.inputs_at is not None:
+        return None
     if workload.float32_on_cpu and device.type == "cpu":
         return torch.float32
     return _POLICY_DTYPE[workload.dtype_policy]

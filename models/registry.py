@@ -93,6 +93,11 @@ class Workload:
         sharding: how it is split over several GPUs; None: it is not.
         tp: over how many GPUs this very row is split (see `sharded`); None: it is not such a row.
         kept: see `Sharding`.
+        own: builds a program of the user's own on a device: its complete record, and its module. Dtypes, modes and
+            devices stay as the program has them. None: this is a workload of the suite.
+        inputs_at: index -> arguments of the call of this number, in place of `inputs`.
+        is_step: its module's call is a whole training step, with backward and optimizer.
+        tolerance: largest relative error that needs no explanation; None: that of the dtype.
         sets: names of the sets this row belongs to, by which several are chosen at once (`--set`).
         notes: what is special, for `encore list` and reports.
     """
@@ -119,6 +124,10 @@ class Workload:
     sharding: Sharding | None = None
     tp: int | None = None
     kept: Callable[[Any], Any] | None = None
+    own: Callable[[Any], tuple[Workload, torch.nn.Module]] | None = None
+    inputs_at: Callable[[int], Inputs] | None = None
+    is_step: bool = False
+    tolerance: float | None = None
     sets: tuple[str, ...] = ()
     notes: str = ""
 
@@ -140,6 +149,8 @@ DEFAULT_SET = "grace"
 
 
 _REGISTRY: dict[str, Workload] = {}
+
+_PROGRAMS: dict[str, Workload] = {}
 
 _SOURCES = {"torchbench": "models.torchbench"}
 """Where names with a prefix are looked up: `prefix:name` by the function `workload(name)` of this module."""
@@ -248,6 +259,16 @@ def sharded(workload: Workload, degree: int) -> Workload:
     )
 
 
+def is_program(name: str) -> bool:
+    """Whether a name means a program of the user's own: `module:callable`, but not `torchbench:NAME`."""
+    return ":" in name and not is_sourced(name)
+
+
+def add_program(workload: Workload) -> None:
+    """Make the record of a program known to `find`, in a process that does not build it."""
+    _PROGRAMS[workload.acronym] = workload
+
+
 def is_sourced(name: str) -> bool:
     """Whether a name has the prefix of a source outside the suite, as "torchbench:resnet50" has."""
     prefix, colon, _ = name.partition(":")
@@ -261,6 +282,11 @@ def find(acronym: str) -> Workload:
     Raises:
         UnknownWorkload: there is none; the message names the nearest matches.
     """
+    if is_program(acronym):
+        known_program = _PROGRAMS.get(acronym)
+        if known_program is None:
+            known_program = importlib.import_module("models.own_program").workload(acronym)
+        return known_program
     prefix, _, name = acronym.partition(":")
     if is_sourced(acronym):
         return importlib.import_module(_SOURCES[prefix.lower()]).workload(name)

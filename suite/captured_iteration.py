@@ -63,6 +63,10 @@ def captured_iteration(
     if mode.captures == "step":
         iterate = iteration(instance, call, marks_steps=False, optimizer=optimizer)
         return StepIteration(iterate, outputs=outputs, host_draws=host_draws(instance.workload))
+    if instance.workload.is_step:
+        raise Unsupported(
+            f"mode {mode.name} captures a module and its loss, and this program is a step: name mode step"
+        )
     return CallableIteration(instance, call, optimizer, outputs=outputs)
 
 

@@ -130,6 +130,7 @@ class CellCommands:
             vec_isa_ok=toolchain.vec_isa_ok,
             headers_dir=str(toolchain.headers) if toolchain.headers else None,
             being_asked=toolchain.being_asked,
+            stochastic=self._workload.own is not None and self._workload.stochastic,
         )
 
 

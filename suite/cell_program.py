@@ -60,6 +60,8 @@ class CellProgram:
         """
         spec = self.spec
         workload = find(spec.workload)
+        if spec.stochastic:
+            workload = replace(workload, stochastic=True)
         _require_device(spec.device)
         if spec.device == "cuda" and not spec.later:
             total = torch.cuda.get_device_properties(spec.device).total_memory

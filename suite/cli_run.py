@@ -23,7 +23,9 @@ def run(
     workloads: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Workloads (see `encore list`), or nanogpt; the set `grace` if none is named.", show_default=False
+            help="Workloads (see `encore list`), nanogpt, or your own program as module:callable; "
+            "the set `grace` if none is named.",
+            show_default=False,
         ),
     ] = None,
     workload_set: Annotated[
@@ -110,10 +112,11 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Measure workloads in modes, each in processes of its own, and write rows to results/runs."""
+    from models.registry import is_program
     from suite.launch import NEWEST, Request, launch
     from suite.matrix import parse_degrees
     from suite.schedule import parse_shard
-    from suite.settings import QUICK, RunSettings, parse_budget, parse_duration
+    from suite.settings import QUICK, QUICK_PROGRAM, RunSettings, parse_budget, parse_duration
     from suite.store import describe
 
     if cli_nanogpt.is_wanted(workloads):
@@ -122,8 +125,10 @@ def run(
         raise WrongUse("--retry-failed needs --resume RUN: a new run has nothing to run again")
     if resume not in (None, NEWEST) and out is not None:
         raise WrongUse("--resume RUN goes on in that run's own folder; leave --out out")
+    programs = [name for name in workloads or () if is_program(name)]
+    quick_preset = QUICK_PROGRAM if programs else QUICK
     request = Request(
-        preset=QUICK if quick else FULL,
+        preset=quick_preset if quick else FULL,
         given={name: context.params[name] for name in RunSettings.model_fields if _was_given(context, name)},
         command_line=("encore", *sys.argv[1:]),
         workloads=workloads or (),
@@ -140,12 +145,28 @@ def run(
         tp=parse_degrees(tp) if tp is not None else None,
     )
     finished = launch(request, console(stderr=True))
-    made = build_report([finished.path], None, None, None) if report else None
+    lines = _conclusions(finished.path, programs, as_json=as_json)
+    made = build_report([finished.path], None, None, None) if report or programs else None
     if made:
         say(f"{describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
     if as_json:
-        print_json(finished.summary() | ({"report": describe(made.html)} if made else {}))
+        print_json(finished.summary() | lines | ({"report": describe(made.html)} if made else {}))
     raise typer.Exit(finished.exit_code)
+
+
+def _conclusions(path: Path, programs: list[str], *, as_json: bool) -> dict[str, dict[str, list[str]]]:
+    """Print six lines on each program of the user's own, or return them for `--json`."""
+    from suite.report.load import load_run
+    from suite.report.own_program import six_lines
+
+    if not programs:
+        return {}
+    run = load_run(path)
+    lines = {name: list(six_lines(run, name)) for name in programs}
+    if not as_json:
+        for name, found in lines.items():
+            print(name, *(f"  {line}" for line in found), sep="\n")
+    return {"conclusions": lines}
 
 
 def _was_given(context: typer.Context, name: str) -> bool:

@@ -113,7 +113,8 @@ class Compilation:
 
         What is captured is captured again, for loops whose steps return the loss and nothing else.
         """
-        wanted = self._program.spec.with_optimizer and self._program.instance.workload.task == "training"
+        workload = self._program.instance.workload
+        wanted = self._program.spec.with_optimizer and workload.task == "training" and workload.own is None
         optimizer = self._program.instance.optimizer() if wanted else None
         if self.captured is not None:
             self._free_capture()

@@ -15,14 +15,13 @@ from suite.cell_program import CellProgram
 from suite.compilation import CALLS_TO_REPLAY, Compilation
 from suite.compile_cache import JUDGED
 from suite.measure.correctness import (
-    TOLERANCE,
     Agreement,
     combine,
     compare_widened,
     compare_with_eager,
-    compute_dtype,
     distances,
     refused_of_other_inputs,
+    tolerance_of,
 )
 from suite.measure.judged import Judged, JudgedResults
 from suite.measure.memory import release
@@ -92,7 +91,7 @@ class EagerComparison:
             )
             return {name: found[name] for name in names}
 
-        tolerance = TOLERANCE[compute_dtype(self._program.instance, self._program.checked[0])]
+        tolerance = tolerance_of(self._program.instance, self._program.checked[0])
         as_right = shared.as_right([one.all_bits() for one in compiled], errors, tolerance)
         if as_right is None:
             return None

@@ -59,7 +59,8 @@ def iteration(
 
     Inference: forward under `no_grad`, unless the workload wants gradients enabled. Training: gradients set to None,
     forward and loss, backward, and a step of `optimizer` if there is one. Autocast surrounds forward and loss where the
-    dtype policy is amp. `marks_steps`: each begins with a mark, as PyTorch asks of programs whose CUDA graphs it makes.
+    dtype policy is amp. A training step of the user's own does all of this itself. `marks_steps`: each begins with a
+    mark, as PyTorch asks of programs whose CUDA graphs it makes.
     """
     parameters = list(instance.module.parameters())
     autocast, loss_of = instance.autocast, instance.loss
@@ -86,6 +87,14 @@ def iteration(
             optimizer.step()
         return IterationOutput(output, loss)
 
+    def step(inputs: Inputs) -> IterationOutput:
+        if marks_steps:
+            torch.compiler.cudagraph_mark_step_begin()
+        with autocast():
+            return IterationOutput(call(*inputs.args, **inputs.kwargs), None)
+
+    if instance.workload.is_step:
+        return step
     return train if instance.workload.task == "training" else infer
 
 

@@ -36,7 +36,7 @@ from suite.compile_order import TRIAL
 from suite.eager_comparison import EagerComparison
 from suite.iteration import Iterate, iteration
 from suite.measure.across_ranks import largest_spread, norms
-from suite.measure.correctness import TOLERANCE, Agreement, compute_dtype, loss_scales
+from suite.measure.correctness import Agreement, compute_dtype, loss_scales, tolerance_of
 from suite.measure.eager_random import attention_that_drops_alike, eager_random_numbers
 from suite.measure.memory import release
 from suite.measure.results import Results, State, run_checked, run_unchecked
@@ -204,7 +204,7 @@ class Judge:
             input_count=len(self._program.checked),
             compared_tensors=verdict.compared_tensors,
             compute_dtype=dtype,
-            tolerance=TOLERANCE[dtype],
+            tolerance=tolerance_of(self._program.instance, self._program.checked[0]),
             max_relative_error=verdict.max_relative_error,
             worst=verdict.worst,
             reference_error=verdict.reference_error,

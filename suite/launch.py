@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import JsonValue
 from rich.console import Console
 
-from models.registry import DEFAULT_SET, TP_MARK, find
+from models.registry import DEFAULT_SET, TP_MARK, find, is_program
 from optimizations.user_cache import user_cache
 from suite import environment, store
 from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
@@ -22,14 +22,15 @@ from suite.gpu import find_gpu, require_gpu, visible_gpus
 from suite.host_check import record_host_check
 from suite.interrupt import Interrupted
 from suite.matrix import select_modes_for, select_workloads, split_names
-from suite.modes import select_modes
+from suite.modes import MODES, select_modes
+from suite.own_program import examine_programs
 from suite.process import WORKER_COMMAND
 from suite.progress import display_for
 from suite.run_writer import RunWriter
 from suite.runner import Job, Runner, RunOutcome, plan_jobs
 from suite.schedule import Estimates, Shard, usual_seconds
 from suite.schema import Cell, Environment, Status
-from suite.settings import Preset, RunPlan, recorded_plan, setting_differences
+from suite.settings import Preset, RunPlan, RunSettings, recorded_plan, setting_differences
 from suite.store import InvalidResults, RecordedRun, describe
 
 NEWEST = "newest"
@@ -175,7 +176,7 @@ def _measure(
 def _open(request: Request, console: Console) -> _OpenRun:
     if request.resume is not None and request.resume != NEWEST:
         return _go_on(request, console, store.find_run(request.resume), None)
-    plan = _new_plan(request)
+    plan = _new_plan(request, console)
     if request.resume == NEWEST and (fitting := _newest_that_fits(request, plan, console)):
         return _go_on(request, console, fitting, plan)
     path = _new_folder(request, plan)
@@ -186,7 +187,7 @@ def _go_on(request: Request, console: Console, path: Path, plan: RunPlan | None)
     """Opens a run that is there. `plan` None: what to do is in the run, and whether it fits is yet to be checked."""
     writer, recorded = RunWriter.reopen(path)
     try:
-        plan = plan or _resumed_plan(request, recorded)
+        plan = plan or _resumed_plan(request, recorded, console)
         if recorded.cut_line is not None:
             console.print(f"{describe(path)}: its last line was cut short and is moved aside; that cell runs again")
         if recorded.unfinished:
@@ -229,8 +230,9 @@ def _say_what_stays(console: Console, path: Path, short: Sequence[Cell]) -> None
         )
 
 
-def _new_plan(request: Request) -> RunPlan:
+def _new_plan(request: Request, console: Console) -> RunPlan:
     settings = request.preset.settings.model_copy(update=dict(request.given)).checked()
+    _examine(request.workloads, settings, request, console)
     elsewhere = request.workload_set is not None or request.tp
     names = request.workloads or (() if elsewhere else request.preset.workloads)
     if request.tp:
@@ -254,17 +256,36 @@ def _new_plan(request: Request) -> RunPlan:
                 f"--shard {request.shard} is empty: of {len(whole)} ({names}), part {request.shard.index} has none; "
                 f"give --shard I/N with an N of at most {len(whole)}"
             )
+    modes = request.modes or _usual_modes(request, settings)
     plan = RunPlan(
         **settings.model_dump(),
         workloads=[workload.acronym for workload, _ in workloads],
-        modes=[mode.name for mode in select_modes_for(settings.device, request.modes)],
+        modes=[mode.name for mode in select_modes_for(settings.device, modes)],
         shard=request.shard.recorded if request.shard else None,
     )
     _require_device(plan)
     return plan
 
 
-def _resumed_plan(request: Request, recorded: RecordedRun) -> RunPlan:
+def _usual_modes(request: Request, settings: RunSettings) -> list[str] | None:
+    """Return the modes of the preset that the device can run; None: all."""
+    usual = request.preset.modes
+    return None if usual is None else [name for name in usual if settings.device == "cuda" or not MODES[name].needs_gpu]
+
+
+def _examine(names: Sequence[str], settings: RunSettings, request: Request, console: Console) -> None:
+    """Examine programs of the user's own: see `suite.own_program`."""
+    programs = [name for name in names if is_program(name)]
+    if programs and (request.tp or settings.variant is not None or settings.size != "full"):
+        raise WrongUse(
+            f"{programs[0]} is a program of your own: --tp, --variant and --size are for workloads; leave them out"
+        )
+    if programs and settings.device == "cuda":
+        require_gpu()
+    examine_programs(programs, settings.device, settings.seed, lambda text: console.print(text, markup=False))
+
+
+def _resumed_plan(request: Request, recorded: RecordedRun, console: Console) -> RunPlan:
     """What a run to go on with is to hold: what it set out for, unless other workloads or modes are named now."""
     plan = recorded_plan(recorded.environment)
     _require_device(plan)
@@ -281,6 +302,7 @@ def _resumed_plan(request: Request, recorded: RecordedRun) -> RunPlan:
         raise WrongUse("--tp with --resume needs names of workloads; the run itself says over how many GPUs each is")
     if request.tp:
         names = split_names(names, request.tp, None)
+    _examine(names, plan, request, console)
     wanted = bool(names or request.workload_set is not None)
     kept = names is plan.workloads
     chosen = select_workloads(names, plan.variant, request.workload_set, planned=kept) if wanted else ()

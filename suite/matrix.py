@@ -84,6 +84,17 @@ def require_whole(workload: Workload) -> None:
         )
 
 
+def require_program_name(name: str) -> None:
+    """Refuse what is not written as `module:callable`.
+
+    Raises:
+        WrongUse: see above.
+    """
+    module, _, path = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
+        raise WrongUse(f"{name!r} is not a module:callable; write it as Python does, for example package.module:make")
+
+
 def parse_degrees(text: str) -> tuple[int, ...]:
     """Numbers of GPUs, separated by commas: "1,2,4".
 

@@ -47,7 +47,8 @@ class CellSpec(Record):
     is the time of an iteration there. `tp` processes work on a cell whose workload is split over GPUs, this one as
     `rank`; they meet by the file `rendezvous`. `vec_isa_ok` is what an earlier cell found out, see `Built`, and
     `headers_dir` has the compiled headers of C++ kernels of all cells. `being_asked`: another process is finding out
-    what `vec_isa_ok` will be, and tells it in that folder. `tried_elsewhere`: a stochastic workload's compiled program
+    what `vec_isa_ok` will be, and tells it in that folder. `stochastic`: a program of the user's own draws random
+    numbers. `tried_elsewhere`: a stochastic workload's compiled program
     is tried by other processes, so many of which need memory of their own for it; None: by the cell itself.
     """
 
@@ -79,6 +80,7 @@ class CellSpec(Record):
     vec_isa_ok: bool | None = None
     headers_dir: str | None = None
     being_asked: bool = False
+    stochastic: bool = False
     tried_elsewhere: int | None = None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from models.registry import Inputs
 from suite.cell_program import CellProgram
 from suite.compilation import Compilation
-from suite.measure.correctness import TOLERANCE, compute_dtype
+from suite.measure.correctness import tolerance_of
 from suite.measure.fingerprint import sketched_error
 from suite.measure.results import State, bits_of_run, digest_of
 
@@ -32,7 +32,7 @@ class ResultBits:
         """Whether the compiled iteration has these digests, and what varies from call to call is within the
         tolerance."""
         varying = known_varying or [{}] * len(self._program.checked)
-        tolerance = TOLERANCE[compute_dtype(self._program.instance, self._program.checked[0])]
+        tolerance = tolerance_of(self._program.instance, self._program.checked[0])
         digests, near = [], True
         for inputs, state, known in zip(self._program.checked, self._program.states, varying, strict=True):
             bits, found = self.of_run(inputs, state, sketched=known)

@@ -111,15 +111,23 @@ class RunPlan(RunSettings):
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Defaults of `encore run`. `workloads` empty means the default set."""
+    """Defaults of `encore run`. `workloads` empty means the default set, `modes` None all that the device can run."""
 
     workloads: tuple[str, ...]
     settings: RunSettings
+    modes: tuple[str, ...] | None = None
 
 
 FULL = Preset(workloads=(), settings=RunSettings())
 QUICK = Preset(workloads=("ALNET", "DCGAN", "EOS"), settings=RunSettings(processes=1, blocks=10, measure_s=0.0))
 """A smoke run: a vision model, a training workload and a graph of a single kernel, with few samples each."""
+
+QUICK_PROGRAM = Preset(
+    workloads=(),
+    settings=RunSettings(processes=3, most_processes=3, blocks=6, measure_s=0.0),
+    modes=("eager", "compile", "graph", "encore"),
+)
+"""Two minutes for a program of the user's own. Three processes: fewer decide nothing."""
 
 
 def recorded_plan(environment: Environment) -> RunPlan:

@@ -87,6 +87,10 @@ class Supervised:
     def exited(self) -> bool:
         return self._exit_info() is not None
 
+    def wait(self, seconds: float) -> None:
+        """Wait until the process has ended, at most so long."""
+        await_exit([self], seconds)
+
     def exit_description(self) -> str:
         """How the process ended, in words. The process stays a zombie, so that its group keeps its number."""
         info = self._exit_info()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.own_program import checked
 from models.registry import find
 from suite.explain.build import build_program, build_workload, replaced_on_move
 from suite.explain.known_values import KnownValuesMode
@@ -34,7 +35,7 @@ def made(device: str | None = None) -> tuple[nn.Module, tuple[Any, ...], Mapping
 
 
 def test_a_program_with_nothing_on_the_gpu_is_moved_there_but_for_plain_attributes() -> None:
-    program = build_program(made)
+    program = build_program(lambda: checked("a:b", made()))
     module = program.module
     tensors = [*module.parameters(), *module.buffers(), program.args[0], program.kwargs["again"]]
     assert {tensor.device.type for tensor in tensors} == {"cuda"}
@@ -42,7 +43,7 @@ def test_a_program_with_nothing_on_the_gpu_is_moved_there_but_for_plain_attribut
 
 
 def test_a_program_that_places_something_itself_stays_as_it_is() -> None:
-    program = build_program(lambda: made("cuda"))
+    program = build_program(lambda: checked("a:b", made("cuda")))
     assert program.module.table.is_cuda
     assert program.args[0].device.type == program.kwargs["again"].device.type == "cpu"
 

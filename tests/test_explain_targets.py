@@ -100,9 +100,9 @@ def test_what_a_program_may_return() -> None:
         ("WithExampleInputs", 1, set()),
         ("with_keywords", 1, {"scale"}),
     ):
-        module, args, kwargs = load_program(f"explain_programs:{name}")()
-        assert callable(module)
-        assert (len(args), set(kwargs)) == (arguments, keywords)
+        made = load_program(f"explain_programs:{name}")()
+        assert callable(made.call)
+        assert [(len(inputs.args), set(inputs.kwargs)) for inputs in made.sets] == [(arguments, keywords)]
 
 
 def test_an_explanation_before_anything_is_known_names_the_workload() -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.instance import instantiate, tensors_of
+from models.instance import instantiate
+from models.nests import tensors_of
+from models.own_program import Called, Made
 from models.parts import CompiledInParts
 from models.registry import Size, Workload
 from optimizations import torch_internals
@@ -38,6 +40,8 @@ class Program:
     """What the call runs in: autocast, for a workload that wants it."""
     differentiates: bool = False
     """Whether the call differentiates by itself, so that it needs gradients enabled."""
+    is_step: bool = False
+    """Whether the call is a whole training step, with backward and optimizer."""
 
 
 def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Program:
@@ -69,23 +73,36 @@ def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Pr
     )
 
 
-def build_program(make: Callable[[], tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]]) -> Program:
-    """What `make` returns when it runs under fake tensors: module, positional and keyword arguments.
+def build_program(make: Callable[[], Made]) -> Program:
+    """Return the call of a program of the user's own, made under fake tensors.
 
     If nothing in it is on a GPU, module and arguments are moved there; otherwise everything stays where `make` put it.
     """
     mode = KnownValuesMode()
     with mode, replaced_on_move():
         with mode.random_values():
-            module, args, kwargs = make()
+            made = make()
+        module = made.call if isinstance(made.call, nn.Module) else Called(made.call)
+        args, kwargs = made.sets[0].args, made.sets[0].kwargs
         held = [*module.parameters(), *module.buffers(), *tensors_of((args, kwargs))]
         if not any(tensor.is_cuda for tensor in held):
-            module = module.to("cuda")
+            module = _on_gpu(module)
             args, kwargs = (
                 torch_internals.pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("cuda"), value)
                 for value in (args, kwargs)
             )
-    return Program(mode, module, args, kwargs)
+    return Program(mode, module, args, kwargs, training=made.is_step or made.loss is not None, is_step=made.is_step)
+
+
+def _on_gpu(module: nn.Module) -> nn.Module:
+    """Move a module, and have the optimizers that its function uses hold the new parameters."""
+    before = list(module.parameters())
+    module = module.to("cuda")
+    new = {id(old): parameter for old, parameter in zip(before, module.parameters(), strict=True)}
+    for optimizer in module.optimizers if isinstance(module, Called) else ():
+        for group in optimizer.param_groups:
+            group["params"] = [new.get(id(parameter), parameter) for parameter in group["params"]]
+    return module
 
 
 @contextlib.contextmanager

@@ -38,6 +38,9 @@ _TRAINING_LIMIT = (
     "training: backward graphs are lowered as if every output gets a gradient; what runs between forward and backward, "
     "such as the loss, and the optimizer are not seen"
 )
+_STEP_LIMIT = (
+    "the step: backward graphs are lowered as if every output gets a gradient, and every parameter has one afterwards"
+)
 _GRADIENTS_LIMIT = (
     "the call differentiates: graphs are seen, lowered without autograd; backward graphs, and what is kept for them, "
     "are not"
@@ -75,7 +78,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
     with (
         pretended_gpu() as shortcuts,
         _functions_left_to_python(found.breaks),
-        torch_internals.replaced("engine_run_backward", _gradients_of_inputs),
+        torch_internals.replaced("engine_run_backward", functools.partial(_gradients_of_inputs, program)),
         torch.set_grad_enabled(program.differentiates or program.training),
         program.mode,
         program.surroundings(),
@@ -103,7 +106,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
     if program.differentiates:
         found.limits.append(_GRADIENTS_LIMIT)
     if program.training:
-        found.limits.append(_TRAINING_LIMIT)
+        found.limits.append(_STEP_LIMIT if program.is_step else _TRAINING_LIMIT)
     found.limits.append(_ONE_CALL_LIMIT)
     return found
 
@@ -124,6 +127,7 @@ def _functions_left_to_python(breaks: list[GraphBreak]) -> Iterator[None]:
 
 
 def _gradients_of_inputs(
+    program: Program,
     outputs: Sequence[torch.Tensor],
     output_gradients: Any,
     retain_graph: bool,
@@ -136,6 +140,10 @@ def _gradients_of_inputs(
     fake tensors like the inputs, which is all that is known of gradients."""
     if not any(output.requires_grad for output in outputs):
         raise RuntimeError("what is differentiated does not require gradients")
+    if program.is_step and not inputs:
+        for parameter in program.module.parameters():
+            parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+        return ()
     if settings.get("accumulate_grad") or not inputs:
         raise UnknownValue("gradients are left in tensors during the call")
     return tuple(torch.empty_like(each, requires_grad=create_graph) for each in inputs)

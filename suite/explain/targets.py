@@ -1,43 +1,30 @@
 """What `encore explain` can be asked about: a workload by name, or a program of the user's as `module:callable`.
 
-Note [Programs]. `module` is imported as `python -m` imports it, the working directory being the first place to look for
-it, also where it is called `models` or `suite`. `callable` takes no argument and returns one of
-
-* `(module, args)` or `(module, args, kwargs)`: an `nn.Module`, a tuple or list of positional arguments, and a mapping
-  of keyword arguments;
-* an `nn.Module` with a method `example_inputs()` that returns the positional arguments (an `nn.Module` class whose
-  constructor needs no argument is such a callable).
-
-It runs under fake tensors, so it may be as large as it likes, and must not read values of tensors it draws at random as
-weights. If it puts anything on "cuda", everything is left where it put it; if not, module and arguments are moved to
-the GPU. `torch.cuda.is_available()` is False while it runs.
+Programs are of the forms of Note [Programs] in `models.own_program`, and may belong to a package called `models` or
+`suite`. They run under fake tensors, so they may be as large as they like, and must not read values of tensors that
+they draw at random. `torch.cuda.is_available()` is False while they are made.
 """
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import importlib.util
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from models import registry
-from models.registry import Size, UnknownWorkload, Workload
+from models.registry import Size, UnknownWorkload, Workload, is_program
 from suite.checkout import git_state
 from suite.errors import WrongUse
 from suite.explain.records import Explanation
-from suite.matrix import require_whole, select_workloads
+from suite.matrix import require_program_name, require_whole, select_workloads
 from suite.schema import EXPLANATION_VERSION
 from suite.store import REPOSITORY
 
 if TYPE_CHECKING:
-    from torch import nn
+    from models.own_program import Made
 
-_SHAPE = "return (module, args), (module, args, kwargs), or an nn.Module that has example_inputs()"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +42,6 @@ class Target:
     @property
     def label(self) -> str:
         return self.name if self.variant is None else f"{self.name} ({self.variant})"
-
-
-def is_program(name: str) -> bool:
-    """Whether a name means a program of the user's: `module:callable`, but not `torchbench:NAME`."""
-    return ":" in name and not registry.is_sourced(name)
 
 
 def find_targets(
@@ -100,14 +82,11 @@ def _workload(name: str, variant: str | None) -> list[tuple[Workload, str]]:
 
 
 def _check_program_name(name: str, variant: str | None, size: Size) -> None:
-    module, _, attribute = name.partition(":")
     if variant is not None:
         raise WrongUse(f"--variant {variant!r} is for workloads; {name!r} is a program, and has none")
     if size != "full":
         raise WrongUse(f"--size {size} is for workloads; {name!r} is a program, and has the size it is written with")
-    parts = (*module.split("."), *attribute.split("."))
-    if not all(part.isidentifier() for part in parts):
-        raise WrongUse(f"{name!r} is not a module:callable; write it as Python does, for example package.module:make")
+    require_program_name(name)
 
 
 def unexplained(target: Target, error: str | None) -> Explanation:
@@ -131,54 +110,19 @@ def unexplained(target: Target, error: str | None) -> Explanation:
     )
 
 
-def load_program(name: str) -> Callable[[], tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]]:
-    """The callable behind `module:callable`, wrapped so that what it returns is checked; see Note [Programs].
+def load_program(name: str) -> Callable[[], Made]:
+    """Return the callable behind `module:callable`, wrapped so that what it returns is checked.
 
     Raises:
         WrongUse: there is no such module or callable, or the module cannot be imported.
     """
-    module_name, _, path = name.partition(":")
-    made: Any = _import(module_name, name)
-    for part in path.split("."):
-        if not hasattr(made, part):
-            near = difflib.get_close_matches(part, dir(made), n=3)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
-            raise WrongUse(f"{name!r}: {module_name} has no {part!r}{hint}")
-        made = getattr(made, part)
-    if not callable(made):
-        raise WrongUse(f"{name!r} is a {type(made).__name__}, not callable; it must be a function that will {_SHAPE}")
-    return lambda: _checked(name, made)
+    from models.own_program import WrongProgram, load
 
+    def wrong_use(call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except WrongProgram as error:
+            raise WrongUse(str(error)) from error
 
-def _import(module_name: str, name: str) -> Any:
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            raise WrongUse(
-                f"{name!r}: there is no module {error.name!r}; run from the folder that holds it, or set PYTHONPATH"
-            ) from error
-        raise WrongUse(f"{name!r}: importing {module_name} failed: {error}") from error
-    except Exception as error:
-        raise WrongUse(f"{name!r}: importing {module_name} failed: {type(error).__name__}: {error}") from error
-
-
-def _checked(name: str, make: Callable[[], Any]) -> tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]:
-    from torch import nn
-
-    if isinstance(make, nn.Module):
-        raise WrongUse(f"{name!r} is a module that exists already; it must be a function that will {_SHAPE}")
-    made = make()
-    example_inputs: Any = getattr(made, "example_inputs", None)
-    if isinstance(made, nn.Module) and callable(example_inputs):
-        made = (made, example_inputs())
-    match made:
-        case (nn.Module() as module, (tuple() | list()) as args):
-            return module, tuple(args), {}
-        case (nn.Module() as module, (tuple() | list()) as args, Mapping() as kwargs):
-            return module, tuple(args), dict(kwargs)
-    shown = f"({', '.join(type(part).__name__ for part in made)})" if isinstance(made, tuple) else type(made).__name__
-    raise WrongUse(f"{name!r} returned {shown}; it must {_SHAPE}")
+    make = wrong_use(lambda: load(name))
+    return lambda: wrong_use(make)

@@ -209,6 +209,12 @@ def compute_dtype(instance: Instance, inputs: Inputs) -> str:
             return str(autocast_dtype(policy, instance.device.type)).removeprefix("torch.")
 
 
+def tolerance_of(instance: Instance, inputs: Inputs) -> float:
+    """Return the largest relative error that needs no explanation: the program's own, or that of its dtype."""
+    own = instance.workload.tolerance
+    return TOLERANCE[compute_dtype(instance, inputs)] if own is None else own
+
+
 def judge(
     compiled: Mapping[str, float],
     tolerance: float,
@@ -277,7 +283,7 @@ def distances(
     only: Collection[str] | None = None,
 ) -> dict[str, float]:
     """Relative errors of one input set against eager, by tensor. `only`: of these, and 0 for all others."""
-    tolerance = TOLERANCE[compute_dtype(instance, inputs)]
+    tolerance = tolerance_of(instance, inputs)
     same = same_bits(compiled, eager)
     if only is not None:
         same |= {name for name in (*compiled.tensors, *eager.tensors) if name not in only}
@@ -301,7 +307,7 @@ def compare_with_eager(
     """Verdict on one input set. `found`: the `distances`, where they are known."""
     found = distances(compiled, eager, instance, inputs, state) if found is None else found
     dtype = compute_dtype(instance, inputs)
-    tolerance, device = TOLERANCE[dtype], instance.device
+    tolerance, device = tolerance_of(instance, inputs), instance.device
     of_gradients = {name: each for name, each in eager.tensors.items() if name.startswith(GRADIENT)}
     few = {name for name, each in of_gradients.items() if has_few(each)}
     small = {name for name, each in of_gradients.items() if each.numel() < SMALL}

@@ -15,6 +15,7 @@ import torch
 
 from models.instance import Instance
 from models.nests import attributes_of
+from models.own_program import Called
 from models.registry import Inputs
 from optimizations import torch_internals
 from suite.iteration import Iterate, seed_all
@@ -53,11 +54,14 @@ class Results:
 class State:
     """Tensors outside of the outputs that an iteration may change: the module's buffers and the inputs.
 
+    Of a function of the user's own, parameters and the state of optimizers, too.
+
     Their values at the time of construction are kept in host memory, so that every checked iteration starts from them.
     """
 
     def __init__(self, module: torch.nn.Module, inputs: Inputs) -> None:
-        live = {f"{BUFFER}{name}": buffer for name, buffer in module.named_buffers()}
+        kept = module.state() if isinstance(module, Called) else module.named_buffers()
+        live = {f"{BUFFER}{name}": tensor.detach() for name, tensor in kept}
         live |= {f"input {name}": tensor for name, tensor in named_tensors([*inputs.args, dict(inputs.kwargs)])}
         self._live = live
         self._saved = {name: _to_host(tensor) for name, tensor in live.items()}
