@@ -79,6 +79,24 @@ def with_no_batch() -> Any:
     return (lambda batch: batch), []
 
 
+class ReadsAValue(nn.Module):
+    """How often it goes on depends on a value, which nobody knows without running it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers[0](x)
+        for layer in self.layers[1 : 1 + int(x.sum().item())]:
+            x = layer(x)
+        return x
+
+
+def reads_a_value() -> Any:
+    return ReadsAValue(), (torch.randn(4, 8),)
+
+
 class StepObject:
     """A trainer whose model and optimizer are attributes."""
 

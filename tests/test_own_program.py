@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from fixtures.synthetic_results import cell, environment, failed_cell
+from own_programs import ReadsAValue
 from tiny_workloads import WholeCell
 
 from models import registry
@@ -17,6 +19,9 @@ from optimizations import torch_internals
 from suite import own_program
 from suite.cell_errors import Inaccurate
 from suite.errors import WrongUse
+from suite.explain.records import TO_THE_END, Explanation
+from suite.explain.run import explain_target
+from suite.explain.text import summary
 from suite.iteration import iteration
 from suite.measure.results import State, run_checked
 from suite.own_program import Examined, examine, examine_programs
@@ -232,3 +237,25 @@ def test_six_lines_of_equal_modes_advise_against_graphs() -> None:
 
 def test_six_lines_without_encore_say_what_to_measure() -> None:
     assert "no mode with Encore" in lines_of(cell("mine:make", "compile"))["what to do"]
+
+
+@pytest.fixture
+def explained(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(Path(__file__).parent)
+    return lambda name: explain_target(f"own_programs:{name}")
+
+
+def test_explain_sees_backward_and_optimizer_of_a_step(explained: Callable[[str], Explanation]) -> None:
+    explanation = explained("training")
+    assert explanation.error is None
+    assert (explanation.task, explanation.seen) == ("training", TO_THE_END)
+    assert any(graph.backward for graph in explanation.graphs)
+    lines = [node.source_line or "" for graph in explanation.graphs for node in graph.cpu_nodes]
+    assert any("optim/adam.py" in line for line in lines), "Adam counts its steps on the CPU"
+
+
+def test_explain_says_up_to_which_line_it_saw(explained: Callable[[str], Explanation]) -> None:
+    explanation = explained("reads_a_value")
+    line = inspect.getsourcelines(ReadsAValue.forward)[1] + 2
+    assert explanation.seen == f"seen up to tests/own_programs.py:{line}; 5 of 6 layers after it are not"
+    assert summary(explanation).endswith(explanation.seen)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from suite.explain.known_values import UnknownValue
 from suite.explain.lowering import LoweredGraph, LoweredPair, LoweringFailed, lower, lower_pair
 from suite.explain.placed import lower_placed, placed, staging_copies
 from suite.explain.pretended_gpu import H100, pretended_gpu
-from suite.explain.records import FxGraph, GraphBreak, Lowering
+from suite.explain.records import TO_THE_END, FxGraph, GraphBreak, Lowering
 from suite.explain.steps import announce
 from suite.modes import GRAPH_MODE, MODES, PLACEMENT_MODE
 from suite.source_line import line_of_frame, short_path
@@ -64,6 +65,31 @@ class TracedCall:
     lowered: list[dict[str, LoweredGraph]] = field(default_factory=list)
     backward: list[dict[str, LoweredGraph]] = field(default_factory=list)
     failure: Exception | None = None
+    seen: str | None = None
+    _modules: set[str] = field(default_factory=set)
+
+    def note_modules(self, graph_module: torch.fx.GraphModule) -> None:
+        """Note the modules whose operations are in a graph, by their paths as Dynamo writes them."""
+        for node in graph_module.graph.nodes:
+            for path, _ in (node.meta.get("nn_module_stack") or {}).values():
+                self._modules.add("." + re.sub(r"\W+", ".", path.replace("_modules", "")).strip("."))
+
+    def end(self, module: torch.nn.Module, cut: BaseException | None) -> None:
+        """Say how far the call of `module` was seen. `cut`: what ended it early."""
+        place = None if cut is None else user_place(cut)
+        if cut is None:
+            self.seen = TO_THE_END
+            return
+        leaves = [name for name, member in module.named_modules() if name and next(member.children(), None) is None]
+        unseen = [name for name in leaves if not any(_ends_alike(path, name) for path in self._modules)]
+        after = f"; {len(unseen)} of {len(leaves)} layers after it are not" if unseen else ""
+        self.seen = f"seen up to {place.partition(' in ')[0] if place else 'an unknown line'}{after}"
+
+
+def _ends_alike(path: str, name: str) -> bool:
+    """Whether a path that Dynamo writes may mean this module: below a graph break it begins at an inner one."""
+    tail = path.rpartition(".self.")[2]
+    return bool(tail) and f".{name}".endswith(f".{tail}")
 
 
 def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTINGS) -> TracedCall:
@@ -84,13 +110,16 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
         program.surroundings(),
     ):
         announce("tracing the call")
+        cut: Exception | None = None
         call = torch.compile(program.module, backend=_backend(found, settings, training=program.training))
         try:
             call(*program.args, **program.kwargs)
         except UnknownValue as error:
             found.limits.append(f"{error}; what comes after it is not seen: {user_place(error)}")
+            cut = error
         except Exception as error:
-            found.failure = error
+            found.failure = cut = error
+        found.end(program.module, cut)
         found.breaks.extend(
             GraphBreak(reason=_first_line(reason.reason), source_line=_innermost(reason.user_stack))
             for reason in reasons
@@ -178,6 +207,7 @@ def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, tr
         announce("tracing the call")
         # Only now: Dynamo may have been asked to trace the frame again, and then this graph does not count.
         index = len(found.graphs)
+        found.note_modules(graph_module)
         record, unknown = read_fx_graph(graph_module, example_inputs, index)
         if unknown is not None:
             found.limits.append(f"graph {index}: where its values live is not known: {unknown}")

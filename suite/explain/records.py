@@ -12,6 +12,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from suite.schema import NotCaptured, Record
 
+TO_THE_END = "seen to its end"
+"""What `Explanation.seen` is where nothing cut the call short."""
+
 CpuKind = Literal["constant", "attribute", "argument", "computed", "output"]
 
 
@@ -179,6 +182,22 @@ class Explanation(Record):
     breaks: list[GraphBreak]
     limits: list[str]
     error: str | None
+    seen: str | None = None
+    """How far the call was seen, in words: to its end, or up to which line. Older explanations do not say."""
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without(write(self), "seen")
+
+    @property
+    def host_to_device(self) -> list[ExplainedCopy]:
+        """Copies from host to device in one call. Scalars are not among them: they are passed by value."""
+        return [copy for graph in self.graphs for copy in graph.copies if copy.kind != "scalar"]
+
+    @property
+    def cpu_nodes(self) -> int:
+        """Values on the CPU in one call, one that is returned counted once."""
+        return sum(len({node.node for node in graph.cpu_nodes}) for graph in self.graphs)
 
     def forwards(self, setting: str) -> list[Lowering]:
         """The lowerings of FX graphs under this setting; those that could not be lowered have none."""

@@ -11,7 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from optimizations.byte_units import format_bytes
-from suite.explain.records import ExplainedCopy, ExplainedCpuNode, Explanation, FxGraph, Lowering, Placed, PlacedValue
+from suite.explain.records import (
+    TO_THE_END,
+    ExplainedCopy,
+    ExplainedCpuNode,
+    Explanation,
+    FxGraph,
+    Lowering,
+    Placed,
+    PlacedValue,
+)
 from suite.modes import GRAPH_MODE
 
 MOST_ROWS = 16
@@ -30,17 +39,17 @@ def summary(explanation: Explanation) -> str:
     stock, backward = explanation.forwards(GRAPH_MODE), explanation.backwards(GRAPH_MODE)
     lowered = bool(stock) and len(stock) == len(explanation.graphs)
     captured = _captured(stock) + (f" and {_captured(backward)} of the backward" if backward else "")
-    # Scalars are passed by value: no copy is made for them.
-    copies = sum(copy.kind != "scalar" for graph in explanation.graphs for copy in graph.copies)
+    copies = len(explanation.host_to_device)
     placed = [graph.placement for graph in explanation.graphs if graph.placement is not None]
     after = f" ({sum(each.copies for each in placed)} after placement)" if placed else ""
     parts = [
         f"{_count(len(explanation.graphs), 'FX graph')}",
-        f"{_count(sum(len(graph.cpu_nodes) for graph in explanation.graphs), 'CPU node')}",
+        f"{_count(explanation.cpu_nodes, 'CPU node')}",
         f"{_count(copies, 'host-to-device copy', 'host-to-device copies')} per call{after}",
         f"stock captures {captured}" if lowered else "not lowered as stock would",
     ]
-    return ", ".join(parts) + ("; failed midway" if explanation.error is not None else "")
+    seen = f"; {explanation.seen}" if (explanation.seen or TO_THE_END) != TO_THE_END else ""
+    return ", ".join(parts) + seen + ("; failed midway" if explanation.error is not None else "")
 
 
 def _captured(lowerings: Sequence[Lowering]) -> str:
@@ -53,8 +62,10 @@ def _parts(explanation: Explanation) -> Iterator[RenderableType]:
     batch = "" if explanation.batch is None else f", batch {explanation.batch}"
     variant = "" if explanation.variant is None else f" ({explanation.variant})"
     size = "" if explanation.size == "full" else f", {explanation.size} size"
+    seen = "" if explanation.seen is None else f": {explanation.seen}"
     yield Text(
-        f"{explanation.target}{variant}: {explanation.task}{batch}{size}, PyTorch {explanation.torch}", style="bold"
+        f"{explanation.target}{variant}: {explanation.task}{batch}{size}, PyTorch {explanation.torch}{seen}",
+        style="bold",
     )
     yield Text(summary(explanation))
     for graph in explanation.graphs:

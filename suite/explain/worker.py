@@ -49,15 +49,19 @@ def explain(target: Target) -> Explanation:
     Raises:
         WrongUse: the target is not a program.
     """
+    training = False
     try:
-        found = capture(_build(target))
+        program = _build(target)
+        training = program.training
+        found = capture(program)
     except WrongUse:
         raise
     except Exception as failure:
         found = TracedCall(failure=failure)
-    return unexplained(target, None if found.failure is None else _describe(found.failure)).model_copy(
-        update={"graphs": found.graphs, "breaks": found.breaks, "limits": found.limits}
-    )
+    made = {"graphs": found.graphs, "breaks": found.breaks, "limits": found.limits, "seen": found.seen}
+    if training:
+        made["task"] = "training"
+    return unexplained(target, None if found.failure is None else _describe(found.failure)).model_copy(update=made)
 
 
 def _describe(failure: Exception) -> str:

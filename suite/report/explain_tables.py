@@ -60,11 +60,6 @@ def is_as_published(explanation: Explanation) -> bool:
     return explanation.variant in (None, PUBLISHED_VARIANT) and explanation.size == FULL_SIZE
 
 
-def host_to_device(explanation: Explanation) -> list[ExplainedCopy]:
-    """Copies from host to device in one call. Scalars are not among them: they are passed by value."""
-    return [copy for graph in explanation.graphs for copy in graph.copies if copy.kind != "scalar"]
-
-
 def total_bytes(copies: Sequence[ExplainedCopy]) -> int | None:
     """Bytes of all these copies; None if the size of one is not known."""
     sizes = [copy.copied_bytes for copy in copies if copy.copied_bytes is not None]
@@ -200,7 +195,7 @@ def _overview_row(explanation: Explanation, names: Sequence[str]) -> Row:
     placed = [graph.placement for graph in explanation.graphs]
     return row | {
         "graph_breaks": len(explanation.breaks),
-        "host_waits": sum(copy.blocking for copy in host_to_device(explanation)),
+        "host_waits": sum(copy.blocking for copy in explanation.host_to_device),
         "host_waits_placed": sum(each.blocking_copies for each in placed if each is not None) if all(placed) else None,
         "non_static_input_bytes": sum(graph.non_static_input_bytes for graph in explanation.graphs),
     }
@@ -223,7 +218,7 @@ def _obstacle_row(explanation: Explanation, published: Published) -> Row:
     if explanation.error and not graphs:
         return row
     kinds = Counter(node.kind for graph in graphs for node in graph.cpu_nodes)
-    transfers = host_to_device(explanation)
+    transfers = explanation.host_to_device
     return row | {
         "fx_graphs": len(graphs),
         "graph_breaks": len(explanation.breaks),
@@ -248,7 +243,7 @@ def _has_cpu_nodes(explanation: Explanation) -> bool:
 
 def _placement_row(explanation: Explanation) -> Row:
     graphs = explanation.graphs
-    transfers = host_to_device(explanation)
+    transfers = explanation.host_to_device
     row: Row = {
         "workload": explanation_label(explanation),
         "cpu_nodes": sum(node.kind != "output" for graph in graphs for node in graph.cpu_nodes),
