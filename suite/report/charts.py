@@ -14,7 +14,6 @@ from suite.report.chart import Bar, Chart, Scale
 from suite.report.compare import Comparison, Kernels, TimeKind
 from suite.report.explain_tables import (
     explanation_label,
-    host_to_device,
     is_as_published,
     lowerings_of,
     settings,
@@ -307,7 +306,7 @@ def copied_bytes(explanations: Sequence[Explanation], published: Published) -> C
         if explanation.error and not explanation.graphs:
             bars[label, inputs] = bars[label, transfers] = Bar(failure="failed")
             continue
-        transferred = total_bytes(host_to_device(explanation))
+        transferred = total_bytes(explanation.host_to_device)
         paper = published.copied_bytes("grace", explanation.target, GRAPH_MODE) if as_published else None
         copied = sum(graph.non_static_input_bytes for graph in explanation.graphs)
         bars[label, inputs] = Bar(float(copied), published=paper)
