@@ -158,6 +158,7 @@ class RecordableFunction:
         serve_by: replaces what is called for it; None before its first call.
         latest: the recording that was replayed last.
         turn: held by whoever calls functions of its manager; None until one has it.
+        follow_streams: see `GraphedFunction`.
         geometry: of inputs at fixed addresses, as the function was compiled for it; None before its first call.
     """
 
@@ -198,6 +199,7 @@ class RecordableFunction:
         self.turn: AbstractContextManager[Any] | None = None
         self.latest: weakref.ref[Recording] | None = None
         self.geometry: FixedGeometry | None = None
+        self.follow_streams: Callable[[], None] = lambda: None
         self.calls_on_a_path = 1
         self._misfits = 0, 0
         self._looked_at_from = 0
@@ -281,6 +283,7 @@ class RecordableFunction:
     def run_past_manager(self, inputs: list[Any]) -> Any:
         """Serve a call of an inference without a graph. The manager need not know of it."""
         self._uncaptured[self.without_graph or TRIED_WITHOUT_GRAPH] += 1
+        self.follow_streams()
         return self.run(inputs)
 
     def copy_inputs(self, copying: bool) -> None:
@@ -460,6 +463,7 @@ class GraphedFunction:
         record: see `Record`.
         written: gives inputs that it writes besides `mutated_input_idxs`.
         returns: whether a later partition is given this input as a result. Note [Misaligned inputs that are returned].
+        follow_streams: orders a call that goes past the manager after the graphs before it.
         mutated_input_idxs, keywords: as for `torch._inductor.compile_fx.cudagraphify`.
     """
 
@@ -473,6 +477,7 @@ class GraphedFunction:
         mutated_input_idxs: Sequence[int],
         written: Callable[[], Iterable[int]] = tuple,
         returns: Callable[[int], bool] = lambda index: False,
+        follow_streams: Callable[[], None] = lambda: None,
         **keywords: Any,
     ) -> None:
         self._model = model
@@ -482,6 +487,7 @@ class GraphedFunction:
         self._mutated_input_idxs = mutated_input_idxs
         self._written = written
         self._returns = returns
+        self._follow_streams = follow_streams
         self._keywords = keywords
         self._compile_id = torch_internals.CompileContext.current_compile_id()
         self._integers: list[int] = []
@@ -498,6 +504,7 @@ class GraphedFunction:
         recorded = self._recorded.get(tuple([inputs[index] for index in integers]) if integers else ())
         if recorded is not None:
             return recorded(inputs)
+        self._follow_streams()  # it waits for a manager, which one does not under a lock
         with self._lock:  # two threads may be the first
             return self._first_call(inputs)
 
@@ -563,6 +570,7 @@ class GraphedFunction:
                 found._measured[key] = decision, why
 
         recordable.serve_by = serve_by
+        recordable.follow_streams = self._follow_streams
         measures = recordable.selection_mode == "measure" and recordable.decision is None
         self._recorded[key] = (
             Measured(recordable, recorded, self._keywords["device_index"], decided) if measures else recorded
@@ -576,6 +584,7 @@ class GraphedFunction:
         if function.keeps_graph_for_results(result_bytes):
             self._with_graph[key] = function
         else:
+            function.follow_streams = self._follow_streams
             self._recorded[key] = function.run_past_manager
         return outputs
 

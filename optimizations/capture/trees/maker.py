@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,6 +75,7 @@ class EncoreMaker:
             recordable,
             manager.record,
             written=lambda: code().written,
+            follow_streams=functools.partial(manager.follow_streams, keywords["device_index"]),
             returns=lambda index: is_one_of_several(model) and code().returns(index),
             static_input_idxs=static_input_idxs,
             is_backward=is_backward,

@@ -28,6 +28,10 @@ the program may go on there with results that it holds, and let go of them later
 reads them, and the device may be behind. So as long as results are alive that were there when a stream was left, each
 call waits for that stream, and once more when they are gone.
 
+Note [Calls past the manager]. A function without a graph may read results of graphs on another stream than theirs, and
+the next replay writes over them. So its calls follow the streams as all others do (`follow_streams`): they wait for the
+graphs before them, and the graphs after them wait for them.
+
 Note [Functions inside of functions]. An operator of the program's own may call a compiled function. While such an
 operator is warmed up or recorded, as part of another function, the inner function is part of that one too: it runs as
 it is, and the outer graph holds its kernels.
@@ -65,7 +69,7 @@ from optimizations.captured.pools import end_failed_capture
 from optimizations.one_line import one_line
 from optimizations.replay.bound import when_a_root_is_gone
 from optimizations.replay.streams import make_context_current, stream_of, wait_for_stream
-from optimizations.replay.turns import is_lent
+from optimizations.replay.turns import inside_a_function, is_lent
 from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.torch_internals.rebind import with_globals
 from optimizations.torch_internals.stock_trees import named_arguments, without_duplicates
@@ -426,6 +430,10 @@ class EncoreManager(FollowingManager):
         if not hasattr(self.entered, "yes"):
             make_context_current(self.device_index)
             self.entered.yes = True
+        self._follow_stream()
+
+    def _follow_stream(self) -> None:
+        """Let the current stream wait for those of earlier calls. Notes [Threads], [Results on other streams]."""
         stream = torch_internals.current_raw_stream(self.device_index)
         if stream == self.last_stream:
             return
@@ -485,6 +493,19 @@ class EncoreManager(FollowingManager):
             super().shutdown()
             for node in nodes:
                 node.release()
+
+
+def follow_streams(device_index: int) -> None:
+    """Order this thread's next work on a device after the graphs that it called. Note [Calls past the manager].
+
+    Not inside of another function: the call of that one did so.
+    """
+    thread = threading.get_ident()
+    for one in managers(device_index):
+        moved = one.last_stream != torch_internals.current_raw_stream(device_index)
+        if moved and thread in one._callers and not inside_a_function():
+            with one.turn:
+                one._follow_stream()
 
 
 def _with_results(left: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
