@@ -43,7 +43,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,16 +103,6 @@ class Spread:
 
 
 UNKNOWN = Spread(0.0, 0.0)
-
-
-class Replicated(Protocol):
-    """A ratio with replicates of its logarithm: of modes of one run, or of cells of two runs."""
-
-    @property
-    def value(self) -> float: ...
-
-    @property
-    def log_replicates(self) -> NDArray[np.float64]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +283,7 @@ def enough_processes(ratios: Sequence[Ratio], more: int = 0) -> bool:
     return not squares or math.sqrt(math.fsum(squares) / len(squares)) <= math.log1p(MARGIN) * 4 / 5
 
 
-def geometric_mean(ratios: Sequence[Replicated]) -> GeometricMean:
+def geometric_mean(ratios: Sequence[Ratio]) -> GeometricMean:
     """Geometric mean over workloads. The workloads are taken as given; the interval is that of their measurement.
 
     Of replicates, which are drawn independently, as many count as the ratio with the fewest has.

@@ -316,7 +316,7 @@ def _samples(cell: Cell, reference: Cell, metric: TimeKind) -> tuple[list[Proces
         again = reference.mode in cell.baseline_blocks  # it has none there, and its row is of another time
         alternating = same_group and not again and cell.grouping is not Grouping.SEQUENTIAL
     blocks = _shared(cell.blocks, theirs) if alternating else (cell.blocks, theirs)
-    sides = [_by_process(side, metric) for side in blocks]
+    sides = [samples_by_process(side, metric) for side in blocks]
     both = sorted(sides[0].keys() & sides[1].keys())
     return [sides[0][process] for process in both], [sides[1][process] for process in both], alternating
 
@@ -327,8 +327,8 @@ def _shared(*sides: Sequence[Block]) -> tuple[list[Block], ...]:
     return tuple([block for block in side if (block.process, block.index) in both] for side in sides)
 
 
-def _by_process(blocks: Sequence[Block], metric: TimeKind) -> dict[int, Process]:
-    """Samples of each process that has any, in the order of its blocks."""
+def samples_by_process(blocks: Sequence[Block], metric: TimeKind) -> dict[int, Process]:
+    """Return the samples of each process that has any, in the order of its blocks."""
     found: dict[int, Process] = {}
     for block in blocks:
         if samples := SAMPLES[metric](block):

@@ -98,8 +98,6 @@ NAMED = (
           ("tests/test_compare.py", "tests/test_compare_recorded.py")),
     Named("suite/compare/change.py", "sum(1 / len(side) for side in sides)", "1 / sum(map(len, sides))",
           ("tests/test_compare_change.py",)),
-    Named("suite/stats_across_runs.py", "* math.sqrt(blocks / (blocks - 1))", "",
-          ("tests/test_stats_across_runs.py",)),
     Named("suite/measure/kernel_sources.py", "if len(found) == 1", "if found",
           ("tests/test_measure_kernel_sources.py",)),
     Named("suite/group.py", "member.started_at, member.started = datetime.now(UTC), time.monotonic()", "pass",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from suite import stats_across_runs as stats
+from suite import stats
 from suite.errors import EncoreError
 from suite.modes import (
     DEFAULT_MODE,
@@ -16,7 +16,7 @@ from suite.modes import (
     UNPARTITIONED_MODE,
 )
 from suite.report.chart import Scale
-from suite.report.compare import Kernels, compare_kernels
+from suite.report.compare import Kernels, TimeKind, compare_kernels, samples_by_process
 from suite.report.load import row_label
 from suite.report.paper.exhibit import NOT_HELD, NOT_MEASURED, VOID, Exhibit, Made, Point, Results, labels_of
 from suite.report.paper.grid import Grid, Series, Value, make_grid, ratio_means, ratio_series, ratio_value
@@ -164,17 +164,24 @@ def make_rewritten(exhibit: Exhibit, results: Results) -> Made:
 
 
 def _rewritten(results: Results, label: str, mode: str) -> Value:
-    """How many times faster the rewritten program is in this mode, or why that is not known."""
+    """Return how many times faster the rewritten program is in this mode, or why that is not known.
+
+    The two programs were measured one after another: process r of one stands for the r-th that was started.
+    """
     there = row_label(label, _REWRITTEN)
     for row in (label, there):
         if why := results.state(row, mode):
             return Value(missing=why if row == label or why != NOT_MEASURED else f"variant {_REWRITTEN} {NOT_MEASURED}")
     before, after = results.passed(label, mode), results.passed(there, mode)
-    slow, fast = ([block.host_us for block in cell.blocks if block.host_us] if cell else [] for cell in (before, after))
-    if before is None or after is None or not slow or not fast:
+    if before is None or after is None:
+        return Value(missing=NOT_MEASURED)
+    slow, fast = (list(samples_by_process(cell.blocks, TimeKind.LATENCY).values()) for cell in (before, after))
+    count = min(len(slow), len(fast))
+    if not count:
         return Value(missing=NOT_MEASURED)
     try:
-        ratio = stats.unpaired_ratio(slow, fast, seed=(zlib.crc32(f"{label} {mode} rewritten".encode()),))
+        seed = zlib.crc32(f"{label} {mode} rewritten".encode())
+        ratio = stats.speed_up(slow[:count], fast[:count], seed=(seed,))
     except ValueError as error:
         raise EncoreError(f"the recorded samples of {label} in {mode} cannot be compared: {error}") from error
     if compare_kernels(after, before, ratio.value) is Kernels.OTHER:
