@@ -1,13 +1,16 @@
-"""What `import optimizations` offers is enough to use it: what its functions raise can be caught by public names."""
+"""What `import encore` offers is enough to use it: what its functions raise can be caught by public names."""
 
 from __future__ import annotations
 
 import builtins
 import inspect
 import re
+import subprocess
+import sys
 
 import pytest
 
+import encore
 import optimizations
 
 FUNCTIONS = [name for name in optimizations.__all__ if inspect.isfunction(getattr(optimizations, name))]
@@ -40,3 +43,27 @@ def test_a_refused_step_and_a_wrong_order_are_the_public_exceptions() -> None:
     with pytest.raises(RuntimeError, match=r"host \(train\.py:3 in step\); return the tensor") as raised:
         raise optimizations.StepRefused(refusal)
     assert raised.value.refusal is refusal
+
+
+@pytest.mark.parametrize("name", encore.__all__)
+def test_encore_has_each_public_name(name: str) -> None:
+    assert getattr(encore, name) is getattr(optimizations, name)
+    assert name in dir(encore)
+
+
+def test_encore_and_optimizations_have_the_same_names() -> None:
+    assert encore.__all__ == optimizations.__all__
+
+
+def test_encore_says_which_names_it_has() -> None:
+    with pytest.raises(AttributeError, match=r"module .encore. has no attribute .reports.; it has .*, report, "):
+        encore.reports  # noqa: B018
+
+
+def test_importing_encore_imports_neither_torch_nor_the_suite() -> None:
+    code = (
+        "import sys, encore; encore.Options.parse(None), encore.report(), encore.settled(); "
+        "print({'torch', 'suite'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
