@@ -42,8 +42,7 @@ def of_run(run: Run, comparisons: Sequence[Comparison], published: Published) ->
     ]
     if groups:
         rows = replace(run, cells=tuple(cell for cell in run.cells if cell_label(cell) in groups[0].labels))
-        charts += [time_split(rows), coverage(rows, published), copies(rows, published), memory(rows)]
-        charts.append(compile_time(rows))
+        charts += of_cells(rows, published)
     return tuple(chart for chart in charts if chart.has_values)
 
 
@@ -100,18 +99,14 @@ def _ratio_bar(item: Comparison, published: Published) -> Bar:
     return Bar(item.ratio.value, interval, published=paper, undecided=undecided, label=f"{item.ratio.value:.2f}")
 
 
-def time_split(run: Run) -> Chart:
-    """Host time per iteration as kernel time and the rest, in percent of the reference mode's host time."""
-
-    def bar(cell: Cell) -> Bar:
-        reference = run.find(cell_label(cell), REFERENCE_MODE)
-        whole = host_median_us(reference) if reference and reference.status is Status.PASS else None
-        host, kernel = host_median_us(cell), cell.metrics.kernel_time_us if cell.metrics else None
-        if whole is None or host is None or kernel is None:
-            return Bar()
-        return Bar(value=100 * kernel / whole, total=100 * host / whole)
-
-    chart = Chart(
+def of_cells(run: Run, published: Published) -> list[Chart]:
+    """What was measured of each cell: time, coverage, copies, memory and compile time."""
+    setting = published.sources["grace"].setting
+    graphs = tuple(mode for mode in run.modes if mode not in MODES or MODES[mode].needs_gpu)
+    others = tuple(mode for mode in run.modes if mode != REFERENCE_MODE)
+    chooses = f"In {DEFAULT_MODE} selection chooses: no graph (0), a graph with copies, or one without."
+    chooses = chooses if DEFAULT_MODE in run.modes else ""
+    split = Chart(
         "time_split",
         "Host time of one iteration: kernel time and the rest",
         f"% of {REFERENCE_MODE}'s host time",
@@ -124,116 +119,69 @@ def time_split(run: Run) -> Chart:
         "the host time; the bar then has no rest. Times in microseconds are in the table.",
         shown=(0, 200),
     )
-    return _per_cell(run, chart, bar)
-
-
-def coverage(run: Run, published: Published) -> Chart:
-    """Kernels launched by CUDA graphs in percent, for modes that have some."""
-
-    def bar(cell: Cell) -> Bar:
-        paper = published.coverage("grace", cell.workload, cell.mode) if cell_is_as_published(cell) else None
-        measured = cell.metrics.coverage if cell.metrics else None
-        return Bar(measured.percent if measured else None, published=paper)
-
-    return _per_cell(
-        run,
-        Chart(
-            "coverage",
-            "Coverage: kernels launched by CUDA graphs",
-            "% of kernels in one iteration",
-            Scale.PERCENT,
-            run.labels,
-            _graph_modes(run),
-            {},
-            published=published.sources["grace"].setting,
-            note=_of_selection(run),
-        ),
-        bar,
+    title, axis = "Coverage: kernels launched by CUDA graphs", "% of kernels in one iteration"
+    coverage = Chart("coverage", title, axis, Scale.PERCENT, run.labels, graphs, {}, published=setting, note=chooses)
+    title, axis = "Bytes copied for replay: placeholder data and pointers", "bytes per iteration"
+    note = f"Published bytes next to stock modes are GraCE's before indirection, with its placement. {chooses}".strip()
+    copies = Chart("copies", title, axis, Scale.BYTES, run.labels, graphs, {}, published=setting, note=note)
+    title, axis = f"Peak memory of steady replay over that of {REFERENCE_MODE}", f"times {REFERENCE_MODE}'s bytes"
+    note = "Bytes that PyTorch's allocator has reserved, graph pools included; below 1 is less."
+    memory = Chart("memory", title, axis, Scale.RATIO, run.labels, others, {}, note=note)
+    parts = ("to the first result", "rest of warm-up and recording")
+    note = _compile_conditions(run)
+    compiling = Chart(
+        "compile_time", "Compile time", "seconds", Scale.LINEAR, run.labels, run.modes, {}, parts=parts, note=note
     )
-
-
-def _of_selection(run: Run) -> str:
-    """Why mode `encore` may have no kernels in graphs, or the copies of stock, where the other modes have not."""
-    if DEFAULT_MODE not in run.modes:
-        return ""
-    return f"In {DEFAULT_MODE} selection chooses: no graph (0), a graph with copies, or one without."
-
-
-def copies(run: Run, published: Published) -> Chart:
-    """Data and pointer bytes that replay copies per iteration, for modes that have CUDA graphs."""
-
-    def bar(cell: Cell) -> Bar:
-        paper = published.copied_bytes("grace", cell.workload, cell.mode) if cell_is_as_published(cell) else None
-        measured = cell.metrics.copies if cell.metrics else None
-        if measured is None or measured.placeholder_bytes is None:
-            return Bar(published=paper)
-        return Bar(float(measured.placeholder_bytes + (measured.pointer_bytes or 0)), published=paper)
-
-    note = "Published bytes next to stock modes are GraCE's before indirection, with its placement."
-    return _per_cell(
-        run,
-        Chart(
-            "copies",
-            "Bytes copied for replay: placeholder data and pointers",
-            "bytes per iteration",
-            Scale.BYTES,
-            run.labels,
-            _graph_modes(run),
-            {},
-            published=published.sources["grace"].setting,
-            note=f"{note} {_of_selection(run)}".strip(),
+    return [
+        _per_cell(run, split, lambda cell: _split_bar(run, cell)),
+        _per_cell(run, coverage, lambda cell: _coverage_bar(cell, published)),
+        _per_cell(run, copies, lambda cell: _copies_bar(cell, published)),
+        _per_cell(run, memory, lambda cell: _memory_bar(run, cell)),
+        _per_cell(
+            run,
+            compiling,
+            lambda cell: Bar(cell.compile.first_call_s, total=cell.compile.warm_up_s) if cell.compile else Bar(),
         ),
-        bar,
-    )
+    ]
 
 
-def memory(run: Run) -> Chart:
-    """Peak reserved memory in steady replay over that of the reference mode."""
-
-    def bar(cell: Cell) -> Bar:
-        reference = run.find(cell_label(cell), REFERENCE_MODE)
-        whole, own = replay_peak_bytes(reference), replay_peak_bytes(cell)
-        return Bar(own / whole) if own is not None and whole else Bar()
-
-    return _per_cell(
-        run,
-        Chart(
-            "memory",
-            f"Peak memory of steady replay over that of {REFERENCE_MODE}",
-            f"times {REFERENCE_MODE}'s bytes",
-            Scale.RATIO,
-            run.labels,
-            tuple(mode for mode in run.modes if mode != REFERENCE_MODE),
-            {},
-            note="Bytes that PyTorch's allocator has reserved, graph pools included; below 1 is less.",
-        ),
-        bar,
-    )
+def _split_bar(run: Run, cell: Cell) -> Bar:
+    reference = run.find(cell_label(cell), REFERENCE_MODE)
+    whole = host_median_us(reference) if reference and reference.status is Status.PASS else None
+    host, kernel = host_median_us(cell), cell.metrics.kernel_time_us if cell.metrics else None
+    if whole is None or host is None or kernel is None:
+        return Bar()
+    return Bar(value=100 * kernel / whole, total=100 * host / whole)
 
 
-def compile_time(run: Run) -> Chart:
-    """Time to the first result, and through warm-up."""
-    conditions: dict[str, list[str]] = {}
+def _coverage_bar(cell: Cell, published: Published) -> Bar:
+    paper = published.coverage("grace", cell.workload, cell.mode) if cell_is_as_published(cell) else None
+    measured = cell.metrics.coverage if cell.metrics else None
+    return Bar(measured.percent if measured else None, published=paper)
+
+
+def _copies_bar(cell: Cell, published: Published) -> Bar:
+    paper = published.copied_bytes("grace", cell.workload, cell.mode) if cell_is_as_published(cell) else None
+    measured = cell.metrics.copies if cell.metrics else None
+    if measured is None or measured.placeholder_bytes is None:
+        return Bar(published=paper)
+    return Bar(float(measured.placeholder_bytes + (measured.pointer_bytes or 0)), published=paper)
+
+
+def _memory_bar(run: Run, cell: Cell) -> Bar:
+    whole, own = replay_peak_bytes(run.find(cell_label(cell), REFERENCE_MODE)), replay_peak_bytes(cell)
+    return Bar(own / whole) if own is not None and whole else Bar()
+
+
+def _compile_conditions(run: Run) -> str:
+    """How compile times were measured, each way with its modes, in the order of the modes."""
+    found: dict[str, list[str]] = {}
     for cell in sorted(run.cells, key=lambda cell: mode_order(cell.mode)):
         if cell.compile is not None and cell.status is Status.PASS:
-            modes = conditions.setdefault(compile_conditions(cell.compile), [])
+            modes = found.setdefault(compile_conditions(cell.compile), [])
             modes += [cell.mode] if cell.mode not in modes else []
-    ways = [f"{way} ({', '.join(modes)})" for way, modes in conditions.items()]
-    return _per_cell(
-        run,
-        Chart(
-            "compile_time",
-            "Compile time",
-            "seconds",
-            Scale.LINEAR,
-            run.labels,
-            run.modes,
-            {},
-            parts=("to the first result", "rest of warm-up and recording"),
-            note=f"Measured: {'; '.join(ways)}." if ways else "",
-        ),
-        lambda cell: Bar(cell.compile.first_call_s, total=cell.compile.warm_up_s) if cell.compile else Bar(),
-    )
+    ways = [f"{way} ({', '.join(modes)})" for way, modes in found.items()]
+    return f"Measured: {'; '.join(ways)}." if ways else ""
 
 
 def _per_cell(run: Run, empty: Chart, bar: Callable[[Cell], Bar]) -> Chart:
@@ -244,11 +192,6 @@ def _per_cell(run: Run, empty: Chart, bar: Callable[[Cell], Bar]) -> Chart:
         if cell.mode in empty.series
     }
     return replace(empty, bars=bars)
-
-
-def _graph_modes(run: Run) -> tuple[str, ...]:
-    """Modes of the run that have CUDA graphs, and those this version does not know."""
-    return tuple(mode for mode in run.modes if mode not in MODES or MODES[mode].needs_gpu)
 
 
 def _interval(low: float, high: float) -> tuple[float, float] | None:

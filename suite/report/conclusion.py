@@ -23,7 +23,6 @@ from suite.report.published import Published
 from suite.schema import Cell, Environment, Status
 from suite.stats import Verdict
 
-ENCORE_BACKEND = "encore"
 DECIDED_SHARE = 0.9
 """Of all verdicts, so many must decide something for the whole to count as decided."""
 FALSE_SHARE = 0.05

@@ -224,6 +224,3 @@ def _mean_row(grid: Grid, means: Mapping[str, Mean]) -> dict[str, object]:
                 if "published" not in column
             }
     return row
-
-
-__all__ = ["GEOMEAN", "Grid", "Mean", "Series", "Value", "known", "make_grid", "plain_means", "ratio_means"]

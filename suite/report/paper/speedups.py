@@ -113,9 +113,10 @@ def make_steps(exhibit: Exhibit, results: Results) -> Made:
     note += f" Not measured: {', '.join(lacking)}." if lacking else ""
     axis = f"times faster than {REFERENCE_MODE}"
     grid = Grid("speedup", axis, Scale.RATIO, labels, (*bars, *steps), note=note.strip(), shown=SHOWN)
-    values = NOT_HELD if exhibit.source == "pygraph" else None
+    lacks = NOT_HELD if exhibit.source == "pygraph" else None
     points = [
-        Point(f"{name} over {before}", values, results.mean_text(labels, mode, before)) for name, mode, before in _STEPS
+        Point(f"{name} over {before}", lacks if _PRINTED[name] else None, results.mean_text(labels, mode, before))
+        for name, mode, before in _STEPS
     ]
     return make_grid(exhibit, results, grid, means, points)
 
