@@ -282,7 +282,7 @@ class RecordableFunction:
 
     def run_past_manager(self, inputs: list[Any]) -> Any:
         """Serve a call of an inference without a graph. The manager need not know of it."""
-        self._uncaptured[self.without_graph or TRIED_WITHOUT_GRAPH] += 1
+        self._count_uncaptured(self.without_graph or TRIED_WITHOUT_GRAPH)
         self.follow_streams()
         return self.run(inputs)
 
@@ -402,11 +402,16 @@ class RecordableFunction:
         warnings.warn(f"Encore leaves a CUDA graph as it is; {reason}. This is a defect of Encore.", stacklevel=2)
 
     def ran_without_graph(self, reason: str) -> None:
-        """To be told of each call without a graph."""
-        self._uncaptured[reason] += 1
+        """To be told of each call without a graph. `TORCH_LOGS=cudagraphs` shows the first for each reason."""
+        self._count_uncaptured(reason)
         freed = self.decision == "no graph" and not self.retiring
         if freed and self.direction == "inference" and self.serve_by is not None:
             self.serve_by(self.run_past_manager)
+
+    def _count_uncaptured(self, reason: str) -> None:
+        self._uncaptured[reason] += 1
+        if self._uncaptured[reason] == 1:
+            torch_internals.cudagraph_utils.cudagraphs_log.debug("skipping cudagraphs due to %s", reason)
 
     def went_the_full_way(self, reason: str) -> None:
         """Is told of each call that was not steady."""

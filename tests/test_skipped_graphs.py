@@ -1,0 +1,157 @@
+"""Operators and sizes that stock PyTorch leaves out of CUDA graphs: Encore leaves out the same, and says why."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from compiled_on_cpu import INDUCTOR, CompiledOnCpu, compiled_on_cpu
+
+import optimizations
+from optimizations import torch_internals
+
+__all__ = ["compiled_on_cpu"]
+
+CALLS: list[torch.Size] = []
+
+
+@torch.library.custom_op("skipped_graphs::counted", mutates_args=(), tags=(torch._C.Tag.cudagraph_unsafe,))
+def counted(x: torch.Tensor) -> torch.Tensor:
+    CALLS.append(x.shape)
+    return x + 1
+
+
+@counted.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """What Inductor and Encore log of CUDA graphs, as with `TORCH_LOGS=cudagraphs`."""
+    found: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    logger, handler = torch_internals.cudagraph_utils.cudagraphs_log, Handler()
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield found
+    logger.setLevel(before)
+    logger.removeHandler(handler)
+
+
+def around(x: torch.Tensor) -> torch.Tensor:
+    return counted(x * 2) * 3
+
+
+def masked(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y[x > 1] = 0
+    return y + 1
+
+
+@pytest.fixture
+def world(compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch) -> CompiledOnCpu:
+    """Whatever is compiled is reported as for a GPU."""
+    init = torch_internals.CompiledFxGraph.__init__
+
+    def on_a_gpu(graph: Any, *arguments: Any, **keywords: Any) -> None:
+        init(graph, *arguments, **keywords)
+        graph.device_types.add("cuda")
+
+    monkeypatch.setattr(torch_internals.CompiledFxGraph, "__init__", on_a_gpu)
+    return compiled_on_cpu
+
+
+def stock_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor cuts where it does on a GPU; it takes nodes on the CPU for nodes on one."""
+    scheduler, _ = torch_internals.holder_of("graph_partition")
+    monkeypatch.setattr(sys.modules[scheduler.__module__].BaseSchedulerNode, "is_gpu", lambda node: True)
+    monkeypatch.setitem(INDUCTOR, "graph_partition", True)
+
+
+def test_unsafe_operator_runs_between_graphs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock_partitions(monkeypatch)
+    world: CompiledOnCpu = request.getfixturevalue("world")
+    call = torch.compile(around, backend="encore", options={"selection": "off"})
+    CALLS.clear()
+    with torch.no_grad():
+        for step in range(12):
+            torch.compiler.cudagraph_mark_step_begin()
+            x = torch.full((4,), float(step))
+            torch.testing.assert_close(call(x), (x * 2 + 1) * 3)
+    assert len(CALLS) == 12, "the operator is called in each call, and in none more"
+    assert len(world.functions) == 2
+    assert world.cuda.replays >= 16
+    (report,) = optimizations.report()
+    reasons = [one.reason for graph in report.compiled for one in graph.left_out]
+    assert reasons == ["CUDAGraph-unsafe custom ops"]
+
+
+@pytest.mark.parametrize("program", [around, masked])
+def test_unsafe_operator_leaves_program_without_graph(
+    world: CompiledOnCpu, program: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Without partitions there is no graph at all, as in stock PyTorch."""
+    call = torch.compile(program, backend="encore")
+    for step in range(4):
+        x = torch.arange(4.0) + step
+        torch.testing.assert_close(call(x), program(x))
+    assert world.functions == []
+    (report,) = optimizations.report()
+    reasons = [one.reason for graph in report.compiled for one in graph.not_captured]
+    assert len(reasons) == 1
+    assert "incompatible op" in reasons[0]
+
+
+def test_dynamic_sizes_are_skipped_when_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(INDUCTOR, "triton.cudagraph_skip_dynamic_graphs", True)
+    world: CompiledOnCpu = request.getfixturevalue("world")
+    call = torch.compile(lambda x: (x * 2).sin(), backend="encore", dynamic=True)
+    for size in range(3, 9):
+        x = torch.arange(float(size))
+        torch.testing.assert_close(call(x), (x * 2).sin())
+    assert world.functions == []
+    (report,) = optimizations.report()
+    reasons = [one.reason for graph in report.compiled for one in graph.not_captured]
+    assert any("cudagraph_skip_dynamic_graphs=True" in one for one in reasons)
+
+
+@pytest.mark.parametrize(("limit", "warned"), [(2, 1), (8, 0), (None, 0)])
+def test_many_sizes_warn_once(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: list[str],
+    limit: int | None,
+    warned: int,
+) -> None:
+    monkeypatch.setitem(INDUCTOR, "triton.cudagraph_dynamic_shape_warn_limit", limit)
+    world: CompiledOnCpu = request.getfixturevalue("world")
+    call = torch.compile(lambda x: (x * 2).sin(), backend="encore", dynamic=True, options={"selection": "off"})
+    for step in range(20):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = torch.arange(float(3 + step % 5))
+        torch.testing.assert_close(call(x), (x * 2).sin())
+    assert world.cuda.replays >= 5
+    said = [one for one in logged if "distinct sizes" in one]
+    assert len(said) == warned
+    assert all("We have observed 3 distinct sizes" in one for one in said)
+
+
+def test_reasons_without_graph_are_logged_once(compiled_on_cpu: CompiledOnCpu, logged: list[str]) -> None:
+    call = torch.compile(lambda x: (x * 2).conj(), backend="encore", options={"selection": "off"})
+    for step in range(5):
+        call(torch.randn(3, dtype=torch.complex64) + step)
+    said = [one for one in logged if "lazy conjugate" in one]
+    assert len(said) == 1
+    assert said[0].startswith("skipping cudagraphs due to ")
+    (report,) = optimizations.report()
+    assert report.uncaptured[0].calls > 1
