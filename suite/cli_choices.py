@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, Any, get_type_hints
@@ -22,6 +24,35 @@ class Device(StrEnum):
 class Size(StrEnum):
     full = "full"
     tiny = "tiny"
+
+
+def takes(record: type[Any]) -> Callable[[Callable[[typer.Context, Any], None]], Callable[..., None]]:
+    """Decorate a command that takes its options as one record: a dataclass, each field an option as typer reads it."""
+    hints = get_type_hints(record, include_extras=True)
+    of_context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    parameters = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=hints[field.name], default=field.default
+        )
+        for field in fields(record)
+    ]
+
+    def decorate(command: Callable[[typer.Context, Any], None]) -> Callable[..., None]:
+        def run(context: typer.Context, **values: Any) -> None:
+            command(context, record(**values))
+
+        run.__doc__ = command.__doc__
+        run.__signature__ = inspect.Signature([of_context, *parameters])  # type: ignore[attr-defined]
+        run.__annotations__ = {"context": typer.Context, **hints}
+        return run
+
+    return decorate
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    """Return whether an option was written on the command line: a resumed run's own settings are kept otherwise."""
+    source = context.get_parameter_source(name) if name in context.params else None
+    return source is not None and source.name == "COMMANDLINE"
 
 
 PATHS = {"DIR": "a folder, such as results/runs/mine, or . for the working directory", "FILE": "a file", "RUN": "a run"}

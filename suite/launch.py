@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
 from suite.gpu import find_gpu, require_gpu, visible_gpus
 from suite.host_check import record_host_check
 from suite.interrupt import Interrupted
-from suite.matrix import select_modes_for, select_workloads, split_names
+from suite.matrix import matching, select_modes_for, select_workloads, split_names
 from suite.modes import MODES, select_modes
-from suite.own_program import examine_programs
+from suite.own_program import examine_programs, name_programs
 from suite.process import WORKER_COMMAND
 from suite.progress import display_for
 from suite.run_writer import RunWriter
@@ -49,6 +49,7 @@ class Request:
     command_line: Sequence[str]
     workloads: Sequence[str] = ()
     workload_set: str | None = None
+    pattern: str | None = None
     modes: Sequence[str] | None = None
     shard: Shard | None = None
     resume: str | None = None
@@ -59,6 +60,8 @@ class Request:
     tag: str | None = None
     host_check: bool = False
     tp: Sequence[int] | None = None
+    starts: bool = True
+    """Whether anything is measured: what is only planned needs no GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +154,7 @@ def _measure(
     request: Request, console: Console, run: _OpenRun, jobs: Sequence[Job], worker_command: Sequence[str]
 ) -> RunOutcome:
     plan = run.plan
-    estimates = Estimates([run.done, *_earlier_rows(run.writer.path, plan)])
-    estimates_s = {
-        job.workload.acronym: estimates.seconds(
-            job.workload.acronym, job.workload.task, size=plan.size, device=plan.device, modes=job.missing
-        )
-        for job in jobs
-    }
+    estimates_s = _estimates_s(jobs, run.done, run.writer.path, plan)
     with display_for(console, estimates_s) as display:
         runner = Runner(
             writer=run.writer,
@@ -233,7 +230,7 @@ def _say_what_stays(console: Console, path: Path, short: Sequence[Cell]) -> None
 def _new_plan(request: Request, console: Console) -> RunPlan:
     settings = request.preset.settings.model_copy(update=dict(request.given)).checked()
     _examine(request.workloads, settings, request, console)
-    elsewhere = request.workload_set is not None or request.tp
+    elsewhere = request.workload_set is not None or bool(request.tp) or request.pattern is not None
     names = request.workloads or (() if elsewhere else request.preset.workloads)
     if request.tp:
         names = split_names(names, request.tp, request.workload_set)
@@ -242,6 +239,7 @@ def _new_plan(request: Request, console: Console) -> RunPlan:
         default = None if names else DEFAULT_SET
         chosen = default if request.workload_set is None else request.workload_set
         workloads = select_workloads(names, settings.variant, chosen)
+    workloads = matching(workloads, request.pattern)
     if request.shard:
         whole = workloads
         seconds = {
@@ -263,7 +261,8 @@ def _new_plan(request: Request, console: Console) -> RunPlan:
         modes=[mode.name for mode in select_modes_for(settings.device, modes)],
         shard=request.shard.recorded if request.shard else None,
     )
-    _require_device(plan)
+    if request.starts:
+        _require_device(plan)
     return plan
 
 
@@ -273,6 +272,38 @@ def _usual_modes(request: Request, settings: RunSettings) -> list[str] | None:
     return None if usual is None else [name for name in usual if settings.device == "cuda" or not MODES[name].needs_gpu]
 
 
+def planned_jobs(request: Request, console: Console) -> tuple[list[Job], dict[str, float]]:
+    """Return what a start of this request would measure, with the seconds of each workload. Nothing is made or started.
+
+    Raises:
+        WrongUse: a name, an option or a combination is wrong, or the run to resume does not fit.
+    """
+    request = replace(request, starts=False)
+    path: Path | None = None
+    done: tuple[Cell, ...] = ()
+    if request.resume not in (None, NEWEST):
+        recorded = store.read_run(store.find_run(str(request.resume)))
+        path, plan = recorded.path, _resumed_plan(request, recorded, console)
+    else:
+        plan = _new_plan(request, console)
+        path = _newest_that_fits(request, plan, console) if request.resume == NEWEST else None
+    if path is not None:
+        done = tuple(cell for cell in store.read_run(path).cells if not _runs_again(request, plan, cell))
+    chosen = select_workloads(plan.workloads, plan.variant, planned=True) if plan.workloads else ()
+    jobs = plan_jobs(chosen, select_modes(plan.modes), plan.size, done)
+    return jobs, _estimates_s(jobs, done, path, plan)
+
+
+def _estimates_s(jobs: Sequence[Job], done: Sequence[Cell], path: Path | None, plan: RunPlan) -> dict[str, float]:
+    estimates = Estimates([done, *_earlier_rows(path, plan)])
+    return {
+        job.workload.acronym: estimates.seconds(
+            job.workload.acronym, job.workload.task, size=plan.size, device=plan.device, modes=job.missing
+        )
+        for job in jobs
+    }
+
+
 def _examine(names: Sequence[str], settings: RunSettings, request: Request, console: Console) -> None:
     """Examine programs of the user's own: see `suite.own_program`."""
     programs = [name for name in names if is_program(name)]
@@ -280,7 +311,10 @@ def _examine(names: Sequence[str], settings: RunSettings, request: Request, cons
         raise WrongUse(
             f"{programs[0]} is a program of your own: --tp, --variant and --size are for workloads; leave them out"
         )
-    if programs and settings.device == "cuda":
+    name_programs(programs)
+    if not request.starts or not programs:
+        return
+    if settings.device == "cuda":
         require_gpu()
     examine_programs(programs, settings.device, settings.seed, lambda text: console.print(text, markup=False))
 
@@ -288,7 +322,8 @@ def _examine(names: Sequence[str], settings: RunSettings, request: Request, cons
 def _resumed_plan(request: Request, recorded: RecordedRun, console: Console) -> RunPlan:
     """What a run to go on with is to hold: what it set out for, unless other workloads or modes are named now."""
     plan = recorded_plan(recorded.environment)
-    _require_device(plan)
+    if request.starts:
+        _require_device(plan)
     shard = {"shard": request.shard.recorded} if request.shard else {}
     here = _environment(recorded.environment.run_id, request, plan)
     found = setting_differences(plan, {**request.given, **shard}) + environment.differences(recorded.environment, here)
@@ -306,7 +341,7 @@ def _resumed_plan(request: Request, recorded: RecordedRun, console: Console) -> 
     wanted = bool(names or request.workload_set is not None)
     kept = names is plan.workloads
     chosen = select_workloads(names, plan.variant, request.workload_set, planned=kept) if wanted else ()
-    workloads = [workload.acronym for workload, _ in chosen]
+    workloads = [workload.acronym for workload, _ in matching(chosen, request.pattern)]
     modes = [mode.name for mode in select_modes_for(plan.device, request.modes or plan.modes)]
     return plan.model_copy(update={"workloads": workloads, "modes": modes})
 
@@ -371,14 +406,14 @@ def require_tag(tag: str | None) -> None:
         raise WrongUse(f"--tag {tag!r}: only letters, digits, '.', '_' and '-' can be part of a folder's name")
 
 
-def _earlier_rows(current: Path, plan: RunPlan) -> Iterator[Sequence[Cell]]:
+def _earlier_rows(current: Path | None, plan: RunPlan) -> Iterator[Sequence[Cell]]:
     """Rows of other runs, for estimates: newest first, this checkout's own before recorded ones.
 
     Runs in another size or on another device tell nothing, and it takes seconds to read what is recorded of full ones.
     """
     for folder in (store.RUNS, store.RECORDED):
         for path in store.list_runs(folder)[::-1]:
-            if path.resolve() != current.resolve():
+            if current is None or path.resolve() != current.resolve():
                 with suppress(InvalidResults):
                     if _tells_of(store.read_environment(path).settings, plan):
                         yield store.read_run(path).cells

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
 from typing import TypeVar
 
 from models import registry
@@ -82,6 +83,25 @@ def require_whole(workload: Workload) -> None:
             f"{workload.acronym} is split over {workload.tp} GPUs, and only `encore run` runs that; name {whole}, or "
             f"{whole}{registry.TP_MARK}1 for its batch"
         )
+
+
+def matching(chosen: Sequence[tuple[Workload, str]], pattern: str | None) -> list[tuple[Workload, str]]:
+    """Return those whose acronym or name matches a pattern with `*`, `?` and `[]`, in any case; without one all.
+
+    Raises:
+        WrongUse: none does; the message names what there was.
+    """
+    if pattern is None:
+        return list(chosen)
+    of = [
+        (workload, variant)
+        for workload, variant in chosen
+        if any(fnmatch(name.lower(), pattern.lower()) for name in (workload.acronym, workload.name))
+    ]
+    if not of:
+        names = ", ".join(workload.acronym for workload, _ in chosen)
+        raise WrongUse(f"--filter {pattern!r} matches no workload of {names}; patterns are written as 'XLNET*'")
+    return of
 
 
 def require_program_name(name: str) -> None:

@@ -57,20 +57,29 @@ def _check_name(name: str) -> None:
 def examine_programs(
     names: Sequence[str], device: Literal["cuda", "cpu"], seed: int, announce: Callable[[str], None]
 ) -> None:
-    """Examine the programs among these names, and make their records known to `models.registry.find`.
+    """Examine programs, and make their records known to `models.registry.find`.
 
     Raises:
         WrongUse: one cannot be measured; the message says why.
     """
     for name in dict.fromkeys(names):
-        if registry.is_program(name):
-            _check_name(name)
-            found = examine(name, device, seed, announce)
-            if found.problem is not None:
-                raise WrongUse(found.problem)
-            if found.stochastic:
-                announce(f"{name} draws random numbers: results are compared where all modes draw the same ones")
-            registry.add_program(_record(name, found))
+        found = examine(name, device, seed, announce)
+        if found.problem is not None:
+            raise WrongUse(found.problem)
+        if found.stochastic:
+            announce(f"{name} draws random numbers: results are compared where all modes draw the same ones")
+        registry.add_program(_record(name, found))
+
+
+def name_programs(names: Sequence[str]) -> None:
+    """Check the names of programs and make records known that say nothing of them yet: enough for a plan.
+
+    Raises:
+        WrongUse: one is not written as a program's name.
+    """
+    for name in names:
+        _check_name(name)
+        registry.add_program(_record(name, Examined()))
 
 
 def _record(name: str, found: Examined) -> Workload:

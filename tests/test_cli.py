@@ -110,6 +110,22 @@ def processor_s(code: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def test_dry_run_shows_modes_and_times_of_a_pattern(tmp_path: Path) -> None:
+    done = encore("run", "--filter", "xlnet*", "--dry-run", "--json", "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    planned = json.loads(done.stdout)
+    assert [each["workload"] for each in planned["workloads"]] == ["XLNET-I", "XLNET-T"]
+    assert all("encore" in each["modes"] for each in planned["workloads"])
+    assert planned["expected_s"] == pytest.approx(sum(each["expected_s"] for each in planned["workloads"]))
+    assert not (tmp_path / "run").exists()
+
+
+def test_dry_run_of_a_program_does_not_import_it() -> None:
+    done = encore("run", "no_such_module:make", "--quick", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "eager, compile, graph, encore" in done.stdout
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command: str) -> None:
     done = encore(command, "--help")
@@ -192,6 +208,10 @@ def test_env_as_json_is_the_record_of_a_run() -> None:
         (("report", "--recorded", "a", "b"), ("--recorded", "'a', 'b'")),
         (("merge", "no-such-run", "other", "--out", "x"), ("'no-such-run'",)),
         (("explain", "NO-SUCH"), ("NO-SUCH",)),
+        (("run", "--filter", "zz*"), ("'zz*'", "XLNET-I", "'XLNET*'")),
+        (("run", "a-b:make"), ("'a-b:make'", "package.module:make")),
+        (("run", "models.mine:make"), ("'models'", "another name")),
+        (("run", "mine:make", "--size", "tiny"), ("mine:make", "leave them out")),
     ],
 )
 def test_wrong_use_names_what_is_wrong_and_what_is_right(arguments: Sequence[str], words: Sequence[str]) -> None:

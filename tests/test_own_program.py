@@ -24,7 +24,7 @@ from suite.explain.run import explain_target
 from suite.explain.text import summary
 from suite.iteration import iteration
 from suite.measure.results import State, run_checked
-from suite.own_program import Examined, examine, examine_programs
+from suite.own_program import Examined, examine, examine_programs, name_programs
 from suite.protocol import CellSpec
 from suite.report.load import Run
 from suite.report.own_program import six_lines
@@ -144,7 +144,23 @@ def test_examine_runs_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_names_that_cannot_be_measured_are_refused(name: str, words: str) -> None:
     with pytest.raises(WrongUse, match=words):
-        examine_programs([name], "cpu", 7, print)
+        name_programs([name])
+
+
+def test_bad_program_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_program, "examine", lambda *_: Examined(problem="mine:make does not fit"))
+    with pytest.raises(WrongUse, match="does not fit"):
+        examine_programs(["mine:make"], "cpu", 7, print)
+
+
+def test_examined_program_is_found_with_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_PROGRAMS", {})
+    monkeypatch.setattr(own_program, "examine", lambda *_: Examined(task="training", batch=3, stochastic=True))
+    said: list[str] = []
+    examine_programs(["mine:make"], "cpu", 7, said.append)
+    found = registry.find("mine:make")
+    assert (found.task, found.batch, found.stochastic) == ("training", 3, True)
+    assert "draws random numbers" in said[0]
 
 
 @pytest.fixture
