@@ -56,9 +56,9 @@ def patched(cuda: CudaOnCpu) -> tuple[Compiled, list[torch.Tensor]]:
     return compiled, weights
 
 
-@pytest.mark.parametrize("weight", [strided, unaligned])
-def test_what_a_graph_cannot_read_in_place_is_not_patched_into_it(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], weight: Callable[[], torch.Tensor]
+@pytest.mark.parametrize(("weight", "reason"), [(strided, lean.OTHER_GEOMETRY), (unaligned, lean.FIXED_INPUT_MOVED)])
+def test_steady_call_does_not_patch_an_unreadable_weight(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], weight: Callable[[], torch.Tensor], reason: str
 ) -> None:
     """Kernels rely on the strides and the alignment that they were recorded with."""
     compiled, weights = patched(cuda_on_cpu)
@@ -69,8 +69,7 @@ def test_what_a_graph_cannot_read_in_place_is_not_patched_into_it(
         calls[:] = [one for one in calls if one.tracker is not None and one.tracker.fixed]
         assert len(calls) == 1
     call(compiled, weight())
-    assert full_ways
-    assert reasons(compiled) == [lean.FIXED_INPUT_MOVED]
+    assert reasons(compiled) == [reason]
 
 
 def test_what_was_written_for_a_launch_is_not_written_again_where_nothing_moves(
