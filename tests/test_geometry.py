@@ -181,3 +181,21 @@ def test_graph_is_not_replayed_in_another_geometry(
     assert compiled_on_cpu.cuda.replays > 10
     said = [one.reason for report in optimizations.report() for one in report.uncaptured]
     assert OTHER_GEOMETRY in said
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_graph_in_another_dtype_raises(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
+    """Generated code does not look at dtypes."""
+    program = Layers().requires_grad_(False)
+    call = torch.compile(program, backend="encore", options={"lean": lean, "selection": "off"})
+    x = torch.randn(8, 8)
+    for step in range(12):
+        torch.compiler.cudagraph_mark_step_begin()
+        before = program.state.data
+        if step == 8:
+            reinterpreted(program.state)
+            with pytest.raises(RuntimeError, match=r"has dtype torch\.int32 now; .* compiled for torch\.float32"):
+                call(x)
+        program.state.data = before
+        torch.testing.assert_close(call(x), program(x))
+    assert compiled_on_cpu.cuda.replays >= 8

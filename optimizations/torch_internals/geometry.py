@@ -65,6 +65,20 @@ class FixedGeometry:
         pairs = zip(self.indices, self._wanted, self._pick(inputs), strict=True)
         return [(index, before, now) for index, before, one in pairs if (now := _geometry_or_none(one)) != before]
 
+    def require_dtypes(self, inputs: Sequence[Any]) -> None:
+        """Generated code looks at shapes and strides only, and would read the bytes as of the earlier dtype.
+
+        Raises:
+            RuntimeError: an input has another dtype.
+        """
+        for index, before, now in self.changes(inputs):
+            if now is not None and now[0] is not before[0]:
+                raise RuntimeError(
+                    f"Input {index} of a compiled graph, which stays between calls, has dtype {now[0]} now; the graph "
+                    f"was compiled for {before[0]}. Assign another tensor to the module instead of changing the one "
+                    "it has: then it is compiled anew."
+                )
+
     def _found_in_python(self, tensors: tuple[Any, ...]) -> bool:
         if any(_geometry_or_none(one) != wanted for one, wanted in zip(tensors, self._wanted, strict=True)):
             return False

@@ -253,6 +253,7 @@ class EncoreManager(FollowingManager):
         if function.without_graph is not None or self.inside_capture or trying:
             return function.without_graph or (INSIDE_CAPTURE if self.inside_capture else BEHIND_A_TRIAL)
         if function.geometry is not None and not function.geometry.holds(inputs):
+            function.geometry.require_dtypes(inputs)
             return OTHER_GEOMETRY
         if self.held_in_generation is not None:
             return KEPT
