@@ -12,7 +12,6 @@ import ctypes
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,19 +27,12 @@ from optimizations.capture.trees import node as node_module
 from optimizations.captured.displaced import size_bytes
 from optimizations.recording import budget, description, examination, session
 from optimizations.recording.generated import GeneratedCode
-from optimizations.replay import addresses
-from optimizations.replay.swaps import Swaps
 
 QUICK = {"triton.slow_path_cudagraph_asserts": False, "triton.fast_path_cudagraph_asserts": False}
 
 
 ALL_MEMORY = [{"address": 0, "total_size": 2**63, "segment_pool_id": (0, 0)}]
 """What the allocator has, as far as anybody asks."""
-
-
-STILL = SimpleNamespace(perf_counter=lambda: 0.0)
-"""In the place of `time` where patching is measured. The machine may do something else for milliseconds while a graph
-is patched, which is longer than a recording takes here: a recording would then be made for what was patched."""
 
 
 class FakeStream:
@@ -281,7 +273,6 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         (budget, "SHARE", 1e9),
         (budget, "SHARE_OF_ALL", 1e9),
         (budget, "FEWEST_REPLAYS", 1),
-        (addresses, "time", STILL),
         (manager, "make_context_current", lambda device: None),
         (manager, "wait_for_stream", lambda stream, device: cuda.waits.append(stream)),
         (manager, "stream_of", lambda stream, device: FakeStream(stream)),
@@ -300,13 +291,6 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
     with torch_internals.inductor_config.patch(QUICK):
         yield cuda
         containers.shut_down()
-
-
-def patching_costs(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    """Let patching a recording once to inputs at fixed addresses cost this share of the recording; else it costs
-    nothing here."""
-    patched = Swaps.patched
-    monkeypatch.setattr(Swaps, "patched", lambda swaps, inputs, _: patched(swaps, inputs, share * swaps._recording_s))
 
 
 def ineligible(value: Any) -> str | None:

@@ -12,15 +12,14 @@ import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from torch.autograd import forward_ad
-from trees_on_cpu import Compiled, Model, check, nodes, values
+from trees_on_cpu import KNOWN, Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
-from optimizations.capture.trees import following, lean, manager
+from optimizations.capture.trees import lean, manager
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.results_node import ResultsNode
 from optimizations.recording import budget
 from optimizations.replay.addresses import AddressTracker
-from optimizations.replay.swaps import MOST_SETS, SHARE, Swaps
 
 __all__ = ["cuda_on_cpu"]
 
@@ -249,23 +248,26 @@ def test_recordings_for_two_sets_of_parameters_take_turns_steadily(
     assert len(compiled.reports) == 2
 
 
-def test_recordings_for_many_sets_of_parameters_that_cannot_be_patched_take_turns_steadily(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
-) -> None:
-    compiled = Compiled(Model(cuda_on_cpu, hides_y=True), static_inputs=(1, 2))
-    parameters = [values(3 * swap) for swap in range(24)]
-    for step in range(240):
-        serve(compiled, step, parameters[step % 24], W)
-    assert len(compiled.reports) == 24
-    full_ways.clear()
-    for step in range(48):
-        serve(compiled, step, parameters[step % 24], W)
-    assert full_ways == []
+def test_ordinary_parameters_are_replayed_on_the_fast_path(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    """Copied where their address hides, else read in place."""
+    for hides_y, static in ((True, (1, 2)), (False, (2,))):
+        compiled = Compiled(Model(cuda_on_cpu, hides_y=hides_y), static_inputs=static)
+        parameters = [values(3 * swap) for swap in range(12)]
+        for step in range(240):
+            parameter = parameters[step % 12]
+            serve(compiled, step, *((parameter, W) if hides_y else (W, parameter)))
+        full_ways.clear()
+        for step in range(24):
+            parameter = parameters[step % 12]
+            serve(compiled, step, *((parameter, W) if hides_y else (W, parameter)))
+        assert full_ways == []
+        assert len(compiled.reports) == 3
 
 
 def patched_in_turns(cuda: CudaOnCpu) -> tuple[Compiled, list[torch.Tensor]]:
-    """A function for whose parameter twelve weights take turns, and one recording is patched."""
-    compiled, weights = Compiled(Model(cuda)), [values(step) for step in range(12)]
+    """A function for whose parameter twelve weights take turns. It may write it, so one recording is patched."""
+    compiled = Compiled(Model(cuda, code=KNOWN), mutated_input_idxs=(2,))
+    weights = [values(step) for step in range(12)]
     for _ in range(4):
         for w in weights:
             check(compiled, w, calls=2)
@@ -274,7 +276,7 @@ def patched_in_turns(cuda: CudaOnCpu) -> tuple[Compiled, list[torch.Tensor]]:
 
 def test_parameters_that_are_patched_are_patched_in_steady_calls(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     compiled, weights = patched_in_turns(cuda_on_cpu)
-    assert compiled.reports[0].fixed_inputs_followed == 1
+    assert max(report.fixed_inputs_followed for report in compiled.reports) == 1
     full_ways.clear()
     for w in weights:
         call(compiled, w)
@@ -287,9 +289,9 @@ def test_what_a_recording_serves_as_it_is_is_not_looked_at_for_patching_another(
 ) -> None:
     """Such a look goes over each parameter in Python; see `lean.steadily`."""
     compiled, weights = patched_in_turns(cuda_on_cpu)
-    patched = [node for node in nodes() if node.swaps is not None]
+    patched = [node for node in nodes() if node.tracker is not None and node.tracker.fixed]
     assert len(nodes()) == 2 and len(patched) == 1
-    (recorded,) = [node for node in nodes() if node.swaps is None]
+    (recorded,) = [node for node in nodes() if node not in patched]
     (served,) = [w for w in weights if w.data_ptr() == recorded._seen[2].data_ptr()]
     call(compiled, weights[5])
     full_ways.clear()
@@ -303,96 +305,6 @@ def test_what_a_recording_serves_as_it_is_is_not_looked_at_for_patching_another(
         assert recorded.replays == replays + 1
     assert full_ways == []
     assert looks == []
-
-
-def test_parameters_that_come_back_get_a_recording_when_patching_has_cost_one(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled, weights = patched_in_turns(cuda_on_cpu)
-    assert len(compiled.reports) == 2
-    (patched,) = [node for node in nodes() if node.swaps is not None]
-    assert patched.swaps is not None
-    monkeypatch.setattr(patched.swaps, "_recording_s", 0.0)
-    for _ in range(40):
-        for w in weights:
-            call(compiled, w)
-    assert len(compiled.reports) == following.MOST_RECORDINGS, "and no more than that"
-    full_ways.clear()
-    moves = sum(report.moves for report in compiled.reports)
-    settings = [node.replays for node in nodes()]
-    for w in weights:
-        call(compiled, w)
-    assert full_ways == []
-    assert sum(report.moves for report in compiled.reports) > moves, "inputs that are no parameters move in all calls"
-    assert sum(node.replays > before for node, before in zip(nodes(), settings, strict=True)) > 2
-
-
-def test_recordings_for_parameters_that_come_back_are_not_made_all_at_once(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in programs with many sets of weights, in which no recording was made for long and then one in each call."""
-    recording_s, settings = 12.0, 0
-    patched = Swaps.patched
-
-    def counted(self: Swaps, inputs: Any, _: float) -> None:
-        nonlocal settings
-        settings += 1
-        self._recording_s = recording_s
-        patched(self, inputs, 1.0)
-
-    monkeypatch.setattr(Swaps, "patched", counted)
-    compiled, weights = Compiled(Model(cuda_on_cpu)), [values(step) for step in range(13)]
-    for round_ in range(40):
-        for w in weights:
-            call(compiled, w, round_)
-            assert recording_s * (len(compiled.reports) - following.RECORDINGS_BEFORE_FOLLOWING) <= settings
-    assert len(compiled.reports) == following.MOST_RECORDINGS
-
-
-def test_a_set_of_addresses_is_worth_a_recording_when_patching_has_cost_its_share() -> None:
-    swaps, first, second = Swaps([0], 1.0 / SHARE), [values(1)], [values(2)]
-    others = [[values(step)] for step in range(MOST_SETS)]
-    for other in others[:5]:
-        swaps.patched(other, 0.9)
-    swaps.patched(first, 0.6)
-    swaps.patched(second, 0.6)
-    assert not swaps.worth_recording(first)
-    swaps.patched(first, 0.6)
-    assert swaps.worth_recording(first)
-    assert not swaps.worth_recording(second)
-    for other in others:
-        swaps.patched(other, 0.0)
-    assert not swaps.worth_recording(first), "forgotten: it did not come back for many others"
-
-
-@pytest.mark.parametrize("sets", [1, 2, 6, 13, 42])
-def test_recordings_cost_no_more_than_patching_over_any_time(sets: int) -> None:
-    """Also where all sets of addresses reach their share at about the same time."""
-    swaps, weights = Swaps([0], 10.0), [[values(step)] for step in range(sets)]
-    recorded: set[int] = set()
-    patched = 0
-    for step in range(4000):
-        chosen = step % sets
-        if chosen in recorded:
-            continue
-        if swaps.worth_recording(weights[chosen]):
-            assert patched >= 10, "since the last one"
-            swaps.recorded()
-            recorded.add(chosen)
-            patched = 0
-        else:
-            swaps.patched(weights[chosen], 1.0)
-            patched += 1
-    assert len(recorded) == sets
-
-
-def test_no_more_recordings_after_the_last() -> None:
-    swaps, inputs = Swaps([0], 1.0), [values(1)]
-    swaps.patched(inputs, 2.0)
-    swaps.close()
-    assert not swaps.worth_recording(inputs)
-    swaps.patched(inputs, 2.0)
-    assert not swaps.worth_recording(inputs)
 
 
 def test_work_that_is_due_goes_the_full_way(

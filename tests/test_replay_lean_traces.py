@@ -95,9 +95,9 @@ def test_where_another_recording_serves_steadily_the_backward_of_the_last_calls_
 def test_no_more_steady_calls_are_kept_than_there_may_be(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of the sets of parameters that were recorded or went the full way last."""
+    """Those of the sets of parameters that were recorded or went the full way last. The function may write them."""
     monkeypatch.setattr(manager, "MOST_KEPT", 4)
-    compiled = Compiled(Model(cuda_on_cpu, hides_y=True), static_inputs=(1, 2))
+    compiled = Compiled(Model(cuda_on_cpu, hides_y=True), static_inputs=(1, 2), mutated_input_idxs=(1,))
     parameters = [values(3 * swap) for swap in range(8)]
     for step in range(80):
         y = parameters[step % 8]

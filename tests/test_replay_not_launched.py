@@ -146,7 +146,7 @@ def test_what_is_put_off_for_a_recording_does_not_wait_for_the_next_one(
     compiled, other = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
     weights = [values(7), values(8), values(9)]
     check(compiled, weights[0])
-    followed = EncoreManager._followed
+    followed = EncoreManager._fitted_to_moved_inputs
 
     def held(manager: EncoreManager, inputs: list[Any], function_id: Any) -> Any:
         if manager.current_node is not None:
@@ -156,11 +156,11 @@ def test_what_is_put_off_for_a_recording_does_not_wait_for_the_next_one(
     for _ in range(2):
         torch.compiler.cudagraph_mark_step_begin()
         (kept,) = other.function([values(1), values(2), weights[0]])
-        monkeypatch.setattr(EncoreManager, "_followed", held)
+        monkeypatch.setattr(EncoreManager, "_fitted_to_moved_inputs", held)
         x, y = values(3), values(4)
         (out,) = compiled.function([x, y, weights[1]])
         assert torch.equal(out, 2 * x + y * weights[1])
-        monkeypatch.setattr(EncoreManager, "_followed", followed)
+        monkeypatch.setattr(EncoreManager, "_fitted_to_moved_inputs", followed)
         del kept, out
     check(compiled, weights[2])
     check(other, weights[1])

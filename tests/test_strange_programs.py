@@ -16,7 +16,7 @@ from torch import nn
 from trees_on_cpu import nodes
 
 import optimizations
-from optimizations.capture.trees import following
+from optimizations.capture.trees import moved_inputs
 
 __all__ = ["compiled_on_cpu"]
 
@@ -401,7 +401,7 @@ def test_backwards_whose_saved_tensors_are_copied_out_are_not_recorded_for_ever(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A backward between a forward and its own ends an iteration, so that what was saved is found kept."""
-    monkeypatch.setattr(following, "BACKWARDS_RECORDED_IN_VAIN", 4)
+    monkeypatch.setattr(moved_inputs, "BACKWARDS_RECORDED_IN_VAIN", 4)
     first, second = (torch.compile(Net(), backend="encore") for _ in range(2))
     recordings = []
     for step in range(20):
@@ -417,7 +417,7 @@ def test_backwards_whose_saved_tensors_are_copied_out_are_not_recorded_for_ever(
 def test_forwards_whose_last_result_is_held_are_not_recorded_for_ever(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "RECORDED_IN_VAIN", 6)
+    monkeypatch.setattr(moved_inputs, "RECORDED_IN_VAIN", 6)
     net = Net()
     run = torch.compile(net, backend="encore")
     for step in range(20):

@@ -14,7 +14,7 @@ from optimizations.indirection.plan import Plan, PlannedNode
 from optimizations.indirection.pointers import PointerUse, UseKind
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
 from optimizations.recording.examination import Findings, ineligible_reason
-from optimizations.recording.fixed_inputs import FixedInputs
+from optimizations.recording.patched_inputs import PatchedInputs
 from optimizations.recording.session import Session
 from optimizations.replay.addresses import AddressTracker
 from optimizations.report.recordings import Direction, RecordingReport, ReplayedInput
@@ -37,7 +37,7 @@ class Counted:
 
 def describe(
     session: Session,
-    fixed: FixedInputs | None,
+    patched: PatchedInputs | None,
     tracker: AddressTracker | None,
     names: Sequence[str],
     mutated: frozenset[int],
@@ -77,8 +77,8 @@ def describe(
         moves=tracker.moves if tracker is not None else 0,
         total_copied_bytes=counted.copied_bytes + (tracker.placeholder_bytes if tracker is not None else 0),
         total_pointer_bytes=tracker.pointer_bytes if tracker is not None else 0,
-        fixed_inputs_followed=len(fixed.following) if fixed is not None else 0,
-        fixed_inputs_refused=fixed.refused if fixed is not None else None,
+        fixed_inputs_followed=len(patched.indices) if patched is not None else 0,
+        fixed_inputs_refused=patched.refused if patched is not None else None,
     )
 
 

@@ -9,7 +9,7 @@ There are two ways, and both end in `Findings`, a plan among them:
 * *by comparison*: the function is captured once more with its inputs elsewhere; nothing of that is ever run. The two
   graphs are compared (`indirection.pointers`).
 
-Inputs at fixed addresses (parameters) are looked at in the same way; see `fixed_inputs`.
+Inputs at fixed addresses that the function writes are looked at in the same way; see `patched_inputs`.
 """
 
 from __future__ import annotations
@@ -103,15 +103,6 @@ class Host(Protocol):
 
     def at_address(self, index: int, address: int) -> torch.Tensor:
         """The recording input `index` as a tensor at another address, which it does not own."""
-
-    def values(self) -> Mapping[int, torch.Tensor]:
-        """By place: the tensors among the outputs, as the graph leaves them.
-
-        Those that `returned` gives lie where the recording has them, in memory that may be gone.
-        """
-
-    def returned(self, inputs: Sequence[Any]) -> Mapping[int, torch.Tensor]:
-        """By place: outputs in the memory of inputs at fixed addresses, as replays on these inputs hand them out."""
 
     def use_tracker(self, tracker: AddressTracker, unused: frozenset[int]) -> None:
         """From now on the tracker's inputs are read in place, and `unused` ones not looked at."""
@@ -227,16 +218,12 @@ class Examination:
         return None
 
     def short_of_memory(self, candidates: Mapping[int, MemoryRange]) -> str | None:
-        """What of memory a capture has to wait for; None where it may be made."""
-        return self.short_of_memory_beside_a_run(buffer_bytes(candidates))
+        """Return what of memory a capture has to wait for; None where it may be made.
 
-    def short_of_memory_beside_a_run(self, size_bytes: int) -> str | None:
-        """What has to be waited for before the function runs, or is captured, while this much more is taken.
-
-        None where nothing has to be. The function itself needs at most as much as its graph's pool has.
+        The function itself needs at most as much as its graph's pool has.
         """
         pool = sum(one.size_bytes for one in pool_memory(self.recorded.pool))
-        return waiting_for_memory(pool + size_bytes, self.tools.free_bytes())
+        return waiting_for_memory(pool + buffer_bytes(candidates), self.tools.free_bytes())
 
     def compare(self, candidates: Mapping[int, MemoryRange], choice: Choice) -> Findings:
         """One more capture with the candidates elsewhere, and what the two graphs say.

@@ -19,7 +19,7 @@ would write into a table that is gone. The new executable is not right before a 
 then its table is empty. If instantiating fails, there is no executable. A recording that is left like that serves no
 call.
 
-Inputs at fixed addresses (parameters) are not looked at here; see `fixed_inputs`.
+Inputs at fixed addresses are not looked at here; see `patched_inputs`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ and values between partitions are made by generated code.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +41,6 @@ from optimizations.captured.displaced import storage_of
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import MemoryRange
 from optimizations.captured.memory_ranges import MemoryRanges
-from optimizations.replay.swaps import Swaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +88,7 @@ class AddressTracker:
         pointer_bytes: bytes written for that so far.
         placeholder_bytes: bytes copied so far because an input could not be read in place.
         fixed: inputs at fixed addresses, each with the bits that its address must not have.
-        swaps: what patching inputs at fixed addresses has cost; None while nobody asks for it.
     """
-
-    swaps: Swaps | None = None
 
     def __init__(
         self,
@@ -180,12 +175,7 @@ class AddressTracker:
         moved = {index: address for index, address in lies.items() if address != addresses[index]}
         if not moved:
             return
-        if self.swaps is None or moved.keys().isdisjoint(self._fixed_indices):
-            self._point(moved)
-        else:
-            started = time.perf_counter()
-            self._point(moved)
-            self.swaps.patched(inputs, time.perf_counter() - started)
+        self._point(moved)
         self.moves += 1
 
     def follow_at(self, addresses: list[int]) -> bool:

@@ -50,7 +50,8 @@ class RecordingReport:
         replays: calls served by the graph so far; `steady_replays` of them without what a call of stock's does.
         moves: those in which an input that is read in place had moved.
         total_copied_bytes, total_pointer_bytes: copied, and written, by all replays so far.
-        fixed_inputs_followed: inputs at fixed addresses (parameters) that are patched when they move.
+        fixed_inputs_followed: inputs at fixed addresses that are patched when they move: what the function writes.
+            Parameters that move are among `inputs` from the third set of addresses on.
         fixed_inputs_refused: why they are not; None where nothing was asked or nothing speaks against it.
     """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from torch import nn
 
 import optimizations
-from optimizations.replay import swaps
 
 pytestmark = pytest.mark.gpu
 
@@ -48,7 +46,6 @@ def by_a_state_dict(net: nn.Module, seed: int) -> None:
 def test_swapped_weights_are_trained_as_in_eager_and_not_recorded_for(
     way: Callable[[nn.Module, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(swaps, "SHARE", math.inf)
     torch.compiler.reset()
     optimizations.reset()
     net = Net().cuda()
@@ -83,5 +80,6 @@ def test_swapped_weights_are_trained_as_in_eager_and_not_recorded_for(
     del kept
     assert recordings[KNOWN_AFTER] == recordings[-1], grew
     assert held_bytes[-1] < held_bytes[KNOWN_AFTER] + 2**18, "weights from before are kept alive"
-    followed = {one.direction: one.fixed_inputs_followed for one in optimizations.recordings() if one.replays}
-    assert followed["forward"] and followed["backward"], followed
+    forwards = [one for one in optimizations.recordings() if one.direction == "forward"]
+    assert max(len(one.inputs) for one in forwards) > min(len(one.inputs) for one in forwards)
+    assert sum(one.replays for one in optimizations.recordings()) > STEPS

@@ -8,7 +8,7 @@ in place itself, and what it copies needs no alignment. A mutated input that was
 Note [Inputs that are written]. Stock leaves a function without a graph that writes an input which is neither a
 parameter nor a result of another graph: a key-value cache that the program passes, say. A graph would write its copy.
 Here such an input is taken for one at a fixed address, as parameters are: the graph writes the caller's memory, and
-where the next call passes another tensor, it is recorded again or patched (`recording.fixed_inputs`). Not so in
+where the next call passes another tensor, it is recorded again or patched (`recording.patched_inputs`). Not so in
 backwards and in programs of several partitions, whose inputs may be at new addresses in each call; where Inductor does
 not say that it is written (`GeneratedCode.written`); with collectives, whose ranks may pass buffers apart; and for more
 than a few values of integer inputs: a place in a cache that is passed as a number is another one in each call.
@@ -57,11 +57,6 @@ TRIED_WITHOUT_GRAPH = "selection: measured without a graph"
 
 IDLE_REPLAYS = 64
 """Of a function's other recordings, without one of it, after which a recording is not waited for."""
-
-
-LOOK_AGAIN = 4
-"""Where inputs that moved cannot be followed, another recording of the function is looked at when there were this many
-times as many. A look takes up to eight captures, and would else be taken at each address."""
 
 
 class Recording(Protocol):
@@ -144,6 +139,7 @@ class RecordableFunction:
         returned_inputs: by place among the results: the input that it is, for inputs that stock copies.
         callers_get: places of the results that callers get, of a forward; the others are saved for its backward. None
             where they may get all.
+        ordinary_inputs: former parameters that moved; they are copied and read in place as other inputs are.
         calls_on_a_path: how often it is called in an iteration, as far as graphs were recorded.
         written_inputs: inputs that it writes where the caller has them, and that are no parameters. Note [Inputs that
             are written].
@@ -184,6 +180,7 @@ class RecordableFunction:
         self.returned_inputs: dict[int, int] = {}
         self.callers_get: frozenset[int] | None = None
         self.written_inputs: Sequence[int] = ()
+        self.ordinary_inputs: set[int] = set()
         self.kept_copies = 0
         self.kept_bytes = 0
         self.without_graph: str | None = None
@@ -202,7 +199,6 @@ class RecordableFunction:
         self.follow_streams: Callable[[], None] = lambda: None
         self.calls_on_a_path = 1
         self._misfits = 0, 0
-        self._looked_at_from = 0
         self._replays: weakref.WeakKeyDictionary[Recording, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._uncaptured: Counter[str] = Counter()
         self._full_ways: Counter[str] = Counter()
@@ -381,15 +377,6 @@ class RecordableFunction:
                 break
             made += 1
         return made
-
-    @property
-    def may_be_looked_at(self) -> bool:
-        """Whether it may be found out if inputs of one more recording can be followed. See `LOOK_AGAIN`."""
-        return len(self._recordings) >= self._looked_at_from
-
-    def looked_in_vain(self) -> None:
-        """To be told where that was looked at, and they cannot."""
-        self._looked_at_from = LOOK_AGAIN * len(self._recordings)
 
     def last_seen(self, node: Recording) -> None:
         """To be told before a recording goes: its report stays."""

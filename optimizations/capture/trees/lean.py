@@ -43,8 +43,7 @@ trees = torch_internals.cudagraph_trees
 
 MOST_KEPT = 64
 """Steady calls that are kept for one function behind one recording: one for each that takes turns with others there.
-Where parameters move that cannot be patched there are as many as sets of them, and to look at one more in a steady call
-takes a hundredth of what a full one does.
+To check one more on the fast path takes a hundredth of what the slow path does.
 """
 
 
@@ -280,7 +279,7 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
                 # Whether one can be patched takes a look at each input: only where no other has these addresses.
                 for one in to_patch:
                     tracker = one.tracker
-                    if tracker is not None and not tracker.refuses(inputs) and not one.node.prefers_recording(inputs):
+                    if tracker is not None and not tracker.refuses(inputs):
                         chosen = one
                         break
                     why = FIXED_INPUT_MOVED

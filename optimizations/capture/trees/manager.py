@@ -58,9 +58,9 @@ from optimizations.capture.inner_graphs import resting
 from optimizations.capture.trees.alike import tell_ranks
 from optimizations.capture.trees.containers import managers, shut_down, thread_containers
 from optimizations.capture.trees.endings import free_before_process_groups_end, in_a_process_group
-from optimizations.capture.trees.following import BEHIND_A_TRIAL, FollowingManager
 from optimizations.capture.trees.function import RecordableFunction, WarmUp, forget_recordings
 from optimizations.capture.trees.lean import MOST_KEPT, OTHER_GEOMETRY, SteadyCall, steadily, steady_call
+from optimizations.capture.trees.moved_inputs import MovedInputsManager
 from optimizations.capture.trees.node import EncoreNode, NotFollowed, NotLaunched
 from optimizations.capture.trees.readable_seeds import any_on_host
 from optimizations.capture.trees.results import with_inputs
@@ -96,7 +96,7 @@ def container(device_index: int) -> EncoreContainer:
     return by_device.setdefault(device_index, EncoreContainer(device_index)) if found is None else found
 
 
-class EncoreManager(FollowingManager):
+class EncoreManager(MovedInputsManager):
     """CUDAGraph Trees whose functions are `RecordableFunction`s and whose nodes are `EncoreNode`s."""
 
     _add_function = with_globals(CUDAGraphTreeManager.add_function, get_container=container)
@@ -241,6 +241,8 @@ class EncoreManager(FollowingManager):
         if not any(call.node is node for call in calls):
             made = steady_call(node)
             calls = [*([] if made is None else [made]), *calls][:MOST_KEPT]
+            # What was recorded for a call's addresses comes before what copies it.
+            calls.sort(key=lambda one: one.node.copies_parameters)
         if calls:
             found[node.parent] = calls
         else:
@@ -249,9 +251,8 @@ class EncoreManager(FollowingManager):
     def _against_a_graph(self, function_id: Any, function: RecordableFunction, inputs: Sequence[Any]) -> str | None:
         if self.current_node is not None and self._at_boundary() and not self.inside_capture:
             self._look_for_held_results()
-        trying = self._is_behind_a_trial(function_id)
-        if function.without_graph is not None or self.inside_capture or trying:
-            return function.without_graph or (INSIDE_CAPTURE if self.inside_capture else BEHIND_A_TRIAL)
+        if function.without_graph is not None or self.inside_capture:
+            return function.without_graph or INSIDE_CAPTURE
         if function.geometry is not None and not function.geometry.holds(inputs):
             function.geometry.require_dtypes(inputs)
             return OTHER_GEOMETRY
@@ -296,7 +297,9 @@ class EncoreManager(FollowingManager):
             return None
         written = self._function(function_id).written_inputs
         static = self.ids_to_funcs[function_id].static_input_idxs
-        return [inputs[index] for index in static if index not in written]
+        return [
+            inputs[index] for index in {*static, *self._function(function_id).ordinary_inputs} if index not in written
+        ]
 
     def _mark_uncaptured(self, outputs: Sequence[Any], fixed: Sequence[Any] | None) -> None:
         """Mark what a forward without a graph returned; see `_parameters`."""
@@ -349,7 +352,7 @@ class EncoreManager(FollowingManager):
             self._runs_function = before
 
     def record_function(self, new_inputs: list[Any], function_id: Any) -> Any:
-        """As stock's. A parameter that moved for the third time is patched instead; see `recording.fixed_inputs`.
+        """As stock's. An input that comes to a third address becomes an ordinary one; see `moved_inputs`.
 
         Note [A recording that fails]. Without a graph where seeds of attention lie on the host: see `readable_seeds`.
         """
@@ -359,11 +362,11 @@ class EncoreManager(FollowingManager):
             self._note_uncaptured(function_id, FORWARD_UNCAPTURED)
             return function(new_inputs)
         with self._running_a_function():
-            followed = self._followed(new_inputs, function_id)
-        if followed is not None:
+            fitting = self._fitted_to_moved_inputs(new_inputs, function_id)
+        if fitting is not None:
             self._checkpoint_due = False
-            return followed[0]
-        refused = self._not_recorded_again(function_id)
+            return self.execute_node(fitting, new_inputs)
+        refused = self._not_recorded_again(function_id, new_inputs)
         if refused is not None:
             self._checkpoint_due = False
             self._note_uncaptured(function_id, refused)
@@ -384,7 +387,6 @@ class EncoreManager(FollowingManager):
             tell_ranks(function)
             function.recorded_on(self.current_node._path_from_root)
             self._expect_steady_calls(self.current_node)
-            self._patched_last(function_id, self.current_node.parent)
             function.note_returned_inputs(self.current_node.returned_inputs)
             returned = {place: inputs[index][0] for place, index in function.returned_inputs.items()}
             return with_inputs(outputs, returned) if returned else outputs

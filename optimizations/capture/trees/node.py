@@ -22,7 +22,7 @@ import contextlib
 import itertools
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,11 +45,10 @@ from optimizations.one_line import one_line
 from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.description import RESTING, Counted, describe
 from optimizations.recording.examination import Recorded
-from optimizations.recording.fixed_inputs import FixedInputs
+from optimizations.recording.patched_inputs import PatchedInputs
 from optimizations.recording.session import Session, Stage
 from optimizations.recording.trial import Effects
 from optimizations.replay.addresses import AddressTracker
-from optimizations.replay.swaps import Swaps
 from optimizations.report.recordings import RecordingReport
 from optimizations.torch_internals.stock_trees import INPUT_COPY_IDXS, checks_deaths_when_running, stop_comparing
 from optimizations.uncollected import uncollected
@@ -91,6 +90,7 @@ class EncoreNode(ResultsNode):
         replays: how often the graph was replayed for a call; `full_replays`: those in calls that were not steady.
         copied_bytes: data copied into placeholders by these replays.
         copied_per_replay: the same for the next replay, inputs with a tracker left out.
+        copies_parameters: whether a former parameter is copied or read in place, as other inputs are.
         is_latest: whether it is the recording that served its function last, or one of an inference.
         state: changes whenever something is changed that a steady call relies on.
     """
@@ -111,12 +111,12 @@ class EncoreNode(ResultsNode):
         self._in_place: list[int] = []
         self._copying: bool | None = None
         self.recording_s = 0.0
-        self.fixed_inputs: FixedInputs | None = None
+        self.patched: PatchedInputs | None = None
+        self.copies_parameters = False
         self.replays = 0
         self.full_replays = 0
         self.copied_bytes = 0
         self.copied_per_replay = 0
-        self.moved_fixed_input = False
         # Of an inference only the program can give results a backward, and stock lets go of none at all
         # (`EncoreManager.replays_another`).
         # And a function may serve another place of an iteration in each call.
@@ -158,7 +158,7 @@ class EncoreNode(ResultsNode):
             raise ReferenceError("this recording is gone, or was never looked after")
         return describe(
             self._session,
-            self.fixed_inputs,
+            self.patched,
             self._tracker,
             [placeholder.name for placeholder in self.wrapped_function.placeholders],
             frozenset(self.wrapped_function.mutated_input_idxs),
@@ -242,10 +242,11 @@ class EncoreNode(ResultsNode):
         )
         in_place = self.returned_in_place
         written = {one.input for one in in_place.found} & set(self._written)
-        self.fixed_inputs = FixedInputs(self._session, {**in_place.unclear, **dict.fromkeys(written, WRITTEN)})
+        self.patched = PatchedInputs(self._session, {**in_place.unclear, **dict.fromkeys(written, WRITTEN)})
+        self.copies_parameters = not function.ordinary_inputs.isdisjoint(tensors)
         if function.not_followed is not None:
             self._session.decline(function.not_followed)
-            self.fixed_inputs.refused = function.not_followed
+            self.patched.refused = function.not_followed
         elif function.decision == "copies":
             self._session.decline(RESTING)
         self._active = self._session.active
@@ -292,6 +293,25 @@ class EncoreNode(ResultsNode):
                 if derivative is not None:
                     torch_internals.foreach_copy_([torch.empty_like(derivative)], [value])
 
+    def moved_inputs(self, inputs: Sequence[Any]) -> list[int]:
+        """Return the inputs at fixed addresses that lie elsewhere than the graph reads them, patched ones left out."""
+        recorded = self.static_input_data_ptrs
+        return [
+            index
+            for index in self.non_managed_static_input_idxs
+            if isinstance(inputs[index], torch.Tensor) and inputs[index].data_ptr() != recorded[index]
+        ]
+
+    def patch_inputs(self, indices: Iterable[int]) -> None:
+        """Patch the graph for these inputs at fixed addresses from now on, if that is possible."""
+        if self.patched is not None:
+            self.patched.patch(indices)
+            self.look_at_session()
+
+    def free_bytes(self) -> int:
+        """Return the bytes of device memory that are free."""
+        return device_tools(self.device).free_bytes()
+
     def look_at_session(self) -> None:
         """To be called when something else than a call of this node changed the state of its session."""
         self._active = self._session is not None and self._session.active
@@ -314,11 +334,7 @@ class EncoreNode(ResultsNode):
             return statuses.StaticInputIdxMismatch, lambda: "its seeds of attention lie on the host"
         if self._tracker is not None and self._tracker.refuses(inputs):
             return statuses.StaticInputIdxMismatch, lambda: "an input moved to where it cannot be read in place"
-        if self.prefers_recording(inputs):
-            self.moved_fixed_input = True
-            return statuses.StaticInputIdxMismatch, lambda: "patching for these addresses has cost a recording"
         status, describe = super().check_invariants(inputs)  # raises StillHeld
-        self.moved_fixed_input = status is statuses.StaticInputIdxMismatch
         if status is statuses.SUCCESS and checks_deaths_when_running():  # then the copies have already been made
             self._check_liveness(self.expected_dead_indices_after_graph, self.path_weakrefs)
         return status, describe
@@ -365,18 +381,6 @@ class EncoreNode(ResultsNode):
         """Copy what is not read in place into the graph's placeholders, and let go of it in the list."""
         super()._copy_inputs_and_remove_from_src(self.reconstructed_inputs, inputs)
 
-    @property
-    def swaps(self) -> Swaps | None:
-        """What patching inputs at fixed addresses has cost; None where none are patched."""
-        return self._tracker.swaps if self._tracker is not None else None
-
-    def prefers_recording(self, inputs: Sequence[Any]) -> bool:
-        """Whether the graph would have to be patched for inputs whose addresses keep coming back."""
-        tracker = self._tracker
-        if tracker is None or tracker.swaps is None or tracker.fixed_in_place(inputs):
-            return False
-        return tracker.swaps.worth_recording(inputs)
-
     def let_another_serve(self) -> None:
         """See `function.Recording`."""
         self.is_latest = False
@@ -387,12 +391,10 @@ class EncoreNode(ResultsNode):
         if self._session is None:
             return
         self.function.last_seen(self)
-        for held in (self._session, self.fixed_inputs):
-            if held is not None:
-                with contextlib.suppress(CudaCallFailed):  # it is lost; what is freed after it is not
-                    held.close()
+        with contextlib.suppress(CudaCallFailed):  # it is lost; what is freed after it is not
+            self._session.close()
         self._session = None
-        self.fixed_inputs = None
+        self.patched = None
         self._tracker = None
         self._active = False
         self.state += 1
@@ -424,12 +426,6 @@ class EncoreNode(ResultsNode):
             values=[one for one in values if one.untyped_storage().data_ptr()],
         )
 
-    def returned(self, inputs: Sequence[Any]) -> Mapping[int, torch.Tensor]:
-        """See `session.Host`."""
-        handed = list(self.static_output_tensors)
-        self.returned_in_place.hand_out(handed, inputs)
-        return {one.output: handed[one.output] for one in self.returned_in_place.found}
-
     def fill(self, values: Mapping[int, torch.Tensor]) -> None:
         """See `session.Host`."""
         sources: list[Any] = [None] * len(self._seen)
@@ -446,9 +442,6 @@ class EncoreNode(ResultsNode):
         """See `session.Host`. Ended in between, no call is taken for one that fits and is not followed."""
         self.state += 1
         followed = {*tracker.indices, *unused}
-        fixed = [index for index in tracker.indices if index in self._fixed]
-        if fixed:
-            tracker.swaps = self.swaps or Swaps(fixed, self.recording_s)
         self._copying = None
         self._tracker = tracker
         self._in_place = [index for index in self._copied if index in followed or index in self._in_place]
@@ -522,12 +515,6 @@ class _Host:
 
     def fill(self, values: Mapping[int, torch.Tensor]) -> None:
         self._node.fill(values)
-
-    def values(self) -> Mapping[int, torch.Tensor]:
-        return self._node.output_tensors()
-
-    def returned(self, inputs: Sequence[Any]) -> Mapping[int, torch.Tensor]:
-        return self._node.returned(inputs)
 
     def at_address(self, index: int, address: int) -> torch.Tensor:
         return self._node.borrowed_at(index, address)
