@@ -254,6 +254,15 @@ def test_function_with_collectives_is_never_measured(measure: Measure) -> None:
     assert told(compiled).decision in ("in place", "copies")
 
 
+def test_function_that_cannot_be_recorded_is_not_measured(measure: Measure) -> None:
+    _model, compiled = measure(0.1, 1.0, 0.0)
+    run(compiled, 1)
+    compiled.functions[0].without_graph = "it could not be recorded: no memory"
+    run(compiled, 2)
+    assert not any(isinstance(one, measured.Measured) for one in compiled.function._recorded.values())
+    assert (told(compiled).decision, told(compiled).why) == (None, "it could not be recorded: no memory")
+
+
 def test_measured_decision_outlives_a_reset(measure: Measure) -> None:
     _model, compiled = measure(3.0, 1.0, -0.005)
     run(compiled, 3 * (CALLS + 1) + 8)

@@ -140,6 +140,7 @@ class Session:
         self._clock = clock
         self.use = Use(together=together or Together())
         self._counted = False
+        self._eligible = [one for one in recorded.copied if ineligible_reason(recorded.inputs[one]) is None]
         self.stage = Stage.WAITING if self._may_gain() else Stage.DONE
         self._read_by_name = False
         planned = self.use.plan(READ_COST * recorded.seconds)
@@ -207,7 +208,7 @@ class Session:
         """Count the copied inputs that have moved since the call before."""
         if self.stage is not Stage.WAITING or not self._selects or self._seen_calls > MOST_CALLS_SEEN:
             return
-        now = {index: inputs[index].data_ptr() for index in self._eligible()}
+        now = {index: inputs[index].data_ptr() for index in self._eligible}
         if self._seen_at:
             self._moves.update(index for index, address in now.items() if address != self._seen_at[index])
         self._seen_at = now
@@ -291,15 +292,14 @@ class Session:
             self.off = self.off or one_line(error)
 
     def _may_gain(self) -> bool:
-        return bool(self._eligible())
+        return bool(self._eligible)
 
     # Stage 2
 
     def _examine(self) -> None:
         examination = self.examination
-        eligible = self._eligible()
-        cheap = self._cheap_to_copy(eligible)
-        if cheap.keys() == set(eligible) and not self._fixed:
+        cheap = self._cheap_to_copy(self._eligible)
+        if cheap.keys() == set(self._eligible) and not self._fixed:
             self._give_up(next(iter(cheap.values())))
             return
         refusal = examination.not_captured_again()
@@ -368,9 +368,6 @@ class Session:
         self._candidate = self.examination.candidate(findings)
         self._proof = Proof(frozenset(unproven))
         self.stage = Stage.PROVING
-
-    def _eligible(self) -> list[int]:
-        return [one for one in self.recorded.copied if ineligible_reason(self.recorded.inputs[one]) is None]
 
     def _cheap_to_copy(self, indices: Iterable[int], plan: Plan | None = None) -> dict[int, str]:
         """Return why inputs stay copied that could be read in place, by input. `plan` tells what that would take."""

@@ -86,7 +86,7 @@ class Measured:
             return self._recorded(inputs)
         if race is None:
             outputs = self._recorded(inputs)
-            if function.waiting is None:
+            if function.waiting is None or function.without_graph is not None:
                 self._begin()
             return outputs
         outputs = race.serve(functools.partial(self._serve, inputs))
