@@ -77,7 +77,7 @@ def test_speed_ups_of_each_group_have_figures_of_their_own():
     found = charts_of(*cells)
     groups = {name: chart.groups for name, chart in found.items() if name.startswith("over_")}
     assert groups == {
-        f"{stem}{suffix}": (label, "geomean")
+        f"{stem}{suffix}": (label,) if suffix == "_gpus" else (label, "geomean")
         for stem in ("over_graph", "over_compile")
         for suffix, label in (
             ("", "EOS"), ("_others", "MINE"), ("_optimizer", "DCGAN (with optimizer)"), ("_gpus", "ST@tp2"),

@@ -58,7 +58,7 @@ def speed_ups(
         if (item.baseline, item.metric) == (baseline, TimeKind.LATENCY) and item.cell.mode in modes
     }
     bars = {key: _ratio_bar(item, published) for key, item in items.items() if key[0] in group.labels}
-    means = compare.common_means(comparisons, modes, baseline, group.labels)
+    means = compare.common_means(comparisons, modes, baseline, group.labels if group.has_means else ())
     count = max((mean.count for mean in means.values()), default=0)
     for mode, mean in means.items():
         bars[GEOMEAN, mode] = Bar(mean.value, _interval(mean.low, mean.high), label=f"{mean.value:.2f}")

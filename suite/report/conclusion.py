@@ -117,7 +117,7 @@ def _sentence(mode: str, baseline: str, comparisons: Sequence[Comparison], group
         if (item.cell.mode, item.baseline, item.metric) == (mode, baseline, TimeKind.LATENCY)
         if cell_label(item.cell) in group.labels
     ]
-    if group.suffix == "_gpus":
+    if not group.has_means:
         return f"No mean tells whether {ours} is faster than {stock}: all rows are of workloads split over GPUs."
     gains = [item for item in items if item.is_gain]
     mean = mean_over(comparisons, mode, baseline, group.labels)

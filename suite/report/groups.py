@@ -17,6 +17,11 @@ class RowGroup:
     title: str
     labels: tuple[str, ...]
 
+    @property
+    def has_means(self) -> bool:
+        """Whether a row stands for a workload: over several GPUs there is one for each number of ranks."""
+        return self.suffix != "_gpus"
+
 
 def row_groups(run: Run, published: Published) -> tuple[RowGroup, ...]:
     """The groups that the run has rows of: GraCE's workloads, others, with the optimizer, over several GPUs."""

@@ -79,7 +79,7 @@ def _group_means(
     """A row of geometric means for each group of rows that has any."""
     rows: list[Row] = []
     for group in row_groups(run, published):
-        if means := compare.common_means(comparisons, modes, baseline, group.labels):
+        if group.has_means and (means := compare.common_means(comparisons, modes, baseline, group.labels)):
             texts = {mode: _mean_text(mean) for mode, mean in means.items()}
             rows.append({"workload": f"geomean: {group.title}", **texts})
     return rows

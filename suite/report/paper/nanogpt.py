@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from models.nanogpt.configurations import NAMED, SWEEP
+from models.nanogpt.configurations import NAMED, SWEEP, Configuration
 from suite.errors import WrongUse
 from suite.nanogpt.paths import EAGER, GRAPH, PATHS, REPLAY
 from suite.nanogpt.ratios import PAIRED, RoundRatio, median_ms, step_over_eager, whole_over_eager, whole_over_graph
@@ -48,86 +49,72 @@ def read_nanogpt(path: Path) -> NanoGptRun:
 
 def make_steps(exhibit: Exhibit, results: Results) -> Made:
     """The named configurations: time of a step on each path, and whole generations over eager."""
+    marks = results.published.nanogpt_per_step_ms
+    paper = {
+        name: {"eager_ms": steps["eager"], "replay_ms": steps["graph"]}
+        | {"end_to_end": results.published.nanogpt_end_to_end_speedup[name]}
+        for name, steps in marks.items()
+    }
+    return _of_configurations(exhibit, results, NAMED, paper)
+
+
+def make_sweep(exhibit: Exhibit, results: Results) -> Made:
+    """Speed-ups by the number of generated tokens."""
+    sweep = results.published.nanogpt_sweep_prompt8
+    paper = {f"sweep_{tokens}": {"step": one["step"], "end_to_end": one["e2e"]} for tokens, one in sweep.items()}
+    made = _of_configurations(exhibit, results, SWEEP, paper)
+    return replace(made, chart=None)
+
+
+def _of_configurations(
+    exhibit: Exhibit,
+    results: Results,
+    configurations: Iterable[Configuration],
+    published: Mapping[str, Mapping[str, float]],
+) -> Made:
+    """A row for each configuration: steps of each path in ms and over eager, and whole generations."""
     paths = _paths(results)
+    others = [path for path in paths if path != EAGER]
     bars: dict[tuple[str, str], Bar] = {}
     rows, points = [], []
-    for configuration in NAMED:
-        printed = _has_published_size(results)
-        paper = results.published.nanogpt_per_step_ms[configuration.name] if printed else {}
-        whole_speedup = results.published.nanogpt_end_to_end_speedup.get(configuration.name) if printed else None
-        marks = {EAGER: paper["eager"], REPLAY: paper["graph"]} if printed else {}
-        label = configuration.name.replace("_", " ")
-        measured = _measured(results, configuration.name)
-        row: dict[str, object] = {
-            "case": label,
-            "prompt": configuration.prompt,
-            "generated": configuration.new_tokens,
-            "eager_published_ms": paper.get("eager"),
-            "replay_published_ms": paper.get("graph"),
-            "end_to_end_published_speedup": whole_speedup,
-            "missing": _missing(results, measured, paths),
-        }
+    for one in configurations:
+        paper = published[one.name] if _has_published_size(results) else {}
+        label, measured = one.name.replace("_", " "), _measured(results, one.name)
+        row: dict[str, object] = {"case": label, "prompt": one.prompt, "generated": one.new_tokens}
+        row |= {f"{path}_published_ms": paper.get(f"{path}_ms") for path in (EAGER, REPLAY)}
+        row |= {"step_published_speedup": paper.get("step"), "end_to_end_published_speedup": paper.get("end_to_end")}
         for path in paths:
             step = median_ms(measured[path].call_us) if path in measured else None
             row[f"{path}_ms"] = step
+            bar = Bar(failure=_why(results, path)) if step is None else Bar(step, label=f"{step:.3f}")
+            bars[label, path] = replace(bar, published=paper.get(f"{path}_ms"))
+        for path in others:
+            row[f"{path}_step_over_eager"] = _detailed(step_over_eager(measured, path))
             row |= _end_to_end(measured, path, paths)
-            bars[label, path] = (
-                Bar(failure=_why(results, path), published=marks.get(path))
-                if step is None
-                else Bar(step, published=marks.get(path), label=f"{step:.3f}")
-            )
-        rows.append(row)
-        own = whole_over_eager(measured, REPLAY)
-        points.append(Point(f"{label}, end to end, {REPLAY} over eager", whole_speedup, str(own or NOT_MEASURED)))
-    others = [path for path in paths if path != EAGER]
-    columns = ["case", "prompt", "generated", "eager_ms", "eager_published_ms"]
+        rows.append(row | {"missing": _missing(results, measured, paths)})
+        own = step_over_eager(measured, REPLAY), whole_over_eager(measured, REPLAY)
+        for name, ratio in zip(("step", "end_to_end"), own, strict=True):
+            if name in published[one.name]:
+                what = f"{label}, {name.replace('_', ' ')}, {REPLAY} over eager"
+                points.append(Point(what, paper.get(name), str(ratio or NOT_MEASURED)))
+    columns = ["case", "prompt", "generated", *(f"{path}_ms" for path in paths)]
+    columns += [f"{path}_published_ms" for path in (EAGER, REPLAY)]
     for path in others:
-        columns += [f"{path}_ms"] + (["replay_published_ms"] if path == REPLAY else [])
-    for path in others:
-        columns += _end_to_end({}, path, paths)
-    columns += ["end_to_end_published_speedup", "missing"]
+        columns += [f"{path}_step_over_eager", *_end_to_end({}, path, paths)]
+    columns += ["step_published_speedup", "end_to_end_published_speedup", "missing"]
     title, origin = exhibit.title(results.published), _origin(results)
     chart = Chart(
         exhibit.stem,
         title,
         "ms per decode step (median)",
         Scale.LINEAR,
-        tuple(configuration.name.replace("_", " ") for configuration in NAMED),
+        tuple(str(row["case"]) for row in rows),
         paths,
         bars,
         published=results.published.sources[exhibit.source].setting,
     )
     table = make_table(exhibit.stem, title, exhibit.note(results, origin), columns, rows)
     return Made(table, chart if chart.has_values else None, origin, tuple(points))
-
-
-def make_sweep(exhibit: Exhibit, results: Results) -> Made:
-    """Speed-ups by the number of generated tokens."""
-    paths = tuple(path for path in _paths(results) if path != EAGER)
-    columns = ["generated"]
-    for path in paths:
-        columns += [f"{path}_step_over_eager", *_end_to_end({}, path, paths)]
-    columns += ["step_published_speedup", "end_to_end_published_speedup", "missing"]
-    rows, points = [], []
-    for configuration in SWEEP:
-        sweep = results.published.nanogpt_sweep_prompt8
-        paper = sweep[str(configuration.new_tokens)] if _has_published_size(results) else {}
-        measured = _measured(results, configuration.name)
-        row: dict[str, object] = {
-            "generated": configuration.new_tokens,
-            "step_published_speedup": paper.get("step"),
-            "end_to_end_published_speedup": paper.get("e2e"),
-            "missing": _missing(results, measured, paths),
-        }
-        for path in paths:
-            row[f"{path}_step_over_eager"] = _detailed(step_over_eager(measured, path))
-            row |= _end_to_end(measured, path, paths)
-        rows.append(row)
-        own = str(step_over_eager(measured, REPLAY) or NOT_MEASURED)
-        points.append(Point(f"{configuration.new_tokens} tokens, step, {REPLAY} over eager", paper.get("step"), own))
-    title, origin = exhibit.title(results.published), _origin(results)
-    table = make_table(exhibit.stem, title, exhibit.note(results, origin), columns, rows)
-    return Made(table, None, origin, tuple(points))
 
 
 def make_costs(exhibit: Exhibit, results: Results) -> Made:
