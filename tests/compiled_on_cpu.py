@@ -171,6 +171,11 @@ class CompiledOnCpu:
 @pytest.fixture
 def compiled_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompiledOnCpu]:
     """See the module."""
+    yield from simulated(monkeypatch)
+
+
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompiledOnCpu]:
+    """Provide the same where `monkeypatch` is not that of a test."""
     playing = played_by_the_cpu(monkeypatch)
     world = CompiledOnCpu(next(playing))
 

@@ -80,6 +80,14 @@ def test_an_input_whose_memory_is_taken_over_is_known(use: str) -> None:
     assert 0 not in code.triton_uses
 
 
+def test_alignment_of_an_input_is_no_use_of_it() -> None:
+    """PyTorch 2.14 and later generate it. An aligned input is given back as it is."""
+    code = read("\narg0_1 = copy_if_misaligned(arg0_1)\ntriton_poi_a_0.run(arg0_1, buf0, 64, stream=stream0)\n")
+    assert (code.opaque, code.triton_uses[0]) == (None, 1)
+    copied = read("\narg0_1 = copy_if_misaligned(arg0_1_orig)\ntriton_poi_a_0.run(arg0_1, buf0, 64, stream=stream0)\n")
+    assert copied.opaque == "it calls copy_if_misaligned, whose effects are not known"
+
+
 def test_a_view_of_an_input_is_an_unknown_use() -> None:
     code = read("\ntriton_poi_a_0.run(reinterpret_tensor(arg0_1, (4, ), (1, ), 4), buf0, 64, stream=stream0)\n")
     assert 0 not in code.triton_uses

@@ -112,6 +112,7 @@ def checkout(tmp_path: Path) -> Checkout:
         "tests/gpu/run.sh",
         "tests/gpu/ranks.sh",
         "tests/gpu/shards.sh",
+        "tests/versions.sh",
         ".ci/run",
     ],
 )
@@ -547,8 +548,14 @@ def test_stages_of_a_stay_can_be_chosen(checkout: Checkout) -> None:
     assert not any("<pytest>" in call for call in checkout.calls())
 
 
-def test_ci_runs_exactly_the_tests(checkout: Checkout) -> None:
-    assert checkout.run(".ci/run", STUB_PYTEST="5").returncode == 5
+@pytest.mark.parametrize(("locked", "newest", "code"), [(5, 0, 5), (0, 3, 3), (5, 3, 5), (0, 0, 0)])
+def test_ci_runs_both_rows(checkout: Checkout, locked: int, newest: int, code: int) -> None:
+    row = checkout.root / "tests" / "versions.sh"
+    row.write_text(f"#!/usr/bin/env bash\necho row $1\nexit {newest}\n")
+    row.chmod(0o755)
+    done = checkout.run(".ci/run", STUB_PYTEST=str(locked))
+    assert done.returncode == code
+    assert "row newest" in done.stderr and "row" not in done.stdout
     assert "<not gpu>" in checkout.calls()[-1]
 
 

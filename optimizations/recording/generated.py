@@ -185,6 +185,7 @@ def read_generated(function: Callable[..., Any]) -> GeneratedCode:
 
 def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> GeneratedCode:
     """`read_generated` of a function's syntax tree; `kernels` are the driver's names of Triton kernels by its own."""
+    definition = _WithoutAlignment().visit(definition)
     inputs = input_names(definition)
     if inputs is None:
         return GeneratedCode("its source does not begin by naming its inputs", reused=None)
@@ -224,6 +225,20 @@ def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> Ge
         find_seeds(called_by(definition), inputs),
         sum(_kernels(call.func, kernels) for call in calls),
     )
+
+
+class _WithoutAlignment(ast.NodeTransformer):
+    """Leave out `arg0_1 = copy_if_misaligned(arg0_1)`, which PyTorch 2.14 and later generate.
+
+    Inputs of a graph are aligned: placeholders are, and what is read in place has the alignment of the recording.
+    """
+
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign | None:
+        called = node.value
+        if not isinstance(called, ast.Call) or dotted(called.func) != "copy_if_misaligned":
+            return node
+        same = [ast.unparse(one) for one in node.targets] == [ast.unparse(one) for one in called.args]
+        return None if same else node
 
 
 def called_by(definition: ast.FunctionDef) -> list[tuple[str, ast.Call]]:

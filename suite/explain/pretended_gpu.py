@@ -127,6 +127,7 @@ def _answers(gpu: GpuModel) -> Iterator[tuple[Any, str, Any]]:
         "get_device_capability": lambda device=None: gpu.capability,
         "is_bf16_supported": lambda including_emulation=True: True,
         "synchronize": lambda device=None: None,
+        "is_current_stream_capturing": lambda: False,
         "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": lambda new_state, device="cuda": None,
     }
