@@ -84,7 +84,7 @@ def test_scalars_are_no_copies_and_placement_is_counted() -> None:
     scalar = ExplainedCopy(node="mul", kind="scalar", copied_bytes=8, blocking=False, source_line=LINE)
     placement = Placed(untouched=None, cpu_nodes=0, copies=0, blocking_copies=0, values=[], left=[])
     changed = graph.model_copy(update={"copies": [*graph.copies, scalar], "placement": placement})
-    assert "1 host-to-device copy per call (0 after placement)" in summary(
+    assert "1 CPU node (0 after placement), 1 host-to-device copy per call (0 after placement)" in summary(
         explanation().model_copy(update={"graphs": [changed]})
     )
 

@@ -41,11 +41,12 @@ def summary(explanation: Explanation) -> str:
     captured = _captured(stock) + (f" and {_captured(backward)} of the backward" if backward else "")
     copies = len(explanation.host_to_device)
     placed = [graph.placement for graph in explanation.graphs if graph.placement is not None]
-    after = f" ({sum(each.copies for each in placed)} after placement)" if placed else ""
+    nodes_after = f" ({sum(each.cpu_nodes for each in placed)} after placement)" if placed else ""
+    copies_after = f" ({sum(each.copies for each in placed)} after placement)" if placed else ""
     parts = [
         f"{_count(len(explanation.graphs), 'FX graph')}",
-        f"{_count(explanation.cpu_nodes, 'CPU node')}",
-        f"{_count(copies, 'host-to-device copy', 'host-to-device copies')} per call{after}",
+        f"{_count(explanation.cpu_nodes, 'CPU node')}{nodes_after}",
+        f"{_count(copies, 'host-to-device copy', 'host-to-device copies')} per call{copies_after}",
         f"stock captures {captured}" if lowered else "not lowered as stock would",
     ]
     seen = f"; {explanation.seen}" if (explanation.seen or TO_THE_END) != TO_THE_END else ""
