@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -49,12 +50,16 @@ def encore(
     `mode` is one of Inductor's, which libraries pass on without asking (Hugging Face's `generate` does): its settings
     are Inductor's, and CUDA graphs are used in any.
 
+    On a PyTorch that Encore does not know, the graph is compiled by Inductor with stock's CUDA graphs.
+
     Raises:
-        UnsupportedTorch: this PyTorch is not one whose internals Encore knows.
         WrongOption: an option or a mode is unknown, or has a value it cannot have.
     """
-    torch_internals.require_supported()
     settings = Options.parse(options)
+    if reason := torch_internals.unsupported():
+        _warn_of_stock(reason)
+        patches = {**_settings_of(mode), "triton.cudagraphs": True, **_checked(settings.inductor)}
+        return torch_internals.compile_fx.compile_fx(graph_module, example_inputs, config_patches=patches)
     inductor = {**_settings_of(mode), "triton.cudagraphs": True, **_checked(settings.inductor)}
     placement = _placed(graph_module, example_inputs, settings)
     try:
@@ -70,6 +75,12 @@ def encore(
     compiled = _compiled(graph_module, example_inputs, placement, settings, inductor)
     warnings.warn(f"Encore leaves a graph as it is; {placement.report.untouched}", stacklevel=2)
     return compiled
+
+
+@functools.cache
+def _warn_of_stock(reason: str) -> None:
+    """Say once that graphs are compiled without Encore."""
+    warnings.warn(f"Encore compiles with Inductor's own CUDA graphs: {reason}", stacklevel=3)
 
 
 def _compiled(

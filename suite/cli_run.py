@@ -127,6 +127,7 @@ class RunOptions:
 def run(context: typer.Context, options: RunOptions) -> None:
     """Measure workloads in modes, each in processes of its own, and write rows to results/runs."""
     from models.registry import is_program
+    from optimizations.torch_internals import unsupported
     from suite.launch import NEWEST, Request, launch
     from suite.matrix import parse_degrees
     from suite.plan_table import plan
@@ -141,6 +142,8 @@ def run(context: typer.Context, options: RunOptions) -> None:
         raise WrongUse("--retry-failed needs --resume RUN: a new run has nothing to run again")
     if options.resume not in (None, NEWEST) and options.out is not None:
         raise WrongUse("--resume RUN goes on in that run's own folder; leave --out out")
+    if not options.dry_run and (reason := unsupported()):
+        raise WrongUse(reason)
     programs = [name for name in options.workloads or () if is_program(name)]
     quick_preset = QUICK_PROGRAM if programs else QUICK
     request = Request(

@@ -82,11 +82,33 @@ def test_wrong_options_are_named_with_the_right_ones(settings: dict[str, Any], m
     assert message in str(caught.value)
 
 
-def test_an_unknown_pytorch_is_refused_with_the_known_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph_module, inputs = _traced(Masked().eval())
+@pytest.mark.parametrize("supported", [("1.0", "2.0"), ("3.0", "4.0")])
+def test_unknown_pytorch_compiles_with_stock(supported: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch_internals, "SUPPORTED", supported)
+    stock = torch_internals.compile_fx.compile_fx
+
+    def compile_fx(graph_module: Any, inputs: Any, **keywords: Any) -> Any:
+        if "config_patches" in keywords:  # it calls itself without them
+            compiled.append(keywords["config_patches"]["triton.cudagraphs"])
+        return stock(graph_module, inputs, **keywords)
+
+    monkeypatch.setattr(torch_internals.compile_fx, "compile_fx", compile_fx)
+    x = torch.ones(4)
+    low, high = supported
+    expected = rf"PyTorch 2\.\S+ is not supported: Encore knows PyTorch {low} up to but not including {high}"
+    with pytest.warns(UserWarning, match=expected) as warned:
+        for function in (lambda x: x + 1, lambda x: x * 2):
+            assert torch.equal(torch.compile(function, backend="encore")(x), function(x))
+    assert compiled == [True, True]
+    assert len([one for one in warned if "is not supported" in str(one.message)]) == 1
+    assert optimizations.report() == ()
+
+
+def test_unknown_pytorch_is_refused_by_explain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_internals, "SUPPORTED", ("1.0", "2.0"))
     with pytest.raises(UnsupportedTorch, match=r"knows PyTorch 1\.0 up to but not including 2\.0"):
-        encore(graph_module, inputs)
+        torch_internals.require_supported()
 
 
 def test_a_missing_internal_is_named_with_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:

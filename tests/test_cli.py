@@ -20,7 +20,9 @@ import typer
 from fixtures.command_server import CommandServer
 from fixtures.fake_runs import SETTINGS, default_signals, fake_worker, living, recorded_pids
 from fixtures.synthetic_results import cell, environment, explanation, write_explanations, write_run
+from typer.testing import CliRunner
 
+from optimizations import torch_internals
 from suite import store
 from suite.checkout import code_id, shown_code
 from suite.cli import app
@@ -862,3 +864,10 @@ def test_without_a_run_the_newest_is_reported(fake: Fake) -> None:
         made_run(fake.runs / name, day, "EOS")
     done = fake("report", "--figures", str(fake.folder / "figures"), "--json")
     assert json.loads(done.stdout)["html"] == str(fake.runs / "newer" / "report" / "report.html")
+
+
+def test_run_refuses_an_unknown_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_internals, "SUPPORTED", ("1.0", "2.0"))
+    refused = CliRunner().invoke(app, ["run", "EOS"]).exception
+    assert isinstance(refused, WrongUse)
+    assert "Encore knows PyTorch 1.0 up to but not including 2.0" in str(refused)

@@ -40,10 +40,12 @@ resolved() {
 start=$SECONDS
 if [ "$1" = --python ]; then
     python="$2"
+    shift 2
     export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 else
     base="$(find_python)" || exit
     version="$1"
+    shift
     if [ "$version" = newest ]; then
         version="$(resolved "$base")" || exit
     fi
@@ -71,7 +73,7 @@ log="$(mktemp)"
 trap 'rm -f -- "$log"' EXIT
 export OMP_NUM_THREADS=1 TORCHINDUCTOR_VEC_ISA_OK=0
 "$python" -m pytest -m "not gpu" --numprocesses 2 --dist loadfile "${paths[@]}" \
-    --deselect tests/test_layers.py::test_import_directions_are_kept "${@:3}" >"$log" 2>&1
+    --deselect tests/test_layers.py::test_import_directions_are_kept "$@" >"$log" 2>&1
 status=$?
 cat -- "$log" >&2
 [ $status -eq 0 ] || failed+=("tests")

@@ -703,18 +703,25 @@ def version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def unsupported() -> str | None:
+    """Return why Encore does not run on the installed PyTorch, None where it does."""
+    import torch
+
+    low, high = (tuple(int(part) for part in edge.split(".")) for edge in SUPPORTED)
+    if low <= version() < high:
+        return None
+    return (
+        f"PyTorch {torch.__version__} is not supported: Encore knows PyTorch {SUPPORTED[0]} up to but not "
+        f"including {SUPPORTED[1]}, because it builds on internals that differ between versions. "
+        "Install one of these."
+    )
+
+
 def require_supported() -> None:
     """Check the version of the installed PyTorch.
 
     Raises:
         UnsupportedTorch: it is older or newer than the versions Encore was checked on.
     """
-    import torch
-
-    low, high = (tuple(int(part) for part in edge.split(".")) for edge in SUPPORTED)
-    if not low <= version() < high:
-        raise UnsupportedTorch(
-            f"PyTorch {torch.__version__} is not supported: Encore knows PyTorch {SUPPORTED[0]} up to but not "
-            f"including {SUPPORTED[1]}, because it builds on internals that differ between versions. "
-            "Install one of these."
-        )
+    if reason := unsupported():
+        raise UnsupportedTorch(reason)
