@@ -200,7 +200,11 @@ def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Make
     from optimizations.indirection.plan import Choice
 
     return EncoreMaker(
-        Choice(settings.indirection), entry.functions.append, lean=settings.lean, selection=settings.selection
+        Choice(settings.indirection),
+        entry.functions.append,
+        lean=settings.lean,
+        selection=settings.selection,
+        concurrency=settings.concurrency,
     )
 
 

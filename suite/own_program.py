@@ -1,6 +1,6 @@
 """A program of the user's own before it is measured: made, moved, and run three times as it is, in a process apart.
 
-What is wrong with it, is said in one sentence before eight modes compile it: a wrong `make`, too little memory, results
+What is wrong with it, is said in one sentence before its modes compile it: a wrong `make`, too little memory, results
 that nothing can be compared with. The command itself imports neither torch nor the program.
 """
 

@@ -177,6 +177,12 @@ class SimulatedDriver:
         sources, targets = ([real.CUgraphNode(edge[side]) for edge in edges] for side in (0, 1))
         return OK, sources, targets, [real.CUgraphEdgeData() for _ in edges], len(edges)
 
+    def cuGraphGetRootNodes(self, graph: Any, count: int) -> tuple[Any, ...]:
+        of = self.graphs[int(graph)]
+        waiting = {target for _, target in of.edges}
+        roots = [node for node in of.nodes if node not in waiting]
+        return OK, [real.CUgraphNode(node) for node in roots] if count else None, len(roots)
+
     def cuGraphNodeGetType(self, node: Any) -> tuple[Any, ...]:
         return OK, getattr(real.CUgraphNodeType, f"CU_GRAPH_NODE_TYPE_{self.nodes[int(node)].kind}")
 
@@ -284,6 +290,14 @@ class SimulatedDriver:
     def cuGraphAddDependencies(self, graph: Any, sources: Any, targets: Any, data: Any, count: int) -> tuple[Any, ...]:
         assert len(sources) == len(targets) == count
         self.graphs[int(graph)].edges += [(int(a), int(b)) for a, b in zip(sources, targets, strict=True)]
+        return (OK,)
+
+    def cuGraphRemoveDependencies(
+        self, graph: Any, sources: Any, targets: Any, data: Any, count: int
+    ) -> tuple[Any, ...]:
+        assert len(sources) == len(targets) == count
+        for edge in zip(map(int, sources), map(int, targets), strict=True):
+            self.graphs[int(graph)].edges.remove(edge)
         return (OK,)
 
     # Executables.

@@ -47,7 +47,9 @@ class FakeEncore(FakeMaker):
     made_with: ClassVar[list[Any]] = []
     selections: ClassVar[list[Any]] = []
 
-    def __init__(self, choice: Choice, report: Callable[[Any], None], *, lean: bool, selection: Any) -> None:
+    def __init__(
+        self, choice: Choice, report: Callable[[Any], None], *, lean: bool, selection: Any, concurrency: Any
+    ) -> None:
         super().__init__()
         self.made_with.append(choice)
         self.selections.append(selection)

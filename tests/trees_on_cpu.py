@@ -18,6 +18,7 @@ from optimizations import torch_internals
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.maker import EncoreMaker
 from optimizations.capture.trees.node import EncoreNode
+from optimizations.concurrency.noted_capture import Concurrency
 from optimizations.indirection.plan import Choice
 from optimizations.recording.generated import GeneratedCode
 from optimizations.report.recordings import RecordingReport
@@ -110,12 +111,14 @@ class Compiled:
         static_inputs: tuple[int, ...] = (2,),
         lean: bool = True,
         selection: Selection = "off",
+        concurrency: Concurrency = "off",
         **keywords: Any,
     ) -> None:
         self.functions: list[Any] = []
         placeholders = [torch_internals.cudagraph_utils.PlaceholderInfo(name, None, [], None) for name in "xyw"]
         settings = {"is_backward": False, "is_inference": True, "stack_traces": [None] * outputs, **keywords}
-        self.function = EncoreMaker(choice, self.functions.append, lean=lean, selection=selection).cudagraphify(
+        maker = EncoreMaker(choice, self.functions.append, lean=lean, selection=selection, concurrency=concurrency)
+        self.function = maker.cudagraphify(
             model, static_inputs, device_index=0, placeholders=placeholders, constants=(), **settings
         )
 

@@ -17,6 +17,7 @@ from optimizations.recording.examination import Findings, ineligible_reason
 from optimizations.recording.patched_inputs import PatchedInputs
 from optimizations.recording.session import Session
 from optimizations.replay.addresses import AddressTracker
+from optimizations.report.concurrency import ConcurrencyReport
 from optimizations.report.recordings import Direction, RecordingReport, ReplayedInput
 
 RESTING = "copying the inputs was measured to be faster"
@@ -43,8 +44,9 @@ def describe(
     mutated: frozenset[int],
     direction: Direction,
     counted: Counted,
+    chain: str,
 ) -> RecordingReport:
-    """The report of a recording; `names` are those of its inputs."""
+    """Return the report of a recording; `names` are those of its inputs, `chain` why its launches are not raced."""
     recorded, findings = session.recorded, session.findings
     against, uses = _findings(findings)
     plan = findings.plan if findings is not None else None
@@ -79,6 +81,7 @@ def describe(
         total_pointer_bytes=tracker.pointer_bytes if tracker is not None else 0,
         fixed_inputs_followed=len(patched.indices) if patched is not None else 0,
         fixed_inputs_refused=patched.refused if patched is not None else None,
+        concurrency=session.branches.report() if session.branches is not None else ConcurrencyReport("chain", chain),
     )
 
 

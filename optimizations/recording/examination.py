@@ -194,7 +194,7 @@ class Examination:
         Raises:
             CudaCallFailed: the graph cannot be read.
         """
-        captured = self._read()
+        captured = self.read()
         available = self.tools.available(captured)
         analysis = self._named_analysis(captured, candidates, available, others)
         return self._findings(captured, analysis, choice, available, tried_out=False)
@@ -231,7 +231,7 @@ class Examination:
         Raises:
             torch.OutOfMemoryError, CudaCallFailed: no memory, or a graph that cannot be read.
         """
-        captured = self._read()
+        captured = self.read()
         available = self.tools.available(captured)
         analysis = self._analysis(captured, candidates)
         if any(not verdict.indirect for verdict in analysis.verdicts):
@@ -255,7 +255,14 @@ class Examination:
         plan, available = self._assembled(captured, analysis, choice, available)
         return Findings(captured, analysis, plan, frozenset(available.ptx), available, self._unused(analysis))
 
-    def _read(self) -> CapturedGraph:
+    def read(self) -> CapturedGraph:
+        """Return the recorded graph as it was captured. It is read once.
+
+        Raises:
+            CudaCallFailed: the graph cannot be read.
+        """
+        if self._editable is not None:
+            return self._editable.captured
         driver = self.tools.driver
         raw = driver.CUgraph(self.recorded.graph.raw_cuda_graph())
         captured = read_graph(driver, raw)

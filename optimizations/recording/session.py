@@ -3,6 +3,7 @@
 A recording is made as stock makes it and copies its inputs. Everything else happens here, in calls of the program:
 
 1. *waiting*: nothing, until the graph has been used enough to win the work back (`budget`), and the memory is free;
+   *racing*: then the graph's chain is raced against branches (`concurrency.branches`), before anything changes nodes;
 2. *examination* (`examination`): the recorded graph is read, where the generated code names every use of its inputs; or
    the function is captured once more, and the two graphs are compared. A plan is made (`indirection.plan`);
 3. *proof*: inputs whose every use is named by the generated code (`generated`) need none. For others a candidate runs
@@ -38,7 +39,9 @@ from optimizations.appliers.applied import AppliedPlan
 from optimizations.captured.displaced import size_bytes
 from optimizations.captured.driver import CudaCallFailed, check
 from optimizations.captured.graph import KernelNode
+from optimizations.captured.pools import pool_memory
 from optimizations.captured.recapture import Recaptured
+from optimizations.concurrency.branches import Branches
 from optimizations.indirection.exclusions import with_reasons
 from optimizations.indirection.plan import Choice, Plan, make_plan
 from optimizations.indirection.pointers import ReasonCode
@@ -94,6 +97,7 @@ WRITES_WHAT_IS_PASSED = (
 
 class Stage(StrEnum):
     WAITING = "waiting"
+    RACING = "racing"
     PROVING = "proving"
     DONE = "done"
 
@@ -112,6 +116,7 @@ class Session:
         inside: whether the call lies inside a capture of the program's own, where nothing may be added.
         together: what is spent on all recordings that serve the program's calls in turn.
         selects: whether inputs stay copied that are cheaper to copy than to read in place.
+        branches: the race of the graph's chain against branches; None where there is none.
 
     Attributes:
         edited: nodes of the recorded graph were added or exchanged, or that was begun.
@@ -131,6 +136,7 @@ class Session:
         clock: Callable[[], float] = time.perf_counter,
         together: Together | None = None,
         selects: bool = False,
+        branches: Branches | None = None,
     ) -> None:
         self.recorded = recorded
         self.host = host
@@ -141,7 +147,9 @@ class Session:
         self.use = Use(together=together or Together())
         self._counted = False
         self._eligible = [one for one in recorded.copied if ineligible_reason(recorded.inputs[one]) is None]
-        self.stage = Stage.WAITING if self._may_gain() else Stage.DONE
+        self.branches = branches
+        self._declined = False
+        self.stage = Stage.WAITING if self._may_gain() or self._may_branch else Stage.DONE
         self._read_by_name = False
         planned = self.use.plan(READ_COST * recorded.seconds)
         self.waiting: str | None = planned if self.stage is Stage.WAITING else None
@@ -181,11 +189,17 @@ class Session:
         self._counted = False
         if not self.use.due or self.inside():
             return replay(inputs)
+        if self.stage is Stage.RACING:
+            return self._racing_call(inputs, replay)
         if self.stage is Stage.WAITING:
-            self._guarded(self._examine)
+            orders = self._may_branch
+            if orders:
+                self._order_launches()
+            else:
+                self._guarded(self._examine)
             self.use.spend(self._clock() - started)
             if self.stage is Stage.WAITING:
-                self.use.plan(CAPTURE_COST * self.recorded.seconds)
+                self.use.plan((READ_COST if orders else CAPTURE_COST) * self.recorded.seconds)
             elif self.stage is Stage.PROVING:
                 self._plan_trial()
             return replay(inputs)
@@ -260,7 +274,9 @@ class Session:
 
     def decline(self, reason: str) -> None:
         """Leave the recording as stock made it."""
-        if self.stage is not Stage.DONE:
+        if self._may_branch and self.stage is not Stage.DONE:
+            self.off, self._declined = reason, True
+        elif self.stage is not Stage.DONE:
             self._give_up(reason)
 
     def resume_with(self, fixed: Iterable[int]) -> None:
@@ -286,13 +302,56 @@ class Session:
     def _end(self) -> None:
         self.stage = Stage.DONE
         self.waiting = None
+        if self._may_branch and self.branches is not None:
+            self.branches.stop(self.off or "nothing is done with the recording any more")
         try:
             self.close()
         except CudaCallFailed as error:
             self.off = self.off or one_line(error)
 
     def _may_gain(self) -> bool:
-        return bool(self._eligible)
+        return not self._declined and bool(self._eligible)
+
+    # Branches
+
+    @property
+    def _may_branch(self) -> bool:
+        return self.branches is not None and self.branches.pending
+
+    def _order_launches(self) -> None:
+        """Begin the race of the chain against branches, where there is something to win."""
+        branches = self.branches
+        assert branches is not None
+        try:
+            pool = [(one.address, one.address + one.size_bytes) for one in pool_memory(self.recorded.pool)]
+            branches.prepare(self.examination.read(), pool)
+        except Exception as error:
+            branches.stop(one_line(error))
+        if branches.is_racing:
+            self.stage, self.waiting = Stage.RACING, "concurrency: a chain and branches are timed on the next calls"
+        else:
+            self._after_the_race()
+
+    def _racing_call(self, inputs: list[Any], replay: Callable[[list[Any]], Any]) -> Any:
+        branches = self.branches
+        assert branches is not None
+
+        def replay_raced() -> Any:
+            self.unusable = branches.unusable
+            return replay(inputs)
+
+        try:
+            return branches.run(replay_raced)
+        finally:
+            self.unusable = branches.unusable
+            if not branches.pending:
+                self._after_the_race()
+
+    def _after_the_race(self) -> None:
+        if self._may_gain():
+            self.stage, self.waiting = Stage.WAITING, self.use.plan(READ_COST * self.recorded.seconds)
+        else:
+            self._end()
 
     # Stage 2
 
@@ -533,6 +592,8 @@ class Session:
             ValueError: it was changed before, or that was begun; Note [What is changed once]. Or an input that is read
                 in place would be left where the graph read it last.
         """
+        if self._may_branch and self.branches is not None:  # each of its turns would instantiate the graph again
+            self.branches.stop("an input at a fixed address moved")
         if self.edited:
             raise ValueError("nodes of the graph were added or exchanged before")
         left = self._tracked.difference(findings.in_place)

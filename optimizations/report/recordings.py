@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from optimizations.report.concurrency import ConcurrencyReport
+
 Direction = Literal["inference", "forward", "backward"]
 
 
@@ -53,6 +55,7 @@ class RecordingReport:
         fixed_inputs_followed: inputs at fixed addresses that are patched when they move: what the function writes.
             Parameters that move are among `inputs` from the third set of addresses on.
         fixed_inputs_refused: why they are not; None where nothing was asked or nothing speaks against it.
+        concurrency: whether independent kernels run at the same time.
     """
 
     direction: Direction
@@ -75,6 +78,7 @@ class RecordingReport:
     fixed_inputs_followed: int = 0
     fixed_inputs_refused: str | None = None
     steady_replays: int = 0
+    concurrency: ConcurrencyReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

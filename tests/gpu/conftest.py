@@ -49,11 +49,17 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def unselected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs serve all calls that they can, unless a test says otherwise: most tested programs are tiny."""
+    """Graphs serve all calls that they can, and stay chains, unless a test says otherwise.
+
+    Most tested programs are tiny, and a race takes more calls than most tests make.
+    """
     from optimizations.options import Options
 
     parse = Options.parse.__func__  # type: ignore[attr-defined]
-    default = {"selection": os.environ.get("ENCORE_TEST_SELECTION", "off")}
+    default = {
+        "selection": os.environ.get("ENCORE_TEST_SELECTION", "off"),
+        "concurrency": os.environ.get("ENCORE_TEST_CONCURRENCY", "off"),
+    }
     chosen = classmethod(lambda cls, given: parse(cls, {**default, **(given or {})}))
     monkeypatch.setattr(Options, "parse", chosen)
 

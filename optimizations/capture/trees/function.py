@@ -31,6 +31,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.trees.aligned import on_aligned_inputs
 from optimizations.capture.trees.measured import Measured
+from optimizations.concurrency.noted_capture import Concurrency
 from optimizations.indirection.plan import Choice
 from optimizations.recording.budget import Together
 from optimizations.recording.generated import GeneratedCode, read_generated
@@ -131,7 +132,7 @@ class RecordableFunction:
     Args:
         run: the function, its inputs aligned first.
         generated: the function as Inductor generated it.
-        choice, lean, selection_mode: the user's options.
+        choice, lean, selection_mode, concurrency: the user's options.
         code: gives what is known of `generated`; read from its source where None.
 
     Attributes:
@@ -167,6 +168,7 @@ class RecordableFunction:
         *,
         lean: bool = True,
         selection_mode: Selection = "off",
+        concurrency: Concurrency = "off",
         code: Callable[[], GeneratedCode] | None = None,
     ) -> None:
         self.run = run
@@ -175,6 +177,7 @@ class RecordableFunction:
         self.choice = choice
         self.lean = lean
         self.selection_mode: Selection = selection_mode
+        self.concurrency: Concurrency = concurrency
         self.direction = direction
         self.kept_outputs: set[int] = set()
         self.returned_inputs: dict[int, int] = {}

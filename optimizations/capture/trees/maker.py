@@ -18,6 +18,7 @@ from optimizations.capture.trees.function import (
     reading,
 )
 from optimizations.capture.trees.readable_seeds import give_readable_seeds, with_readable_seeds
+from optimizations.concurrency.noted_capture import Concurrency
 from optimizations.indirection.plan import Choice
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
@@ -31,7 +32,7 @@ class EncoreMaker:
         choice: the user's option; anything but `off`.
         lean: the user's option.
         report: takes every function that is made into CUDA graphs, which is then asked for what is reported of it.
-        selection: the user's option.
+        selection, concurrency: the user's options.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class EncoreMaker:
         *,
         lean: bool = True,
         selection: Selection = "off",
+        concurrency: Concurrency = "off",
     ) -> None:
         self._choice = choice
         self._lean = lean
         self._report = report
-        self._selection = selection
+        self._selection: Selection = selection
+        self._concurrency: Concurrency = concurrency
         # Made in the thread that compiles, which hands it on to its autograd threads; made there it would not last.
         containers.thread_containers()
 
@@ -64,7 +67,14 @@ class EncoreMaker:
 
         def recordable(aligned: Callable[[list[Any]], Any]) -> RecordableFunction:
             function = RecordableFunction(
-                aligned, model, self._choice, direction, lean=self._lean, selection_mode=self._selection, code=code
+                aligned,
+                model,
+                self._choice,
+                direction,
+                lean=self._lean,
+                selection_mode=self._selection,
+                concurrency=self._concurrency,
+                code=code,
             )
             self._report(function)
             return function

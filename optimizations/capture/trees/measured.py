@@ -18,7 +18,7 @@ import torch
 
 from optimizations.capture.inner_graphs import resting
 from optimizations.captured.driver import CudaCallFailed
-from optimizations.race import Race, mark
+from optimizations.race import Events, Race, mark
 from optimizations.recording.generated import GeneratedCode
 from optimizations.replay.turns import is_lent
 from optimizations.report.recordings import Direction
@@ -101,18 +101,19 @@ class Measured:
         if function.direction == "inference" and function.short_of_memory() is None:
             alternatives.append("no graph")
         if function.without_graph is None and not function.code().collective and len(alternatives) > 1:
-            self._race = Race(alternatives, self._mark)
+            self._race = Race(alternatives)
         else:
             self._decide(alternatives[0], "there is nothing to choose from")
 
-    def _serve(self, inputs: list[Any], alternative: str) -> tuple[Any, bool]:
-        """Serve a call by an alternative. Returns the results, and whether it was served like that."""
-        function = self._function
+    def _serve(self, inputs: list[Any], alternative: str) -> tuple[Any, Events | None]:
+        """Serve a call by an alternative. Return the results, and the events around it if it was served like that."""
+        function, start = self._function, self._mark()
         if alternative == "no graph":
-            return function.run_past_manager(inputs), True
+            return function.run_past_manager(inputs), (start, self._mark())
         self._copy_inputs(alternative == "copies")
         before = function.replays()
-        return self._recorded(inputs), function.replays() == before + 1
+        outputs = self._recorded(inputs)
+        return outputs, (start, self._mark()) if function.replays() == before + 1 else None
 
     def _copy_inputs(self, copying: bool) -> None:
         """Switch between copies and reading in place. What fails here is noticed before the next replay."""

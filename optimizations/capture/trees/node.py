@@ -19,6 +19,7 @@ right, and the caller's tensor was not written.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import time
 import weakref
@@ -41,7 +42,10 @@ from optimizations.captured.capture_order import in_order
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.pools import pool_memory
 from optimizations.captured.recapture import recapture, register_generators
+from optimizations.concurrency.branches import Branches, Noted
+from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF, NotedCapture
 from optimizations.one_line import one_line
+from optimizations.race import Race, mark
 from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.description import RESTING, Counted, describe
 from optimizations.recording.examination import Recorded
@@ -110,6 +114,8 @@ class EncoreNode(ResultsNode):
         self._copied: list[int] = []
         self._in_place: list[int] = []
         self._copying: bool | None = None
+        self._noted: Noted | None = None
+        self._chain = "its launches were not noted when it was captured"
         self.recording_s = 0.0
         self.patched: PatchedInputs | None = None
         self.copies_parameters = False
@@ -164,6 +170,7 @@ class EncoreNode(ResultsNode):
             frozenset(self.wrapped_function.mutated_input_idxs),
             self.function.direction,
             Counted(self.replays, self.replays - self.full_replays, self.copied_bytes, self.copied_per_replay),
+            self._chain,
         )
 
     # Recording
@@ -188,8 +195,11 @@ class EncoreNode(ResultsNode):
             for index in self.cudagraph_managed_idxs
             if isinstance(inputs[index], torch.Tensor)
         }
+        capture = self._noted_capture(inputs)
         with uncollected(), in_order(self.stream):
-            outputs = super()._record(model, inputs)
+            outputs = super()._record(model if capture is None else capture.around(model), inputs)
+        if capture is not None:
+            self._noted, self._chain = capture.noted, capture.failure or self._chain
         require_replayable(outputs)
         self.let_go_of_inputs(outputs, fixed, managed)
         returned = {reference.cdata: index for index, reference in placeholders.items()}
@@ -199,6 +209,26 @@ class EncoreNode(ResultsNode):
                 if index is not None:
                     self._returned[position] = index
         return outputs
+
+    def _noted_capture(self, inputs: Sequence[Any]) -> NotedCapture | None:
+        """Return what notes the launches of the capture; None where they stay a chain, as `_chain` says."""
+        function = self.function
+        if function.concurrency == "off":
+            self._chain = SWITCHED_OFF
+        elif function.code().collective:
+            self._chain = HAS_COLLECTIVES
+        else:
+            driver = device_tools(self.device).driver
+            moving, pool = self.non_static_input_idx, self.cuda_graphs_pool
+            return NotedCapture(function.generated, inputs, moving, pool, self.device, driver)
+        return None
+
+    def _branches(self) -> Branches | None:
+        noted, self._noted = self._noted, None
+        if noted is None:
+            return None
+        driver, timed = device_tools(self.device).driver, functools.partial(mark, self.device)
+        return Branches(noted, self.graph, driver, Race, timed)
 
     def _begin_session(self, seconds: float) -> None:
         function = self.function
@@ -239,6 +269,7 @@ class EncoreNode(ResultsNode):
             lambda: torch.cuda.is_current_stream_capturing(),
             together=function.together,
             selects=function.selection_mode == "rule",
+            branches=self._branches(),
         )
         in_place = self.returned_in_place
         written = {one.input for one in in_place.found} & set(self._written)
@@ -317,7 +348,11 @@ class EncoreNode(ResultsNode):
         self._active = self._session is not None and self._session.active
 
     def run_graph(self) -> None:
-        super().run_graph()
+        branches = self._session.branches if self._session is not None else None
+        if branches is not None and branches.is_racing:
+            branches.launch(super().run_graph)
+        else:
+            super().run_graph()
         if self._tracker is not None:
             self._tracker.launched()
 

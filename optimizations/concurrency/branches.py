@@ -1,0 +1,244 @@
+"""Race one recorded graph as the chain it was captured as against the same graph with branches.
+
+1. *waiting*: nothing happens until the recording has been replayed a few times (its session says when).
+2. *prepare*: the captured graph is read, and its launches are ordered. Where no two of them may run side by side, the
+   chain stays.
+3. *race*: the chain and the branches serve some of the program's own calls, timed by events that nothing waits for.
+   The branches stay if they are clearly faster, else the chain's edges are put back.
+
+Both orders are right, so a race that ends early leaves a right graph. Everything that changes nodes of the graph
+(inputs read in place) comes after the race, since the graph is instantiated again each time its edges change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from optimizations.captured.driver import CudaCallFailed
+from optimizations.captured.graph import CapturedGraph
+from optimizations.concurrency.edges import EdgesRefused, GraphEdges
+from optimizations.concurrency.launch_log import Logged, with_hidden_memory, with_moving_inputs
+from optimizations.concurrency.order import LaunchOrder, Span, order_launches
+from optimizations.one_line import one_line
+from optimizations.report.concurrency import ConcurrencyReport
+
+CHAIN, BRANCHES = "chain", "branches"
+
+Result = TypeVar("Result")
+
+
+class Graph(Protocol):
+    """What is needed of a `torch.cuda.CUDAGraph` that keeps what it captured."""
+
+    def raw_cuda_graph(self) -> int: ...
+
+    def instantiate(self) -> None: ...
+
+
+class RaceOf(Protocol):
+    """See `optimizations.race.Race`."""
+
+    winner: str | None
+    median_us: dict[str, float]
+
+    def serve(self, call: Callable[[str], tuple[Any, Any]]) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What a capture left for this.
+
+    Attributes:
+        logged: its launches.
+        inputs: the storages of the function's inputs.
+        never_freed: blocks of its pool that were in use at its end.
+        kept_bytes: most memory that was kept from being used again.
+    """
+
+    logged: Sequence[Logged]
+    inputs: Sequence[Span] = ()
+    never_freed: Sequence[Span] = ()
+    kept_bytes: int = 0
+
+
+class Branches:
+    """See the module.
+
+    Args:
+        noted: what was noted of the capture.
+        graph: the captured graph, instantiated as a chain or not yet.
+        driver: the module `cuda.bindings.driver`.
+        race: makes the race of these alternatives.
+        mark: records an event on the stream of the calls.
+
+    Attributes:
+        unusable: why the graph must not be launched any more; None where it may be.
+    """
+
+    def __init__(
+        self,
+        noted: Noted,
+        graph: Graph,
+        driver: Any,
+        race: Callable[[Sequence[str]], RaceOf],
+        mark: Callable[[], Any],
+    ) -> None:
+        self._noted: Noted | None = noted
+        self._kept_bytes = noted.kept_bytes
+        self._graph = graph
+        self._driver = driver
+        self._make_race = race
+        self._mark = mark
+        self._launched: tuple[Any, Any] | None = None
+        self._race: RaceOf | None = None
+        self._edges: GraphEdges | None = None
+        self._order: LaunchOrder | None = None
+        self._times: dict[str, float] = {}
+        self._decision: str | None = None
+        self._reason = "it has not been replayed often enough yet"
+        self.unusable: str | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Return whether the decision is still to come."""
+        return self._decision is None
+
+    @property
+    def is_racing(self) -> bool:
+        """Return whether `run` serves the calls now."""
+        return self._race is not None
+
+    def prepare(self, captured: CapturedGraph, pool: Iterable[Span]) -> None:
+        """Order the launches and begin the race; or keep the chain, where there is nothing to win.
+
+        Args:
+            captured: the graph as records.
+            pool: the segments of its memory pool.
+
+        Raises:
+            CudaCallFailed: the driver does not give the graph's edges.
+        """
+        noted, self._noted = self._noted, None
+        if noted is None or not self.pending:
+            return
+        launches = with_moving_inputs(
+            noted.logged, with_hidden_memory(noted.logged, captured, pool, noted.never_freed), noted.inputs
+        )
+        if sum(one.count for one in launches) != len(captured.nodes):
+            self._keep_chain("not all nodes of the graph were noted when it was captured")
+            return
+        self._order = order_launches(launches)
+        if self._order.branches < 2:
+            self._keep_chain("each kernel needs the result of the one before it")
+            return
+        try:
+            self._edges = GraphEdges(
+                self._driver, self._driver.CUgraph(self._graph.raw_cuda_graph()), self._order.node_edges()
+            )
+        except EdgesRefused as error:
+            self._keep_chain(str(error))
+            return
+        self._race = self._make_race((CHAIN, BRANCHES))
+        self._reason = "the chain and the branches are being timed on the program's calls"
+
+    def run(self, replay: Callable[[], Result]) -> Result:
+        """Serve one of the program's calls by the alternative whose turn it is."""
+        race = self._race
+        if race is None:
+            return replay()
+
+        def call(alternative: str) -> tuple[Result, tuple[Any, Any] | None]:
+            is_switched, self._launched = self._use(alternative), None
+            result = replay()
+            return result, self._launched if is_switched else None
+
+        result = race.serve(call)
+        if race.winner is not None and self._race is not None:
+            self._decide(race)
+        return result
+
+    def launch(self, launch: Callable[[], None]) -> None:
+        """Launch the graph for a call that `run` serves. This alone is timed, without the CPU's work around it."""
+        start = self._mark()
+        launch()
+        self._launched = start, self._mark()
+
+    def stop(self, reason: str) -> None:
+        """Leave the graph as it is now. Both orders are right."""
+        if self.pending:
+            branched = self._edges is not None and self._edges.is_branched
+            self._finish(BRANCHES if branched else CHAIN, reason)
+
+    def report(self) -> ConcurrencyReport:
+        """Return the report of the graph."""
+        decision: Any = self._decision or ("measuring" if self.is_racing else "waiting")
+        times = self._race.median_us if self._race is not None else self._times
+        order = self._order
+        if order is None:
+            return ConcurrencyReport(decision, self._reason, kept_bytes=self._kept_bytes)
+        length, _ = order.longest_path([1.0] * len(order.launches))
+        return ConcurrencyReport(
+            decision,
+            self._reason,
+            launches=len(order.launches),
+            barriers=sum(one.barrier is not None for one in order.launches),
+            longest_path=int(length),
+            width=order.branches,
+            chain_us=times.get(CHAIN),
+            branches_us=times.get(BRANCHES),
+            kept_bytes=self._kept_bytes,
+        )
+
+    def _use(self, alternative: str) -> bool:
+        """Return whether the graph runs that way now."""
+        edges = self._edges
+        if edges is None or not self.pending:
+            return False
+        branched = alternative == BRANCHES
+        if edges.is_branched == branched:
+            return True
+        self.unusable = "its edges were changed, and it was not instantiated again"
+        try:
+            edges.use(branched=branched)
+        except EdgesRefused as error:
+            self.unusable = None if error.is_whole else str(error)
+            self._keep_chain(str(error))
+            return False
+        try:
+            self._graph.instantiate()
+        except (CudaCallFailed, RuntimeError) as error:
+            self._back_to_the_chain(one_line(error))
+            return False
+        self.unusable = None
+        return True
+
+    def _back_to_the_chain(self, reason: str) -> None:
+        edges = self._edges
+        assert edges is not None
+        try:
+            edges.use(branched=False)
+            self._graph.instantiate()
+        except (EdgesRefused, CudaCallFailed, RuntimeError) as error:
+            self.unusable = one_line(error)
+        else:
+            self.unusable = None
+        self._keep_chain(reason)
+
+    def _decide(self, race: RaceOf) -> None:
+        times = race.median_us
+        told = f"{times.get(BRANCHES, 0):.1f} us with branches and {times.get(CHAIN, 0):.1f} us as a chain"
+        if race.winner == BRANCHES and self._use(BRANCHES):
+            self._finish(BRANCHES, f"a replay takes {told}")
+        elif self.pending and self._use(CHAIN):
+            self._finish(CHAIN, f"branches are not 3 % faster: a replay takes {told}")
+
+    def _keep_chain(self, reason: str) -> None:
+        self._finish(CHAIN, reason)
+
+    def _finish(self, decision: str, reason: str) -> None:
+        if self._race is not None:
+            self._times = dict(self._race.median_us)
+        self._decision, self._reason = decision, reason
+        self._race = self._edges = self._noted = None

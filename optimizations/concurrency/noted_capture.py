@@ -1,0 +1,89 @@
+"""Note the launches of a function while CUDAGraph Trees record it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.captured.driver import check
+from optimizations.captured.pools import used_memory
+from optimizations.concurrency.branches import Noted
+from optimizations.concurrency.launch_log import LaunchLog
+
+Concurrency = Literal["auto", "off"]
+"""The values of the option `concurrency`."""
+
+KEPT_SHARE = 0.02
+"""Of the memory that PyTorch has reserved, what a recording may keep from being used again. Note [Memory that is kept]
+in `launch_log`."""
+
+SWITCHED_OFF = "the option concurrency is 'off'"
+HAS_COLLECTIVES = "the function has collectives, which must run in the same order on all ranks"
+
+
+class NotedCapture:
+    """See the module.
+
+    Args:
+        generated: the function as Inductor generated it.
+        inputs: the recording's inputs; `moving` are the places of those that are not at fixed addresses.
+        pool: the handle of the memory pool of the capture.
+        device: the index of the CUDA device.
+        driver: the module `cuda.bindings.driver`.
+
+    Attributes:
+        noted: what was noted; None where nothing was.
+        failure: why nothing was noted.
+    """
+
+    def __init__(
+        self,
+        generated: Callable[..., Any],
+        inputs: Sequence[Any],
+        moving: Iterable[int],
+        pool: Any,
+        device: int,
+        driver: Any,
+    ) -> None:
+        self.noted: Noted | None = None
+        self.failure: str | None = None
+        self._pool = pool
+        self._kernels: dict[str, Any] = getattr(getattr(generated, "__func__", generated), "__globals__", {})
+        given = [one for one in inputs if _is_on(one, device)]
+        self._log = LaunchLog(
+            lambda: _captured_nodes(driver, device),
+            given,
+            [inputs[index] for index in moving if _is_on(inputs[index], device)],
+            int(KEPT_SHARE * torch.cuda.memory_reserved(device)),
+            lambda: int(torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["allocated"]),
+        )
+
+    def around(self, model: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """Return `model`, noted while it runs."""
+
+        def noted(inputs: list[Any]) -> Any:
+            log = self._log
+            with log.noting(self._kernels):
+                outputs = model(inputs)
+            self.failure = log.failure
+            if log.failure is None:
+                uses_libraries = any(one.is_operator for one in log.logged)
+                in_use = used_memory(self._pool) if uses_libraries else ()
+                never_freed = [(one.address, one.address + one.size_bytes) for one in in_use]
+                self.noted = Noted(log.logged, log.inputs, never_freed, log.kept_bytes)
+            return outputs
+
+        return noted
+
+
+def _is_on(value: Any, device: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_cuda and value.device.index == device
+
+
+def _captured_nodes(driver: Any, device: int) -> int:
+    stream = driver.CUstream(torch_internals.current_raw_stream(device))
+    _, _, graph, *_ = check(driver.cuStreamGetCaptureInfo, stream)
+    return int(check(driver.cuGraphGetNodes, graph, 0)[1])

@@ -1,0 +1,217 @@
+"""Order the launches of a captured graph by the memory they touch: pure functions on records.
+
+A graph that was captured from one stream is a chain: each node waits for the one before it. Most of these waits carry
+no data. Here each launch waits for exactly the earlier launches that touch memory it touches, one of the two writing.
+Memory that the allocator used twice is a conflict like any other, so it costs parallelism and never correctness.
+
+Note [Barriers]. A launch whose memory is not known to the byte is a barrier: it waits for every launch before it, and
+every later launch waits for it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+Span = tuple[int, int]
+"""Device memory from its first address up to, but not including, its second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What one operator, or one Triton kernel, added to a graph.
+
+    Attributes:
+        name: of the kernel or operator, for reports.
+        first: index of its first node, in the order of capture; `count`: how many nodes it added, at least one.
+        reads, writes: memory that it touches, in bytes of the device's address space.
+        barrier: why its memory is not known; None where `reads` and `writes` are all of it.
+    """
+
+    name: str
+    first: int
+    count: int = 1
+    reads: tuple[Span, ...] = ()
+    writes: tuple[Span, ...] = ()
+    barrier: str | None = None
+
+    @property
+    def last(self) -> int:
+        """The index of its last node."""
+        return self.first + self.count - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOrder:
+    """Which launches wait for which.
+
+    Attributes:
+        launches: in the order of capture; together they are all nodes of the graph.
+        waits_for: for each launch, those it waits for (indices, ascending), without waits that follow from others.
+    """
+
+    launches: tuple[Launch, ...]
+    waits_for: tuple[tuple[int, ...], ...]
+
+    def node_edges(self) -> list[tuple[int, int]]:
+        """Return the graph's edges between nodes. The nodes of one launch stay in their order."""
+        edges = []
+        for launch, waits in zip(self.launches, self.waits_for, strict=True):
+            edges += [(node, node + 1) for node in range(launch.first, launch.last)]
+            edges += [(self.launches[earlier].last, launch.first) for earlier in waits]
+        return edges
+
+    def longest_path(self, durations: Sequence[float]) -> tuple[float, tuple[int, ...]]:
+        """Return how long the graph takes at least, and the launches of one longest path.
+
+        Args:
+            durations: of each launch, in any unit.
+        """
+        ends: list[float] = []
+        before: list[int | None] = []
+        for index, waits in enumerate(self.waits_for):
+            latest = max(waits, key=lambda one: ends[one], default=None)
+            before.append(latest)
+            ends.append(durations[index] + (ends[latest] if latest is not None else 0.0))
+        at: int | None = max(range(len(ends)), key=lambda one: ends[one], default=None)
+        if at is None:
+            return 0.0, ()
+        total, path = ends[at], []
+        while at is not None:
+            path.append(at)
+            at = before[at]
+        return total, tuple(reversed(path))
+
+    @property
+    def branches(self) -> int:
+        """Return how many launches run side by side at most, if all take equally long."""
+        levels: dict[int, int] = {}
+        level: list[int] = []
+        for waits in self.waits_for:
+            level.append(1 + max((level[one] for one in waits), default=-1))
+            levels[level[-1]] = levels.get(level[-1], 0) + 1
+        return max(levels.values(), default=0)
+
+
+def order_launches(launches: Sequence[Launch]) -> LaunchOrder:
+    """Return the fewest waits that keep every two launches in order of which one writes what the other touches.
+
+    Raises:
+        ValueError: the launches do not follow one another, node by node.
+    """
+    expected = 0
+    for launch in launches:
+        if launch.first != expected or launch.count < 1:
+            raise ValueError(
+                f"{launch.name} begins at node {launch.first}, and the launches before it end at {expected}"
+            )
+        expected += launch.count
+    touched = _Touched()
+    before: list[int] = []
+    waits_for: list[tuple[int, ...]] = []
+    sinks: set[int] = set()
+    floor: int | None = None
+    for index, launch in enumerate(launches):
+        if launch.barrier is not None:
+            found: Iterable[int] = sinks
+            touched = _Touched()
+            floor = index
+        else:
+            found = touched.conflicts(launch.reads, launch.writes)
+            touched.add(index, launch.reads, launch.writes)
+            if not found and floor is not None:
+                found = {floor}
+        waits, ancestors = _reduced(found, before)
+        waits_for.append(waits)
+        before.append(ancestors)
+        sinks.difference_update(waits)
+        sinks.add(index)
+    return LaunchOrder(tuple(launches), tuple(waits_for))
+
+
+def _reduced(found: Iterable[int], before: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """Return the waits that do not follow from others, and all launches that come before, as bits of a number."""
+    kept = []
+    ancestors = 0
+    for one in sorted(found, reverse=True):
+        if not ancestors >> one & 1:
+            kept.append(one)
+            ancestors |= before[one] | 1 << one
+    return tuple(reversed(kept)), ancestors
+
+
+@dataclass(slots=True)
+class _Use:
+    """Who touched a piece of memory last: the launch that wrote it, and those that have read it since."""
+
+    writer: int | None = None
+    readers: list[int] = field(default_factory=list)
+
+
+class _Touched:
+    """The last uses of memory, by address: disjoint pieces, ascending."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._uses: list[_Use] = []
+
+    def conflicts(self, reads: Iterable[Span], writes: Iterable[Span]) -> set[int]:
+        """Return the launches that a launch must wait for which touches these."""
+        found: set[int] = set()
+        for start, end in reads:
+            found.update(use.writer for use in self._overlapping(start, end) if use.writer is not None)
+        for start, end in writes:
+            for use in self._overlapping(start, end):
+                found.update(use.readers)
+                if use.writer is not None:
+                    found.add(use.writer)
+        return found
+
+    def add(self, launch: int, reads: Iterable[Span], writes: Iterable[Span]) -> None:
+        """Note that a launch touches these, behind all that were noted before."""
+        for start, end in reads:
+            for piece in self._pieces(start, end):
+                self._uses[piece].readers.append(launch)
+        for start, end in writes:
+            if start >= end:
+                continue
+            pieces = self._pieces(start, end)
+            first, last = pieces.start, pieces.stop
+            self._starts[first:last] = [start]
+            self._ends[first:last] = [end]
+            self._uses[first:last] = [_Use(writer=launch)]
+
+    def _overlapping(self, start: int, end: int) -> Iterator[_Use]:
+        first = bisect_right(self._ends, start)
+        while first < len(self._starts) and self._starts[first] < end:
+            yield self._uses[first]
+            first += 1
+
+    def _pieces(self, start: int, end: int) -> range:
+        """Cut the pieces so that some of them are exactly this memory, fill gaps, and return which they are."""
+        if start >= end:
+            return range(0)
+        self._cut(start)
+        self._cut(end)
+        at = bisect_left(self._starts, start)
+        first = at
+        while start < end:
+            if at == len(self._starts) or self._starts[at] > start:
+                upto = min(end, self._starts[at]) if at < len(self._starts) else end
+                self._starts.insert(at, start)
+                self._ends.insert(at, upto)
+                self._uses.insert(at, _Use())
+            start = self._ends[at]
+            at += 1
+        return range(first, at)
+
+    def _cut(self, address: int) -> None:
+        at = bisect_right(self._starts, address) - 1
+        if at >= 0 and self._starts[at] < address < self._ends[at]:
+            use = self._uses[at]
+            self._starts.insert(at + 1, address)
+            self._ends.insert(at + 1, self._ends[at])
+            self._ends[at] = address
+            self._uses.insert(at + 1, _Use(use.writer, list(use.readers)))

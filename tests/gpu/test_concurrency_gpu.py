@@ -1,0 +1,276 @@
+"""Kernels side by side on a GPU: the bits of the chain, in every kind of program, also when kernels are delayed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import optimizations
+from optimizations import race
+from optimizations.capture.trees import node
+from optimizations.capture.trees.containers import managers
+from optimizations.captured.driver import check
+from optimizations.captured.editing import EditableGraph
+from optimizations.captured.read import read_graph
+from optimizations.concurrency import branches
+from optimizations.concurrency.branches import BRANCHES
+from optimizations.recording.budget import spent_at_once
+
+pytestmark = pytest.mark.gpu
+
+CALLS = 40
+
+
+class LastWins(race.Race):
+    """A race that the branches win, whatever the times are."""
+
+    def _judge(self) -> None:
+        super()._judge()
+        if self.winner is not None:
+            self.winner = BRANCHES
+
+
+@pytest.fixture(autouse=True)
+def _from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(node, "Race", LastWins)
+    torch.compiler.reset()
+    optimizations.reset()
+    with spent_at_once():
+        yield
+    optimizations.reset()
+
+
+class Towers(nn.Module):
+    """Stacks that do not depend on each other until their results are added."""
+
+    def __init__(self, count: int = 3, depth: int = 4, width: int = 128, drop: float = 0.0) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(
+            nn.Sequential(
+                *(nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.Dropout(drop)) for _ in range(depth))
+            )
+            for _ in range(count)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([tower(x * (place + 1)) for place, tower in enumerate(self.towers)]).sum(0)
+
+
+class Heads(nn.Module):
+    """Products of one input, all of which are results: none of them can take memory of another."""
+
+    def __init__(self, count: int = 4, width: int = 128) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(width, width) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x.sin()
+        return tuple(head(x).relu() for head in self.heads)
+
+
+def drawn(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).cuda()
+
+
+def concurrency() -> list[Any]:
+    return [one.concurrency for one in optimizations.recordings()]
+
+
+def compiled(program: Any, concurrency: str) -> Callable[..., Any]:
+    call: Callable[..., Any] = torch.compile(program, backend="encore", options={"concurrency": concurrency})
+    return call
+
+
+def test_independent_heads_run_as_branches() -> None:
+    model = Heads().cuda()
+    with torch.no_grad():
+        call = compiled(model, "auto")
+        found = [one.clone() for seed in range(CALLS) for one in call(drawn(8, 128, seed=seed))]
+        (report,) = concurrency()
+        assert report.decision == "branches", report
+        assert report.width >= 3
+        assert report.longest_path < report.launches
+        torch.compiler.reset()
+        optimizations.reset()
+        call = compiled(model, "off")
+        expected = [one.clone() for seed in range(CALLS) for one in call(drawn(8, 128, seed=seed))]
+        assert [one.decision for one in concurrency()] == ["chain"]
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.2])
+def test_training_has_the_gradients_of_the_chain(drop: float) -> None:
+    def gradients(concurrency: str) -> list[torch.Tensor]:
+        torch.compiler.reset()
+        optimizations.reset()
+        torch.manual_seed(0)
+        model = Towers(drop=drop).cuda()
+        call = compiled(model, concurrency)
+        found = []
+        for seed in range(CALLS):
+            torch.manual_seed(seed)
+            model.zero_grad(set_to_none=True)
+            call(drawn(8, 128, seed=seed)).square().mean().backward()
+            found += [parameter.grad.clone() for parameter in model.parameters()]  # type: ignore[union-attr]
+        return found
+
+    found = gradients("auto")
+    assert {one.decision for one in concurrency()} == {"branches"}
+    assert all(map(torch.equal, found, gradients("off")))
+
+
+def test_batch_norm_statistics_are_those_of_the_chain() -> None:
+    def statistics(concurrency: str) -> list[torch.Tensor]:
+        torch.compiler.reset()
+        optimizations.reset()
+        torch.manual_seed(0)
+        model = nn.ModuleList(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(3)).cuda()
+        call = compiled(lambda x: sum(part(x).mean() for part in model), concurrency)
+        found = []
+        for seed in range(CALLS):
+            call(drawn(2, 3, 16, 16, seed=seed)).backward()
+            found += [one.clone() for one in model.buffers()]
+        return found
+
+    assert all(map(torch.equal, statistics("auto"), statistics("off")))
+
+
+def test_inputs_that_come_to_share_memory_keep_the_order() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = (x @ x).relu()
+        cache.add_(1)
+        return first, (y @ y).sigmoid()
+
+    with torch.no_grad():
+        call = compiled(step, "auto")
+        for seed in range(CALLS):
+            x, y, cache = (drawn(64, 64, seed=3 * seed + number) for number in range(3))
+            if seed >= CALLS - 8:
+                cache = x if seed % 2 else y
+            copies = {id(one): one.clone() for one in (x, y, cache)}
+            expected = step(*(copies[id(one)] for one in (x, y, cache)))
+            found = call(x, y, cache)
+            for one, other in zip((*found, cache), (*expected, copies[id(cache)]), strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_custom_operator_is_a_barrier() -> None:
+    @torch.library.custom_op("concurrency_test::triple", mutates_args=())
+    def triple(a: torch.Tensor) -> torch.Tensor:
+        return a * 3
+
+    triple.register_fake(torch.empty_like)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return triple(x.sin() @ x) + (x.cos() @ x).relu()
+
+    with torch.no_grad():
+        call = compiled(program, "auto")
+        for seed in range(CALLS):
+            x = drawn(64, 64, seed=seed)
+            torch.testing.assert_close(call(x), program(x), rtol=1e-4, atol=1e-4)
+    (report,) = concurrency()
+    assert report.barriers >= 1
+
+
+def test_triton_kernel_of_the_program_is_a_barrier() -> None:
+    triton = pytest.importorskip("triton")
+    tl = triton.language
+
+    @triton.jit
+    def twice(source, target, n: tl.constexpr):  # type: ignore[no-untyped-def]
+        at = tl.arange(0, n)
+        tl.store(target + at, 2 * tl.load(source + at))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        twice[(1,)](x, y, n=x.numel())
+        return y @ x + (x.cos() @ x).relu()
+
+    with torch.no_grad():
+        call = compiled(program, "auto")
+        for seed in range(CALLS):
+            x = drawn(32, 32, seed=seed)
+            torch.testing.assert_close(call(x), program(x), rtol=1e-4, atol=1e-4)
+    assert all(report.barriers >= 1 for report in concurrency() if report.launches)
+
+
+def graph_of_the_recording() -> Any:
+    (found,) = [one for manager in managers() for one in manager.nodes()]
+    return found.graph
+
+
+def delayed(graph: Any, seed: int, *, without_edges: bool = False) -> Any:
+    """An executable of a graph in which some nodes wait for a kernel that spins; `without_edges`: nothing waits."""
+    from cuda.bindings import driver
+
+    sleeping = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(sleeping):
+        torch.cuda._sleep(200_000)
+    raw = driver.CUgraph(sleeping.raw_cuda_graph())
+    (sleep,) = check(driver.cuGraphGetNodes, raw, 1)[0]
+    parameters = check(driver.cuGraphKernelNodeGetParams, sleep)
+    raw = driver.CUgraph(graph.raw_cuda_graph())
+    clone = EditableGraph.of(driver, raw, read_graph(driver, raw)).clone()
+    if without_edges:
+        *_, count = check(driver.cuGraphGetEdges, clone.graph, 0)
+        sources, targets, data, _ = check(driver.cuGraphGetEdges, clone.graph, count)
+        check(driver.cuGraphRemoveDependencies, clone.graph, sources, targets, data, count)
+    chosen = random.Random(seed).sample(range(len(clone.handles)), max(1, len(clone.handles) // 4))
+    for index in chosen:
+        added = check(driver.cuGraphAddKernelNode, clone.graph, None, 0, parameters)
+        check(driver.cuGraphAddDependencies, clone.graph, [added], [clone.handles[index]], None, 1)
+    return check(driver.cuGraphInstantiate, clone.graph, 0)
+
+
+def test_delayed_kernels_change_no_bits_and_a_missing_edge_is_noticed() -> None:
+    from cuda.bindings import driver
+
+    model = Heads().cuda()
+    model.register_buffer("source", drawn(8, 128, seed=1))  # at a fixed address: no placeholder that is reused
+    with torch.no_grad():
+        call = compiled(lambda: model(model.source), "auto")
+        for _ in range(CALLS):
+            results = call()
+        expected = [one.clone() for one in results]
+        graph = graph_of_the_recording()
+        stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
+        for seed in range(100):
+            for one in results:
+                one.zero_()
+            check(driver.cuGraphLaunch, delayed(graph, seed), stream)
+            torch.cuda.synchronize()
+            assert all(map(torch.equal, results, expected)), seed
+        differing = 0
+        for seed in range(20):
+            for one in results:
+                one.zero_()
+            check(driver.cuGraphLaunch, delayed(graph, seed, without_edges=True), stream)
+            torch.cuda.synchronize()
+            differing += not all(map(torch.equal, results, expected))
+        assert differing
+
+
+def test_chain_against_itself_rarely_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A race between the chain and the chain ends with branches in at most one of twenty."""
+    monkeypatch.setattr(node, "Race", race.Race)
+    monkeypatch.setattr(branches.LaunchOrder, "node_edges", lambda order: [
+        (node, node + 1) for node in range(order.launches[-1].last)
+    ])  # fmt: skip
+    model = Heads().cuda()
+    decisions = []
+    with torch.no_grad():
+        for width in range(20):
+            torch.compiler.reset()
+            optimizations.reset()
+            call = compiled(model, "auto")
+            for seed in range(CALLS):
+                call(drawn(8 + width, 128, seed=seed))
+            decisions += [one.decision for one in concurrency()]
+    assert len(decisions) == 20
+    assert decisions.count("branches") <= 1, decisions

@@ -1,0 +1,237 @@
+"""What launches read and write is noted by arguments, schemas and the words of nodes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from optimizations import torch_internals
+from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyEnd, MemcpyNode, Parameter
+from optimizations.concurrency.launch_log import (
+    LaunchLog,
+    Logged,
+    kernel_memory,
+    operator_memory,
+    with_hidden_memory,
+    with_moving_inputs,
+)
+from optimizations.concurrency.order import Launch, Span, order_launches
+
+
+def extent(tensor: torch.Tensor) -> Span:
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
+
+
+class Graph:
+    """Counts nodes: each operator on tensors adds one."""
+
+    def __init__(self) -> None:
+        self.nodes = 0
+
+    def count(self) -> int:
+        return self.nodes
+
+
+@pytest.fixture
+def graph(monkeypatch: pytest.MonkeyPatch) -> Graph:
+    return Graph()
+
+
+class Kernel:
+    """Stands for a Triton kernel: adds a node and writes its last argument."""
+
+    def __init__(self, graph: Graph, *names: str, mutated: tuple[str, ...] = ()) -> None:
+        self.graph = graph
+        self.triton_meta = {"signature": dict.fromkeys(names, "*fp32")}
+        self.mutated_arg_names = list(mutated)
+        self.fn = SimpleNamespace(__name__="triton_poi_fused_0")
+
+    def run(self, *arguments: Any, stream: int) -> None:
+        self.graph.nodes += 1
+
+
+@pytest.fixture(autouse=True)
+def kernels_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_internals, "CachingAutotuner", Kernel)
+
+
+def test_kernel_arguments_are_read_or_written_by_name() -> None:
+    a, b, c, d = (torch.zeros(4) for _ in range(4))
+    names = ("in_ptr0", "in_out_ptr0", "out_ptr0", "ws_ptr0", "xnumel")
+    reads, writes, barrier = kernel_memory(names, (a, b, c, d, 4), frozenset())
+    assert barrier is None
+    assert [one.data_ptr() for one in writes] == [one.data_ptr() for one in (b, c, d)]
+    assert a.data_ptr() in [one.data_ptr() for one in reads]
+
+
+def test_mutated_kernel_argument_is_written() -> None:
+    a = torch.zeros(4)
+    assert kernel_memory(("in_ptr0",), (a,), frozenset({"in_ptr0"}))[1] == [a]
+
+
+@pytest.mark.parametrize("names", [("x_pointer",), ()])
+def test_kernel_argument_without_inductors_name_is_a_barrier(names: tuple[str, ...]) -> None:
+    assert "does not name" in str(kernel_memory(names, (torch.zeros(2),), frozenset())[2])
+
+
+def test_kernel_argument_that_may_hold_addresses_is_a_barrier() -> None:
+    assert "may hold addresses" in str(kernel_memory(("in_ptr0",), (object(),), frozenset())[2])
+
+
+def test_operator_writes_what_its_schema_says() -> None:
+    a, b, out = (torch.zeros(2, 2) for _ in range(3))
+    reads, writes, barrier = operator_memory(torch.ops.aten.mm.out, (a, b), {"out": out})
+    assert writes == [out] and reads[:2] == [a, b] and barrier is None
+
+
+def test_custom_operator_is_a_barrier() -> None:
+    func = SimpleNamespace(namespace="mylib", _schema=torch.ops.aten.relu.default._schema)
+    assert "custom operator" in str(operator_memory(func, (torch.zeros(1),), {})[2])
+
+
+def test_library_with_pointers_in_device_memory_is_a_barrier() -> None:
+    assert "its library" in str(operator_memory(torch.ops.aten._linalg_svd.default, (torch.zeros(2, 2),), {})[2])
+
+
+def test_log_orders_kernels_and_operators(graph: Graph) -> None:
+    x, left, right, both = (torch.zeros(8) for _ in range(4))
+    module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0"), "other": 3}
+    kernel = module["k0"]
+    log = LaunchLog(graph.count, [x], device_type="cpu")
+    with log.noting(module):
+        module["k0"].run(x, left, stream=0)
+        module["k0"].run(x, right, stream=0)
+        module["k0"].run(torch.cat([left, right])[:8], both, stream=0)
+    assert module["k0"] is kernel
+    assert [one.launch.first for one in log.logged] == [0, 1, 2]
+    assert log.logged[0].launch.writes == (extent(left),)
+    assert order_launches([one.launch for one in log.logged]).waits_for[:2] == ((), ())
+
+
+def test_nodes_of_unknown_origin_are_a_barrier(graph: Graph) -> None:
+    log = LaunchLog(graph.count, device_type="cpu")
+    module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
+    graph.nodes = 2
+    with log.noting(module):
+        module["k0"].run(torch.zeros(2), stream=0)
+        graph.nodes += 1
+    launches = [one.launch for one in log.logged]
+    assert [one.barrier is not None for one in launches] == [True, False, True]
+    assert order_launches(launches).waits_for == ((), (0,), (1,))
+
+
+def test_view_that_was_given_counts_with_its_whole_storage(graph: Graph) -> None:
+    whole = torch.zeros(16)
+    module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}
+    log = LaunchLog(graph.count, [whole[4:8]], device_type="cpu")
+    with log.noting(module):
+        module["k0"].run(whole[4:8], whole.new_zeros(4), stream=0)
+    assert log.logged[-1].launch.reads[0] == extent(whole)
+
+
+def test_freed_memory_is_kept_up_to_the_limit(graph: Graph) -> None:
+    module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
+    log = LaunchLog(graph.count, keep_bytes=400, device_type="cpu")
+    with log.noting(module):
+        for _ in range(20):
+            module["k0"].run(torch.zeros(10), stream=0)
+            module["k0"].run(torch.zeros(100), stream=0)
+    assert log.kept_bytes == 400
+
+
+def test_workspace_of_an_operator_is_measured(graph: Graph) -> None:
+    allocated = iter(range(0, 1 << 20, 256))
+    log = LaunchLog(graph.count, allocated_bytes=lambda: next(allocated), keep_bytes=1 << 16, device_type="cpu")
+    made = torch.zeros(16)
+
+    def run() -> torch.Tensor:
+        graph.nodes += 1
+        return made
+
+    with log.noting({}):
+        log.note("aten.addmm.default", run, [], [], is_operator=True)
+    assert log.logged[-1].own_bytes == 256 - 64
+    assert log.kept_bytes == 256
+
+
+def kernel_node(*words: int) -> KernelNode:
+    data = b"".join(word.to_bytes(8, "little") for word in words)
+    return KernelNode(
+        name="gemm", function=1, by_library=True, grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, cluster=None,
+        attributes=(), parameters=(Parameter(offset=0, size=len(data), data=data),),
+    )  # fmt: skip
+
+
+POOL = [(0x1000, 0x9000)]
+
+
+def hidden(
+    words: tuple[int, ...],
+    live: tuple[Span, ...],
+    never_freed: tuple[Span, ...] = (),
+    own_bytes: int | None = None,
+) -> Launch:
+    launch = Launch("aten.mm.out", 0, reads=((0x1000, 0x1100),), writes=((0x2000, 0x2100),))
+    graph = CapturedGraph(nodes=(kernel_node(*words),), edges=())
+    return with_hidden_memory([Logged(launch, True, live, own_bytes)], graph, POOL, never_freed)[0]
+
+
+def test_declared_addresses_add_no_memory() -> None:
+    assert hidden((0x1000, 0x2010, 7, 0xFF0000), ()).writes == ((0x2000, 0x2100),)
+
+
+def test_hidden_workspace_is_what_no_live_tensor_holds() -> None:
+    live = ((0x1000, 0x1100), (0x2000, 0x2100), (0x4000, 0x4100))
+    assert hidden((0x3000,), live).writes == ((0x2000, 0x2100), (0x2100, 0x4000))
+
+
+def test_hidden_workspace_is_no_larger_than_what_was_allocated() -> None:
+    live = ((0x2000, 0x2100), (0x4000, 0x4100))
+    assert (0x2F00, 0x3100) in hidden((0x3000,), live, own_bytes=0x100).writes
+
+
+def test_workspace_that_is_never_freed_is_its_block() -> None:
+    assert (0x6000, 0x7000) in hidden((0x6800,), (), ((0x6000, 0x7000),)).writes
+
+
+def test_live_tensor_that_was_not_passed_counts() -> None:
+    assert (0x4000, 0x4100) in hidden((0x4010,), ((0x4000, 0x4100),)).reads
+
+
+def test_copy_from_the_host_is_a_barrier() -> None:
+    copy = MemcpyNode(
+        source=MemcpyEnd(memory="host", address=1), destination=MemcpyEnd(memory="device", address=2),
+        width_bytes=4, height=1, depth=1,
+    )  # fmt: skip
+    logged = [Logged(Launch("aten.copy_", 0), True)]
+    found = with_hidden_memory(logged, CapturedGraph(nodes=(copy,), edges=()), POOL, ())
+    assert "copies between" in str(found[0].barrier)
+
+
+def moving_inputs(graph: Graph, *, writes_moving: bool, writes_fixed: bool) -> tuple[tuple[int, ...], ...]:
+    """Launch 0 reads a moving input, 1 a fixed one, 2 writes a moving or a fixed one, or neither."""
+    moving, other, fixed, statistics = (torch.zeros(8) for _ in range(4))
+    module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}
+    log = LaunchLog(graph.count, [moving, other, fixed, statistics], [moving, other], device_type="cpu")
+    results = [torch.zeros(8) for _ in range(3)]
+    with log.noting(module):
+        module["k0"].run(moving, results[0], stream=0)
+        module["k0"].run(fixed, results[1], stream=0)
+        module["k0"].run(results[2], other if writes_moving else statistics if writes_fixed else results[2], stream=0)
+    launches = [one.launch for one in log.logged]
+    return order_launches(with_moving_inputs(log.logged, launches, log.inputs)).waits_for
+
+
+def test_inputs_that_are_only_read_make_no_launch_wait(graph: Graph) -> None:
+    assert moving_inputs(graph, writes_moving=False, writes_fixed=False) == ((), (), ())
+
+
+def test_written_moving_input_waits_for_all_that_read_inputs(graph: Graph) -> None:
+    assert moving_inputs(graph, writes_moving=True, writes_fixed=False) == ((), (), (0, 1))
+
+
+def test_written_fixed_input_waits_for_those_that_read_moving_ones(graph: Graph) -> None:
+    assert moving_inputs(graph, writes_moving=False, writes_fixed=True) == ((), (), (0,))
