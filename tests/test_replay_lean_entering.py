@@ -102,13 +102,15 @@ def test_a_steady_call_on_another_stream_waits_for_the_one_before(cuda_on_cpu: C
 
 
 @pytest.mark.parametrize("thread", ["this", "another"])
-def test_a_steady_call_inside_of_a_capture_of_the_program_runs_without_its_graph(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], thread: str
+@pytest.mark.parametrize("same_stream", [True, False])
+def test_fast_path_runs_no_graph_inside_a_capture(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], thread: str, same_stream: bool
 ) -> None:
-    """A graph cannot be launched there."""
+    """A graph cannot be launched there. `same_stream`: the program captures on the stream of the calls before."""
     compiled = steady(cuda_on_cpu, full_ways)
     replays = cuda_on_cpu.replays
-    stream, cuda_on_cpu.stream, cuda_on_cpu.inside_capture = cuda_on_cpu.stream, 5, True
+    stream = cuda_on_cpu.stream
+    cuda_on_cpu.stream, cuda_on_cpu.inside_capture = stream if same_stream else 5, True
     if thread == "this":
         call(compiled)
     else:

@@ -215,6 +215,7 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
     generations, done = trees.GenerationTracker, Stage.DONE
     data_ptrs_equal, lent = torch_internals.data_ptrs_equal, LENT
     forward_mode = torch_internals.forward_ad
+    is_capturing = torch.cuda.is_current_stream_capturing
 
     def call(inputs: list[Any]) -> Any:
         if inner_graphs.at_rest_now:
@@ -230,12 +231,10 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
             if not hasattr(entered, entered_as):
                 manager.enter(function_id)
                 setattr(entered, entered_as, True)
-                if manager.inside_capture:
-                    return in_full(inputs, CAPTURED)
             elif torch_internals.current_raw_stream(device_index) != manager.last_stream:
                 manager.enter(function_id)
-                if manager.inside_capture:
-                    return in_full(inputs, CAPTURED)
+            if is_capturing():  # the program may capture on the stream that its calls were on before
+                return in_full(inputs, CAPTURED)
             if forward_mode._current_level >= 0:
                 return in_full(inputs, FORWARD_MODE)
             if function.geometry is None or not function.geometry.holds(inputs):
