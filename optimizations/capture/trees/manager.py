@@ -438,9 +438,9 @@ class EncoreManager(MovedInputsManager):
     def _follow_stream(self) -> None:
         """Let the current stream wait for those of earlier calls. Notes [Threads], [Results on other streams]."""
         stream = torch_internals.current_raw_stream(self.device_index)
-        if stream == self.last_stream:
-            return
         self.inside_capture = torch.cuda.is_current_stream_capturing()
+        if stream == self.last_stream and not self.inside_capture:
+            return
         if self.inside_capture:  # Note [Captures of the program's own]
             if self.last_stream is not None:
                 self._stream_before_capture = self.last_stream
