@@ -275,7 +275,7 @@ def size_is_not_to_be_captured() -> Pair:
     return pair
 
 
-def _not_if_backward(self: Any, function_id: Any) -> str | None:
+def _not_if_backward(self: Any, function_id: Any, inputs: Any) -> str | None:
     return "for this test" if self._function(function_id).direction == "backward" else None
 
 
@@ -489,6 +489,9 @@ OTHERS: dict[str, Callable[[], Pair]] = {
     "forward_takes_results_of_another": forward_takes_results_of_another,
 }
 """Ways in which they need not be, or must not be captured."""
+
+WITHOUT_REPLAYS = ("forward_never_has_a_graph", "inside_a_capture_and_late")
+"""Ways in which no graph of Encore's is replayed."""
 
 ON_THE_HOST = ("forward_has_no_graph", "forward_never_has_a_graph", "forward_was_at_rest")
 """Ways in which a backward runs without a graph because its seeds lie on the host."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from seed_programs import MOVED, ON_THE_HOST, OTHERS
+from seed_programs import MOVED, ON_THE_HOST, OTHERS, WITHOUT_REPLAYS
 
 from optimizations.capture.trees.manager import FORWARD_UNCAPTURED
 
@@ -40,6 +40,6 @@ def test_backward_without_graph_reads_its_seeds(way: str) -> None:
 @pytest.mark.parametrize("way", OTHERS)
 def test_backward_of_forward_without_graph_is_not_captured(way: str) -> None:
     found = run(way)
-    assert found["replays"] > 0 or way == "forward_never_has_a_graph"
+    assert found["replays"] > 0 or way in WITHOUT_REPLAYS
     if way in ON_THE_HOST:
         assert found["reasons"][FORWARD_UNCAPTURED] > 0
