@@ -64,8 +64,9 @@ class Options:
             inputs and one that reads them in place serve 8 calls of the program each, and the fastest is kept for the
             life of the process. "off": every function that can be recorded is served by a graph, which reads in place
             what it can. With indirection "off" the graphs are stock's, and nothing is selected.
-        concurrency: whether kernels of a graph that do not depend on each other run at the same time. "auto": where
-            that was measured to make the graph 3 % faster, on the program's own calls. "off": one after the other.
+        concurrency: whether kernels of a graph that do not depend on each other run at the same time. "off": one after
+            the other. "auto": at the same time, where that is measured to make the graph 3 % faster, on the program's
+            own calls.
         inductor: options for Inductor, by its own names ("max_autotune": True).
     """
 
@@ -77,7 +78,7 @@ class Options:
     indirection: str = Choice.AUTO.value
     lean: bool = True
     selection: Selection = "rule"
-    concurrency: Literal["auto", "off"] = "auto"
+    concurrency: Literal["off", "auto"] = "off"
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
