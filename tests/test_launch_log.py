@@ -123,6 +123,18 @@ def test_nodes_of_unknown_origin_are_a_barrier(graph: Graph) -> None:
     assert order_launches(launches).waits_for == ((), (0,), (1,))
 
 
+def test_driver_that_does_not_count_ends_the_log_and_not_the_call() -> None:
+    def count() -> int:
+        raise AttributeError("no such call\nof the driver")
+
+    log = LaunchLog(count, device_type="cpu")
+    with log.noting({}):
+        result = log.note("aten.relu.default", lambda: 3, [], [], is_operator=True)
+    assert result == 3
+    assert log.failure is not None and "no such call" in log.failure
+    assert log.logged == []
+
+
 def test_view_that_was_given_counts_with_its_whole_storage(graph: Graph) -> None:
     whole = torch.zeros(16)
     module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}

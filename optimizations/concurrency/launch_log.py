@@ -43,9 +43,9 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import WORD_BYTES, CapturedGraph, KernelNode, MemcpyNode, MemsetNode, Node
 from optimizations.concurrency.order import Launch, Span
+from optimizations.one_line import one_line
 
 STEP_BYTES = 4
 """Addresses are searched for at each multiple of it: one across two words may lie in a packed structure."""
@@ -164,8 +164,8 @@ class LaunchLog:
         if self.failure is None:
             try:
                 return self._count_nodes()
-            except (CudaCallFailed, ImportError) as error:
-                self.failure = str(error)
+            except Exception as error:
+                self.failure = one_line(error)
         return self._last
 
     # What the parts below call
