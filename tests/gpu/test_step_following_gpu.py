@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 from cuda.bindings import driver
+from step_parts import unaudited
 from test_first_runs_gpu import doubled
 from torch import nn
-
-import optimizations
-from optimizations import host_code
 
 pytestmark = pytest.mark.gpu
 ROWS, COLUMNS, CLASSES = 64, 32, 8
@@ -70,7 +68,7 @@ def test_batches_that_move_are_read_in_place_where_only_named_kernels_read_them(
     eager = training(change, compiled=compiled)
     expected = [eager(*one) for one in calls()]
     torch.compiler.reset()
-    step = optimizations.graph_step(training(change, compiled=compiled))
+    step = unaudited(training(change, compiled=compiled))
     found = [step(*one) for one in calls()]
     report = step.report()
     assert report.refusals == ()
@@ -87,7 +85,7 @@ def test_a_batch_that_is_overwritten_between_calls_is_read_as_it_is_then() -> No
     eager = training(as_it_is)
     expected = [eager(*one) for one in calls()]
     torch.compiler.reset()
-    step = optimizations.graph_step(training(as_it_is))
+    step = unaudited(training(as_it_is))
     first, second = calls()[0], calls()[1]
     found = []
     for index, (x, y) in enumerate(calls()):
@@ -111,7 +109,7 @@ def test_rows_of_a_data_set_are_batches_like_others(others: bool) -> None:
     eager = training(as_it_is)
     expected = [eager(*one) for one in batches]
     torch.compiler.reset()
-    step = optimizations.graph_step(training(as_it_is))
+    step = unaudited(training(as_it_is))
     found = [step(*one) for one in batches]
     report = step.report()
     assert report.refusals == ()
@@ -153,10 +151,7 @@ def many_small(index: int, device: str) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["set by compiled code", "set by Python"])
-def test_a_batch_of_small_tensors_is_copied_by_a_kernel_for_each_type(
-    compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_of_small_tensors_is_copied_by_a_kernel_for_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which PyTorch launches as its headers say, and whose argument the driver takes changed."""
     sets = 0
     stock = driver.cuGraphExecKernelNodeSetParams
@@ -167,12 +162,10 @@ def test_a_batch_of_small_tensors_is_copied_by_a_kernel_for_each_type(
         sets += 1
         return stock(*arguments)
 
-    if not compiled:
-        monkeypatch.setattr(driver, "cuGraphExecKernelNodeSetParams", counted)
-        monkeypatch.setattr(host_code, "looks", lambda: None)
+    monkeypatch.setattr(driver, "cuGraphExecKernelNodeSetParams", counted)
     batches = [many_small(index, "cuda") for index in range(16)]
     assert all(len({one.data_ptr() for one in places}) == 16 for places in zip(*batches, strict=True))
-    eager, step = of_many_tensors("cuda"), optimizations.graph_step(of_many_tensors("cuda"))
+    eager, step = of_many_tensors("cuda"), unaudited(of_many_tensors("cuda"))
     for batch in batches:
         for found, expected in zip(step(*batch), eager(*batch), strict=True):
             assert torch.equal(found, expected)
@@ -184,14 +177,13 @@ def test_a_batch_of_small_tensors_is_copied_by_a_kernel_for_each_type(
     assert recording.replays >= 16 - 5
     moved = recording.replays - 1  # the first launch finds its batch where it was captured
     assert recording.pointer_bytes == 6 * 8 * moved
-    if not compiled:
-        assert sets == 2 * moved
+    assert sets == 2 * moved
     step.close()
 
 
 def test_a_batch_that_is_read_in_place_takes_no_memory_of_its_own() -> None:
     torch.compiler.reset()
-    step = optimizations.graph_step(training(as_it_is))
+    step = unaudited(training(as_it_is))
     large = [torch.randn(2**19, COLUMNS, device="cuda") for _ in range(7)]
     labels = torch.randint(CLASSES, (2**19,), device="cuda")
     torch.cuda.synchronize()
