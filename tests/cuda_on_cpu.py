@@ -288,6 +288,7 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         monkeypatch.setattr(torch._C, name, lambda *_: None)
     # `QUICK` switches this off in one thread only where settings belong to threads (since PyTorch 2.12).
     monkeypatch.setattr(torch_internals.cudagraph_trees, "check_memory_pool", lambda *_: None)
+    monkeypatch.setattr(torch._C, "_has_Standard_Deleter", lambda storage: True)
     with torch_internals.inductor_config.patch(QUICK):
         yield cuda
         containers.shut_down()
