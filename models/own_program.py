@@ -45,12 +45,12 @@ MOST_BATCHES = 8
 
 
 class WrongProgram(ValueError):
-    """What is named is no program; the message says what was found, what is allowed, and what to do."""
+    """The name does not mean a program. The message says what was found, what is allowed, and what to do."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """What `make` returned, checked.
+    """The checked return value of `make`.
 
     Attributes:
         call: the module, or the function; of training the step.

@@ -260,7 +260,7 @@ def sharded(workload: Workload, degree: int) -> Workload:
 
 
 def is_program(name: str) -> bool:
-    """Whether a name means a program of the user's own: `module:callable`, but not `torchbench:NAME`."""
+    """Return whether a name means a program of the user's own: `module:callable`, but not `torchbench:NAME`."""
     return ":" in name and not is_sourced(name)
 
 

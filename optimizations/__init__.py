@@ -165,7 +165,7 @@ def graph_callables(
 
 
 def settled() -> bool:
-    """Whether every recorded graph is as it will stay: no plan is pending, and no race runs.
+    """Return whether every recorded graph is in its final state: no plan is pending, and no race runs.
 
     A graph that is not called any more never settles.
     """

@@ -62,7 +62,7 @@ LAUNCH_US = 5.0
 
 @dataclass(frozen=True, slots=True)
 class GeneratedFunction:
-    """What is known of a function before it is recorded.
+    """The facts about a function before it is recorded.
 
     Attributes:
         is_inference: whether it computes no gradients, and saves nothing for a backward.
@@ -77,7 +77,7 @@ class GeneratedFunction:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGraph:
-    """What is known of a function's graph once its plan is there.
+    """The facts about a function's graph once its plan is there.
 
     Attributes:
         function: the function.

@@ -70,7 +70,7 @@ class Mode:
 
     @property
     def times_calls(self) -> bool:
-        """Whether Encore times calls of the program, which nothing should disturb, to choose how to serve them."""
+        """Return whether Encore times calls of the program to choose how it is served. Nothing should disturb them."""
         return self.options.get("selection") == "measure"
 
     @property

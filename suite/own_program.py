@@ -35,7 +35,7 @@ SAME_ERROR = 10.0
 
 
 class Examined(Record):
-    """What is known of a program: what it is, or the sentence that says why it cannot be measured."""
+    """A program as it was found, or the sentence that says why it cannot be measured."""
 
     problem: str | None = None
     task: Task = "inference"

@@ -50,7 +50,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What one rank says: YES or NO, and why."""
+    """The vote of one rank, YES or NO, and its reason."""
 
     choice: str = YES
     reason: str = ""

@@ -19,12 +19,11 @@ from optimizations.capture.copy_nodes import CopyNode, find_copies
 from optimizations.capture.inner_graphs import at_rest
 from optimizations.capture.side_stream import SideStreams
 from optimizations.captured.capture_order import in_order
-from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
 from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.captured.pools import end_failed_capture, new_pool, pool_memory, used_memory
-from optimizations.captured.read import read_graph
+from optimizations.captured.read import captured_nodes, read_graph
 from optimizations.indirection.plan import Choice, Plan
 from optimizations.replay.addresses import Pointers
 from optimizations.replay.streams import make_context_current, stream_of, wait_for_stream
@@ -290,8 +289,7 @@ class CudaDevice:
     def node_count(self) -> int:
         from cuda.bindings import driver
 
-        _, _, graph, *_ = check(driver.cuStreamGetCaptureInfo, driver.CUstream(self._stream.cuda_stream))
-        return int(check(driver.cuGraphGetNodes, graph, 0)[1])
+        return captured_nodes(driver, driver.CUstream(self._stream.cuda_stream))
 
     def read(self, graph: Any) -> CapturedGraph:
         from cuda.bindings import driver

@@ -62,6 +62,12 @@ def node_handles(driver: Any, graph: Any) -> list[Any]:
     return list(check(driver.cuGraphGetNodes, graph, count)[0]) if count else []
 
 
+def captured_nodes(driver: Any, stream: Any) -> int:
+    """Return how many nodes the graph has so far that a stream (`CUstream`) is captured into."""
+    _, _, graph, *_ = check(driver.cuStreamGetCaptureInfo, stream)
+    return int(check(driver.cuGraphGetNodes, graph, 0)[1])
+
+
 def _read_edges(driver: Any, graph: Any, position: dict[int, int]) -> tuple[Edge, ...]:
     *_, count = check(driver.cuGraphGetEdges, graph, 0)
     if not count:

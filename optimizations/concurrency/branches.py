@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 class Graph(Protocol):
-    """What is needed of a `torch.cuda.CUDAGraph` that keeps what it captured."""
+    """A `torch.cuda.CUDAGraph` that keeps what it captured, as far as it is used here."""
 
     def raw_cuda_graph(self) -> int: ...
 
@@ -48,7 +48,7 @@ class RaceOf(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What a capture left for this.
+    """The notes of one capture.
 
     Attributes:
         logged: its launches.
@@ -127,18 +127,18 @@ class Branches:
             noted.logged, with_hidden_memory(noted.logged, captured, pool, noted.never_freed), noted.inputs
         )
         if sum(one.count for one in launches) != len(captured.nodes):
-            self._keep_chain("not all nodes of the graph were noted when it was captured")
+            self._finish(CHAIN, "not all nodes of the graph were noted when it was captured")
             return
         self._order = order_launches(launches)
         if self._order.branches < 2:
-            self._keep_chain("each kernel needs the result of the one before it")
+            self._finish(CHAIN, "each kernel needs the result of the one before it")
             return
         try:
             self._edges = GraphEdges(
                 self._driver, self._driver.CUgraph(self._graph.raw_cuda_graph()), self._order.node_edges()
             )
         except EdgesRefused as error:
-            self._keep_chain(str(error))
+            self._finish(CHAIN, str(error))
             return
         self._race = self._make_race((CHAIN, BRANCHES))
         self._reason = "the chain and the branches are being timed on the program's calls"
@@ -204,7 +204,7 @@ class Branches:
             edges.use(branched=branched)
         except EdgesRefused as error:
             self.unusable = None if error.is_whole else str(error)
-            self._keep_chain(str(error))
+            self._finish(CHAIN, str(error))
             return False
         try:
             self._graph.instantiate()
@@ -224,7 +224,7 @@ class Branches:
             self.unusable = one_line(error)
         else:
             self.unusable = None
-        self._keep_chain(reason)
+        self._finish(CHAIN, reason)
 
     def _decide(self, race: RaceOf) -> None:
         times = race.median_us
@@ -233,9 +233,6 @@ class Branches:
             self._finish(BRANCHES, f"a replay takes {told}")
         elif self.pending and self._use(CHAIN):
             self._finish(CHAIN, f"branches are not 3 % faster: a replay takes {told}")
-
-    def _keep_chain(self, reason: str) -> None:
-        self._finish(CHAIN, reason)
 
     def _finish(self, decision: str, reason: str) -> None:
         if self._race is not None:

@@ -43,15 +43,19 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.captured.graph import WORD_BYTES, CapturedGraph, KernelNode, MemcpyNode, MemsetNode, Node
+from optimizations.captured.displaced import memory_of, storage_of
+from optimizations.captured.graph import (
+    WORD_BYTES,
+    CapturedGraph,
+    KernelNode,
+    MemcpyNode,
+    MemoryRange,
+    MemsetNode,
+    Node,
+)
 from optimizations.concurrency.order import Launch, Span
+from optimizations.indirection.named_uses import STEP_BYTES
 from optimizations.one_line import one_line
-
-STEP_BYTES = 4
-"""Addresses are searched for at each multiple of it: one across two words may lie in a packed structure."""
-
-KNOWN_NAMESPACES = frozenset(("aten", "prims", "inductor", "inductor_prims"))
-"""Namespaces of PyTorch, whose operators declare in their schemas all that they write."""
 
 LEAST_KEPT = 8
 """At least so many tensors fit into the memory that is kept. Note [Memory that is kept]."""
@@ -355,7 +359,7 @@ def operator_memory(
     writes: list[torch.Tensor] = []
     barrier = None
     name = str(func)
-    if func.namespace not in KNOWN_NAMESPACES:
+    if func.namespace not in torch_internals.PURE_OPERATORS:
         barrier = "it is a custom operator, which may write what it does not declare"
     elif _POINTERS_IN_DEVICE_MEMORY.search(name):
         barrier = "its library may keep addresses in the memory of the device"
@@ -403,13 +407,15 @@ def _weak(tensor: torch.Tensor) -> Any:
 
 
 def _extent_of_storage(tensor: torch.Tensor) -> Span:
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    return _span_of(storage_of(tensor))
 
 
 def _extent(tensor: torch.Tensor) -> Span:
-    last = sum((size - 1) * abs(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    return _span_of(memory_of(tensor))
+
+
+def _span_of(memory: MemoryRange) -> Span:
+    return memory.address, memory.address + memory.size_bytes
 
 
 def with_hidden_memory(
@@ -498,7 +504,10 @@ def _words(node: Node) -> Iterator[int]:
 
 
 class _Spans:
-    """Disjoint memory, to be asked what lies around an address. Spans that overlap or touch are joined."""
+    """Disjoint memory by address. Spans that overlap are joined.
+
+    Spans that only touch are not, as in `captured.memory_ranges`: two blocks that adjoin are no conflict.
+    """
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self._starts: list[int] = []

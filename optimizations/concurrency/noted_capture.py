@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 
 from optimizations import torch_internals
-from optimizations.captured.driver import check
 from optimizations.captured.pools import used_memory
+from optimizations.captured.read import captured_nodes
 from optimizations.concurrency.branches import Noted
 from optimizations.concurrency.launch_log import LaunchLog
 
@@ -17,8 +17,8 @@ Concurrency = Literal["auto", "off"]
 """The values of the option `concurrency`."""
 
 KEPT_SHARE = 0.02
-"""Of the memory that PyTorch has reserved, what a recording may keep from being used again. Note [Memory that is kept]
-in `launch_log`."""
+"""The share of PyTorch's reserved memory that a recording may keep from being used again. Note [Memory that is kept] in
+`launch_log`."""
 
 SWITCHED_OFF = "the option concurrency is 'off'"
 HAS_COLLECTIVES = "the function has collectives, which must run in the same order on all ranks"
@@ -54,7 +54,7 @@ class NotedCapture:
         self._kernels: dict[str, Any] = getattr(getattr(generated, "__func__", generated), "__globals__", {})
         given = [one for one in inputs if _is_on(one, device)]
         self._log = LaunchLog(
-            lambda: _captured_nodes(driver, device),
+            lambda: captured_nodes(driver, driver.CUstream(torch_internals.current_raw_stream(device))),
             given,
             [inputs[index] for index in moving if _is_on(inputs[index], device)],
             int(KEPT_SHARE * torch.cuda.memory_reserved(device)),
@@ -81,9 +81,3 @@ class NotedCapture:
 
 def _is_on(value: Any, device: int) -> bool:
     return isinstance(value, torch.Tensor) and value.is_cuda and value.device.index == device
-
-
-def _captured_nodes(driver: Any, device: int) -> int:
-    stream = driver.CUstream(torch_internals.current_raw_stream(device))
-    _, _, graph, *_ = check(driver.cuStreamGetCaptureInfo, stream)
-    return int(check(driver.cuGraphGetNodes, graph, 0)[1])

@@ -20,7 +20,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What one operator, or one Triton kernel, added to a graph.
+    """The nodes that one operator, or one Triton kernel, added to a graph.
 
     Attributes:
         name: of the kernel or operator, for reports.

@@ -29,9 +29,6 @@ from optimizations.recording.attention_seeds import find_seeds
 from optimizations.recording.written_inputs import written_through_views
 from optimizations.selection import UNKNOWN_OPERATOR_KERNELS
 
-PURE_OPERATORS = ("aten", "prims", "inductor", "inductor_prims")
-"""Namespaces of PyTorch whose operators keep no state of their own; random ones keep it in the generator."""
-
 _PURE_OF_LIBRARIES: Mapping[str, frozenset[str]] = {
     "torchvision": frozenset(
         f"{prefix}{name}{suffix}"
@@ -289,7 +286,7 @@ def _collective(call: ast.Call, kernels: Collection[str]) -> str | None:
     parts = name.split(".")
     if parts[:2] == ["torch", "ops"] and len(parts) > 3:
         if parts[2] not in COLLECTIVE_OPERATORS and (
-            parts[2] in PURE_OPERATORS or not is_collective_operator(parts[3])
+            parts[2] in torch_internals.PURE_OPERATORS or not is_collective_operator(parts[3])
         ):
             return None
         name = ".".join(parts[2:4])
@@ -317,7 +314,7 @@ def _objection(called: ast.expr, kernels: Collection[str]) -> str | None:
         return None
     parts = name.split(".")
     if parts[:2] == ["torch", "ops"] and len(parts) > 3:
-        if parts[2] in PURE_OPERATORS or parts[3] in _PURE_OF_LIBRARIES.get(parts[2], ()):
+        if parts[2] in torch_internals.PURE_OPERATORS or parts[3] in _PURE_OF_LIBRARIES.get(parts[2], ()):
             return None
         collective = parts[2] in COLLECTIVE_OPERATORS or is_collective_operator(parts[3])
         kind = "takes part in a collective" if collective else "calls a custom operator"

@@ -149,7 +149,7 @@ class Session:
         self._eligible = [one for one in recorded.copied if ineligible_reason(recorded.inputs[one]) is None]
         self.branches = branches
         self._declined = False
-        self.stage = Stage.WAITING if self._may_gain() or self._may_branch else Stage.DONE
+        self.stage = Stage.WAITING if self._may_gain() or self._undecided is not None else Stage.DONE
         self._read_by_name = False
         planned = self.use.plan(READ_COST * recorded.seconds)
         self.waiting: str | None = planned if self.stage is Stage.WAITING else None
@@ -192,14 +192,14 @@ class Session:
         if self.stage is Stage.RACING:
             return self._racing_call(inputs, replay)
         if self.stage is Stage.WAITING:
-            orders = self._may_branch
-            if orders:
-                self._order_launches()
+            undecided = self._undecided
+            if undecided is not None:
+                self._order_launches(undecided)
             else:
                 self._guarded(self._examine)
             self.use.spend(self._clock() - started)
             if self.stage is Stage.WAITING:
-                self.use.plan((READ_COST if orders else CAPTURE_COST) * self.recorded.seconds)
+                self.use.plan((CAPTURE_COST if undecided is None else READ_COST) * self.recorded.seconds)
             elif self.stage is Stage.PROVING:
                 self._plan_trial()
             return replay(inputs)
@@ -274,7 +274,7 @@ class Session:
 
     def decline(self, reason: str) -> None:
         """Leave the recording as stock made it."""
-        if self._may_branch and self.stage is not Stage.DONE:
+        if self._undecided is not None and self.stage is not Stage.DONE:
             self.off, self._declined = reason, True
         elif self.stage is not Stage.DONE:
             self._give_up(reason)
@@ -302,8 +302,8 @@ class Session:
     def _end(self) -> None:
         self.stage = Stage.DONE
         self.waiting = None
-        if self._may_branch and self.branches is not None:
-            self.branches.stop(self.off or "nothing is done with the recording any more")
+        if (undecided := self._undecided) is not None:
+            undecided.stop(self.off or "nothing is done with the recording any more")
         try:
             self.close()
         except CudaCallFailed as error:
@@ -315,13 +315,12 @@ class Session:
     # Branches
 
     @property
-    def _may_branch(self) -> bool:
-        return self.branches is not None and self.branches.pending
+    def _undecided(self) -> Branches | None:
+        """The race of the chain against branches, as long as it is not decided."""
+        return self.branches if self.branches is not None and self.branches.pending else None
 
-    def _order_launches(self) -> None:
+    def _order_launches(self, branches: Branches) -> None:
         """Begin the race of the chain against branches, where there is something to win."""
-        branches = self.branches
-        assert branches is not None
         try:
             pool = [(one.address, one.address + one.size_bytes) for one in pool_memory(self.recorded.pool)]
             branches.prepare(self.examination.read(), pool)
@@ -592,8 +591,8 @@ class Session:
             ValueError: it was changed before, or that was begun; Note [What is changed once]. Or an input that is read
                 in place would be left where the graph read it last.
         """
-        if self._may_branch and self.branches is not None:  # each of its turns would instantiate the graph again
-            self.branches.stop("an input at a fixed address moved")
+        if (undecided := self._undecided) is not None:  # each of its turns would instantiate the graph again
+            undecided.stop("an input at a fixed address moved")
         if self.edited:
             raise ValueError("nodes of the graph were added or exchanged before")
         left = self._tracked.difference(findings.in_place)

@@ -125,7 +125,7 @@ class AddressTracker:
         self._compiled = compile(self._checks, owned.borders) if plain and compile is not None else None
 
     def refuses(self, inputs: Sequence[Any]) -> bool:
-        """Whether an input at a fixed address has moved to where it cannot be read in place."""
+        """Return whether an input at a fixed address has moved to where it cannot be read in place."""
         if self.fixed_in_place(inputs):
             return False
         addresses, borders = self.addresses, self._owned.borders

@@ -10,7 +10,7 @@ ConcurrencyDecision = Literal["chain", "branches", "waiting", "measuring"]
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyReport:
-    """Whether kernels of a graph that do not depend on each other run at the same time.
+    """The decision whether kernels of a graph that do not depend on each other run at the same time.
 
     Attributes:
         decision: "chain" (one after the other, as captured), "branches", or what is under way until this is decided.

@@ -551,6 +551,10 @@ DYNAMIC_MARKS = frozenset(("_dynamo_weak_dynamic_indices", "_dynamo_propagated_d
 """The attributes in which AOTAutograd notes the dynamic dimensions of a result. Before 2.14 it uses the first, which is
 also that of `maybe_mark_dynamic`; since then the second."""
 
+PURE_OPERATORS = ("aten", "prims", "inductor", "inductor_prims")
+"""Namespaces of PyTorch whose operators keep no state of their own, and declare in their schemas what they write.
+Random ones keep their state in the generator."""
+
 _NOTES = ("_dynamo_source", "_param_name_to_source")
 """Attributes that Dynamo sets on FX nodes and graph modules, which copies of these do not take along."""
 

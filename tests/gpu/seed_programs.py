@@ -82,8 +82,7 @@ class Pair:
         torch.manual_seed(0)
         self.eager = (module or Attention()).cuda()
         self.module = copy.deepcopy(self.eager)
-        chosen = {"concurrency": "off", **options.pop("options", {})}
-        self.call = torch.compile(self.module, backend="encore", options=chosen, **options)
+        self.call = torch.compile(self.module, backend="encore", **options)
         self.compared = 0
 
     def forwards(self, seed: int, length: int = LENGTH) -> list[torch.Tensor]:

@@ -28,7 +28,6 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.captured.driver import CudaCallFailed
-from optimizations.recording.generated import PURE_OPERATORS
 from optimizations.torch_internals import replaced_attribute
 
 _TUNERS = "torch._inductor.runtime.triton_heuristics"
@@ -109,7 +108,7 @@ class Launches:
         if now > self._last:
             self.read_by_operators.update(given)
             namespace = getattr(func, "namespace", None)
-            if namespace not in PURE_OPERATORS:
+            if namespace not in torch_internals.PURE_OPERATORS:
                 self._note(f"{func} may keep what it was given in an earlier call")
             if sparse:
                 self._note(f"{func} was given a sparse tensor, which is made of others")

@@ -14,7 +14,7 @@ from typing import Any
 from optimizations import torch_internals
 
 ALIGNMENT_BYTES = 16
-"""What Inductor's kernels rely on."""
+"""The alignment that Inductor's kernels rely on, in bytes."""
 
 
 def on_aligned_inputs(

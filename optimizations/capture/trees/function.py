@@ -219,7 +219,7 @@ class RecordableFunction:
         return is_one_of_several(self.generated)
 
     def note_returned_inputs(self, returned: Mapping[int, int]) -> None:
-        """To be told, by place among the results, of the copied inputs that a recording returns the memory of."""
+        """Note the copied inputs whose memory a recording returns, by place among the results."""
         if self.is_one_of_several:
             self.returned_inputs = {place: index for place, index in returned.items() if self.code().returns(index)}
 
@@ -261,7 +261,7 @@ class RecordableFunction:
 
     @functools.cached_property
     def hands_results_on(self) -> bool:
-        """Whether a later partition of the same program may read its results."""
+        """Return whether a later partition of the same program may read its results."""
         plain = getattr(self.generated, "__func__", self.generated)
         number = re.fullmatch(r"partition_(\d+)", getattr(plain, "__name__", ""))
         if not self.is_one_of_several or number is None:
@@ -301,7 +301,7 @@ class RecordableFunction:
 
     @property
     def in_place(self) -> bool:
-        """Whether a graph of it can read an input in place that stock copies."""
+        """Return whether a graph of it can read an input in place that stock copies."""
         return any(node.in_place for node in self._alive())
 
     def short_of_memory(self) -> str | None:
@@ -392,7 +392,7 @@ class RecordableFunction:
         warnings.warn(f"Encore leaves a CUDA graph as it is; {reason}. This is a defect of Encore.", stacklevel=2)
 
     def ran_without_graph(self, reason: str) -> None:
-        """To be told of each call without a graph. `TORCH_LOGS=cudagraphs` shows the first for each reason."""
+        """Count a call without a graph. `TORCH_LOGS=cudagraphs` shows the first for each reason."""
         self._count_uncaptured(reason)
         freed = self.decision == "no graph" and not self.retiring
         if freed and self.direction == "inference" and self.serve_by is not None:
@@ -514,7 +514,7 @@ class GraphedFunction:
 
     @property
     def is_measured_now(self) -> bool:
-        """Whether a race runs, which decides how calls are served."""
+        """Return whether a race runs that decides how calls are served."""
         return any(isinstance(one, Measured) and one.is_running for one in list(self._recorded.values()))
 
     def _first_call(self, inputs: list[Any]) -> Any:
@@ -609,5 +609,5 @@ def forget_recordings(functions: Iterable[GraphedFunction] | None = None) -> Non
 
 
 def races_run() -> bool:
-    """Whether calls of any function take part in a race now."""
+    """Return whether calls of any function take part in a race now."""
     return any(function.is_measured_now for function in _LIVE.alive())

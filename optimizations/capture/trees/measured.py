@@ -26,7 +26,7 @@ from optimizations.selection import Decision
 
 
 class MeasuredFunction(Protocol):
-    """What is measured: `function.RecordableFunction` describes each member."""
+    """A function that is measured. `function.RecordableFunction` describes each member."""
 
     direction: Direction
     turn: AbstractContextManager[Any] | None
@@ -77,7 +77,7 @@ class Measured:
 
     @property
     def is_running(self) -> bool:
-        """Whether a race has begun. It ends after a few more calls."""
+        """Return whether a race has begun. It ends after a few more calls."""
         return self._race is not None
 
     def __call__(self, inputs: list[Any]) -> Any:
