@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from optimizations.captured.driver import check
+from optimizations.graph.driver import check
 
 CALLS = 8
 """Calls of each alternative that count."""

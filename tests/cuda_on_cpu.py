@@ -24,7 +24,7 @@ from optimizations import torch_internals
 from optimizations.capture.trees import containers, manager
 from optimizations.capture.trees import function as function_module
 from optimizations.capture.trees import node as node_module
-from optimizations.captured.displaced import size_bytes
+from optimizations.graph.displaced import size_bytes
 from optimizations.recording import budget, description, examination, session
 from optimizations.recording.generated import GeneratedCode
 
@@ -45,7 +45,7 @@ class FakeStream:
 
 
 class CurrentStream(FakeStream):
-    """Waits for what captures enqueued on theirs: see `optimizations.captured.capture_order`."""
+    """Waits for what captures enqueued on theirs: see `optimizations.graph.capture_order`."""
 
     def __init__(self, cuda: CudaOnCpu) -> None:
         super().__init__()

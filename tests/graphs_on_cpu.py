@@ -34,7 +34,7 @@ from optimizations.capture import inputs
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.step import outputs
 from optimizations.capture.step.gradient_holders import OwnReferences
-from optimizations.captured.graph import CapturedGraph, Edge, MemoryRange
+from optimizations.graph.records import CapturedGraph, Edge, MemoryRange
 from optimizations.indirection.plan import Plan
 
 GARBAGE = float("nan")

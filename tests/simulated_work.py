@@ -20,10 +20,10 @@ import torch
 from cuda.bindings import driver as real
 from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph, floats, word
 
-from optimizations.captured.displaced import size_bytes
-from optimizations.captured.graph import MemoryRange
-from optimizations.captured.read import read_graph
-from optimizations.captured.recapture import Recaptured
+from optimizations.graph.displaced import size_bytes
+from optimizations.graph.read import read_graph
+from optimizations.graph.recapture import Recaptured
+from optimizations.graph.records import MemoryRange
 
 COUNT = 16
 BLOCK = 64

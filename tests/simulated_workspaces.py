@@ -22,7 +22,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture import side_stream
-from optimizations.captured import pools, recapture
+from optimizations.graph import pools, recapture
 
 DEFAULT = (0, 0)
 

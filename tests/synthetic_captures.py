@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 
-from optimizations.captured.graph import (
+from optimizations.graph.records import (
     Capture,
     CapturedGraph,
     ChildGraphNode,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_work import aligned
 
-from optimizations.captured.graph import MemoryRange
-from optimizations.captured.memory_ranges import MemoryRanges
+from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.records import MemoryRange
 from optimizations.replay.addresses import AddressTracker, TrackedInput
 
 

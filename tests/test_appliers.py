@@ -23,11 +23,11 @@ from optimizations.appliers.table import (
     TableUnavailable,
     build_table_kernel,
 )
-from optimizations.captured.driver import CudaCallFailed
-from optimizations.captured.editing import EditableGraph, LaunchParameters
-from optimizations.captured.graph import KernelNode
-from optimizations.captured.read import read_graph
 from optimizations.compiled_cache import CompiledCache
+from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.editing import EditableGraph, LaunchParameters
+from optimizations.graph.read import read_graph
+from optimizations.graph.records import KernelNode
 from optimizations.indirection.plan import Available, Choice, Plan, Slot, make_plan
 from optimizations.indirection.pointers import Analysis, InputVerdict, PointerUse, UseKind
 from optimizations.indirection.tensor_map import AddressRefused

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from test_graph_edges import Driver
 
-from optimizations.captured.graph import CapturedGraph, KernelNode
 from optimizations.concurrency.branches import BRANCHES, CHAIN, Branches, Noted
 from optimizations.concurrency.launch_log import Logged
 from optimizations.concurrency.order import Launch
+from optimizations.graph.records import CapturedGraph, KernelNode
 
 INDEPENDENT = [Launch("left", 0, writes=((0, 8),)), Launch("right", 1, writes=((8, 16),))]
 CHAINED = [Launch("first", 0, writes=((0, 8),)), Launch("second", 1, reads=((0, 8),), writes=((8, 16),))]

@@ -25,8 +25,8 @@ from optimizations.capture.callables.gradient_memory import (
 from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
 from optimizations.capture.step import graphed_step
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.captured.displaced import storage_of
-from optimizations.captured.memory_ranges import MemoryRanges
+from optimizations.graph.displaced import storage_of
+from optimizations.graph.memory_ranges import MemoryRanges
 from optimizations.weak_registry import WeakRegistry
 
 

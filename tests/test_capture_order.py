@@ -9,7 +9,7 @@ import pytest
 import torch
 from cuda_on_cpu import FakeStream
 
-from optimizations.captured.capture_order import in_order
+from optimizations.graph.capture_order import in_order
 
 
 class Stream(FakeStream):

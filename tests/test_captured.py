@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from synthetic_captures import kernel
 
-from optimizations.captured.driver import CudaCallFailed, check
-from optimizations.captured.graph import (
+from optimizations.graph.driver import CudaCallFailed, check
+from optimizations.graph.read import node_handles, read_graph
+from optimizations.graph.records import (
     Capture,
     CapturedGraph,
     CaptureFileError,
@@ -34,7 +35,6 @@ from optimizations.captured.graph import (
     Provenance,
     RecordedCaptures,
 )
-from optimizations.captured.read import node_handles, read_graph
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)

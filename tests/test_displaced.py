@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizations.captured.displaced import (
+from optimizations.graph.displaced import (
     GRANULE_BYTES,
     buffer_bytes,
     displace,
@@ -17,7 +17,7 @@ from optimizations.captured.displaced import (
     overlaps,
     size_bytes,
 )
-from optimizations.captured.graph import MemoryRange
+from optimizations.graph.records import MemoryRange
 
 ranges = st.dictionaries(
     st.integers(0, 40),

@@ -16,9 +16,9 @@ from optimizations import host_code
 from optimizations.appliers import host
 from optimizations.appliers.host import HostUpdates
 from optimizations.appliers.protocol import AddressPlace
-from optimizations.captured.driver import CudaCallFailed, function_address
-from optimizations.captured.graph import MemoryRange
-from optimizations.captured.memory_ranges import MemoryRanges
+from optimizations.graph.driver import CudaCallFailed, function_address
+from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.records import MemoryRange
 from optimizations.replay.addresses import AddressTracker, TrackedInput
 
 EXECUTABLE = 4096
@@ -116,7 +116,7 @@ def test_graph_with_copies_is_followed_in_python(driver: Driver) -> None:
 
 def test_functions_of_the_library_are_of_the_bindings_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands for the driver in a test has handles that the library would follow into nowhere."""
-    monkeypatch.setattr("optimizations.captured.driver._address", lambda name: 1)
+    monkeypatch.setattr("optimizations.graph.driver._address", lambda name: 1)
     assert function_address(bindings, "cuGraphLaunch") == 1
     assert function_address(SimulatedDriver(), "cuGraphLaunch") is None
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from optimizations import torch_internals
-from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyEnd, MemcpyNode, Parameter
 from optimizations.concurrency.launch_log import (
     LaunchLog,
     Logged,
@@ -19,6 +18,7 @@ from optimizations.concurrency.launch_log import (
     with_moving_inputs,
 )
 from optimizations.concurrency.order import Launch, Span, order_launches
+from optimizations.graph.records import CapturedGraph, KernelNode, MemcpyEnd, MemcpyNode, Parameter
 
 
 def extent(tensor: torch.Tensor) -> Span:

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from optimizations.captured.driver import CudaCallFailed
+from optimizations.graph.driver import CudaCallFailed
 from suite.measure.captured import CaptureLog, NodeCounts, nodes_under_capture
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from optimizations.appliers.ptx_rewriting import dereference, read_kernel
 from optimizations.appliers.registry import APPLIERS
-from optimizations.captured.graph import CapturedGraph
+from optimizations.graph.records import CapturedGraph
 from optimizations.indirection.plan import Available, Choice, make_plan
 from optimizations.indirection.pointers import PointerUse
 from suite import cli_micro, environment

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_captures import kernel, word
 
-from optimizations.captured.graph import (
+from optimizations.graph.records import (
     Capture,
     CapturedGraph,
     Edge,

@@ -14,7 +14,7 @@ from synthetic_captures import Case, cases, examples, kernel, word
 from optimizations.appliers.prelude import PreludeNode
 from optimizations.appliers.ptx import PtxNode
 from optimizations.appliers.registry import APPLIERS
-from optimizations.captured.graph import (
+from optimizations.graph.records import (
     Capture,
     CapturedGraph,
     ChildGraphNode,

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from synthetic_captures import Case, cases, examples, kernel, word
 
-from optimizations.captured.graph import (
+from optimizations.graph.records import (
     Capture,
     CapturedGraph,
     ChildGraphNode,

@@ -12,8 +12,8 @@ import torch
 from cuda_on_cpu import FakeStream
 
 from optimizations import torch_internals
-from optimizations.captured.graph import MemoryRange
-from optimizations.captured.pools import Pool, are_allocated, end_failed_capture, joined, scratch_pool, used_memory
+from optimizations.graph.pools import Pool, are_allocated, end_failed_capture, joined, scratch_pool, used_memory
+from optimizations.graph.records import MemoryRange
 
 STREAM: Any = FakeStream(50)
 

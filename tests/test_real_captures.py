@@ -20,7 +20,7 @@ from fake_tensor_map import make_tensor_map, replace_address
 from test_plan import replay
 
 from optimizations.appliers.registry import APPLIERS
-from optimizations.captured.graph import (
+from optimizations.graph.records import (
     Capture,
     CapturedGraph,
     KernelNode,

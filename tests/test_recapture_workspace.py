@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from simulated_workspaces import DEFAULT, Block, Workspaces, workspaces
 
-from optimizations.captured import recapture
-from optimizations.captured.pools import claim, new_pool, others_have_pools, pool_memory, scratch_pool
+from optimizations.graph import recapture
+from optimizations.graph.pools import claim, new_pool, others_have_pools, pool_memory, scratch_pool
 
 __all__ = ["workspaces"]
 

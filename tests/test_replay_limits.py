@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_plan import kernel, with_ptx, word
 
-from optimizations.captured.graph import CapturedGraph, MemcpyEnd, MemcpyNode, Node
+from optimizations.graph.records import CapturedGraph, MemcpyEnd, MemcpyNode, Node
 from optimizations.indirection.exclusions import limit, with_reasons
 from optimizations.indirection.plan import (
     ALIGNMENT_BYTES,

@@ -14,7 +14,7 @@ from optimizations.capture.trees.containers import managers, shut_down
 from optimizations.capture.trees.function import forget_recordings
 from optimizations.capture.trees.manager import INSIDE_CAPTURE, EncoreManager
 from optimizations.capture.trees.node import StillHeld
-from optimizations.captured.editing import EditableGraph
+from optimizations.graph.editing import EditableGraph
 from optimizations.indirection.plan import Choice
 from optimizations.recording.session import Session
 

@@ -268,7 +268,7 @@ def test_an_interrupt_where_a_second_capture_begins_ends_it(cuda_on_cpu: CudaOnC
     for number in range(400):
         compiled = Compiled(Model(cuda_on_cpu))
         inputs = [(values(step), values(step)) for step in range(6)]
-        with interrupted_behind(number, "captured/driver.py") as where, contextlib.suppress(KeyboardInterrupt):
+        with interrupted_behind(number, "graph/driver.py") as where, contextlib.suppress(KeyboardInterrupt):
             for x, y in inputs:
                 compiled(x, y, W)
         assert cuda_on_cpu.capturing is None, where

@@ -18,7 +18,7 @@ from simulated_workspaces import DEFAULT, EXTERNAL, Block, Workspaces, workspace
 from optimizations.capture import device, side_stream
 from optimizations.capture.device import CudaDevice
 from optimizations.capture.side_stream import ATTEMPTS, SideStreams
-from optimizations.captured import pools
+from optimizations.graph import pools
 from optimizations.replay.streams import wait_for_stream
 
 __all__ = ["workspaces"]
@@ -426,7 +426,7 @@ def test_no_workspace_is_given_back_next_to_a_graph_of_the_programs_that_has_no_
 HIDDEN_BEFORE = """
 import gc
 gc.freeze()  # as Python 3.12 itself begins with objects that it hides
-from optimizations.captured import pools
+from optimizations.graph import pools
 found = [pools.others_have_graphs()]
 gc.freeze()
 found.append(pools.others_have_graphs())

@@ -25,9 +25,9 @@ from optimizations.capture.step.following import plan_of, worth_reading
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.launches import Launch, Launches, numbers_of
 from optimizations.capture.step.observer import Observer
-from optimizations.captured.driver import CudaCallFailed
-from optimizations.captured.graph import CapturedGraph, ChildGraphNode, Edge, MemoryRange
-from optimizations.captured.read import read_graph
+from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.read import read_graph
+from optimizations.graph.records import CapturedGraph, ChildGraphNode, Edge, MemoryRange
 
 __all__ = ["copied"]
 

@@ -23,9 +23,9 @@ from optimizations.capture.device import host_pointers
 from optimizations.capture.fused_copies import MOST_BYTES, find_fused, fused_copies
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.captured.driver import CudaCallFailed
-from optimizations.captured.graph import CapturedGraph, MemoryRange
-from optimizations.captured.read import read_graph
+from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.read import read_graph
+from optimizations.graph.records import CapturedGraph, MemoryRange
 from optimizations.indirection.plan import Choice, Plan
 from optimizations.torch_internals import list_copies
 

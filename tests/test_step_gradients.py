@@ -12,8 +12,8 @@ from graphs_on_cpu import CpuDevice, CpuGraph
 from step_parts import batches, loss_of, network
 
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.captured.driver import CudaCallFailed
-from optimizations.captured.graph import CapturedGraph, MemoryRange, MemsetNode
+from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.records import CapturedGraph, MemoryRange, MemsetNode
 
 Mentions = Callable[..., bool]
 

@@ -21,7 +21,7 @@ from torch import nn
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import StepRefused
-from optimizations.captured.graph import MemoryRange
+from optimizations.graph.records import MemoryRange
 
 
 def two_models() -> list[nn.Sequential]:

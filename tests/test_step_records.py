@@ -26,7 +26,7 @@ from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.progress import MOST_SIGNATURES, PATIENCE, Action, Plan, Progress
-from optimizations.captured.graph import CapturedGraph, KernelNode, MemoryRange, Parameter
+from optimizations.graph.records import CapturedGraph, KernelNode, MemoryRange, Parameter
 from optimizations.report.steps import Refusal
 
 

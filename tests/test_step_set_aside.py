@@ -23,7 +23,7 @@ from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.host_memory import spare_host_bytes
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.set_aside import SetAside
-from optimizations.captured.driver import CudaCallFailed
+from optimizations.graph.driver import CudaCallFailed
 
 Hold = Callable[[torch.Tensor], Any]
 

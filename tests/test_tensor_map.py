@@ -12,8 +12,8 @@ from fake_tensor_map import make_hidden_map, make_tensor_map, replace_address, r
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizations.captured.driver import CudaCallFailed
-from optimizations.captured.graph import Capture, CapturedGraph, MemoryRange, Placeholder
+from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
 from optimizations.indirection.moves import Moves, Origin
 from optimizations.indirection.tensor_map import (
     ReplaceAddress,

@@ -24,9 +24,9 @@ from optimizations.appliers.device import DeviceTools, RecordingTools, device_to
 from optimizations.appliers.modules import DEFAULT_SHARED_BYTES, LoadedModules
 from optimizations.appliers.ptx_rewriting import read_kernel
 from optimizations.appliers.triton_kernels import KernelFile, Refusals, read_folder, triton_kernels
-from optimizations.captured.driver import CudaCallFailed
-from optimizations.captured.graph import CapturedGraph, KernelNode
 from optimizations.compiled_cache import CompiledCache
+from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.records import CapturedGraph, KernelNode
 from optimizations.indirection.plan import Choice, PlannedNode
 from optimizations.indirection.pointers import PointerUse
 

@@ -15,8 +15,8 @@ from optimizations.appliers.host import HostUpdates
 from optimizations.appliers.protocol import ApplierTools
 from optimizations.appliers.registry import APPLIERS
 from optimizations.appliers.table import PointerTable
-from optimizations.captured.driver import check
-from optimizations.captured.editing import EditableGraph
+from optimizations.graph.driver import check
+from optimizations.graph.editing import EditableGraph
 from optimizations.indirection.plan import Plan
 
 

@@ -17,9 +17,9 @@ from optimizations.appliers.ptx_rewriting import PtxError, dereference, read_ker
 from optimizations.appliers.ptxas import PtxasFailed, PtxasMissing, assemble
 from optimizations.appliers.registry import APPLIERS
 from optimizations.appliers.triton_kernels import KernelAtHand, Refusals, TritonKernel
-from optimizations.captured.driver import CudaCallFailed, check
-from optimizations.captured.graph import CapturedGraph, KernelNode
 from optimizations.compiled_cache import CompiledCache, default_directory
+from optimizations.graph.driver import CudaCallFailed, check
+from optimizations.graph.records import CapturedGraph, KernelNode
 from optimizations.indirection.plan import Available, Choice, PlannedNode
 from optimizations.indirection.tensor_map import ReplaceAddress, driver_replace_address
 

@@ -29,9 +29,9 @@ from optimizations.appliers.protocol import (
     Follow,
     NodeUpdate,
 )
-from optimizations.captured.driver import SET_KERNEL, check, function_address
-from optimizations.captured.editing import EditableGraph, LaunchParameters
-from optimizations.captured.graph import WORD_BYTES, KernelNode, MemcpyNode, Node
+from optimizations.graph.driver import SET_KERNEL, check, function_address
+from optimizations.graph.editing import EditableGraph, LaunchParameters
+from optimizations.graph.records import WORD_BYTES, KernelNode, MemcpyNode, Node
 from optimizations.indirection.plan import Available, Choice, PlannedNode, Slots
 from optimizations.indirection.pointers import PointerUse, UseKind
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, TensorMapCell

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from optimizations.captured.driver import check
+from optimizations.graph.driver import check
 
 DEFAULT_SHARED_BYTES = 48 * 1024
 """Dynamic shared memory that a kernel may have without being asked for (CUDA Programming Guide, "Shared Memory")."""

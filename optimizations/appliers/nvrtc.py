@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from optimizations.captured.driver import CudaCallFailed, check
 from optimizations.compiled_cache import Compiled
+from optimizations.graph.driver import CudaCallFailed, check
 
 
 class CompilationFailed(RuntimeError):

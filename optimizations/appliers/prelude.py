@@ -17,9 +17,9 @@ import torch
 from optimizations.appliers import prelude_kernel
 from optimizations.appliers.prelude_kernel import ParameterUpdate
 from optimizations.appliers.protocol import ApplierGpu, ApplierTools, Attached
-from optimizations.captured.driver import check
-from optimizations.captured.editing import EditableGraph, LaunchParameters, pointer, unsigned
-from optimizations.captured.graph import KernelNode, Node
+from optimizations.graph.driver import check
+from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
+from optimizations.graph.records import KernelNode, Node
 from optimizations.indirection.plan import IN_KERNELS, Available, Choice, PlannedNode, Slots
 from optimizations.indirection.pointers import PointerUse, UseKind
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES

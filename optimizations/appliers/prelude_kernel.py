@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from optimizations.appliers.nvrtc import CompilationFailed, compile_cubin
-from optimizations.captured.driver import check
 from optimizations.compiled_cache import Compiled, CompiledCache
+from optimizations.graph.driver import check
 from optimizations.indirection.plan import Slot
 
 KERNEL_NAME = "encore_prelude"

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
-from optimizations.captured.editing import EditableGraph
-from optimizations.captured.graph import KernelNode
 from optimizations.compiled_cache import CompiledCache
+from optimizations.graph.editing import EditableGraph
+from optimizations.graph.records import KernelNode
 from optimizations.indirection.plan import PlannedNode, PlansNodes
 from optimizations.indirection.tensor_map import ReplaceAddress
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizations.appliers.protocol import ApplierGpu, ApplierTools, Attached
-from optimizations.captured.driver import check
-from optimizations.captured.editing import EditableGraph, LaunchParameters, pointer
-from optimizations.captured.graph import Node
+from optimizations.graph.driver import check
+from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer
+from optimizations.graph.records import Node
 from optimizations.indirection.plan import Available, Choice, PlannedNode, Slot, Slots
 from optimizations.indirection.pointers import PointerUse, UseKind
 

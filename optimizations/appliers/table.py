@@ -22,10 +22,10 @@ import torch
 
 from optimizations.appliers.nvrtc import compile_cubin
 from optimizations.appliers.protocol import AddressCell, AddressPlace
-from optimizations.captured.driver import check
-from optimizations.captured.editing import EditableGraph, LaunchParameters, pointer, unsigned
-from optimizations.captured.graph import WORD_BYTES
 from optimizations.compiled_cache import CompiledCache
+from optimizations.graph.driver import check
+from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
+from optimizations.graph.records import WORD_BYTES
 from optimizations.indirection.plan import Slot
 from optimizations.indirection.tensor_map import ReplaceAddress, TensorMapCell
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from optimizations import host_code
-from optimizations.captured.copy_parameters import DESTINATION, SOURCE, place_of
-from optimizations.captured.driver import SET_COPY, CudaCallFailed, check, function_address
-from optimizations.captured.read import node_handles
+from optimizations.graph.copy_parameters import DESTINATION, SOURCE, place_of
+from optimizations.graph.driver import SET_COPY, CudaCallFailed, check, function_address
+from optimizations.graph.read import node_handles
 
 MOST_CARRIED = 16
 """Copies of one graph that are made its nodes; of more, one fused copy costs less than so many settings. Inputs that

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from optimizations.capture.copy_nodes import NotCarried
-from optimizations.captured.graph import CapturedGraph, KernelNode
+from optimizations.graph.records import CapturedGraph, KernelNode
 from optimizations.indirection.plan import Choice, PlannedNode
 from optimizations.indirection.pointers import PointerUse
 from optimizations.replay.addresses import TrackedInput

@@ -17,10 +17,10 @@ from optimizations.appliers.host import HostUpdates
 from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode, NotCarried
 from optimizations.capture.fused_copies import FusedCopy, fused_copies
 from optimizations.capture.held_alone import held_by_nobody_else
-from optimizations.captured.displaced import each_once, memory_of, overlaps, size_bytes
-from optimizations.captured.driver import CudaCallFailed
-from optimizations.captured.graph import MemoryRange
-from optimizations.captured.memory_ranges import MemoryRanges
+from optimizations.graph.displaced import each_once, memory_of, overlaps, size_bytes
+from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.records import MemoryRange
 from optimizations.replay.addresses import AddressTracker, Pointers, TrackedInput
 
 

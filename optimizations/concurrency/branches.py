@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from optimizations.captured.driver import CudaCallFailed
-from optimizations.captured.graph import CapturedGraph
 from optimizations.concurrency.edges import EdgesRefused, GraphEdges
 from optimizations.concurrency.launch_log import Logged, with_hidden_memory, with_moving_inputs
 from optimizations.concurrency.order import LaunchOrder, Span, order_launches
+from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.records import CapturedGraph
 from optimizations.one_line import one_line
 from optimizations.report.concurrency import ConcurrencyReport
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from optimizations.captured.driver import CudaCallFailed, check
-from optimizations.captured.read import node_handles
+from optimizations.graph.driver import CudaCallFailed, check
+from optimizations.graph.read import node_handles
 
 MOST_NODES = 20_000
 """Larger graphs keep the chain: editing their edges takes longer than it can win back."""
@@ -32,7 +32,7 @@ class GraphEdges:
     Args:
         driver: the module `cuda.bindings.driver`.
         graph: a `CUgraph` that is no longer being captured, and outlives this object.
-        order: pairs of indices of its nodes, in the order of `captured.read`. The first runs before the second.
+        order: pairs of indices of its nodes, in the order of `graph.read`. The first runs before the second.
 
     Raises:
         EdgesRefused: the graph has too many nodes.

@@ -43,8 +43,9 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.captured.displaced import memory_of, storage_of
-from optimizations.captured.graph import (
+from optimizations.concurrency.order import Launch, Span
+from optimizations.graph.displaced import memory_of, storage_of
+from optimizations.graph.records import (
     WORD_BYTES,
     CapturedGraph,
     KernelNode,
@@ -53,7 +54,6 @@ from optimizations.captured.graph import (
     MemsetNode,
     Node,
 )
-from optimizations.concurrency.order import Launch, Span
 from optimizations.indirection.named_uses import STEP_BYTES
 from optimizations.one_line import one_line
 
@@ -506,7 +506,7 @@ def _words(node: Node) -> Iterator[int]:
 class _Spans:
     """Disjoint memory by address. Spans that overlap are joined.
 
-    Spans that only touch are not, as in `captured.memory_ranges`: two blocks that adjoin are no conflict.
+    Spans that only touch are not, as in `graph.memory_ranges`: two blocks that adjoin are no conflict.
     """
 
     def __init__(self, spans: Iterable[Span]) -> None:

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import torch
 
 from optimizations import torch_internals
-from optimizations.captured.pools import used_memory
-from optimizations.captured.read import captured_nodes
 from optimizations.concurrency.branches import Noted
 from optimizations.concurrency.launch_log import LaunchLog
+from optimizations.graph.pools import used_memory
+from optimizations.graph.read import captured_nodes
 
 Concurrency = Literal["auto", "off"]
 """The values of the option `concurrency`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 
-from optimizations.captured.difference import format_path
-from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode
+from optimizations.graph.difference import format_path
+from optimizations.graph.records import CapturedGraph, KernelNode, MemcpyNode
 from optimizations.indirection.collectives import is_collective_kernel
 from optimizations.indirection.pointers import Analysis, Reason, ReasonCode, UseKind
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from optimizations.captured.graph import Capture, MemoryRange, Placeholder
+from optimizations.graph.records import Capture, MemoryRange, Placeholder
 
 ADDRESS_SPACE = 2**64
 

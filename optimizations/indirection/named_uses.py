@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from optimizations.captured.graph import (
+from optimizations.graph.records import (
     WORD_BYTES,
     Capture,
     CapturedGraph,

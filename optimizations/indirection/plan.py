@@ -30,8 +30,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from optimizations.captured.difference import format_path
-from optimizations.captured.graph import WORD_BYTES, CapturedGraph, Node, NodePath
+from optimizations.graph.difference import format_path
+from optimizations.graph.records import WORD_BYTES, CapturedGraph, Node, NodePath
 from optimizations.indirection.pointers import Analysis, PointerUse, Reason, ReasonCode, UseKind
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
 from optimizations.options import Choice as Choice

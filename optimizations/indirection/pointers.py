@@ -27,8 +27,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
-from optimizations.captured.difference import difference, format_path
-from optimizations.captured.graph import (
+from optimizations.graph.difference import difference, format_path
+from optimizations.graph.records import (
     WORD_BYTES,
     Capture,
     KernelNode,

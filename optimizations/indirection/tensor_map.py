@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from optimizations.captured.driver import CudaCallFailed, check
-from optimizations.captured.graph import WORD_BYTES
+from optimizations.graph.driver import CudaCallFailed, check
+from optimizations.graph.records import WORD_BYTES
 from optimizations.indirection.moves import Moves, Origin
 
 TENSOR_MAP_BYTES = 128

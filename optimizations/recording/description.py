@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optimizations.captured.difference import format_path
-from optimizations.captured.displaced import size_bytes
-from optimizations.captured.graph import WORD_BYTES, NodePath
+from optimizations.graph.difference import format_path
+from optimizations.graph.displaced import size_bytes
+from optimizations.graph.records import WORD_BYTES, NodePath
 from optimizations.indirection.plan import Plan, PlannedNode
 from optimizations.indirection.pointers import PointerUse, UseKind
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES

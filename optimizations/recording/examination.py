@@ -20,13 +20,13 @@ from typing import Any, Protocol
 
 import torch
 
-from optimizations.captured.displaced import buffer_bytes, displace, memory_of, size_bytes, storage_of
-from optimizations.captured.editing import EditableGraph
-from optimizations.captured.graph import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
-from optimizations.captured.memory_ranges import MemoryRanges
-from optimizations.captured.pools import are_allocated, pool_memory
-from optimizations.captured.read import read_graph
-from optimizations.captured.recapture import Recaptured
+from optimizations.graph.displaced import buffer_bytes, displace, memory_of, size_bytes, storage_of
+from optimizations.graph.editing import EditableGraph
+from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.pools import are_allocated, pool_memory
+from optimizations.graph.read import read_graph
+from optimizations.graph.recapture import Recaptured
+from optimizations.graph.records import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
 from optimizations.indirection.exclusions import limit, with_reasons
 from optimizations.indirection.named_uses import find_named_uses
 from optimizations.indirection.plan import Available, Choice, Plan, PlannedNode, make_plan

@@ -36,12 +36,12 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.appliers.applied import AppliedPlan
-from optimizations.captured.displaced import size_bytes
-from optimizations.captured.driver import CudaCallFailed, check
-from optimizations.captured.graph import KernelNode
-from optimizations.captured.pools import pool_memory
-from optimizations.captured.recapture import Recaptured
 from optimizations.concurrency.branches import Branches
+from optimizations.graph.displaced import size_bytes
+from optimizations.graph.driver import CudaCallFailed, check
+from optimizations.graph.pools import pool_memory
+from optimizations.graph.recapture import Recaptured
+from optimizations.graph.records import KernelNode
 from optimizations.indirection.exclusions import with_reasons
 from optimizations.indirection.plan import Choice, Plan, make_plan
 from optimizations.indirection.pointers import ReasonCode

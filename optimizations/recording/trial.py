@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import torch
 
 from optimizations.appliers.applied import AppliedPlan, ApplierTools
-from optimizations.captured.driver import check
-from optimizations.captured.editing import EditableGraph
+from optimizations.graph.driver import check
+from optimizations.graph.editing import EditableGraph
 from optimizations.indirection.plan import Plan
 from optimizations.recording.proof import Observed
 

@@ -37,10 +37,10 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.appliers.protocol import Check, Follow
-from optimizations.captured.displaced import storage_of
-from optimizations.captured.driver import CudaCallFailed
-from optimizations.captured.graph import MemoryRange
-from optimizations.captured.memory_ranges import MemoryRanges
+from optimizations.graph.displaced import storage_of
+from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.records import MemoryRange
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from optimizations.captured.driver import CudaCallFailed, check
+from optimizations.graph.driver import CudaCallFailed, check
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from optimizations import torch_internals
 from optimizations.appliers.applied import AppliedPlan
 from optimizations.appliers.device import RecordingTools, device_tools, unload_kernels
 from optimizations.byte_units import format_bytes
-from optimizations.captured.displaced import GRANULE_BYTES, buffer_bytes, displace, memory_of
-from optimizations.captured.editing import EditableGraph
-from optimizations.captured.graph import Capture, CapturedGraph, MemoryRange, Placeholder
-from optimizations.captured.memory_ranges import MemoryRanges
-from optimizations.captured.read import read_graph
+from optimizations.graph.displaced import GRANULE_BYTES, buffer_bytes, displace, memory_of
+from optimizations.graph.editing import EditableGraph
+from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.read import read_graph
+from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
 from optimizations.indirection.plan import Choice, Plan, make_plan
 from optimizations.indirection.pointers import find_pointer_uses
 from optimizations.replay.addresses import AddressTracker, TrackedInput

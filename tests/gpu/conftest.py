@@ -94,7 +94,7 @@ def clean() -> Iterator[None]:
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[Searched]:
     """The captures of each recording as `find_pointer_uses` is given them: first, second, control and repeat."""
-    from optimizations.captured.graph import Capture
+    from optimizations.graph.records import Capture
     from optimizations.indirection.pointers import Analysis, find_pointer_uses
     from optimizations.recording import examination as recording
 

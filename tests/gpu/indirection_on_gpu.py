@@ -13,7 +13,7 @@ from torch._inductor.codecache import PyCodeCache
 
 import optimizations
 from optimizations import torch_internals
-from optimizations.captured.graph import Capture, Provenance, RecordedCaptures
+from optimizations.graph.records import Capture, Provenance, RecordedCaptures
 from optimizations.report.recordings import RecordingReport
 from suite.gpu import find_gpu
 

@@ -18,8 +18,8 @@ from torch import nn
 import optimizations
 from optimizations.capture.device import CudaDevice
 from optimizations.capture.trees import node as node_module
-from optimizations.captured.pools import pool_memory
-from optimizations.captured.recapture import recapture
+from optimizations.graph.pools import pool_memory
+from optimizations.graph.recapture import recapture
 from optimizations.recording import budget
 
 pytestmark = pytest.mark.gpu

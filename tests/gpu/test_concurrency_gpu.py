@@ -14,11 +14,11 @@ import optimizations
 from optimizations import race
 from optimizations.capture.trees import node
 from optimizations.capture.trees.containers import managers
-from optimizations.captured.driver import check
-from optimizations.captured.editing import EditableGraph
-from optimizations.captured.read import read_graph
 from optimizations.concurrency import branches
 from optimizations.concurrency.branches import BRANCHES
+from optimizations.graph.driver import check
+from optimizations.graph.editing import EditableGraph
+from optimizations.graph.read import read_graph
 from optimizations.recording.budget import spent_at_once
 
 pytestmark = pytest.mark.gpu

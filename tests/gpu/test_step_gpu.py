@@ -24,7 +24,7 @@ from models.instance import instantiate
 from models.registry import find
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import StepRefused
-from optimizations.captured.pools import others_have_graphs
+from optimizations.graph.pools import others_have_graphs
 from suite.protocol import CellSpec
 
 pytestmark = pytest.mark.gpu

@@ -16,7 +16,7 @@ from indirection_on_gpu import Searched, call, encore, recordings, said
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from optimizations.appliers.device import TENSOR_MAP_CAPABILITY
-from optimizations.captured.graph import KernelNode
+from optimizations.graph.records import KernelNode
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
 
 pytestmark = pytest.mark.gpu

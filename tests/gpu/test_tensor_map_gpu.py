@@ -12,7 +12,7 @@ from fake_tensor_map import replace_address
 from test_real_captures import FILES, load
 
 from optimizations.appliers.device import TENSOR_MAP_CAPABILITY
-from optimizations.captured.graph import KernelNode
+from optimizations.graph.records import KernelNode
 from optimizations.indirection.tensor_map import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, driver_replace_address
 
 pytestmark = pytest.mark.gpu

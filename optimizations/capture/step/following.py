@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from optimizations.appliers.registry import APPLIERS
 from optimizations.capture.device import words_of
 from optimizations.capture.step.launches import Launches
-from optimizations.captured.graph import (
+from optimizations.graph.records import (
     Capture,
     CapturedGraph,
     KernelNode,

@@ -50,9 +50,9 @@ from optimizations.capture.step.gradient_copies import clones, copy_in, copy_ove
 from optimizations.capture.step.gradient_holders import Family, Holders, Left, plain, taken_by
 from optimizations.capture.step.gradient_places import GradientPlaces
 from optimizations.capture.step.tensor_marks import look
-from optimizations.captured.displaced import memory_of, size_bytes
-from optimizations.captured.graph import MemoryRange
-from optimizations.captured.memory_ranges import MemoryRanges
+from optimizations.graph.displaced import memory_of, size_bytes
+from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.records import MemoryRange
 from optimizations.torch_internals.argument_guard import same_gradients
 
 _get: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("grad")

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.captured.driver import CudaCallFailed
+from optimizations.graph.driver import CudaCallFailed
 from optimizations.torch_internals import replaced_attribute
 
 _TUNERS = "torch._inductor.runtime.triton_heuristics"

@@ -26,9 +26,9 @@ from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.observing import host_change
 from optimizations.capture.step.running_values import tensors_in_two_places
-from optimizations.captured.driver import CudaCallFailed
-from optimizations.captured.graph import MemoryRange
-from optimizations.captured.memory_ranges import MemoryRanges
+from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.records import MemoryRange
 
 
 class GradientsMentioned(RuntimeError):

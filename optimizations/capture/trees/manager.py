@@ -65,7 +65,7 @@ from optimizations.capture.trees.node import EncoreNode, NotFollowed, NotLaunche
 from optimizations.capture.trees.readable_seeds import any_on_host
 from optimizations.capture.trees.results import with_inputs
 from optimizations.capture.trees.uncaptured_forwards import UncapturedForwards
-from optimizations.captured.pools import end_failed_capture
+from optimizations.graph.pools import end_failed_capture
 from optimizations.one_line import one_line
 from optimizations.replay.bound import when_a_root_is_gone
 from optimizations.replay.streams import make_context_current, stream_of, wait_for_stream

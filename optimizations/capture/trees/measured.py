@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from optimizations.capture.inner_graphs import resting
-from optimizations.captured.driver import CudaCallFailed
+from optimizations.graph.driver import CudaCallFailed
 from optimizations.race import Events, Race, mark
 from optimizations.recording.generated import GeneratedCode
 from optimizations.replay.turns import is_lent

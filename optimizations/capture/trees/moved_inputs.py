@@ -25,8 +25,8 @@ from optimizations.capture.trees.alike import tell_ranks
 from optimizations.capture.trees.function import RecordableFunction
 from optimizations.capture.trees.node import EncoreNode
 from optimizations.capture.trees.pool_manager import PoolManager
-from optimizations.captured.memory_ranges import MemoryRanges
-from optimizations.captured.pools import pool_memory
+from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.pools import pool_memory
 from optimizations.recording import examination
 from optimizations.recording.budget import waiting_for_memory
 

@@ -38,12 +38,12 @@ from optimizations.capture.trees.lean import (
 from optimizations.capture.trees.outputs import require_replayable
 from optimizations.capture.trees.readable_seeds import any_on_host
 from optimizations.capture.trees.results_node import CUDAGraphNode, ResultsNode
-from optimizations.captured.capture_order import in_order
-from optimizations.captured.driver import CudaCallFailed
-from optimizations.captured.pools import pool_memory
-from optimizations.captured.recapture import recapture, register_generators
 from optimizations.concurrency.branches import Branches, Noted
 from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF, NotedCapture
+from optimizations.graph.capture_order import in_order
+from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.pools import pool_memory
+from optimizations.graph.recapture import recapture, register_generators
 from optimizations.one_line import one_line
 from optimizations.race import Race, mark
 from optimizations.recording.budget import waiting_for_memory

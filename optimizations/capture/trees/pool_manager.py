@@ -35,7 +35,7 @@ from optimizations import torch_internals
 from optimizations.capture.trees.lean import SteadyCall
 from optimizations.capture.trees.node import EncoreNode
 from optimizations.capture.trees.results import kept_copied
-from optimizations.captured.pools import Pool, claim, give_back
+from optimizations.graph.pools import Pool, claim, give_back
 from optimizations.one_line import one_line
 from optimizations.recording.budget import Together
 from optimizations.torch_internals.stock_trees import forget_places
@@ -76,7 +76,7 @@ class PoolManager(CUDAGraphTreeManager):
         self._pool: Pool | None = None
         self._steady: defaultdict[Any, dict[EncoreNode | None, list[SteadyCall]]] = defaultdict(dict)
         super().__init__(device_index, **keywords)  # makes a capture
-        torch.cuda.current_stream(device_index).wait_stream(self.stream)  # see `captured.capture_order`
+        torch.cuda.current_stream(device_index).wait_stream(self.stream)  # see `graph.capture_order`
         claim(self.cuda_graphs_thread_pool)
 
     # Recordings, and what is made of them

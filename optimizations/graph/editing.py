@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from optimizations.captured.driver import check
-from optimizations.captured.graph import WORD_BYTES, CapturedGraph, KernelNode, NodePath
-from optimizations.captured.read import node_handles
+from optimizations.graph.driver import check
+from optimizations.graph.read import node_handles
+from optimizations.graph.records import WORD_BYTES, CapturedGraph, KernelNode, NodePath
 
 
 @dataclass(frozen=True, slots=True)

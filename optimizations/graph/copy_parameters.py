@@ -6,7 +6,7 @@ import ctypes
 import functools
 from typing import Any
 
-from optimizations.captured.graph import WORD_BYTES
+from optimizations.graph.records import WORD_BYTES
 
 SOURCE, DESTINATION = "srcDevice", "dstDevice"
 

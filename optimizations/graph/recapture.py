@@ -28,12 +28,12 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.captured.capture_order import in_order
-from optimizations.captured.driver import CudaCallFailed, check
-from optimizations.captured.graph import CapturedGraph, MemoryRange
-from optimizations.captured.own_stream import own_stream
-from optimizations.captured.pools import end_failed_capture, others_have_pools, pool_memory, scratch_pool
-from optimizations.captured.read import read_graph
+from optimizations.graph.capture_order import in_order
+from optimizations.graph.driver import CudaCallFailed, check
+from optimizations.graph.own_stream import own_stream
+from optimizations.graph.pools import end_failed_capture, others_have_pools, pool_memory, scratch_pool
+from optimizations.graph.read import read_graph
+from optimizations.graph.records import CapturedGraph, MemoryRange
 from optimizations.uncollected import uncollected
 
 

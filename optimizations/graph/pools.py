@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.captured.capture_order import in_order
-from optimizations.captured.graph import MemoryRange
-from optimizations.captured.memory_ranges import MemoryRanges
+from optimizations.graph.capture_order import in_order
+from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.records import MemoryRange
 from optimizations.torch_internals.memory_segments import memory_segments
 
 NO_POOL = (0, 0)

@@ -10,8 +10,8 @@ import ctypes
 import struct
 from typing import Any
 
-from optimizations.captured.driver import CudaCallFailed, check
-from optimizations.captured.graph import (
+from optimizations.graph.driver import CudaCallFailed, check
+from optimizations.graph.records import (
     CapturedGraph,
     ChildGraphNode,
     Dim3,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from optimizations.captured.driver import check
+from optimizations.graph.driver import check
 
 
 def own_stream(device: int) -> torch.cuda.Stream:

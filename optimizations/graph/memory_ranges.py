@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from optimizations.captured.graph import MemoryRange
+from optimizations.graph.records import MemoryRange
 
 
 class MemoryRanges:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from optimizations.captured.graph import (
+from optimizations.graph.records import (
     CapturedGraph,
     ChildGraphNode,
     KernelNode,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from optimizations.captured.graph import MemoryRange
+from optimizations.graph.records import MemoryRange
 
 GRANULE_BYTES = 512
 """What PyTorch's allocator aligns to."""
