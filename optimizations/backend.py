@@ -197,7 +197,7 @@ def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Make
     if settings.indirection == "off" or stock:
         return None
     from optimizations.capture.trees.maker import EncoreMaker
-    from optimizations.indirection.plan import Choice
+    from optimizations.graph.plan import Choice
 
     return EncoreMaker(
         Choice(settings.indirection),

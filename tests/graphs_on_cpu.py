@@ -34,8 +34,8 @@ from optimizations.capture import inputs
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.step import outputs
 from optimizations.capture.step.gradient_holders import OwnReferences
+from optimizations.graph.plan import Plan
 from optimizations.graph.records import CapturedGraph, Edge, MemoryRange
-from optimizations.indirection.plan import Plan
 
 GARBAGE = float("nan")
 ASKS = "_cuda_isCurrentStreamCapturing"

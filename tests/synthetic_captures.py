@@ -11,6 +11,7 @@ from typing import Any
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 
+from optimizations.graph.pointers import PointerUse, UseKind
 from optimizations.graph.records import (
     Capture,
     CapturedGraph,
@@ -27,7 +28,6 @@ from optimizations.graph.records import (
     Parameter,
     Placeholder,
 )
-from optimizations.indirection.pointers import PointerUse, UseKind
 
 STATIC_ADDRESS = 0x7F77_0000_0000
 """Where weights lie: at the same address in every capture."""

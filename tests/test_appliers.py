@@ -26,11 +26,11 @@ from optimizations.appliers.table import (
 from optimizations.compiled_cache import CompiledCache
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.editing import EditableGraph, LaunchParameters
+from optimizations.graph.plan import Available, Choice, Plan, Slot, make_plan
+from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse, UseKind
 from optimizations.graph.read import read_graph
 from optimizations.graph.records import KernelNode
-from optimizations.indirection.plan import Available, Choice, Plan, Slot, make_plan
-from optimizations.indirection.pointers import Analysis, InputVerdict, PointerUse, UseKind
-from optimizations.indirection.tensor_map import AddressRefused
+from optimizations.graph.tensor_map import AddressRefused
 
 COUNT = 8
 

@@ -13,7 +13,7 @@ from trees_on_cpu import Compiled, Model, check, values
 
 from optimizations.appliers.device import DeviceTools
 from optimizations.capture.trees.containers import managers, shut_down
-from optimizations.indirection.plan import Choice
+from optimizations.graph.plan import Choice
 
 __all__ = ["cuda_on_cpu"]
 

@@ -14,7 +14,7 @@ from optimizations import torch_internals
 from optimizations.capture.trees import readable_seeds
 from optimizations.capture.trees.maker import EncoreMaker
 from optimizations.capture.trees.readable_seeds import any_on_host, with_readable_seeds
-from optimizations.indirection.plan import Choice
+from optimizations.graph.plan import Choice
 from optimizations.recording.generated import GeneratedCode, read_function
 
 GPU = torch.device("meta")

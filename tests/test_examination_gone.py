@@ -11,9 +11,9 @@ import torch
 from simulated_cuda import word
 from synthetic_captures import kernel
 
+from optimizations.graph.pointers import UseKind
 from optimizations.graph.recapture import Recaptured
 from optimizations.graph.records import CapturedGraph, MemoryRange
-from optimizations.indirection.pointers import UseKind
 from optimizations.recording import examination
 from optimizations.recording.examination import Examination
 

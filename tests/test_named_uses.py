@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_captures import kernel, word
 
+from optimizations.graph.named_uses import find_named_uses
+from optimizations.graph.pointers import Analysis, PointerUse, ReasonCode
 from optimizations.graph.records import (
     Capture,
     CapturedGraph,
@@ -19,8 +21,6 @@ from optimizations.graph.records import (
     OtherNode,
     Placeholder,
 )
-from optimizations.indirection.named_uses import find_named_uses
-from optimizations.indirection.pointers import Analysis, PointerUse, ReasonCode
 
 X, Y, OUT = 0x7F12_3400_0000, 0x7F12_3400_1000, 0x7F40_0000_0000
 SIZE = 256

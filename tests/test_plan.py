@@ -14,6 +14,22 @@ from synthetic_captures import Case, cases, examples, kernel, word
 from optimizations.appliers.prelude import PreludeNode
 from optimizations.appliers.ptx import PtxNode
 from optimizations.appliers.registry import APPLIERS
+from optimizations.graph.plan import (
+    AUTO_HOST_NODES,
+    AUTO_PTX_NODES,
+    Available,
+    Choice,
+    Plan,
+    make_plan,
+)
+from optimizations.graph.pointers import (
+    Analysis,
+    InputVerdict,
+    PointerUse,
+    ReasonCode,
+    UseKind,
+    find_pointer_uses,
+)
 from optimizations.graph.records import (
     Capture,
     CapturedGraph,
@@ -28,22 +44,6 @@ from optimizations.graph.records import (
     Placeholder,
     Provenance,
     RecordedCaptures,
-)
-from optimizations.indirection.plan import (
-    AUTO_HOST_NODES,
-    AUTO_PTX_NODES,
-    Available,
-    Choice,
-    Plan,
-    make_plan,
-)
-from optimizations.indirection.pointers import (
-    Analysis,
-    InputVerdict,
-    PointerUse,
-    ReasonCode,
-    UseKind,
-    find_pointer_uses,
 )
 
 EVERYTHING = Available(off={}, ptx={}, appliers=APPLIERS)

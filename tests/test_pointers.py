@@ -11,6 +11,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from synthetic_captures import Case, cases, examples, kernel, word
 
+from optimizations.graph.pointers import (
+    Analysis,
+    PointerUse,
+    ReasonCode,
+    UnexplainedWord,
+    UseKind,
+    find_pointer_uses,
+)
 from optimizations.graph.records import (
     Capture,
     CapturedGraph,
@@ -25,14 +33,6 @@ from optimizations.graph.records import (
     Node,
     OtherNode,
     Placeholder,
-)
-from optimizations.indirection.pointers import (
-    Analysis,
-    PointerUse,
-    ReasonCode,
-    UnexplainedWord,
-    UseKind,
-    find_pointer_uses,
 )
 
 A, B = 0x7F12_3400_0000, 0x7F15_0000_1000

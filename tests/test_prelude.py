@@ -24,7 +24,7 @@ from optimizations.appliers.prelude_kernel import (
     unavailable_reason,
 )
 from optimizations.compiled_cache import CompiledCache
-from optimizations.indirection.plan import Slot
+from optimizations.graph.plan import Slot
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])

@@ -20,6 +20,17 @@ from fake_tensor_map import make_tensor_map, replace_address
 from test_plan import replay
 
 from optimizations.appliers.registry import APPLIERS
+from optimizations.graph.exclusions import limit
+from optimizations.graph.plan import (
+    ALIGNMENT_BYTES,
+    AUTO_HOST_NODES,
+    LIBRARY_ALIGNMENT_BYTES,
+    Available,
+    Choice,
+    Plan,
+    make_plan,
+)
+from optimizations.graph.pointers import Analysis, ReasonCode, UseKind, find_pointer_uses
 from optimizations.graph.records import (
     Capture,
     CapturedGraph,
@@ -31,17 +42,6 @@ from optimizations.graph.records import (
     NodePath,
     RecordedCaptures,
 )
-from optimizations.indirection.exclusions import limit
-from optimizations.indirection.plan import (
-    ALIGNMENT_BYTES,
-    AUTO_HOST_NODES,
-    LIBRARY_ALIGNMENT_BYTES,
-    Available,
-    Choice,
-    Plan,
-    make_plan,
-)
-from optimizations.indirection.pointers import Analysis, ReasonCode, UseKind, find_pointer_uses
 
 FOLDER = Path(__file__).parent / "data" / "captures"
 FILES = sorted(path.stem for path in FOLDER.glob("*.json"))

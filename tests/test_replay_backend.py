@@ -12,7 +12,7 @@ from inductor_in_disguise import FakeMaker, cuda_in_disguise, program
 import optimizations
 from optimizations.capture.trees import containers
 from optimizations.capture.trees import maker as maker_module
-from optimizations.indirection.plan import Choice
+from optimizations.graph.plan import Choice
 from optimizations.options import Options, WrongOption
 from optimizations.report.recordings import RecordingReport
 

@@ -16,7 +16,7 @@ from optimizations.capture.trees import function as module
 from optimizations.capture.trees import maker as maker_module
 from optimizations.capture.trees.function import GraphedFunction, RecordableFunction, forget_recordings
 from optimizations.capture.trees.maker import EncoreMaker
-from optimizations.indirection.plan import Choice
+from optimizations.graph.plan import Choice
 
 
 class FakeRecord:

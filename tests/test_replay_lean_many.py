@@ -13,7 +13,7 @@ from trees_on_cpu import COUNT, Model, nodes, values
 from optimizations import torch_internals
 from optimizations.capture.trees import lean
 from optimizations.capture.trees.maker import EncoreMaker
-from optimizations.indirection.plan import Choice
+from optimizations.graph.plan import Choice
 
 __all__ = ["cuda_on_cpu"]
 

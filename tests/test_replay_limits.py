@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from test_plan import kernel, with_ptx, word
 
-from optimizations.graph.records import CapturedGraph, MemcpyEnd, MemcpyNode, Node
-from optimizations.indirection.exclusions import limit, with_reasons
-from optimizations.indirection.plan import (
+from optimizations.graph.exclusions import limit, with_reasons
+from optimizations.graph.plan import (
     ALIGNMENT_BYTES,
     LIBRARY_ALIGNMENT_BYTES,
     TENSOR_MAP_ALIGNMENT_BYTES,
     Choice,
     make_plan,
 )
-from optimizations.indirection.pointers import Analysis, InputVerdict, PointerUse, ReasonCode, UseKind
+from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse, ReasonCode, UseKind
+from optimizations.graph.records import CapturedGraph, MemcpyEnd, MemcpyNode, Node
 
 END = MemcpyEnd(memory="device", address=4096)
 

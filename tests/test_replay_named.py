@@ -10,7 +10,7 @@ from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from trees_on_cpu import COUNT, Compiled, Model, check, values
 
 from optimizations.capture.trees import node as node_module
-from optimizations.indirection.pointers import Analysis, InputVerdict, Reason, ReasonCode, UnexplainedWord
+from optimizations.graph.pointers import Analysis, InputVerdict, Reason, ReasonCode, UnexplainedWord
 from optimizations.recording import examination
 from optimizations.recording.generated import GeneratedCode, Launch
 

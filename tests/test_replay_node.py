@@ -23,9 +23,9 @@ from optimizations import torch_internals
 from optimizations.capture.trees import moved_inputs, pool_manager
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.node import EncoreNode
-from optimizations.indirection.exclusions import with_reasons
-from optimizations.indirection.plan import Choice
-from optimizations.indirection.pointers import ReasonCode
+from optimizations.graph.exclusions import with_reasons
+from optimizations.graph.plan import Choice
+from optimizations.graph.pointers import ReasonCode
 from optimizations.recording import budget, examination, patched_inputs, session
 from optimizations.recording.generated import GeneratedCode
 from suite.measure import copies

@@ -15,7 +15,7 @@ from optimizations.capture.trees.function import forget_recordings
 from optimizations.capture.trees.manager import INSIDE_CAPTURE, EncoreManager
 from optimizations.capture.trees.node import StillHeld
 from optimizations.graph.editing import EditableGraph
-from optimizations.indirection.plan import Choice
+from optimizations.graph.plan import Choice
 from optimizations.recording.session import Session
 
 __all__ = ["cuda_on_cpu"]

@@ -24,9 +24,9 @@ from optimizations.capture.fused_copies import MOST_BYTES, find_fused, fused_cop
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.plan import Choice, Plan
 from optimizations.graph.read import read_graph
 from optimizations.graph.records import CapturedGraph, MemoryRange
-from optimizations.indirection.plan import Choice, Plan
 from optimizations.torch_internals import list_copies
 
 CALLS = 10

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.moves import Moves, Origin
 from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
-from optimizations.indirection.moves import Moves, Origin
-from optimizations.indirection.tensor_map import (
+from optimizations.graph.tensor_map import (
     ReplaceAddress,
     TensorMapWindow,
     driver_replace_address,

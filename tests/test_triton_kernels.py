@@ -26,9 +26,9 @@ from optimizations.appliers.ptx_rewriting import read_kernel
 from optimizations.appliers.triton_kernels import KernelFile, Refusals, read_folder, triton_kernels
 from optimizations.compiled_cache import CompiledCache
 from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.plan import Choice, PlannedNode
+from optimizations.graph.pointers import PointerUse
 from optimizations.graph.records import CapturedGraph, KernelNode
-from optimizations.indirection.plan import Choice, PlannedNode
-from optimizations.indirection.pointers import PointerUse
 
 KERNEL = corpus()[0]
 

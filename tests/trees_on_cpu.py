@@ -19,7 +19,7 @@ from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.maker import EncoreMaker
 from optimizations.capture.trees.node import EncoreNode
 from optimizations.concurrency.noted_capture import Concurrency
-from optimizations.indirection.plan import Choice
+from optimizations.graph.plan import Choice
 from optimizations.recording.generated import GeneratedCode
 from optimizations.report.recordings import RecordingReport
 from optimizations.selection import Selection

@@ -17,7 +17,7 @@ from optimizations.appliers.registry import APPLIERS
 from optimizations.appliers.table import PointerTable
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph
-from optimizations.indirection.plan import Plan
+from optimizations.graph.plan import Plan
 
 
 class AppliedPlan:

@@ -19,9 +19,9 @@ from optimizations.appliers.registry import APPLIERS
 from optimizations.appliers.triton_kernels import KernelAtHand, Refusals, TritonKernel
 from optimizations.compiled_cache import CompiledCache, default_directory
 from optimizations.graph.driver import CudaCallFailed, check
+from optimizations.graph.plan import Available, Choice, PlannedNode
 from optimizations.graph.records import CapturedGraph, KernelNode
-from optimizations.indirection.plan import Available, Choice, PlannedNode
-from optimizations.indirection.tensor_map import ReplaceAddress, driver_replace_address
+from optimizations.graph.tensor_map import ReplaceAddress, driver_replace_address
 
 TENSOR_MAP_CAPABILITY = (9, 0)
 """First compute capability with tensor maps."""

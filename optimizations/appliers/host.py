@@ -31,10 +31,10 @@ from optimizations.appliers.protocol import (
 )
 from optimizations.graph.driver import SET_KERNEL, check, function_address
 from optimizations.graph.editing import EditableGraph, LaunchParameters
+from optimizations.graph.plan import Available, Choice, PlannedNode, Slots
+from optimizations.graph.pointers import PointerUse, UseKind
 from optimizations.graph.records import WORD_BYTES, KernelNode, MemcpyNode, Node
-from optimizations.indirection.plan import Available, Choice, PlannedNode, Slots
-from optimizations.indirection.pointers import PointerUse, UseKind
-from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, TensorMapCell
+from optimizations.graph.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, TensorMapCell
 
 
 class Host:

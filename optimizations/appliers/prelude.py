@@ -19,10 +19,10 @@ from optimizations.appliers.prelude_kernel import ParameterUpdate
 from optimizations.appliers.protocol import ApplierGpu, ApplierTools, Attached
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
+from optimizations.graph.plan import IN_KERNELS, Available, Choice, PlannedNode, Slots
+from optimizations.graph.pointers import PointerUse, UseKind
 from optimizations.graph.records import KernelNode, Node
-from optimizations.indirection.plan import IN_KERNELS, Available, Choice, PlannedNode, Slots
-from optimizations.indirection.pointers import PointerUse, UseKind
-from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
+from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Any
 from optimizations.appliers.nvrtc import CompilationFailed, compile_cubin
 from optimizations.compiled_cache import Compiled, CompiledCache
 from optimizations.graph.driver import check
-from optimizations.indirection.plan import Slot
+from optimizations.graph.plan import Slot
 
 KERNEL_NAME = "encore_prelude"
 THREADS_PER_BLOCK = 128

@@ -15,9 +15,9 @@ import torch
 
 from optimizations.compiled_cache import CompiledCache
 from optimizations.graph.editing import EditableGraph
+from optimizations.graph.plan import PlannedNode, PlansNodes
 from optimizations.graph.records import KernelNode
-from optimizations.indirection.plan import PlannedNode, PlansNodes
-from optimizations.indirection.tensor_map import ReplaceAddress
+from optimizations.graph.tensor_map import ReplaceAddress
 
 BuildKernel = Callable[[str, CompiledCache], bytes]
 """Gives the cubin of one of Encore's own kernels for a target (`sm_90`), from the cache or compiled."""

@@ -9,9 +9,9 @@ from typing import Any
 from optimizations.appliers.protocol import ApplierGpu, ApplierTools, Attached
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer
+from optimizations.graph.plan import Available, Choice, PlannedNode, Slot, Slots
+from optimizations.graph.pointers import PointerUse, UseKind
 from optimizations.graph.records import Node
-from optimizations.indirection.plan import Available, Choice, PlannedNode, Slot, Slots
-from optimizations.indirection.pointers import PointerUse, UseKind
 
 
 @dataclass(frozen=True, slots=True)

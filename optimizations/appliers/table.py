@@ -25,9 +25,9 @@ from optimizations.appliers.protocol import AddressCell, AddressPlace
 from optimizations.compiled_cache import CompiledCache
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
+from optimizations.graph.plan import Slot
 from optimizations.graph.records import WORD_BYTES
-from optimizations.indirection.plan import Slot
-from optimizations.indirection.tensor_map import ReplaceAddress, TensorMapCell
+from optimizations.graph.tensor_map import ReplaceAddress, TensorMapCell
 
 KERNEL_NAME = "encore_write_pointers"
 THREADS_PER_BLOCK = 128

@@ -21,10 +21,10 @@ from optimizations.capture.side_stream import SideStreams
 from optimizations.graph.capture_order import in_order
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.plan import Choice, Plan
 from optimizations.graph.pools import end_failed_capture, new_pool, pool_memory, used_memory
 from optimizations.graph.read import captured_nodes, read_graph
 from optimizations.graph.records import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
-from optimizations.indirection.plan import Choice, Plan
 from optimizations.replay.addresses import Pointers
 from optimizations.replay.streams import make_context_current, stream_of, wait_for_stream
 from optimizations.uncollected import uncollected

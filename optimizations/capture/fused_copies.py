@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import torch
 
 from optimizations.capture.copy_nodes import NotCarried
+from optimizations.graph.plan import Choice, PlannedNode
+from optimizations.graph.pointers import PointerUse
 from optimizations.graph.records import CapturedGraph, KernelNode
-from optimizations.indirection.plan import Choice, PlannedNode
-from optimizations.indirection.pointers import PointerUse
 from optimizations.replay.addresses import TrackedInput
 from optimizations.torch_internals.list_copies import (
     MOST_BLOCKS,

@@ -45,6 +45,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.concurrency.order import Launch, Span
 from optimizations.graph.displaced import memory_of, storage_of
+from optimizations.graph.named_uses import STEP_BYTES
 from optimizations.graph.records import (
     WORD_BYTES,
     CapturedGraph,
@@ -54,7 +55,6 @@ from optimizations.graph.records import (
     MemsetNode,
     Node,
 )
-from optimizations.indirection.named_uses import STEP_BYTES
 from optimizations.one_line import one_line
 
 LEAST_KEPT = 8

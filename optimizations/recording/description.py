@@ -9,10 +9,10 @@ from typing import Any
 
 from optimizations.graph.difference import format_path
 from optimizations.graph.displaced import size_bytes
+from optimizations.graph.plan import Plan, PlannedNode
+from optimizations.graph.pointers import PointerUse, UseKind
 from optimizations.graph.records import WORD_BYTES, NodePath
-from optimizations.indirection.plan import Plan, PlannedNode
-from optimizations.indirection.pointers import PointerUse, UseKind
-from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
+from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
 from optimizations.recording.examination import Findings, ineligible_reason
 from optimizations.recording.patched_inputs import PatchedInputs
 from optimizations.recording.session import Session

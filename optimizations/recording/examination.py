@@ -3,11 +3,11 @@
 There are two ways, and both end in `Findings`, a plan among them:
 
 * *by name*: where the generated code names every use of an input, and all are arguments of Triton kernels, the
-  addresses are looked up in the recorded graph itself (`indirection.named_uses`). Nothing is captured, run or tried,
+  addresses are looked up in the recorded graph itself (`graph.named_uses`). Nothing is captured, run or tried,
   so it is open to functions that must not be captured once more: those that take part in collectives, that call
   operators of the program's own, or that draw random numbers;
 * *by comparison*: the function is captured once more with its inputs elsewhere; nothing of that is ever run. The two
-  graphs are compared (`indirection.pointers`).
+  graphs are compared (`graph.pointers`).
 
 Inputs at fixed addresses that the function writes are looked at in the same way; see `patched_inputs`.
 """
@@ -22,15 +22,15 @@ import torch
 
 from optimizations.graph.displaced import buffer_bytes, displace, memory_of, size_bytes, storage_of
 from optimizations.graph.editing import EditableGraph
+from optimizations.graph.exclusions import limit, with_reasons
 from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.named_uses import find_named_uses
+from optimizations.graph.plan import Available, Choice, Plan, PlannedNode, make_plan
+from optimizations.graph.pointers import Analysis, InputVerdict, ReasonCode, UseKind, find_pointer_uses
 from optimizations.graph.pools import are_allocated, pool_memory
 from optimizations.graph.read import read_graph
 from optimizations.graph.recapture import Recaptured
 from optimizations.graph.records import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
-from optimizations.indirection.exclusions import limit, with_reasons
-from optimizations.indirection.named_uses import find_named_uses
-from optimizations.indirection.plan import Available, Choice, Plan, PlannedNode, make_plan
-from optimizations.indirection.pointers import Analysis, InputVerdict, ReasonCode, UseKind, find_pointer_uses
 from optimizations.lazy_view import is_lazy_view
 from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.generated import GeneratedCode

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from optimizations.indirection.plan import Choice
+from optimizations.graph.plan import Choice
 from optimizations.one_line import one_line
 from optimizations.recording.examination import Findings
 from optimizations.recording.session import Session

@@ -5,7 +5,7 @@ A recording is made as stock makes it and copies its inputs. Everything else hap
 1. *waiting*: nothing, until the graph has been used enough to win the work back (`budget`), and the memory is free;
    *racing*: then the graph's chain is raced against branches (`concurrency.branches`), before anything changes nodes;
 2. *examination* (`examination`): the recorded graph is read, where the generated code names every use of its inputs; or
-   the function is captured once more, and the two graphs are compared. A plan is made (`indirection.plan`);
+   the function is captured once more, and the two graphs are compared. A plan is made (`graph.plan`);
 3. *proof*: inputs whose every use is named by the generated code (`generated`) need none. For others a candidate runs
    next to the copying graph in calls of the program (`trial`), until outcomes decide (`proof`);
 4. *done*: the plan is carried out on the recorded graph, or everything stays as stock has it, with the reason.
@@ -39,12 +39,12 @@ from optimizations.appliers.applied import AppliedPlan
 from optimizations.concurrency.branches import Branches
 from optimizations.graph.displaced import size_bytes
 from optimizations.graph.driver import CudaCallFailed, check
+from optimizations.graph.exclusions import with_reasons
+from optimizations.graph.plan import Choice, Plan, make_plan
+from optimizations.graph.pointers import ReasonCode
 from optimizations.graph.pools import pool_memory
 from optimizations.graph.recapture import Recaptured
 from optimizations.graph.records import KernelNode
-from optimizations.indirection.exclusions import with_reasons
-from optimizations.indirection.plan import Choice, Plan, make_plan
-from optimizations.indirection.pointers import ReasonCode
 from optimizations.one_line import one_line
 from optimizations.recording.budget import Together, Use, is_about_memory, waiting_for_memory
 from optimizations.recording.examination import (

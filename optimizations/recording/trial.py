@@ -22,7 +22,7 @@ import torch
 from optimizations.appliers.applied import AppliedPlan, ApplierTools
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph
-from optimizations.indirection.plan import Plan
+from optimizations.graph.plan import Plan
 from optimizations.recording.proof import Observed
 
 SPREAD_BYTES = 32

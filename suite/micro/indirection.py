@@ -20,10 +20,10 @@ from optimizations.byte_units import format_bytes
 from optimizations.graph.displaced import GRANULE_BYTES, buffer_bytes, displace, memory_of
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.plan import Choice, Plan, make_plan
+from optimizations.graph.pointers import find_pointer_uses
 from optimizations.graph.read import read_graph
 from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
-from optimizations.indirection.plan import Choice, Plan, make_plan
-from optimizations.indirection.pointers import find_pointer_uses
 from optimizations.replay.addresses import AddressTracker, TrackedInput
 from suite.errors import EncoreError
 from suite.measure.gpu_state import gpu_reader

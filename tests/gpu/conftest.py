@@ -94,8 +94,8 @@ def clean() -> Iterator[None]:
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[Searched]:
     """The captures of each recording as `find_pointer_uses` is given them: first, second, control and repeat."""
+    from optimizations.graph.pointers import Analysis, find_pointer_uses
     from optimizations.graph.records import Capture
-    from optimizations.indirection.pointers import Analysis, find_pointer_uses
     from optimizations.recording import examination as recording
 
     found: list[Searched] = []

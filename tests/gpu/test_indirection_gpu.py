@@ -40,9 +40,9 @@ from optimizations import torch_internals
 from optimizations.appliers.device import TENSOR_MAP_CAPABILITY
 from optimizations.appliers.prelude_kernel import MINIMUM_DRIVER
 from optimizations.capture.trees.containers import managers
+from optimizations.graph.pointers import find_pointer_uses
 from optimizations.graph.records import RecordedCaptures
-from optimizations.indirection.pointers import find_pointer_uses
-from optimizations.indirection.tensor_map import driver_replace_address
+from optimizations.graph.tensor_map import driver_replace_address
 from optimizations.recording.session import Session
 
 pytestmark = pytest.mark.gpu

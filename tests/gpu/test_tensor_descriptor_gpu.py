@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from optimizations.appliers.device import TENSOR_MAP_CAPABILITY
 from optimizations.graph.records import KernelNode
-from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
+from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
 
 pytestmark = pytest.mark.gpu
 

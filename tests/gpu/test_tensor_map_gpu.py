@@ -13,7 +13,7 @@ from test_real_captures import FILES, load
 
 from optimizations.appliers.device import TENSOR_MAP_CAPABILITY
 from optimizations.graph.records import KernelNode
-from optimizations.indirection.tensor_map import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, driver_replace_address
+from optimizations.graph.tensor_map import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, driver_replace_address
 
 pytestmark = pytest.mark.gpu
 

@@ -1,7 +1,7 @@
 """Inputs of a step that its graph reads where they lie, though they lie elsewhere in each call.
 
 Note [By name]. Where only Triton kernels that Inductor wrote were given an input (`launches`), its addresses are
-parameters of these launches (`indirection.named_uses`), and the host sets them. The placeholder of an input has memory
+parameters of these launches (`graph.named_uses`), and the host sets them. The placeholder of an input has memory
 of its own for as long as the recording lives. So no word of the graph may lie in it but these parameters, and the copy
 that filled it, which is switched off; of operators that launch kernels counts what they were given (Note [What an
 operator was given] in `launches`). Nor may a gradient lie in it that the call left, or a result that is copied behind
@@ -20,6 +20,10 @@ from collections.abc import Mapping, Sequence
 from optimizations.appliers.registry import APPLIERS
 from optimizations.capture.device import words_of
 from optimizations.capture.step.launches import Launches
+from optimizations.graph.exclusions import with_reasons
+from optimizations.graph.named_uses import find_named_uses
+from optimizations.graph.plan import Available, Choice, Plan, make_plan
+from optimizations.graph.pointers import Analysis, ReasonCode
 from optimizations.graph.records import (
     Capture,
     CapturedGraph,
@@ -29,10 +33,6 @@ from optimizations.graph.records import (
     NodePath,
     Placeholder,
 )
-from optimizations.indirection.exclusions import with_reasons
-from optimizations.indirection.named_uses import find_named_uses
-from optimizations.indirection.plan import Available, Choice, Plan, make_plan
-from optimizations.indirection.pointers import Analysis, ReasonCode
 
 MOST_NODES = 4
 """An input that more kernels read is copied: each takes a call of the driver when it moved, and a copy takes one."""

@@ -57,7 +57,7 @@ from optimizations.capture.step.watch import Watch
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared, shared_with_written
 from optimizations.graph.displaced import memory_of
 from optimizations.graph.driver import CudaCallFailed
-from optimizations.indirection.plan import PlannedNode
+from optimizations.graph.plan import PlannedNode
 from optimizations.replay.addresses import TrackedInput
 from optimizations.report.steps import RecordedStep, Refusal
 

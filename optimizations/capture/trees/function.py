@@ -32,7 +32,7 @@ from optimizations import torch_internals
 from optimizations.capture.trees.aligned import on_aligned_inputs
 from optimizations.capture.trees.measured import Measured
 from optimizations.concurrency.noted_capture import Concurrency
-from optimizations.indirection.plan import Choice
+from optimizations.graph.plan import Choice
 from optimizations.recording.budget import Together
 from optimizations.recording.generated import GeneratedCode, read_generated
 from optimizations.replay.turns import lending

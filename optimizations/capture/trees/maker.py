@@ -19,7 +19,7 @@ from optimizations.capture.trees.function import (
 )
 from optimizations.capture.trees.readable_seeds import give_readable_seeds, with_readable_seeds
 from optimizations.concurrency.noted_capture import Concurrency
-from optimizations.indirection.plan import Choice
+from optimizations.graph.plan import Choice
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
 from optimizations.selection import Selection

@@ -31,9 +31,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from optimizations.graph.difference import format_path
+from optimizations.graph.pointers import Analysis, PointerUse, Reason, ReasonCode, UseKind
 from optimizations.graph.records import WORD_BYTES, CapturedGraph, Node, NodePath
-from optimizations.indirection.pointers import Analysis, PointerUse, Reason, ReasonCode, UseKind
-from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
+from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
 from optimizations.options import Choice as Choice
 
 AUTO_HOST_NODES = 4

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizations.graph.driver import CudaCallFailed, check
+from optimizations.graph.moves import Moves, Origin
 from optimizations.graph.records import WORD_BYTES
-from optimizations.indirection.moves import Moves, Origin
 
 TENSOR_MAP_BYTES = 128
 TENSOR_MAP_ALIGNMENT = 64

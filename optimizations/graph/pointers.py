@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
 from optimizations.graph.difference import difference, format_path
+from optimizations.graph.moves import Moves, Origin
 from optimizations.graph.records import (
     WORD_BYTES,
     Capture,
@@ -38,8 +39,7 @@ from optimizations.graph.records import (
     NodePath,
     OtherNode,
 )
-from optimizations.indirection.moves import Moves, Origin
-from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, find_tensor_maps
+from optimizations.graph.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, find_tensor_maps
 
 HALF_WORD_BYTES = 4
 

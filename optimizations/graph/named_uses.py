@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse, Reason, ReasonCode
 from optimizations.graph.records import (
     WORD_BYTES,
     Capture,
@@ -25,7 +26,6 @@ from optimizations.graph.records import (
     MemoryRange,
     NodePath,
 )
-from optimizations.indirection.pointers import Analysis, InputVerdict, PointerUse, Reason, ReasonCode
 
 STEP_BYTES = 4
 """Addresses are looked for at each multiple of it: one across two words may lie in a packed structure."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 
+from optimizations.graph.collectives import is_collective_kernel
 from optimizations.graph.difference import format_path
+from optimizations.graph.pointers import Analysis, Reason, ReasonCode, UseKind
 from optimizations.graph.records import CapturedGraph, KernelNode, MemcpyNode
-from optimizations.indirection.collectives import is_collective_kernel
-from optimizations.indirection.pointers import Analysis, Reason, ReasonCode, UseKind
 
 
 def limit(analysis: Analysis, graph: CapturedGraph, aliased: Collection[int], *, tried_out: bool = True) -> Analysis:
