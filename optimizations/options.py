@@ -16,7 +16,7 @@ Attributes = Literal["hoist", "stage", "trust"]
 
 
 class Choice(StrEnum):
-    """The option `indirection`. All but `off` and `auto` name an applier, a module of `optimizations.appliers`.
+    """The option `indirection`. All but `off` and `auto` name an applier, a module of `optimizations.graph`.
 
     The applier that is named is tried first; others take the nodes for which it cannot be used.
     """

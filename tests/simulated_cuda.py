@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from cuda.bindings import driver as real
 
-from optimizations.appliers.prelude_kernel import KERNEL_NAME
-from optimizations.appliers.registry import APPLIERS
-from optimizations.appliers.table import CAPACITIES
-from optimizations.appliers.table import KERNEL_NAME as TABLE_KERNEL
 from optimizations.graph.plan import Available, PlannedNode
+from optimizations.graph.prelude_kernel import KERNEL_NAME
 from optimizations.graph.records import CapturedGraph, KernelNode
+from optimizations.graph.registry import APPLIERS
+from optimizations.graph.table import CAPACITIES
+from optimizations.graph.table import KERNEL_NAME as TABLE_KERNEL
 
 OK, INVALID = real.CUresult.CUDA_SUCCESS, real.CUresult.CUDA_ERROR_INVALID_VALUE
 UPDATABLE = real.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE

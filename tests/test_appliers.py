@@ -13,23 +13,23 @@ from cuda.bindings import driver as real
 from fake_tensor_map import make_tensor_map, replace_address
 from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph, SimulatedTools, floats, word
 
-from optimizations.appliers.applied import AppliedPlan
-from optimizations.appliers.host import HostUpdates
-from optimizations.appliers.registry import APPLIERS
-from optimizations.appliers.table import (
+from optimizations.compiled_cache import CompiledCache
+from optimizations.graph.applied import AppliedPlan
+from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.editing import EditableGraph, LaunchParameters
+from optimizations.graph.host import HostUpdates
+from optimizations.graph.plan import Available, Choice, Plan, Slot, make_plan
+from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse, UseKind
+from optimizations.graph.read import read_graph
+from optimizations.graph.records import KernelNode
+from optimizations.graph.registry import APPLIERS
+from optimizations.graph.table import (
     CAPACITIES,
     WORDS_PER_NODE,
     PointerTable,
     TableUnavailable,
     build_table_kernel,
 )
-from optimizations.compiled_cache import CompiledCache
-from optimizations.graph.driver import CudaCallFailed
-from optimizations.graph.editing import EditableGraph, LaunchParameters
-from optimizations.graph.plan import Available, Choice, Plan, Slot, make_plan
-from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse, UseKind
-from optimizations.graph.read import read_graph
-from optimizations.graph.records import KernelNode
 from optimizations.graph.tensor_map import AddressRefused
 
 COUNT = 8

@@ -13,11 +13,11 @@ from cuda.bindings import driver as bindings
 from simulated_cuda import SimulatedDriver
 
 from optimizations import host_code
-from optimizations.appliers import host
-from optimizations.appliers.host import HostUpdates
-from optimizations.appliers.protocol import AddressPlace
+from optimizations.graph import host
 from optimizations.graph.driver import CudaCallFailed, function_address
+from optimizations.graph.host import HostUpdates
 from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.protocol import AddressPlace
 from optimizations.graph.records import MemoryRange
 from optimizations.replay.addresses import AddressTracker, TrackedInput
 

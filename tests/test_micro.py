@@ -9,11 +9,11 @@ from test_appliers import analysis_of
 from test_plan import kernel, word
 from typer.testing import CliRunner
 
-from optimizations.appliers.ptx_rewriting import dereference, read_kernel
-from optimizations.appliers.registry import APPLIERS
 from optimizations.graph.plan import Available, Choice, make_plan
 from optimizations.graph.pointers import PointerUse
+from optimizations.graph.ptx_rewriting import dereference, read_kernel
 from optimizations.graph.records import CapturedGraph
+from optimizations.graph.registry import APPLIERS
 from suite import cli_micro, environment
 from suite.cli import app, main
 from suite.errors import EXIT_WRONG_USE, WrongUse

@@ -14,7 +14,7 @@ from test_replay_parameters import Net
 from torch import nn
 
 import optimizations
-from optimizations.appliers.applied import AppliedPlan
+from optimizations.graph.applied import AppliedPlan
 from optimizations.recording.examination import Examination
 from optimizations.recording.session import Session
 

@@ -11,9 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_captures import Case, cases, examples, kernel, word
 
-from optimizations.appliers.prelude import PreludeNode
-from optimizations.appliers.ptx import PtxNode
-from optimizations.appliers.registry import APPLIERS
 from optimizations.graph.plan import (
     AUTO_HOST_NODES,
     AUTO_PTX_NODES,
@@ -30,6 +27,8 @@ from optimizations.graph.pointers import (
     UseKind,
     find_pointer_uses,
 )
+from optimizations.graph.prelude import PreludeNode
+from optimizations.graph.ptx import PtxNode
 from optimizations.graph.records import (
     Capture,
     CapturedGraph,
@@ -45,6 +44,7 @@ from optimizations.graph.records import (
     Provenance,
     RecordedCaptures,
 )
+from optimizations.graph.registry import APPLIERS
 
 EVERYTHING = Available(off={}, ptx={}, appliers=APPLIERS)
 

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nvidia_tools import disassemble, entry_points
 
-from optimizations.appliers import prelude_kernel as prelude
-from optimizations.appliers.prelude_kernel import (
+from optimizations.compiled_cache import CompiledCache
+from optimizations.graph import prelude_kernel as prelude
+from optimizations.graph.plan import Slot
+from optimizations.graph.prelude_kernel import (
     KERNEL_NAME,
     ParameterUpdate,
     PreludeUnavailable,
@@ -23,8 +25,6 @@ from optimizations.appliers.prelude_kernel import (
     pack_tables,
     unavailable_reason,
 )
-from optimizations.compiled_cache import CompiledCache
-from optimizations.graph.plan import Slot
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])

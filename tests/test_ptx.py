@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from nvidia_tools import opcodes
 from triton_corpus import CorpusKernel, compile_ptx, corpus
 
-from optimizations.appliers.ptx_rewriting import PtxError, dereference, read_kernel
-from optimizations.appliers.ptxas import (
+from optimizations.compiled_cache import CompiledCache
+from optimizations.graph.ptx_rewriting import PtxError, dereference, read_kernel
+from optimizations.graph.ptxas import (
     PtxasFailed,
     PtxasMissing,
     Resources,
@@ -29,7 +30,6 @@ from optimizations.appliers.ptxas import (
     find_ptxas,
     read_resources,
 )
-from optimizations.compiled_cache import CompiledCache
 
 CORPUS = corpus()
 FULL_SWEEP = os.environ.get("ENCORE_FULL_SWEEP") == "1"

@@ -19,7 +19,6 @@ import pytest
 from fake_tensor_map import make_tensor_map, replace_address
 from test_plan import replay
 
-from optimizations.appliers.registry import APPLIERS
 from optimizations.graph.exclusions import limit
 from optimizations.graph.plan import (
     ALIGNMENT_BYTES,
@@ -42,6 +41,7 @@ from optimizations.graph.records import (
     NodePath,
     RecordedCaptures,
 )
+from optimizations.graph.registry import APPLIERS
 
 FOLDER = Path(__file__).parent / "data" / "captures"
 FILES = sorted(path.stem for path in FOLDER.glob("*.json"))

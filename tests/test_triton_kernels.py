@@ -17,18 +17,18 @@ from simulated_cuda import SimulatedDriver
 from triton_corpus import compile_ptx, corpus
 
 from optimizations import torch_internals
-from optimizations.appliers import device as tools_module
-from optimizations.appliers import prelude_kernel as prelude
-from optimizations.appliers import table
-from optimizations.appliers.device import DeviceTools, RecordingTools, device_tools, unload_kernels
-from optimizations.appliers.modules import DEFAULT_SHARED_BYTES, LoadedModules
-from optimizations.appliers.ptx_rewriting import read_kernel
-from optimizations.appliers.triton_kernels import KernelFile, Refusals, read_folder, triton_kernels
 from optimizations.compiled_cache import CompiledCache
+from optimizations.graph import device as tools_module
+from optimizations.graph import prelude_kernel as prelude
+from optimizations.graph import table
+from optimizations.graph.device import DeviceTools, RecordingTools, device_tools, unload_kernels
 from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.modules import DEFAULT_SHARED_BYTES, LoadedModules
 from optimizations.graph.plan import Choice, PlannedNode
 from optimizations.graph.pointers import PointerUse
+from optimizations.graph.ptx_rewriting import read_kernel
 from optimizations.graph.records import CapturedGraph, KernelNode
+from optimizations.graph.triton_kernels import KernelFile, Refusals, read_folder, triton_kernels
 
 KERNEL = corpus()[0]
 

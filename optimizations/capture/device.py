@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import torch
 
 from optimizations import torch_internals
-from optimizations.appliers.host import APPLIER, HostUpdates
 from optimizations.capture.copy_nodes import CopyNode, find_copies
 from optimizations.capture.inner_graphs import at_rest
 from optimizations.capture.side_stream import SideStreams
 from optimizations.graph.capture_order import in_order
 from optimizations.graph.editing import EditableGraph
+from optimizations.graph.host import APPLIER, HostUpdates
 from optimizations.graph.memory_ranges import MemoryRanges
 from optimizations.graph.plan import Choice, Plan
 from optimizations.graph.pools import end_failed_capture, new_pool, pool_memory, used_memory

@@ -13,12 +13,12 @@ from typing import Protocol
 import torch
 
 from optimizations import torch_internals
-from optimizations.appliers.host import HostUpdates
 from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode, NotCarried
 from optimizations.capture.fused_copies import FusedCopy, fused_copies
 from optimizations.capture.held_alone import held_by_nobody_else
 from optimizations.graph.displaced import each_once, memory_of, overlaps, size_bytes
 from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.host import HostUpdates
 from optimizations.graph.memory_ranges import MemoryRanges
 from optimizations.graph.records import MemoryRange
 from optimizations.replay.addresses import AddressTracker, Pointers, TrackedInput

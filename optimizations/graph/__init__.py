@@ -1,1 +1,1 @@
-"""Read, edit and compare captured graphs as records, and capture a function once more."""
+"""Hold captured graphs as records, find the addresses of inputs in them, and update these in their nodes."""

@@ -1,7 +1,7 @@
 """Decides, once per recording, who replaces which pointer and what replay does when an input moves.
 
 Pure: pointer uses, what is available and the user's option go in, an immutable `Plan` comes out. The appliers are the
-modules of `optimizations.appliers` that `options.Choice` names; each says which pointers it can replace:
+modules of `optimizations.graph` that `options.Choice` names; each says which pointers it can replace:
 
 * `host`: the node's parameters are set from the host (kernel, memcpy and memset nodes); one driver call per node that
   uses a moved input;
@@ -69,7 +69,7 @@ class Available:
 
 
 class PlansNodes(Protocol):
-    """An applier as the plan sees it; `appliers.protocol.Applier` is the whole of it."""
+    """An applier as the plan sees it; `graph.protocol.Applier` is the whole of it."""
 
     @property
     def stand_ins(self) -> Sequence[Choice]:

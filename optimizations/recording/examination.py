@@ -42,7 +42,7 @@ SHIFT_BYTES = 4096
 
 
 class Tools(TrialTools, Protocol):
-    """What a recording needs of its device and function; `appliers.device.RecordingTools` has it."""
+    """What a recording needs of its device and function; `graph.device.RecordingTools` has it."""
 
     def available(self, graph: CapturedGraph) -> Available:
         """What can be used on the nodes of `graph`."""

@@ -35,8 +35,8 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.appliers.applied import AppliedPlan
 from optimizations.concurrency.branches import Branches
+from optimizations.graph.applied import AppliedPlan
 from optimizations.graph.displaced import size_bytes
 from optimizations.graph.driver import CudaCallFailed, check
 from optimizations.graph.exclusions import with_reasons

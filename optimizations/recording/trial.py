@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
-from optimizations.appliers.applied import AppliedPlan, ApplierTools
+from optimizations.graph.applied import AppliedPlan, ApplierTools
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.plan import Plan

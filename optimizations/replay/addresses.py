@@ -36,10 +36,10 @@ from typing import Any, Protocol
 import torch
 
 from optimizations import torch_internals
-from optimizations.appliers.protocol import Check, Follow
 from optimizations.graph.displaced import storage_of
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.protocol import Check, Follow
 from optimizations.graph.records import MemoryRange
 
 

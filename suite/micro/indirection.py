@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from optimizations import torch_internals
-from optimizations.appliers.applied import AppliedPlan
-from optimizations.appliers.device import RecordingTools, device_tools, unload_kernels
 from optimizations.byte_units import format_bytes
+from optimizations.graph.applied import AppliedPlan
+from optimizations.graph.device import RecordingTools, device_tools, unload_kernels
 from optimizations.graph.displaced import GRANULE_BYTES, buffer_bytes, displace, memory_of
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.memory_ranges import MemoryRanges

@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
-from optimizations.appliers.ptx_rewriting import read_kernel
-from optimizations.appliers.triton_kernels import TritonKernel
+from optimizations.graph.ptx_rewriting import read_kernel
+from optimizations.graph.triton_kernels import TritonKernel
 
 ELEMENTS = 128
 """Elements that one node reads and writes; the smallest input has twice as many."""
@@ -29,7 +29,7 @@ def launch(source: torch.Tensor, destination: torch.Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class InMemory:
-    """A kernel that has no file. `appliers.triton_kernels.KernelAtHand`."""
+    """A kernel that has no file. `graph.triton_kernels.KernelAtHand`."""
 
     kernel: TritonKernel
 

@@ -37,10 +37,10 @@ from indirection_on_gpu import (
 
 import optimizations
 from optimizations import torch_internals
-from optimizations.appliers.device import TENSOR_MAP_CAPABILITY
-from optimizations.appliers.prelude_kernel import MINIMUM_DRIVER
 from optimizations.capture.trees.containers import managers
+from optimizations.graph.device import TENSOR_MAP_CAPABILITY
 from optimizations.graph.pointers import find_pointer_uses
+from optimizations.graph.prelude_kernel import MINIMUM_DRIVER
 from optimizations.graph.records import RecordedCaptures
 from optimizations.graph.tensor_map import driver_replace_address
 from optimizations.recording.session import Session

@@ -15,7 +15,7 @@ import triton.language as tl
 from indirection_on_gpu import Searched, call, encore, recordings, said
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from optimizations.appliers.device import TENSOR_MAP_CAPABILITY
+from optimizations.graph.device import TENSOR_MAP_CAPABILITY
 from optimizations.graph.records import KernelNode
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from optimizations.appliers.registry import APPLIERS
 from optimizations.capture.device import words_of
 from optimizations.capture.step.launches import Launches
 from optimizations.graph.exclusions import with_reasons
@@ -33,6 +32,7 @@ from optimizations.graph.records import (
     NodePath,
     Placeholder,
 )
+from optimizations.graph.registry import APPLIERS
 
 MOST_NODES = 4
 """An input that more kernels read is copied: each takes a call of the driver when it moved, and a copy takes one."""

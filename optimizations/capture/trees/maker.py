@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from optimizations.appliers.device import unload_kernels
 from optimizations.capture.trees import containers, manager
 from optimizations.capture.trees.function import (
     GraphedFunction,
@@ -19,6 +18,7 @@ from optimizations.capture.trees.function import (
 )
 from optimizations.capture.trees.readable_seeds import give_readable_seeds, with_readable_seeds
 from optimizations.concurrency.noted_capture import Concurrency
+from optimizations.graph.device import unload_kernels
 from optimizations.graph.plan import Choice
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction

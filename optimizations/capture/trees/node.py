@@ -29,8 +29,6 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.appliers.device import RecordingTools, device_tools
-from optimizations.appliers.triton_kernels import triton_kernels
 from optimizations.capture.trees.lean import (
     INPUT_STILL_HELD,
     NOT_FOLLOWED,
@@ -41,9 +39,11 @@ from optimizations.capture.trees.results_node import CUDAGraphNode, ResultsNode
 from optimizations.concurrency.branches import Branches, Noted
 from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF, NotedCapture
 from optimizations.graph.capture_order import in_order
+from optimizations.graph.device import RecordingTools, device_tools
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.pools import pool_memory
 from optimizations.graph.recapture import recapture, register_generators
+from optimizations.graph.triton_kernels import triton_kernels
 from optimizations.one_line import one_line
 from optimizations.race import Race, mark
 from optimizations.recording.budget import waiting_for_memory

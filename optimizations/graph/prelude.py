@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from optimizations.appliers import prelude_kernel
-from optimizations.appliers.prelude_kernel import ParameterUpdate
-from optimizations.appliers.protocol import ApplierGpu, ApplierTools, Attached
+from optimizations.graph import prelude_kernel
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
 from optimizations.graph.plan import IN_KERNELS, Available, Choice, PlannedNode, Slots
 from optimizations.graph.pointers import PointerUse, UseKind
+from optimizations.graph.prelude_kernel import ParameterUpdate
+from optimizations.graph.protocol import ApplierGpu, ApplierTools, Attached
 from optimizations.graph.records import KernelNode, Node
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
 

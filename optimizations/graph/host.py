@@ -19,7 +19,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optimizations.appliers.protocol import (
+from optimizations.graph.driver import SET_KERNEL, check, function_address
+from optimizations.graph.editing import EditableGraph, LaunchParameters
+from optimizations.graph.plan import Available, Choice, PlannedNode, Slots
+from optimizations.graph.pointers import PointerUse, UseKind
+from optimizations.graph.protocol import (
     AddressCell,
     AddressPlace,
     ApplierGpu,
@@ -29,10 +33,6 @@ from optimizations.appliers.protocol import (
     Follow,
     NodeUpdate,
 )
-from optimizations.graph.driver import SET_KERNEL, check, function_address
-from optimizations.graph.editing import EditableGraph, LaunchParameters
-from optimizations.graph.plan import Available, Choice, PlannedNode, Slots
-from optimizations.graph.pointers import PointerUse, UseKind
 from optimizations.graph.records import WORD_BYTES, KernelNode, MemcpyNode, Node
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, TensorMapCell
 

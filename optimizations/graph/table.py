@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from optimizations.appliers.nvrtc import compile_cubin
-from optimizations.appliers.protocol import AddressCell, AddressPlace
 from optimizations.compiled_cache import CompiledCache
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
+from optimizations.graph.nvrtc import compile_cubin
 from optimizations.graph.plan import Slot
+from optimizations.graph.protocol import AddressCell, AddressPlace
 from optimizations.graph.records import WORD_BYTES
 from optimizations.graph.tensor_map import ReplaceAddress, TensorMapCell
 

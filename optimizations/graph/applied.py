@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from optimizations.appliers.host import HostUpdates
-from optimizations.appliers.protocol import ApplierTools
-from optimizations.appliers.registry import APPLIERS
-from optimizations.appliers.table import PointerTable
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph
+from optimizations.graph.host import HostUpdates
 from optimizations.graph.plan import Plan
+from optimizations.graph.protocol import ApplierTools
+from optimizations.graph.registry import APPLIERS
+from optimizations.graph.table import PointerTable
 
 
 class AppliedPlan:

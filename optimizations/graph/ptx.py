@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optimizations.appliers.protocol import ApplierGpu, ApplierTools, Attached
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer
 from optimizations.graph.plan import Available, Choice, PlannedNode, Slot, Slots
 from optimizations.graph.pointers import PointerUse, UseKind
+from optimizations.graph.protocol import ApplierGpu, ApplierTools, Attached
 from optimizations.graph.records import Node
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimizations.appliers.ptx_rewriting import PtxKernel
 from optimizations.compiled_cache import Compiled, CompiledCache
+from optimizations.graph.ptx_rewriting import PtxKernel
 
 TIMEOUT_S = 300
 BLACKWELL = 100

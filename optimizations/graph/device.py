@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.appliers import table
-from optimizations.appliers.modules import LoadedModules
-from optimizations.appliers.protocol import ApplierGpu, BuildKernel
-from optimizations.appliers.ptx_rewriting import PtxError, dereference, read_kernel
-from optimizations.appliers.ptxas import PtxasFailed, PtxasMissing, assemble
-from optimizations.appliers.registry import APPLIERS
-from optimizations.appliers.triton_kernels import KernelAtHand, Refusals, TritonKernel
 from optimizations.compiled_cache import CompiledCache, default_directory
+from optimizations.graph import table
 from optimizations.graph.driver import CudaCallFailed, check
+from optimizations.graph.modules import LoadedModules
 from optimizations.graph.plan import Available, Choice, PlannedNode
+from optimizations.graph.protocol import ApplierGpu, BuildKernel
+from optimizations.graph.ptx_rewriting import PtxError, dereference, read_kernel
+from optimizations.graph.ptxas import PtxasFailed, PtxasMissing, assemble
 from optimizations.graph.records import CapturedGraph, KernelNode
+from optimizations.graph.registry import APPLIERS
 from optimizations.graph.tensor_map import ReplaceAddress, driver_replace_address
+from optimizations.graph.triton_kernels import KernelAtHand, Refusals, TritonKernel
 
 TENSOR_MAP_CAPABILITY = (9, 0)
 """First compute capability with tensor maps."""

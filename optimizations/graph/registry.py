@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 
-from optimizations.appliers.protocol import Applier
+from optimizations.graph.protocol import Applier
 from optimizations.options import Choice
 
 APPLIERS: Mapping[Choice, Applier] = {
-    choice: import_module(f"optimizations.appliers.{choice}").APPLIER
+    choice: import_module(f"optimizations.graph.{choice}").APPLIER
     for choice in Choice
     if choice not in (Choice.OFF, Choice.AUTO)
 }

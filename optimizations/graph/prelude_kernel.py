@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizations.appliers.nvrtc import CompilationFailed, compile_cubin
 from optimizations.compiled_cache import Compiled, CompiledCache
 from optimizations.graph.driver import check
+from optimizations.graph.nvrtc import CompilationFailed, compile_cubin
 from optimizations.graph.plan import Slot
 
 KERNEL_NAME = "encore_prelude"

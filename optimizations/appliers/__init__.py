@@ -1,1 +1,0 @@
-"""Update the addresses in a graph's nodes: from the host, by a prelude kernel, or by rewritten PTX."""
