@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import optimizations
-from optimizations.recording.budget import spent_at_once
+from optimizations.in_place.budget import spent_at_once
 from optimizations.torch_internals.graph_keys import mark_graphs
 from suite.captured_iteration import CapturedIteration, captured_iteration
 from suite.cell_errors import OomTogether

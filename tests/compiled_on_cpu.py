@@ -19,7 +19,7 @@ from simulated_cuda import Function, Node, word
 import optimizations
 from optimizations import torch_internals
 from optimizations.capture.trees.maker import EncoreMaker
-from optimizations.recording.generated import GeneratedCode, read_generated
+from optimizations.in_place.generated import GeneratedCode, read_generated
 
 INDUCTOR = {"fallback_by_default": True, "graph_partition": False, "fallback_random": True}
 UNWRITTEN = 0x7F

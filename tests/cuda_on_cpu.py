@@ -25,8 +25,8 @@ from optimizations.capture.trees import containers, manager
 from optimizations.capture.trees import function as function_module
 from optimizations.capture.trees import node as node_module
 from optimizations.graph.displaced import size_bytes
-from optimizations.recording import budget, description, examination, session
-from optimizations.recording.generated import GeneratedCode
+from optimizations.in_place import budget, description, examination, session
+from optimizations.in_place.generated import GeneratedCode
 
 QUICK = {"triton.slow_path_cudagraph_asserts": False, "triton.fast_path_cudagraph_asserts": False}
 

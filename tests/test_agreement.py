@@ -292,7 +292,7 @@ from cuda_on_cpu import played_by_the_cpu
 from rank_ends import leave
 from trees_on_cpu import Compiled, Model, values
 from optimizations.agreement.store_exchange import current_ballot
-from optimizations.recording.generated import GeneratedCode
+from optimizations.in_place.generated import GeneratedCode
 
 rank = int(os.environ["RANK"])
 behave = json.loads(os.environ["BEHAVE"])[rank]

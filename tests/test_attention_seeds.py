@@ -15,7 +15,7 @@ from optimizations.capture.trees import readable_seeds
 from optimizations.capture.trees.maker import EncoreMaker
 from optimizations.capture.trees.readable_seeds import any_on_host, with_readable_seeds
 from optimizations.graph.plan import Choice
-from optimizations.recording.generated import GeneratedCode, read_function
+from optimizations.in_place.generated import GeneratedCode, read_function
 
 GPU = torch.device("meta")
 """Stands for the GPU: what lies there is not on the host."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizations.recording.budget import (
+from optimizations.in_place.budget import (
     FEWEST_REPLAYS,
     FREE_SHARE,
     LONGEST_GAP_S,

@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.runtime.autotune_cache import AutotuneCache
 
 import suite.compilation
-from optimizations.recording.budget import FEWEST_REPLAYS, Use
+from optimizations.in_place.budget import FEWEST_REPLAYS, Use
 from suite.cell_errors import OomTogether
 from suite.compilation import CALLS_TO_REPLAY
 from suite.protocol import Measure

@@ -16,7 +16,7 @@ from optimizations.capture.trees import node
 from optimizations.concurrency.branches import BRANCHES, CHAIN, Noted
 from optimizations.concurrency.launch_log import Logged
 from optimizations.concurrency.order import Launch
-from optimizations.recording.budget import spent_at_once
+from optimizations.in_place.budget import spent_at_once
 
 
 class TwoKernels(Model):

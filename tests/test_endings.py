@@ -16,7 +16,7 @@ from trees_on_cpu import Compiled, Model, check, values
 from optimizations.capture.trees import endings
 from optimizations.capture.trees import manager as manager_module
 from optimizations.capture.trees.containers import everything, managers
-from optimizations.recording.generated import GeneratedCode
+from optimizations.in_place.generated import GeneratedCode
 
 __all__ = ["cuda_on_cpu"]
 
@@ -70,7 +70,7 @@ from cuda_on_cpu import played_by_the_cpu
 from trees_on_cpu import Compiled, Model, check, values
 from optimizations import torch_internals
 from optimizations.capture.trees import manager as manager_module
-from optimizations.recording.generated import GeneratedCode
+from optimizations.in_place.generated import GeneratedCode
 
 rank, ending = int(os.environ["RANK"]), os.environ["ENDING"]
 patches = pytest.MonkeyPatch()

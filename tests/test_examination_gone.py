@@ -14,8 +14,8 @@ from synthetic_captures import kernel
 from optimizations.graph.pointers import UseKind
 from optimizations.graph.recapture import Recaptured
 from optimizations.graph.records import CapturedGraph, MemoryRange
-from optimizations.recording import examination
-from optimizations.recording.examination import Examination
+from optimizations.in_place import examination
+from optimizations.in_place.examination import Examination
 
 GONE = RuntimeError("CUDA driver error: invalid argument")
 """What a launcher raises that asks the driver about memory which is not there."""

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from optimizations.recording.generated import GeneratedCode, Launch, read_function, read_generated
+from optimizations.in_place.generated import GeneratedCode, Launch, read_function, read_generated
 
 NAMES = ("triton_poi_a_0", "triton_red_b_1", "one_shot_all_reduce_0", "triton_poi_fused_all_reduce_2")
 KERNELS = {name: f"{name}_of_the_driver" for name in NAMES}

@@ -15,8 +15,8 @@ from torch import nn
 
 import optimizations
 from optimizations.graph.applied import AppliedPlan
-from optimizations.recording.examination import Examination
-from optimizations.recording.session import Session
+from optimizations.in_place.examination import Examination
+from optimizations.in_place.session import Session
 
 __all__ = ["compiled_on_cpu"]
 

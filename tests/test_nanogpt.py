@@ -154,7 +154,7 @@ def test_a_compiled_path_warms_up_and_measures_the_steps_of_its_own_generation(m
 
 def test_a_path_settles_by_generating_until_encore_has_nothing_pending_or_time_is_up(monkeypatch: pytest.MonkeyPatch):
     import optimizations
-    from optimizations.recording import budget
+    from optimizations.in_place import budget
 
     asked: list[int] = []
     spread: list[bool] = []

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizations.recording.proof import (
+from optimizations.in_place.proof import (
     EQUAL_CALLS,
     MOST_CALLS,
     OBJECTIONS,
@@ -21,7 +21,7 @@ from optimizations.recording.proof import (
     Standing,
     objection,
 )
-from optimizations.recording.trial import deviation
+from optimizations.in_place.trial import deviation
 
 EQUAL = (0.0, 0.0)
 

@@ -18,7 +18,7 @@ from optimizations import torch_internals
 from optimizations.capture.trees import lean, manager
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.results_node import ResultsNode
-from optimizations.recording import budget
+from optimizations.in_place import budget
 from optimizations.replay.addresses import AddressTracker
 
 __all__ = ["cuda_on_cpu"]

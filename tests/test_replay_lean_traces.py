@@ -14,7 +14,7 @@ from trees_on_cpu import Compiled, Model, check, nodes, values
 
 from optimizations.capture.trees import manager
 from optimizations.capture.trees.containers import managers
-from optimizations.recording import budget
+from optimizations.in_place import budget
 
 __all__ = ["cuda_on_cpu", "full_ways"]
 

@@ -16,7 +16,7 @@ from optimizations import torch_internals
 from optimizations.capture.trees import manager
 from optimizations.capture.trees.containers import managers, others_have_managers, shut_down
 from optimizations.capture.trees.function import forget_recordings
-from optimizations.recording import budget
+from optimizations.in_place import budget
 
 __all__ = ["cuda_on_cpu"]
 

@@ -11,8 +11,8 @@ from trees_on_cpu import COUNT, Compiled, Model, check, values
 
 from optimizations.capture.trees import node as node_module
 from optimizations.graph.pointers import Analysis, InputVerdict, Reason, ReasonCode, UnexplainedWord
-from optimizations.recording import examination
-from optimizations.recording.generated import GeneratedCode, Launch
+from optimizations.in_place import examination
+from optimizations.in_place.generated import GeneratedCode, Launch
 
 __all__ = ["cuda_on_cpu"]
 

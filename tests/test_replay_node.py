@@ -26,8 +26,8 @@ from optimizations.capture.trees.node import EncoreNode
 from optimizations.graph.exclusions import with_reasons
 from optimizations.graph.plan import Choice
 from optimizations.graph.pointers import ReasonCode
-from optimizations.recording import budget, examination, patched_inputs, session
-from optimizations.recording.generated import GeneratedCode
+from optimizations.in_place import budget, examination, patched_inputs, session
+from optimizations.in_place.generated import GeneratedCode
 from suite.measure import copies
 
 __all__ = ["cuda_on_cpu"]

@@ -16,7 +16,7 @@ from optimizations.capture.trees.manager import INSIDE_CAPTURE, EncoreManager
 from optimizations.capture.trees.node import StillHeld
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.plan import Choice
-from optimizations.recording.session import Session
+from optimizations.in_place.session import Session
 
 __all__ = ["cuda_on_cpu"]
 

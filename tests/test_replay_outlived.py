@@ -15,7 +15,7 @@ from trees_on_cpu import Compiled, Model, check, nodes, values
 
 from optimizations.capture.trees import function as function_module
 from optimizations.capture.trees import manager, pool_manager
-from optimizations.recording.generated import GeneratedCode
+from optimizations.in_place.generated import GeneratedCode
 from optimizations.replay import turns
 from optimizations.selection import Selection
 

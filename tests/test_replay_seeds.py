@@ -13,7 +13,7 @@ from optimizations import torch_internals
 from optimizations.capture.trees import lean, manager, readable_seeds
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.uncaptured_forwards import UncapturedForwards
-from optimizations.recording.generated import GeneratedCode
+from optimizations.in_place.generated import GeneratedCode
 
 __all__ = ["cuda_on_cpu"]
 

@@ -18,7 +18,7 @@ from torch import nn
 import optimizations
 from optimizations.capture.trees import manager, returned
 from optimizations.capture.trees.containers import managers
-from optimizations.recording.examination import Examination
+from optimizations.in_place.examination import Examination
 
 __all__ = ["compiled_on_cpu"]
 

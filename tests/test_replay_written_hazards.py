@@ -20,9 +20,9 @@ import optimizations
 from optimizations.capture.trees import containers
 from optimizations.capture.trees.function import MOST_SIZES_OF_WRITERS
 from optimizations.capture.trees.moved_inputs import MOST_MISFITS, MOST_RECORDINGS
-from optimizations.recording.examination import Examination
-from optimizations.recording.generated import GeneratedCode
-from optimizations.recording.trial import Candidate
+from optimizations.in_place.examination import Examination
+from optimizations.in_place.generated import GeneratedCode
+from optimizations.in_place.trial import Candidate
 
 __all__ = ["compiled_on_cpu", "cuda_on_cpu"]
 
@@ -236,7 +236,7 @@ def test_recordings_do_not_multiply_from_layer_to_layer(
 
 
 @pytest.mark.parametrize(
-    "file", ["trees/node.py", "recording/patched_inputs.py", "recording/session.py", "replay/addresses.py"]
+    "file", ["trees/node.py", "in_place/patched_inputs.py", "in_place/session.py", "replay/addresses.py"]
 )
 def test_an_interrupt_where_patching_begins_costs_nothing_else(cuda_on_cpu: CudaOnCpu, file: str) -> None:
     """The program catches it, and goes on: each call writes its own buffer, and no other."""

@@ -19,8 +19,8 @@ import optimizations
 from optimizations.capture.trees import manager
 from optimizations.capture.trees.manager import WRITES_INPUT
 from optimizations.capture.trees.moved_inputs import INPUT_KEEPS_MOVING, MOST_MISFITS, MOST_RECORDINGS
-from optimizations.recording.examination import Examination
-from optimizations.recording.generated import GeneratedCode
+from optimizations.in_place.examination import Examination
+from optimizations.in_place.generated import GeneratedCode
 
 __all__ = ["compiled_on_cpu", "cuda_on_cpu"]
 

@@ -16,9 +16,9 @@ from optimizations import selection
 from optimizations.capture.trees import measured
 from optimizations.capture.trees.function import TRIED_WITHOUT_GRAPH, forget_recordings
 from optimizations.capture.trees.maker import release_recordings
+from optimizations.in_place import budget
+from optimizations.in_place.generated import GeneratedCode
 from optimizations.race import CALLS
-from optimizations.recording import budget
-from optimizations.recording.generated import GeneratedCode
 from optimizations.report.selection import SelectionReport
 
 __all__ = ["cuda_on_cpu"]

@@ -16,7 +16,7 @@ from trees_on_cpu import Compiled, Model, check, values
 from optimizations.capture.trees import pool_manager
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.pool_manager import PATIENCE
-from optimizations.recording.trial import Effects, TrialCall
+from optimizations.in_place.trial import Effects, TrialCall
 
 __all__ = ["cuda_on_cpu"]
 

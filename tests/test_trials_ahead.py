@@ -13,8 +13,8 @@ from simulated_cuda import floats
 from trees_on_cpu import COUNT, Compiled, Model, nodes, values
 
 import optimizations
-from optimizations.recording import session, trial
-from optimizations.recording.proof import MOST_CALLS
+from optimizations.in_place import session, trial
+from optimizations.in_place.proof import MOST_CALLS
 
 __all__ = ["cuda_on_cpu"]
 

@@ -20,7 +20,7 @@ from optimizations.capture.trees.maker import EncoreMaker
 from optimizations.capture.trees.node import EncoreNode
 from optimizations.concurrency.noted_capture import Concurrency
 from optimizations.graph.plan import Choice
-from optimizations.recording.generated import GeneratedCode
+from optimizations.in_place.generated import GeneratedCode
 from optimizations.report.recordings import RecordingReport
 from optimizations.selection import Selection
 

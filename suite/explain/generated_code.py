@@ -14,7 +14,7 @@ import ast
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from optimizations.recording.generated import SUMMING_UP, read_function
+from optimizations.in_place.generated import SUMMING_UP, read_function
 
 DEVICE_GUARD = "torch.cuda._DeviceGuard"
 PARTITION_PREFIX = "partition_"

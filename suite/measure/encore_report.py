@@ -11,7 +11,7 @@ import json
 from pydantic import JsonValue
 
 import optimizations
-from optimizations.recording.budget import is_about_memory
+from optimizations.in_place.budget import is_about_memory
 from suite.environment import without_paths
 from suite.source_line import reason_and_line, short_line
 

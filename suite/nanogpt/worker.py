@@ -97,7 +97,7 @@ class Program:
         for that, as in other runs of the suite.
         """
         import optimizations
-        from optimizations.recording.budget import spent_at_once
+        from optimizations.in_place.budget import spent_at_once
 
         longest = max((one.within(self._shape.context) for one in (*NAMED, *SWEEP)), key=lambda one: one.new_tokens)
         ask = Ask(prompt=longest.prompt, new_tokens=longest.new_tokens)

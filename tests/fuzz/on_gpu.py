@@ -227,7 +227,7 @@ def _given(entry: Input, step: int) -> torch.Tensor:
 def work(seed: int, first: int, every: int, seconds: float) -> int:
     """Compare every `every`-th pair from `first` on; a line of JSON before and after each."""
     import optimizations
-    from optimizations.recording import budget
+    from optimizations.in_place import budget
 
     budget.SHARE, budget.FEWEST_REPLAYS = 1e9, 1
     torch.set_num_threads(1)

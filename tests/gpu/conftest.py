@@ -40,7 +40,7 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work beyond a recording is done in the first calls, not when the graph has been used enough."""
-    from optimizations.recording import budget
+    from optimizations.in_place import budget
 
     monkeypatch.setattr(budget, "SHARE", 1e9)
     monkeypatch.setattr(budget, "SHARE_OF_ALL", 1e9)
@@ -96,7 +96,7 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[Searched]:
     """The captures of each recording as `find_pointer_uses` is given them: first, second, control and repeat."""
     from optimizations.graph.pointers import Analysis, find_pointer_uses
     from optimizations.graph.records import Capture
-    from optimizations.recording import examination as recording
+    from optimizations.in_place import examination as recording
 
     found: list[Searched] = []
 

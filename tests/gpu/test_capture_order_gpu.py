@@ -16,7 +16,7 @@ from step_parts import batches, network, outcome, state_of, training_step
 
 import optimizations
 from optimizations import torch_internals
-from optimizations.recording.budget import spent_at_once
+from optimizations.in_place.budget import spent_at_once
 
 pytestmark = pytest.mark.gpu
 

@@ -20,7 +20,7 @@ from optimizations.capture.device import CudaDevice
 from optimizations.capture.trees import node as node_module
 from optimizations.graph.pools import pool_memory
 from optimizations.graph.recapture import recapture
-from optimizations.recording import budget
+from optimizations.in_place import budget
 
 pytestmark = pytest.mark.gpu
 

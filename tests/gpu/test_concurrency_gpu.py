@@ -19,7 +19,7 @@ from optimizations.concurrency.branches import BRANCHES
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.read import read_graph
-from optimizations.recording.budget import spent_at_once
+from optimizations.in_place.budget import spent_at_once
 
 pytestmark = pytest.mark.gpu
 

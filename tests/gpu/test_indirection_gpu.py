@@ -43,7 +43,7 @@ from optimizations.graph.pointers import find_pointer_uses
 from optimizations.graph.prelude_kernel import MINIMUM_DRIVER
 from optimizations.graph.records import RecordedCaptures
 from optimizations.graph.tensor_map import driver_replace_address
-from optimizations.recording.session import Session
+from optimizations.in_place.session import Session
 
 pytestmark = pytest.mark.gpu
 

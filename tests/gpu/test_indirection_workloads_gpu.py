@@ -43,7 +43,7 @@ OVERWRITTEN = "overwritten by a subsequent run"
 """What stock raises where a program keeps results, as detection models of torchvision do."""
 
 FEWEST_REPLAYS = 8
-"""A recording that is replayed less often is left as stock made it; see `recording.budget`."""
+"""A recording that is replayed less often is left as stock made it; see `in_place.budget`."""
 
 MOST_OF_STOCKS_SPREAD = 3.0
 """Where stock never gives the same bits twice: the largest difference, in those that stock has from itself."""

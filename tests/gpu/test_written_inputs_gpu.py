@@ -16,7 +16,7 @@ from torch import nn
 
 import optimizations
 from optimizations.capture.trees.moved_inputs import MOST_RECORDINGS
-from optimizations.recording.budget import spent_at_once
+from optimizations.in_place.budget import spent_at_once
 
 pytestmark = pytest.mark.gpu
 

@@ -4,7 +4,7 @@ Note [Recorded alike]. NCCL wants a collective to be captured on all ranks or on
 recording fails; Encore runs the function without a graph, and then the other ranks have to, too. Each rank votes when
 it has recorded the function, or could not; nobody waits (`agreement`). Until the others have heard of a NO, a few calls
 are mixed: the same collectives in the same order, from a graph on some ranks. Whatever else would be decided by
-measurements or by data is left as stock has it in such a function (`recording.generated`: it is never captured again).
+measurements or by data is left as stock has it in such a function (`in_place.generated`: it is never captured again).
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ import torch
 
 from optimizations.capture.inner_graphs import resting
 from optimizations.graph.driver import CudaCallFailed
+from optimizations.in_place.generated import GeneratedCode
 from optimizations.race import Events, Race, mark
-from optimizations.recording.generated import GeneratedCode
 from optimizations.replay.turns import is_lent
 from optimizations.report.recordings import Direction
 from optimizations.selection import Decision

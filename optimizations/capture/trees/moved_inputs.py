@@ -2,13 +2,13 @@
 
 Parameters are swapped, and a function may write caches that the program chooses. Two recordings are made at one place
 of the tree, as in stock. At the third set of addresses, every input that moved becomes an ordinary input of the
-function: the function is recorded once more, replays copy the input, and `recording.session` reads it in place where
+function: the function is recorded once more, replays copy the input, and `in_place.session` reads it in place where
 that is known. Earlier recordings stay for their addresses.
 
 Note [Inputs that cannot be copied]. A copy would be written instead of an input that the graph writes, or read instead
 of memory that the graph writes through another input. Results in graph memory move with what is held. And copies need
 room. Such an input stays at its fixed address. An existing recording is patched for it where every use is known by
-construction (`recording.patched_inputs`). Otherwise there are at most `MOST_RECORDINGS`, and calls that fit none of
+construction (`in_place.patched_inputs`). Otherwise there are at most `MOST_RECORDINGS`, and calls that fit none of
 them run without a graph.
 """
 
@@ -27,8 +27,8 @@ from optimizations.capture.trees.node import EncoreNode
 from optimizations.capture.trees.pool_manager import PoolManager
 from optimizations.graph.memory_ranges import MemoryRanges
 from optimizations.graph.pools import pool_memory
-from optimizations.recording import examination
-from optimizations.recording.budget import waiting_for_memory
+from optimizations.in_place import examination
+from optimizations.in_place.budget import waiting_for_memory
 
 INPUT_KEEPS_MOVING = "an input keeps moving that can be neither copied nor patched into the graph"
 """Why calls, and in the end a function, run without a graph. Note [Inputs that cannot be copied]."""

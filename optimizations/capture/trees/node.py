@@ -1,7 +1,7 @@
 """One recording: a node of CUDAGraph Trees that learns to read its inputs in place.
 
 It is made, and replayed, by stock's code. Only the graph that is captured is kept (`keep_graph`), and what the capture
-saw is noted. What happens to it afterwards is `recording.session`; from then on inputs with a tracker are pointed at
+saw is noted. What happens to it afterwards is `in_place.session`; from then on inputs with a tracker are pointed at
 instead of copied.
 
 Note [Addresses that cannot be changed]. The driver may refuse to change a node of the graph, at the first call whose
@@ -44,14 +44,14 @@ from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.pools import pool_memory
 from optimizations.graph.recapture import recapture, register_generators
 from optimizations.graph.triton_kernels import triton_kernels
+from optimizations.in_place.budget import waiting_for_memory
+from optimizations.in_place.description import RESTING, Counted, describe
+from optimizations.in_place.examination import Recorded
+from optimizations.in_place.patched_inputs import PatchedInputs
+from optimizations.in_place.session import Session, Stage
+from optimizations.in_place.trial import Effects
 from optimizations.one_line import one_line
 from optimizations.race import Race, mark
-from optimizations.recording.budget import waiting_for_memory
-from optimizations.recording.description import RESTING, Counted, describe
-from optimizations.recording.examination import Recorded
-from optimizations.recording.patched_inputs import PatchedInputs
-from optimizations.recording.session import Session, Stage
-from optimizations.recording.trial import Effects
 from optimizations.replay.addresses import AddressTracker
 from optimizations.report.recordings import RecordingReport
 from optimizations.torch_internals.stock_trees import INPUT_COPY_IDXS, checks_deaths_when_running, stop_comparing

@@ -36,8 +36,8 @@ from optimizations.capture.trees.lean import SteadyCall
 from optimizations.capture.trees.node import EncoreNode
 from optimizations.capture.trees.results import kept_copied
 from optimizations.graph.pools import Pool, claim, give_back
+from optimizations.in_place.budget import Together
 from optimizations.one_line import one_line
-from optimizations.recording.budget import Together
 from optimizations.torch_internals.stock_trees import forget_places
 
 if TYPE_CHECKING:

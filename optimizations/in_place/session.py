@@ -45,9 +45,8 @@ from optimizations.graph.pointers import ReasonCode
 from optimizations.graph.pools import pool_memory
 from optimizations.graph.recapture import Recaptured
 from optimizations.graph.records import KernelNode
-from optimizations.one_line import one_line
-from optimizations.recording.budget import Together, Use, is_about_memory, waiting_for_memory
-from optimizations.recording.examination import (
+from optimizations.in_place.budget import Together, Use, is_about_memory, waiting_for_memory
+from optimizations.in_place.examination import (
     Examination,
     Findings,
     Host,
@@ -56,9 +55,10 @@ from optimizations.recording.examination import (
     holds_real_numbers,
     ineligible_reason,
 )
-from optimizations.recording.generated import GeneratedCode
-from optimizations.recording.proof import MOST_CALLS, Proof, Standing
-from optimizations.recording.trial import Candidate, TrialCall
+from optimizations.in_place.generated import GeneratedCode
+from optimizations.in_place.proof import MOST_CALLS, Proof, Standing
+from optimizations.in_place.trial import Candidate, TrialCall
+from optimizations.one_line import one_line
 from optimizations.replay.addresses import AddressTracker
 from optimizations.selection import CopiedInput, reason_to_copy
 

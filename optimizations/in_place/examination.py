@@ -31,10 +31,10 @@ from optimizations.graph.pools import are_allocated, pool_memory
 from optimizations.graph.read import read_graph
 from optimizations.graph.recapture import Recaptured
 from optimizations.graph.records import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
+from optimizations.in_place.budget import waiting_for_memory
+from optimizations.in_place.generated import GeneratedCode
+from optimizations.in_place.trial import Candidate, Effects, TrialTools
 from optimizations.lazy_view import is_lazy_view
-from optimizations.recording.budget import waiting_for_memory
-from optimizations.recording.generated import GeneratedCode
-from optimizations.recording.trial import Candidate, Effects, TrialTools
 from optimizations.replay.addresses import AddressTracker, TrackedInput
 
 SHIFT_BYTES = 4096

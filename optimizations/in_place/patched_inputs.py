@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from optimizations.graph.plan import Choice
+from optimizations.in_place.examination import Findings
+from optimizations.in_place.session import Session
 from optimizations.one_line import one_line
-from optimizations.recording.examination import Findings
-from optimizations.recording.session import Session
 
 USES_UNKNOWN = "it moves and cannot be copied, and not every use of its address is known by construction"
 

@@ -25,8 +25,8 @@ from typing import Any
 
 from optimizations import torch_internals
 from optimizations.graph.collectives import is_collective_kernel, is_collective_operator
-from optimizations.recording.attention_seeds import find_seeds
-from optimizations.recording.written_inputs import written_through_views
+from optimizations.in_place.attention_seeds import find_seeds
+from optimizations.in_place.written_inputs import written_through_views
 from optimizations.selection import UNKNOWN_OPERATOR_KERNELS
 
 _PURE_OF_LIBRARIES: Mapping[str, frozenset[str]] = {

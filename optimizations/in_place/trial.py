@@ -23,7 +23,7 @@ from optimizations.graph.applied import AppliedPlan, ApplierTools
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.plan import Plan
-from optimizations.recording.proof import Observed
+from optimizations.in_place.proof import Observed
 
 SPREAD_BYTES = 32
 """Bytes for each number of a tensor while the distance of two runs is computed."""
