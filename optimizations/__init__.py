@@ -181,8 +181,8 @@ def reset() -> None:
     Compiled functions stay usable: they allocate and record again at their next calls.
     """
     from optimizations.backend import release_feeds
+    from optimizations.calls.bound import release_bindings
     from optimizations.capture.trees.maker import release_recordings
-    from optimizations.replay.bound import release_bindings
     from optimizations.report import LEDGER
 
     if steps := sys.modules.get("optimizations.capture.step.graphed_step"):

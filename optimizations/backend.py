@@ -18,16 +18,16 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
+from optimizations.calls.binding import Binding, bind
+from optimizations.calls.bound import bound, release_bindings
+from optimizations.calls.double_backward import double_backwards_refused
+from optimizations.calls.shortcut import shortcuts
+from optimizations.calls.turns import LENT, inside_a_function
 from optimizations.capture.inner_graphs import resting
 from optimizations.capture.trees.hook import Maker, asking, captured_by
 from optimizations.one_line import one_line
 from optimizations.options import Options, WrongOption
 from optimizations.placement import Feeds, Placement, place, untouched
-from optimizations.replay.binding import Binding, bind
-from optimizations.replay.bound import bound, release_bindings
-from optimizations.replay.double_backward import double_backwards_refused
-from optimizations.replay.shortcut import shortcuts
-from optimizations.replay.turns import LENT, inside_a_function
 from optimizations.report import LEDGER, BindingReport, Entry
 from optimizations.torch_internals.cpu_results import settings_for, with_corrected_pass
 from optimizations.torch_internals.outcome import watched, watching
@@ -215,7 +215,7 @@ def _fed(compiled: Callable[..., Any], feeds: Feeds, original: Callable[..., Any
     """
 
     def as_it_was() -> bool:
-        """Notes [Captures of the program's own] in `placement.feeds` and [Order of locks] in `replay.turns`."""
+        """Notes [Captures of the program's own] in `placement.feeds` and [Order of locks] in `calls.turns`."""
         return not resting() and (feeds.inside_a_capture() or (bool(LENT) and inside_a_function()))
 
     if not feeds.is_plain:

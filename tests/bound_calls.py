@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from optimizations import torch_internals
-from optimizations.replay import bound as bound_module
-from optimizations.replay.bound import READS_BEFORE
+from optimizations.calls import bound as bound_module
+from optimizations.calls.bound import READS_BEFORE
 
 X = torch.arange(8.0).reshape(2, 4) / 7
 

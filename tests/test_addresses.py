@@ -13,7 +13,7 @@ from simulated_work import aligned
 
 from optimizations.graph.memory_ranges import MemoryRanges
 from optimizations.graph.records import MemoryRange
-from optimizations.replay.addresses import AddressTracker, TrackedInput
+from optimizations.in_place.addresses import AddressTracker, TrackedInput
 
 
 class FakePointers:

@@ -19,7 +19,7 @@ from optimizations.graph.host import HostUpdates
 from optimizations.graph.memory_ranges import MemoryRanges
 from optimizations.graph.protocol import AddressPlace
 from optimizations.graph.records import MemoryRange
-from optimizations.replay.addresses import AddressTracker, TrackedInput
+from optimizations.in_place.addresses import AddressTracker, TrackedInput
 
 EXECUTABLE = 4096
 OWNED = MemoryRange(address=0x10000, size_bytes=0x1000)

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from optimizations import torch_internals
-from optimizations.replay.bound import FEW_ARGUMENTS, READS_BEFORE
-from optimizations.replay.shortcut import FULL_CALLS, tell_what_callers_get
+from optimizations.calls.bound import FEW_ARGUMENTS, READS_BEFORE
+from optimizations.calls.shortcut import FULL_CALLS, tell_what_callers_get
 from optimizations.torch_internals.only_partition import Order, only_partition, order_of
 
 PASSES_ON = """

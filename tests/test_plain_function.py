@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from optimizations import torch_internals
-from optimizations.replay import plain_function
-from optimizations.replay.shortcut import FULL_CALLS
+from optimizations.calls import plain_function
+from optimizations.calls.shortcut import FULL_CALLS
 from optimizations.torch_internals import wrappers
 
 X = torch.arange(8.0).reshape(2, 4)

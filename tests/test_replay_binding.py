@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import optimizations
-from optimizations.replay.bound import READS_BEFORE, release_bindings
+from optimizations.calls.bound import READS_BEFORE, release_bindings
 
 __all__ = ["clock", "reads", "runner"]
 

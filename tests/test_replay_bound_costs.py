@@ -9,8 +9,8 @@ import torch
 from bound_calls import ONE, Clock, Scaled, clock, compiled, reads, runner, same, settle
 from torch import nn
 
-from optimizations.replay import bound as bound_module
-from optimizations.replay.bound import PATIENCE
+from optimizations.calls import bound as bound_module
+from optimizations.calls.bound import PATIENCE
 from optimizations.torch_internals.identity_guard import same_tensors
 
 __all__ = ["clock", "reads", "runner"]

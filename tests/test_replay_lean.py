@@ -19,7 +19,7 @@ from optimizations.capture.trees import lean, manager
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.results_node import ResultsNode
 from optimizations.in_place import budget
-from optimizations.replay.addresses import AddressTracker
+from optimizations.in_place.addresses import AddressTracker
 
 __all__ = ["cuda_on_cpu"]
 

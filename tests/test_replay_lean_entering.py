@@ -13,9 +13,9 @@ from test_replay_lean import Training, W, call, full_ways, reasons, steady
 from test_replay_outlived import Outer
 from trees_on_cpu import Compiled, Model, check, nodes, values
 
+from optimizations.calls import turns
 from optimizations.capture import inner_graphs
 from optimizations.capture.trees import lean, manager
-from optimizations.replay import turns
 from optimizations.torch_internals import thread_state
 
 __all__ = ["cuda_on_cpu", "full_ways"]

@@ -15,7 +15,7 @@ from trees_on_cpu import COUNT, KNOWN, Compiled, Model, check, nodes, values
 
 from optimizations.capture.trees import lean
 from optimizations.capture.trees.containers import managers
-from optimizations.replay import addresses
+from optimizations.in_place import addresses
 
 __all__ = ["cuda_on_cpu", "full_ways"]
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import optimizations
-from optimizations.replay import shortcut
-from optimizations.replay.shortcut import FULL_CALLS, needed
+from optimizations.calls import shortcut
+from optimizations.calls.shortcut import FULL_CALLS, needed
 
 pytestmark = pytest.mark.usefixtures("fresh_encore")
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import optimizations
 from optimizations import torch_internals
-from optimizations.replay.shortcut import FULL_CALLS, LAYERS
+from optimizations.calls.shortcut import FULL_CALLS, LAYERS
 from optimizations.torch_internals import wrappers
 
 X = torch.arange(8.0).reshape(2, 4)
@@ -174,7 +174,7 @@ def test_an_interrupt_anywhere_leaves_the_grad_mode_as_it_was(way: FullWay, grad
         call = settled(way, Program().requires_grad_(False))
         places = 0
         for number in range(100):
-            with interrupted_behind(number, "replay/shortcut.py") as where:
+            with interrupted_behind(number, "calls/shortcut.py") as where:
                 try:
                     call()
                 except KeyboardInterrupt:

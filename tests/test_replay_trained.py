@@ -12,7 +12,7 @@ from torch import nn
 
 import optimizations
 from optimizations import torch_internals
-from optimizations.replay.shortcut import FULL_CALLS
+from optimizations.calls.shortcut import FULL_CALLS
 from optimizations.torch_internals import wrappers
 
 X = torch.arange(8.0).reshape(2, 4)
@@ -224,7 +224,7 @@ def test_an_interrupt_anywhere_leaves_modes_as_they_were(full: list[str], grad: 
     places = 0
     for number in range(100):
         with (
-            interrupted_behind(number, "replay/trained.py", "replay/shortcut.py") as where,
+            interrupted_behind(number, "calls/trained.py", "calls/shortcut.py") as where,
             torch.set_grad_enabled(grad),
         ):
             try:

@@ -18,8 +18,8 @@ from torch import nn
 
 import optimizations
 from optimizations import backend
-from optimizations.replay import bound as bound_module
-from optimizations.replay.bound import READS_BEFORE
+from optimizations.calls import bound as bound_module
+from optimizations.calls.bound import READS_BEFORE
 
 __all__ = ["clock", "reads", "runner"]
 

@@ -236,7 +236,7 @@ def test_recordings_do_not_multiply_from_layer_to_layer(
 
 
 @pytest.mark.parametrize(
-    "file", ["trees/node.py", "in_place/patched_inputs.py", "in_place/session.py", "replay/addresses.py"]
+    "file", ["trees/node.py", "in_place/patched_inputs.py", "in_place/session.py", "in_place/addresses.py"]
 )
 def test_an_interrupt_where_patching_begins_costs_nothing_else(cuda_on_cpu: CudaOnCpu, file: str) -> None:
     """The program catches it, and goes on: each call writes its own buffer, and no other."""

@@ -15,11 +15,11 @@ import pytest
 import torch
 from simulated_workspaces import DEFAULT, EXTERNAL, Block, Workspaces, workspaces
 
+from optimizations.calls.streams import wait_for_stream
 from optimizations.capture import device, side_stream
 from optimizations.capture.device import CudaDevice
 from optimizations.capture.side_stream import ATTEMPTS, SideStreams
 from optimizations.graph import pools
-from optimizations.replay.streams import wait_for_stream
 
 __all__ = ["workspaces"]
 

@@ -18,10 +18,10 @@ import pytest
 from test_layers import SOURCES
 
 from optimizations.agreement import ballot, votes
+from optimizations.calls import bound
+from optimizations.calls.binding import Binding
 from optimizations.capture.step import graphed_step
 from optimizations.capture.trees import alike, containers, manager
-from optimizations.replay import bound
-from optimizations.replay.binding import Binding
 from optimizations.torch_internals import replacing
 from optimizations.weak_registry import WeakRegistry
 
@@ -30,7 +30,7 @@ LISTS_S = 0.2
 
 USERS = [
     ("optimizations.backend", "Feeds", "_FEEDS", "release_feeds"),
-    ("optimizations.replay.bound", "BoundRoots", "_all", "release_bindings"),
+    ("optimizations.calls.bound", "BoundRoots", "_all", "release_bindings"),
     ("optimizations.capture.trees.containers", "ThreadContainers", "_ALL", "managers"),
     ("optimizations.capture.trees.function", "GraphedFunction", "_LIVE", "forget_recordings"),
     ("optimizations.capture.step.graphed_step", "GraphedStep", "_steps", "release_steps"),

@@ -21,7 +21,7 @@ from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.host import HostUpdates
 from optimizations.graph.memory_ranges import MemoryRanges
 from optimizations.graph.records import MemoryRange
-from optimizations.replay.addresses import AddressTracker, Pointers, TrackedInput
+from optimizations.in_place.addresses import AddressTracker, Pointers, TrackedInput
 
 
 class InputPassing(Protocol):

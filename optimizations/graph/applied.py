@@ -21,7 +21,7 @@ from optimizations.graph.table import PointerTable
 
 
 class AppliedPlan:
-    """A plan on one graph. `replay.addresses.Pointers` once `instantiated` was called."""
+    """A plan on one graph. `in_place.addresses.Pointers` once `instantiated` was called."""
 
     def __init__(self, target: EditableGraph, plan: Plan, tools: ApplierTools) -> None:
         self._target = target
@@ -52,7 +52,7 @@ class AppliedPlan:
             check(self._target.driver.cuGraphUpload, executable, stream)
 
     def point(self, addresses: Mapping[int, int]) -> int:
-        """See `replay.addresses.Pointers`.
+        """See `in_place.addresses.Pointers`.
 
         Raises:
             AddressRefused: an address cannot be put into a tensor map.
@@ -63,7 +63,7 @@ class AppliedPlan:
             return self._host.point(addresses)
 
     def settle(self) -> None:
-        """See `replay.addresses.Pointers`."""
+        """See `in_place.addresses.Pointers`."""
         if self._table is not None:
             with self._tools.on_device():
                 for node in self._table.nodes:

@@ -71,7 +71,7 @@ class HostUpdates:
                 self._places[place.input].append((place.cell, place.delta, place.size_bytes, update))
 
     def point(self, addresses: Mapping[int, int]) -> int:
-        """See `replay.addresses.Pointers`. A node that uses several of these inputs is set once.
+        """See `in_place.addresses.Pointers`. A node that uses several of these inputs is set once.
 
         Raises:
             AddressRefused: an address cannot be put into a tensor map.

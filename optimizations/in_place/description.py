@@ -13,10 +13,10 @@ from optimizations.graph.plan import Plan, PlannedNode
 from optimizations.graph.pointers import PointerUse, UseKind
 from optimizations.graph.records import WORD_BYTES, NodePath
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
+from optimizations.in_place.addresses import AddressTracker
 from optimizations.in_place.examination import Findings, ineligible_reason
 from optimizations.in_place.patched_inputs import PatchedInputs
 from optimizations.in_place.session import Session
-from optimizations.replay.addresses import AddressTracker
 from optimizations.report.concurrency import ConcurrencyReport
 from optimizations.report.recordings import Direction, RecordingReport, ReplayedInput
 

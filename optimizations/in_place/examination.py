@@ -31,11 +31,11 @@ from optimizations.graph.pools import are_allocated, pool_memory
 from optimizations.graph.read import read_graph
 from optimizations.graph.recapture import Recaptured
 from optimizations.graph.records import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
+from optimizations.in_place.addresses import AddressTracker, TrackedInput
 from optimizations.in_place.budget import waiting_for_memory
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.in_place.trial import Candidate, Effects, TrialTools
 from optimizations.lazy_view import is_lazy_view
-from optimizations.replay.addresses import AddressTracker, TrackedInput
 
 SHIFT_BYTES = 4096
 """By how much all inputs move once more for the last capture; it keeps their alignment."""

@@ -45,6 +45,7 @@ from optimizations.graph.pointers import ReasonCode
 from optimizations.graph.pools import pool_memory
 from optimizations.graph.recapture import Recaptured
 from optimizations.graph.records import KernelNode
+from optimizations.in_place.addresses import AddressTracker
 from optimizations.in_place.budget import Together, Use, is_about_memory, waiting_for_memory
 from optimizations.in_place.examination import (
     Examination,
@@ -59,7 +60,6 @@ from optimizations.in_place.generated import GeneratedCode
 from optimizations.in_place.proof import MOST_CALLS, Proof, Standing
 from optimizations.in_place.trial import Candidate, TrialCall
 from optimizations.one_line import one_line
-from optimizations.replay.addresses import AddressTracker
 from optimizations.selection import CopiedInput, reason_to_copy
 
 READ_COST = 0.5

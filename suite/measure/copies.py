@@ -5,7 +5,7 @@ Stock CUDAGraph Trees copy every input that is neither static nor an output of a
 iterations never run wrapped.
 
 Graphs that read inputs in place go through the same method for the inputs they copy, and count the bytes of pointers
-that they write (`optimizations.replay.addresses`).
+that they write (`optimizations.in_place.addresses`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from optimizations.graph.plan import Choice, Plan, make_plan
 from optimizations.graph.pointers import find_pointer_uses
 from optimizations.graph.read import read_graph
 from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
-from optimizations.replay.addresses import AddressTracker, TrackedInput
+from optimizations.in_place.addresses import AddressTracker, TrackedInput
 from suite.errors import EncoreError
 from suite.measure.gpu_state import gpu_reader
 from suite.micro.kernel import ELEMENTS, compiled, launch

@@ -24,8 +24,8 @@ from optimizations.capture.inner_graphs import at_rest
 from optimizations.capture.trees import manager, node, readable_seeds
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.function import RecordableFunction
+from optimizations.in_place.addresses import AddressTracker
 from optimizations.in_place.budget import spent_at_once
-from optimizations.replay.addresses import AddressTracker
 
 BATCH, LENGTH, HEADS, WIDTH = 2, 32, 4, 64
 KNOWN = 6

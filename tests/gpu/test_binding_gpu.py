@@ -12,8 +12,8 @@ from binding_programs import EXCHANGES, Model, state_assigned
 from torch import nn
 
 import optimizations
-from optimizations.replay.bound import READS_BEFORE, release_bindings
-from optimizations.replay.shortcut import Ordered
+from optimizations.calls.bound import READS_BEFORE, release_bindings
+from optimizations.calls.shortcut import Ordered
 
 pytestmark = pytest.mark.gpu
 

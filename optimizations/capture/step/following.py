@@ -9,7 +9,7 @@ the launch. Nothing has to be tried out.
 
 Small inputs of one type are copied together, whoever reads them (`fused_copies`): that takes one call of the driver.
 Another one is copied into its placeholder after all, in a call where it is not aligned as the kernels may rely on, or
-lies in memory that the graph writes (`replay.addresses`).
+lies in memory that the graph writes (`in_place.addresses`).
 """
 
 from __future__ import annotations

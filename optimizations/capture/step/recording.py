@@ -58,7 +58,7 @@ from optimizations.capture.step.written_memory import Writes, WrittenMemory, ref
 from optimizations.graph.displaced import memory_of
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.plan import PlannedNode
-from optimizations.replay.addresses import TrackedInput
+from optimizations.in_place.addresses import TrackedInput
 from optimizations.report.steps import RecordedStep, Refusal
 
 

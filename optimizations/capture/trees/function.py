@@ -29,13 +29,13 @@ from typing import Any, Protocol
 import torch
 
 from optimizations import torch_internals
+from optimizations.calls.turns import lending
 from optimizations.capture.trees.aligned import on_aligned_inputs
 from optimizations.capture.trees.measured import Measured
 from optimizations.concurrency.noted_capture import Concurrency
 from optimizations.graph.plan import Choice
 from optimizations.in_place.budget import Together
 from optimizations.in_place.generated import GeneratedCode, read_generated
-from optimizations.replay.turns import lending
 from optimizations.report.recordings import Direction, FullWay, KeptResults, RecordingReport, UncapturedCalls
 from optimizations.report.selection import SelectionReport
 from optimizations.selection import (
@@ -210,7 +210,7 @@ class RecordableFunction:
     def __call__(self, inputs: list[Any]) -> Any:
         if self.turn is None:
             return self.run(inputs)
-        with lending(self.turn):  # Note [Backwards inside of functions] in `replay.turns`
+        with lending(self.turn):  # Note [Backwards inside of functions] in `calls.turns`
             return self.run(inputs)
 
     @functools.cached_property

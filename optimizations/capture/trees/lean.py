@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.calls.turns import LENT, is_lent
 from optimizations.capture import inner_graphs
 from optimizations.capture.trees.readable_seeds import any_on_host
 from optimizations.in_place.session import Stage
 from optimizations.one_line import one_line
-from optimizations.replay.turns import LENT, is_lent
 from optimizations.torch_internals.apart import in_a_new_thread
 from optimizations.torch_internals.stock_trees import compared_inputs
 

@@ -54,6 +54,9 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.calls.bound import when_a_root_is_gone
+from optimizations.calls.streams import make_context_current, stream_of, wait_for_stream
+from optimizations.calls.turns import inside_a_function, is_lent
 from optimizations.capture.inner_graphs import resting
 from optimizations.capture.trees.alike import tell_ranks
 from optimizations.capture.trees.containers import managers, shut_down, thread_containers
@@ -67,9 +70,6 @@ from optimizations.capture.trees.results import with_inputs
 from optimizations.capture.trees.uncaptured_forwards import UncapturedForwards
 from optimizations.graph.pools import end_failed_capture
 from optimizations.one_line import one_line
-from optimizations.replay.bound import when_a_root_is_gone
-from optimizations.replay.streams import make_context_current, stream_of, wait_for_stream
-from optimizations.replay.turns import inside_a_function, is_lent
 from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.torch_internals.rebind import with_globals
 from optimizations.torch_internals.stock_trees import named_arguments, without_duplicates
@@ -195,7 +195,7 @@ class EncoreManager(MovedInputsManager):
         return self.kept_copied(function, outputs) if function.kept_outputs else outputs
 
     def _run_inside(self, inputs: list[Any], function_id: Any) -> Any:
-        """A call of a backward that another function runs. Note [Backwards inside of functions] in `replay.turns`."""
+        """A call of a backward that another function runs. Note [Backwards inside of functions] in `calls.turns`."""
         function = self._function(function_id)
         if self._runs_function:
             return function(inputs)

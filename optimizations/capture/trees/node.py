@@ -44,6 +44,7 @@ from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.pools import pool_memory
 from optimizations.graph.recapture import recapture, register_generators
 from optimizations.graph.triton_kernels import triton_kernels
+from optimizations.in_place.addresses import AddressTracker
 from optimizations.in_place.budget import waiting_for_memory
 from optimizations.in_place.description import RESTING, Counted, describe
 from optimizations.in_place.examination import Recorded
@@ -52,7 +53,6 @@ from optimizations.in_place.session import Session, Stage
 from optimizations.in_place.trial import Effects
 from optimizations.one_line import one_line
 from optimizations.race import Race, mark
-from optimizations.replay.addresses import AddressTracker
 from optimizations.report.recordings import RecordingReport
 from optimizations.torch_internals.stock_trees import INPUT_COPY_IDXS, checks_deaths_when_running, stop_comparing
 from optimizations.uncollected import uncollected

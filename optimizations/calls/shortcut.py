@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.replay import trained
+from optimizations.calls import trained
 from optimizations.report import ShortcutReport
 from optimizations.torch_internals import wrappers
 from optimizations.torch_internals.only_partition import Order, only_partition
@@ -45,7 +45,7 @@ LAYERS = (
     Layer(
         "torch._functorch.aot_autograd.aot_module_simplified.forward",
         ("puts the parameters of a graph module before the arguments, and makes a list of both",),
-        ("Dynamo's graph modules have none; what fills in bound parameters has made a list (`replay.bound`)",),
+        ("Dynamo's graph modules have none; what fills in bound parameters has made a list (`calls.bound`)",),
     ),
     Layer(
         "torch._functorch._aot_autograd.runtime_wrappers._create_runtime_wrapper.runtime_wrapper",
@@ -90,7 +90,7 @@ LAYERS = (
         (
             "AOTAutograd's have none",
             "while a transform is active, the function's own `apply` is called",
-            "so does the first call; guards tell such tensors from others, by their keys (`replay.plain_function`)",
+            "so does the first call; guards tell such tensors from others, by their keys (`calls.plain_function`)",
         ),
     ),
     Layer(
@@ -104,11 +104,11 @@ LAYERS = (
             "in a backward: compiles it, refuses to be differentiated again, and to be repeated where that is not safe",
         ),
         (
-            "only for graphs without such states `replay.plain_function` takes its place",
+            "only for graphs without such states `calls.plain_function` takes its place",
             "only for graphs without such results",
             "only for graphs without such sizes",
             "PyTorch looks when they are saved",
-            "`replay.plain_function` does the same",
+            "`calls.plain_function` does the same",
             "such a backward goes to its own method",
         ),
     ),
@@ -124,7 +124,7 @@ LAYERS = (
             "the backward's own method is called then, and refuses",
             "their places are known",
             "a gradient of another type goes to the backward's own method",
-            "`replay.plain_function` does the same",
+            "`calls.plain_function` does the same",
         ),
     ),
     Layer(
@@ -315,7 +315,7 @@ def _straight(
 
     `written`: arguments whose versions are counted up, since the graph writes them.
 
-    Its attribute `ordered` serves callers that hold arguments in another order (`ordered_of`, for `replay.bound`).
+    Its attribute `ordered` serves callers that hold arguments in another order (`ordered_of`, for `calls.bound`).
     """
     profiler, debug = torch_internals.autograd_profiler, torch_internals.inductor_debug
     grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch_internals.set_grad_enabled

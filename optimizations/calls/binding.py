@@ -1,7 +1,7 @@
 """Which arguments of a graph are bound: not loaded by Dynamo's bytecode in each call, but held since an earlier one.
 
 Dynamo lifts parameters and buffers out of modules and loads each of them in every call, one by one. With a binding the
-bytecode loads the module alone (the *root*), and `replay.bound` fills in what it holds.
+bytecode loads the module alone (the *root*), and `calls.bound` fills in what it holds.
 """
 
 from __future__ import annotations

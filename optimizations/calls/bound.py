@@ -35,8 +35,8 @@ from typing import Any
 
 import torch
 
-from optimizations.replay.binding import Binding, fetch
-from optimizations.replay.shortcut import ordered_of
+from optimizations.calls.binding import Binding, fetch
+from optimizations.calls.shortcut import ordered_of
 from optimizations.torch_internals.identity_guard import Dictionaries, Exchanged, NotGuarded, same_tensors
 from optimizations.torch_internals.wrappers import taking_a_list
 from optimizations.weak_registry import WeakRegistry

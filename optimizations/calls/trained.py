@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.replay import plain_function
+from optimizations.calls import plain_function
 from optimizations.torch_internals import wrappers
 
 
