@@ -5,8 +5,9 @@ gives, takes one call of the driver for each of them where each has a node of it
 through its bindings. So those of one type are copied in the capture by PyTorch's kernel for lists
 (`torch_internals.list_copies`), which is one node, and the addresses of all of them are words in its argument. The host
 sets these when inputs moved: one call of the driver for all in one node. They count as inputs that the kernel reads
-where they lie (`in_place.addresses`). It takes any address that elements may lie at. In a call where one lies elsewhere,
-or in memory that the graph writes, the placeholder is filled before the launch, and the kernel copies it to itself.
+where they lie (`in_place.addresses`). It takes any address that elements may lie at. In a call where one lies
+elsewhere, or in memory that the graph writes, the placeholder is filled before the launch, and the kernel copies it to
+itself.
 
 Only what the kernel was launched with tells where the words are. Its argument is a structure that PyTorch does not
 fill, and the rest may hold the same addresses from an earlier copy of the same tensors. So nothing is searched for: the
