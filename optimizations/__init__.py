@@ -169,8 +169,8 @@ def settled() -> bool:
 
     A graph that is not called any more never settles.
     """
-    containers = sys.modules.get("optimizations.capture.trees.containers")  # not imported where nothing was compiled
-    functions = sys.modules.get("optimizations.capture.trees.function")
+    containers = sys.modules.get("optimizations.trees.containers")  # not imported where nothing was compiled
+    functions = sys.modules.get("optimizations.trees.function")
     return (containers is None or bool(containers.settled())) and (functions is None or not functions.races_run())
 
 
@@ -182,8 +182,8 @@ def reset() -> None:
     """
     from optimizations.backend import release_feeds
     from optimizations.calls.bound import release_bindings
-    from optimizations.capture.trees.maker import release_recordings
     from optimizations.report import LEDGER
+    from optimizations.trees.maker import release_recordings
 
     if steps := sys.modules.get("optimizations.capture.step.graphed_step"):
         steps.release_steps()

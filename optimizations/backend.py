@@ -23,8 +23,6 @@ from optimizations.calls.bound import bound, release_bindings
 from optimizations.calls.double_backward import double_backwards_refused
 from optimizations.calls.shortcut import shortcuts
 from optimizations.calls.turns import LENT, inside_a_function
-from optimizations.capture.inner_graphs import resting
-from optimizations.capture.trees.hook import Maker, asking, captured_by
 from optimizations.one_line import one_line
 from optimizations.options import Options, WrongOption
 from optimizations.placement import Feeds, Placement, place, untouched
@@ -32,6 +30,8 @@ from optimizations.report import LEDGER, BindingReport, Entry
 from optimizations.torch_internals.cpu_results import settings_for, with_corrected_pass
 from optimizations.torch_internals.outcome import watched, watching
 from optimizations.torch_internals.wrappers import taking_a_list
+from optimizations.trees.hook import Maker, asking, captured_by
+from optimizations.trees.inner_graphs import resting
 from optimizations.weak_registry import WeakRegistry
 
 _FEEDS: WeakRegistry[Feeds] = WeakRegistry()
@@ -154,7 +154,7 @@ def _reset() -> None:
     middle of a replay.
     """
     release_bindings()
-    maker = sys.modules.get("optimizations.capture.trees.maker")  # not imported where no graph was ever made
+    maker = sys.modules.get("optimizations.trees.maker")  # not imported where no graph was ever made
     if maker is not None and not maker.containers.others_have_managers():
         maker.release_recordings()
 
@@ -196,8 +196,8 @@ def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Make
         stock = not triton.cudagraphs or not triton.cudagraph_trees
     if settings.indirection == "off" or stock:
         return None
-    from optimizations.capture.trees.maker import EncoreMaker
     from optimizations.graph.plan import Choice
+    from optimizations.trees.maker import EncoreMaker
 
     return EncoreMaker(
         Choice(settings.indirection),

@@ -18,8 +18,8 @@ from simulated_cuda import Function, Node, word
 
 import optimizations
 from optimizations import torch_internals
-from optimizations.capture.trees.maker import EncoreMaker
 from optimizations.in_place.generated import GeneratedCode, read_generated
+from optimizations.trees.maker import EncoreMaker
 
 INDUCTOR = {"fallback_by_default": True, "graph_partition": False, "fallback_random": True}
 UNWRITTEN = 0x7F

@@ -21,12 +21,12 @@ from simulated_cuda import SimulatedDriver, SimulatedTools
 from simulated_work import aligned
 
 from optimizations import torch_internals
-from optimizations.capture.trees import containers, manager
-from optimizations.capture.trees import function as function_module
-from optimizations.capture.trees import node as node_module
 from optimizations.graph.displaced import size_bytes
 from optimizations.in_place import budget, description, examination, session
 from optimizations.in_place.generated import GeneratedCode
+from optimizations.trees import containers, manager
+from optimizations.trees import function as function_module
+from optimizations.trees import node as node_module
 
 QUICK = {"triton.slow_path_cudagraph_asserts": False, "triton.fast_path_cudagraph_asserts": False}
 

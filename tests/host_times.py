@@ -79,7 +79,7 @@ def dynamo_alone(model: nn.Module, x: torch.Tensor) -> float:
 def encore(model: nn.Module, x: torch.Tensor) -> float:
     """Return the time of the fast path, and fail if calls took another one."""
     import optimizations
-    from optimizations.capture.trees.containers import managers, settled
+    from optimizations.trees.containers import managers, settled
 
     with simulated_device() as world:
         compiled = torch.compile(model, backend="encore", options={"selection": "off"})

@@ -109,7 +109,7 @@ def split(mode: str) -> dict[str, Any]:
 
 def fails_on_one(mode: str) -> dict[str, Any]:
     """A rank cannot record: all have to go on without a graph, with right results."""
-    from optimizations.capture.trees import manager
+    from optimizations.trees import manager
 
     if RANK == 1:
 
@@ -205,7 +205,7 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
 def _report(mode: str) -> dict[str, Any]:
     if mode != "encore":
         return {}
-    from optimizations.capture.trees.containers import managers
+    from optimizations.trees.containers import managers
 
     nodes = [node for manager in managers() for node in manager.nodes()]
     return {"recordings": len(nodes), "replayed": sum(node.replays for node in nodes)}

@@ -11,9 +11,9 @@ import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from trees_on_cpu import Compiled, Model, check, values
 
-from optimizations.capture.trees.containers import managers, shut_down
 from optimizations.graph.device import DeviceTools
 from optimizations.graph.plan import Choice
+from optimizations.trees.containers import managers, shut_down
 
 __all__ = ["cuda_on_cpu"]
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.trees import readable_seeds
-from optimizations.capture.trees.maker import EncoreMaker
-from optimizations.capture.trees.readable_seeds import any_on_host, with_readable_seeds
 from optimizations.graph.plan import Choice
 from optimizations.in_place.generated import GeneratedCode, read_function
+from optimizations.trees import readable_seeds
+from optimizations.trees.maker import EncoreMaker
+from optimizations.trees.readable_seeds import any_on_host, with_readable_seeds
 
 GPU = torch.device("meta")
 """Stands for the GPU: what lies there is not on the host."""

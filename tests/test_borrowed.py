@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from optimizations.capture.trees.borrowed import Borrowed
+from optimizations.trees.borrowed import Borrowed
 
 
 def look(tensor: torch.Tensor) -> dict[str, Any]:

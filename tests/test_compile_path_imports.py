@@ -26,7 +26,7 @@ PROGRAM = """
 import sys
 import torch
 import optimizations.backend
-import optimizations.capture.trees.maker
+import optimizations.trees.maker
 
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
 compiled = torch.compile(model, backend="encore")

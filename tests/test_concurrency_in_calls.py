@@ -12,11 +12,11 @@ from simulated_cuda import Node
 from test_branches import Race
 from trees_on_cpu import COUNT, Compiled, Model, values, word
 
-from optimizations.capture.trees import node
 from optimizations.concurrency.branches import BRANCHES, CHAIN, Noted
 from optimizations.concurrency.launch_log import Logged
 from optimizations.concurrency.order import Launch
 from optimizations.in_place.budget import spent_at_once
+from optimizations.trees import node
 
 
 class TwoKernels(Model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optimizations.capture.trees.copies_out import MANY_COPIES, copies_out
+from optimizations.trees.copies_out import MANY_COPIES, copies_out
 
 
 @pytest.mark.parametrize("count", [1, 2, MANY_COPIES, MANY_COPIES + 1])

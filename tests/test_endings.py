@@ -13,10 +13,10 @@ from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from ranks_on_cpu import RankProgram
 from trees_on_cpu import Compiled, Model, check, values
 
-from optimizations.capture.trees import endings
-from optimizations.capture.trees import manager as manager_module
-from optimizations.capture.trees.containers import everything, managers
 from optimizations.in_place.generated import GeneratedCode
+from optimizations.trees import endings
+from optimizations.trees import manager as manager_module
+from optimizations.trees.containers import everything, managers
 
 __all__ = ["cuda_on_cpu"]
 
@@ -69,7 +69,7 @@ import torch.distributed as distributed
 from cuda_on_cpu import played_by_the_cpu
 from trees_on_cpu import Compiled, Model, check, values
 from optimizations import torch_internals
-from optimizations.capture.trees import manager as manager_module
+from optimizations.trees import manager as manager_module
 from optimizations.in_place.generated import GeneratedCode
 
 rank, ending = int(os.environ["RANK"]), os.environ["ENDING"]

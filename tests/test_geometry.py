@@ -12,11 +12,11 @@ from torch import nn
 
 import optimizations
 from optimizations import Options, torch_internals
-from optimizations.capture.trees.lean import OTHER_GEOMETRY
 from optimizations.options import Attributes
 from optimizations.placement import place
 from optimizations.torch_internals import geometry
 from optimizations.torch_internals.geometry import CHECKS_MADE, FixedGeometry
+from optimizations.trees.lean import OTHER_GEOMETRY
 
 __all__ = ["compiled_on_cpu"]
 

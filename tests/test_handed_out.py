@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.trees import handed_out as handed_out_module
-from optimizations.capture.trees.handed_out import FIRST_CALLS, MOST_LAID_OUT, HandedOut
 from optimizations.report.recordings import Direction
 from optimizations.torch_internals.tensor_guard import FEW
+from optimizations.trees import handed_out as handed_out_module
+from optimizations.trees.handed_out import FIRST_CALLS, MOST_LAID_OUT, HandedOut
 
 CHANGES: list[Callable[[torch.Tensor], Any]] = [
     lambda y: y.t_(),

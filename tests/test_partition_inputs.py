@@ -12,8 +12,8 @@ from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu, cut_into_partitions
 from simulated_work import aligned
 
 from optimizations import torch_internals
-from optimizations.capture.trees import function, maker
-from optimizations.capture.trees.aligned import on_aligned_inputs
+from optimizations.trees import function, maker
+from optimizations.trees.aligned import on_aligned_inputs
 
 __all__ = ["compiled_on_cpu"]
 

@@ -10,11 +10,11 @@ import torch
 from inductor_in_disguise import FakeMaker, cuda_in_disguise, program
 
 import optimizations
-from optimizations.capture.trees import containers
-from optimizations.capture.trees import maker as maker_module
 from optimizations.graph.plan import Choice
 from optimizations.options import Options, WrongOption
 from optimizations.report.recordings import RecordingReport
+from optimizations.trees import containers
+from optimizations.trees import maker as maker_module
 
 __all__ = ["cuda_in_disguise"]
 

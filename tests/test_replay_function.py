@@ -12,11 +12,11 @@ import torch
 from simulated_work import aligned
 
 from optimizations import torch_internals
-from optimizations.capture.trees import function as module
-from optimizations.capture.trees import maker as maker_module
-from optimizations.capture.trees.function import GraphedFunction, RecordableFunction, forget_recordings
-from optimizations.capture.trees.maker import EncoreMaker
 from optimizations.graph.plan import Choice
+from optimizations.trees import function as module
+from optimizations.trees import maker as maker_module
+from optimizations.trees.function import GraphedFunction, RecordableFunction, forget_recordings
+from optimizations.trees.maker import EncoreMaker
 
 
 class FakeRecord:

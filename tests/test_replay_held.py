@@ -19,7 +19,7 @@ from models.nanogpt.configurations import SIZES
 from models.nanogpt.decoding import CompiledDecoder, EagerDecoder, generate
 from models.nanogpt.network import NanoGPT
 from optimizations import torch_internals
-from optimizations.capture.trees import copies_out, manager, results_node
+from optimizations.trees import copies_out, manager, results_node
 
 __all__ = ["compiled_on_cpu", "cuda_on_cpu"]
 

@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import optimizations
 from optimizations import torch_internals
 from optimizations.calls import bound
-from optimizations.capture.trees import lean as lean_module
-from optimizations.capture.trees import pool_manager
-from optimizations.capture.trees.containers import managers, thread_containers
+from optimizations.trees import lean as lean_module
+from optimizations.trees import pool_manager
+from optimizations.trees.containers import managers, thread_containers
 
 __all__ = ["compiled_on_cpu"]
 
@@ -346,7 +346,7 @@ def found_held() -> int:
 def test_a_model_that_goes_at_any_line_of_a_call_changes_nothing_in_it(
     compiled_on_cpu: CompiledOnCpu, lean: bool
 ) -> None:
-    files = ("optimizations/capture/trees", "optimizations/calls", "inductor/cudagraph_trees.py")
+    files = ("optimizations/trees", "optimizations/calls", "inductor/cudagraph_trees.py")
     net, twin = Net(), Net()
     model = torch.compile(net, backend="encore", options={"lean": lean})
     for step in range(8):

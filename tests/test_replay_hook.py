@@ -12,8 +12,8 @@ import torch
 from inductor_in_disguise import FakeMaker, cuda_in_disguise, other_program, program
 
 from optimizations import torch_internals
-from optimizations.capture.trees import hook
-from optimizations.capture.trees.hook import DISPATCHED, OBSERVED, asking, captured_by
+from optimizations.trees import hook
+from optimizations.trees.hook import DISPATCHED, OBSERVED, asking, captured_by
 
 __all__ = ["cuda_in_disguise"]
 

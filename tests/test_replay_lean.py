@@ -15,11 +15,11 @@ from torch.autograd import forward_ad
 from trees_on_cpu import KNOWN, Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
-from optimizations.capture.trees import lean, manager
-from optimizations.capture.trees.containers import managers
-from optimizations.capture.trees.results_node import ResultsNode
 from optimizations.in_place import budget
 from optimizations.in_place.addresses import AddressTracker
+from optimizations.trees import lean, manager
+from optimizations.trees.containers import managers
+from optimizations.trees.results_node import ResultsNode
 
 __all__ = ["cuda_on_cpu"]
 

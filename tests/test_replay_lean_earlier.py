@@ -9,7 +9,7 @@ from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from test_replay_lean import W, full_ways, reasons
 from trees_on_cpu import Compiled, Model, check, nodes, values
 
-from optimizations.capture.trees import lean
+from optimizations.trees import lean
 
 __all__ = ["cuda_on_cpu", "full_ways"]
 

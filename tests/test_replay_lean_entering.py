@@ -14,9 +14,8 @@ from test_replay_outlived import Outer
 from trees_on_cpu import Compiled, Model, check, nodes, values
 
 from optimizations.calls import turns
-from optimizations.capture import inner_graphs
-from optimizations.capture.trees import lean, manager
 from optimizations.torch_internals import thread_state
+from optimizations.trees import inner_graphs, lean, manager
 
 __all__ = ["cuda_on_cpu", "full_ways"]
 

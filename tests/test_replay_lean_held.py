@@ -9,8 +9,8 @@ from cuda_on_cpu import CudaOnCpu, at_address, cuda_on_cpu
 from test_replay_lean import W, full_ways, reasons
 from trees_on_cpu import COUNT, Compiled, Model, nodes, values
 
-from optimizations.capture.trees import lean, manager
-from optimizations.capture.trees.containers import managers
+from optimizations.trees import lean, manager
+from optimizations.trees.containers import managers
 
 __all__ = ["cuda_on_cpu", "full_ways"]
 

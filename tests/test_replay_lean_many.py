@@ -11,9 +11,9 @@ from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from trees_on_cpu import COUNT, Model, nodes, values
 
 from optimizations import torch_internals
-from optimizations.capture.trees import lean
-from optimizations.capture.trees.maker import EncoreMaker
 from optimizations.graph.plan import Choice
+from optimizations.trees import lean
+from optimizations.trees.maker import EncoreMaker
 
 __all__ = ["cuda_on_cpu"]
 

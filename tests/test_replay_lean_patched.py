@@ -13,9 +13,9 @@ from simulated_work import aligned
 from test_replay_lean import call, full_ways, reasons
 from trees_on_cpu import COUNT, KNOWN, Compiled, Model, check, nodes, values
 
-from optimizations.capture.trees import lean
-from optimizations.capture.trees.containers import managers
 from optimizations.in_place import addresses
+from optimizations.trees import lean
+from optimizations.trees.containers import managers
 
 __all__ = ["cuda_on_cpu", "full_ways"]
 

@@ -9,7 +9,7 @@ import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from trees_on_cpu import Compiled, Model, nodes, values
 
-from optimizations.capture.trees.containers import managers
+from optimizations.trees.containers import managers
 
 __all__ = ["cuda_on_cpu"]
 

@@ -12,9 +12,9 @@ from test_replay_lean import Training, W, full_ways, steady
 from test_replay_lean_held import Runs
 from trees_on_cpu import Compiled, Model, check, nodes, values
 
-from optimizations.capture.trees import manager
-from optimizations.capture.trees.containers import managers
 from optimizations.in_place import budget
+from optimizations.trees import manager
+from optimizations.trees.containers import managers
 
 __all__ = ["cuda_on_cpu", "full_ways"]
 

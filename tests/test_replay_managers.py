@@ -13,10 +13,10 @@ from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from trees_on_cpu import Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
-from optimizations.capture.trees import manager
-from optimizations.capture.trees.containers import managers, others_have_managers, shut_down
-from optimizations.capture.trees.function import forget_recordings
 from optimizations.in_place import budget
+from optimizations.trees import manager
+from optimizations.trees.containers import managers, others_have_managers, shut_down
+from optimizations.trees.function import forget_recordings
 
 __all__ = ["cuda_on_cpu"]
 

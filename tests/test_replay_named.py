@@ -9,10 +9,10 @@ import pytest
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from trees_on_cpu import COUNT, Compiled, Model, check, values
 
-from optimizations.capture.trees import node as node_module
 from optimizations.graph.pointers import Analysis, InputVerdict, Reason, ReasonCode, UnexplainedWord
 from optimizations.in_place import examination
 from optimizations.in_place.generated import GeneratedCode, Launch
+from optimizations.trees import node as node_module
 
 __all__ = ["cuda_on_cpu"]
 

@@ -20,14 +20,14 @@ from simulated_work import aligned
 from trees_on_cpu import COUNT, KNOWN, Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
-from optimizations.capture.trees import moved_inputs, pool_manager
-from optimizations.capture.trees.containers import managers
-from optimizations.capture.trees.node import EncoreNode
 from optimizations.graph.exclusions import with_reasons
 from optimizations.graph.plan import Choice
 from optimizations.graph.pointers import ReasonCode
 from optimizations.in_place import budget, examination, patched_inputs, session
 from optimizations.in_place.generated import GeneratedCode
+from optimizations.trees import moved_inputs, pool_manager
+from optimizations.trees.containers import managers
+from optimizations.trees.node import EncoreNode
 from suite.measure import copies
 
 __all__ = ["cuda_on_cpu"]

@@ -10,13 +10,13 @@ from cuda_on_cpu import CudaOnCpu, FakeGraph, cuda_on_cpu
 from simulated_cuda import fails
 from trees_on_cpu import Compiled, Model, check, nodes, values
 
-from optimizations.capture.trees.containers import managers, shut_down
-from optimizations.capture.trees.function import forget_recordings
-from optimizations.capture.trees.manager import INSIDE_CAPTURE, EncoreManager
-from optimizations.capture.trees.node import StillHeld
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.plan import Choice
 from optimizations.in_place.session import Session
+from optimizations.trees.containers import managers, shut_down
+from optimizations.trees.function import forget_recordings
+from optimizations.trees.manager import INSIDE_CAPTURE, EncoreManager
+from optimizations.trees.node import StillHeld
 
 __all__ = ["cuda_on_cpu"]
 

@@ -11,7 +11,7 @@ from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
 from torch import nn
 
 import optimizations
-from optimizations.capture.trees.containers import managers
+from optimizations.trees.containers import managers
 
 __all__ = ["compiled_on_cpu"]
 

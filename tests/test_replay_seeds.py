@@ -10,10 +10,10 @@ from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from trees_on_cpu import Compiled, Model, nodes, values
 
 from optimizations import torch_internals
-from optimizations.capture.trees import lean, manager, readable_seeds
-from optimizations.capture.trees.containers import managers
-from optimizations.capture.trees.uncaptured_forwards import UncapturedForwards
 from optimizations.in_place.generated import GeneratedCode
+from optimizations.trees import lean, manager, readable_seeds
+from optimizations.trees.containers import managers
+from optimizations.trees.uncaptured_forwards import UncapturedForwards
 
 __all__ = ["cuda_on_cpu"]
 

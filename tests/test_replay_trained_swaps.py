@@ -16,9 +16,9 @@ from test_replay_parameters import Net, values
 from torch import nn
 
 import optimizations
-from optimizations.capture.trees import manager, returned
-from optimizations.capture.trees.containers import managers
 from optimizations.in_place.examination import Examination
+from optimizations.trees import manager, returned
+from optimizations.trees.containers import managers
 
 __all__ = ["compiled_on_cpu"]
 

@@ -17,12 +17,12 @@ from simulated_work import aligned
 from trees_on_cpu import COUNT, KNOWN, Compiled, Model, nodes, values
 
 import optimizations
-from optimizations.capture.trees import containers
-from optimizations.capture.trees.function import MOST_SIZES_OF_WRITERS
-from optimizations.capture.trees.moved_inputs import MOST_MISFITS, MOST_RECORDINGS
 from optimizations.in_place.examination import Examination
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.in_place.trial import Candidate
+from optimizations.trees import containers
+from optimizations.trees.function import MOST_SIZES_OF_WRITERS
+from optimizations.trees.moved_inputs import MOST_MISFITS, MOST_RECORDINGS
 
 __all__ = ["compiled_on_cpu", "cuda_on_cpu"]
 

@@ -1,6 +1,6 @@
 """Inputs that a function writes and that are no parameters: caches and buffers that the program passes.
 
-Stock runs such functions without a graph. Note [Inputs that are written] in `capture.trees.function`.
+Stock runs such functions without a graph. Note [Inputs that are written] in `trees.function`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from simulated_work import aligned
 from trees_on_cpu import COUNT, KNOWN, Compiled, Model, nodes, values
 
 import optimizations
-from optimizations.capture.trees import manager
-from optimizations.capture.trees.manager import WRITES_INPUT
-from optimizations.capture.trees.moved_inputs import INPUT_KEEPS_MOVING, MOST_MISFITS, MOST_RECORDINGS
 from optimizations.in_place.examination import Examination
 from optimizations.in_place.generated import GeneratedCode
+from optimizations.trees import manager
+from optimizations.trees.manager import WRITES_INPUT
+from optimizations.trees.moved_inputs import INPUT_KEEPS_MOVING, MOST_MISFITS, MOST_RECORDINGS
 
 __all__ = ["compiled_on_cpu", "cuda_on_cpu"]
 

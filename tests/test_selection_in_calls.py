@@ -13,13 +13,13 @@ from trees_on_cpu import Compiled, Model, nodes, values
 
 import optimizations
 from optimizations import selection
-from optimizations.capture.trees import measured
-from optimizations.capture.trees.function import TRIED_WITHOUT_GRAPH, forget_recordings
-from optimizations.capture.trees.maker import release_recordings
 from optimizations.in_place import budget
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.race import CALLS
 from optimizations.report.selection import SelectionReport
+from optimizations.trees import measured
+from optimizations.trees.function import TRIED_WITHOUT_GRAPH, forget_recordings
+from optimizations.trees.maker import release_recordings
 
 __all__ = ["cuda_on_cpu"]
 

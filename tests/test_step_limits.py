@@ -18,11 +18,11 @@ from step_parts import batches, loss_of, network, sgd, training_step
 from step_programs import PROGRAMS
 
 from optimizations import torch_internals
-from optimizations.capture import inner_graphs
 from optimizations.capture.step import graphed_step
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.trees.manager import EncoreManager
+from optimizations.trees import inner_graphs
+from optimizations.trees.manager import EncoreManager
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")

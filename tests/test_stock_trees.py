@@ -11,9 +11,9 @@ from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from trees_on_cpu import Compiled, Model, nodes, values
 
 from optimizations import torch_internals
-from optimizations.capture.trees import manager
-from optimizations.capture.trees.containers import managers
 from optimizations.torch_internals import stock_trees
+from optimizations.trees import manager
+from optimizations.trees.containers import managers
 
 __all__ = ["cuda_on_cpu"]
 

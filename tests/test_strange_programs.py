@@ -16,7 +16,7 @@ from torch import nn
 from trees_on_cpu import nodes
 
 import optimizations
-from optimizations.capture.trees import moved_inputs
+from optimizations.trees import moved_inputs
 
 __all__ = ["compiled_on_cpu"]
 

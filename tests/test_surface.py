@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from optimizations import torch_internals
-from optimizations.capture.trees import manager, node, pool_manager, results_node
 from optimizations.torch_internals.surface import SUBCLASSED, Surface
+from optimizations.trees import manager, node, pool_manager, results_node
 
 INSTALLED = tuple(surface.at(torch_internals.version()) for surface in SUBCLASSED)
 

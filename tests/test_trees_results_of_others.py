@@ -13,10 +13,10 @@ from cuda_on_cpu import CudaOnCpu, FakeStream, cuda_on_cpu
 from simulated_cuda import floats
 from trees_on_cpu import Compiled, Model, check, values
 
-from optimizations.capture.trees import pool_manager
-from optimizations.capture.trees.containers import managers
-from optimizations.capture.trees.pool_manager import PATIENCE
 from optimizations.in_place.trial import Effects, TrialCall
+from optimizations.trees import pool_manager
+from optimizations.trees.containers import managers
+from optimizations.trees.pool_manager import PATIENCE
 
 __all__ = ["cuda_on_cpu"]
 

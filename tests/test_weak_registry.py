@@ -21,8 +21,8 @@ from optimizations.agreement import ballot, votes
 from optimizations.calls import bound
 from optimizations.calls.binding import Binding
 from optimizations.capture.step import graphed_step
-from optimizations.capture.trees import alike, containers, manager
 from optimizations.torch_internals import replacing
+from optimizations.trees import alike, containers, manager
 from optimizations.weak_registry import WeakRegistry
 
 LISTS_S = 0.2
@@ -31,8 +31,8 @@ LISTS_S = 0.2
 USERS = [
     ("optimizations.backend", "Feeds", "_FEEDS", "release_feeds"),
     ("optimizations.calls.bound", "BoundRoots", "_all", "release_bindings"),
-    ("optimizations.capture.trees.containers", "ThreadContainers", "_ALL", "managers"),
-    ("optimizations.capture.trees.function", "GraphedFunction", "_LIVE", "forget_recordings"),
+    ("optimizations.trees.containers", "ThreadContainers", "_ALL", "managers"),
+    ("optimizations.trees.function", "GraphedFunction", "_LIVE", "forget_recordings"),
     ("optimizations.capture.step.graphed_step", "GraphedStep", "_steps", "release_steps"),
     ("optimizations.capture.callables.graph_callables", "GraphedCallables", "_groups", "release_callables"),
 ]

@@ -15,14 +15,14 @@ from simulated_cuda import Function, Node, floats, word
 from simulated_work import aligned
 
 from optimizations import torch_internals
-from optimizations.capture.trees.containers import managers
-from optimizations.capture.trees.maker import EncoreMaker
-from optimizations.capture.trees.node import EncoreNode
 from optimizations.concurrency.noted_capture import Concurrency
 from optimizations.graph.plan import Choice
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.report.recordings import RecordingReport
 from optimizations.selection import Selection
+from optimizations.trees.containers import managers
+from optimizations.trees.maker import EncoreMaker
+from optimizations.trees.node import EncoreNode
 
 COUNT = 16
 

@@ -1,1 +1,1 @@
-"""Decide what becomes one CUDA graph: a function of Inductor, a training step, or a callable."""
+"""Capture whole training steps (`graph_step`) and single callables (`graph_callables`) as CUDA graphs."""

@@ -16,7 +16,6 @@ import torch
 from optimizations import torch_internals
 from optimizations.calls.streams import make_context_current, stream_of, wait_for_stream
 from optimizations.capture.copy_nodes import CopyNode, find_copies
-from optimizations.capture.inner_graphs import at_rest
 from optimizations.capture.side_stream import SideStreams
 from optimizations.graph.capture_order import in_order
 from optimizations.graph.editing import EditableGraph
@@ -27,6 +26,7 @@ from optimizations.graph.pools import end_failed_capture, new_pool, pool_memory,
 from optimizations.graph.read import captured_nodes, read_graph
 from optimizations.graph.records import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
 from optimizations.in_place.addresses import Pointers
+from optimizations.trees.inner_graphs import at_rest
 from optimizations.uncollected import uncollected
 
 

@@ -8,7 +8,7 @@ This is the only observer of it; the backend's report, the suite's measurements 
   from a warm cache was split earlier, maybe in another process: such reasons are then missing.
 * Mutated inputs are found when a graph is called, and only the `cudagraphs` log hears of them (`mutations_noted`).
 
-Like the making of CUDA graphs (see `capture.trees.hook`), compilation has to be watched at both ends: around
+Like the making of CUDA graphs (see `trees.hook`), compilation has to be watched at both ends: around
 `compile_fx`, and around each `inner_compile`, because a backward is compiled when it first runs. Several threads may
 compile at once.
 """

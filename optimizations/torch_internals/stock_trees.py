@@ -1,6 +1,6 @@
 """What differs between PyTorch versions in the classes of CUDAGraph Trees that Encore subclasses.
 
-`surface` lists the members. This module has the few that are named or used differently, so that `capture.trees` is
+`surface` lists the members. This module has the few that are named or used differently, so that `trees` is
 written once. It also switches off what newer versions do for results and inputs that Encore handles itself:
 
 * results that outlive their iteration are cloned (`user_visible_output_idxs`, since 2.14);

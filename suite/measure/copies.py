@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.trees.containers import managers
+from optimizations.trees.containers import managers
 
 
 class RecordedGraph(Protocol):

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.trees.containers import managers
 from optimizations.report import CompiledGraph
 from optimizations.torch_internals import outcome
+from optimizations.trees.containers import managers
 from suite.reasons import Reasons
 from suite.schema import GraphCounts
 

@@ -20,12 +20,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import optimizations
 from optimizations import torch_internals
-from optimizations.capture.inner_graphs import at_rest
-from optimizations.capture.trees import manager, node, readable_seeds
-from optimizations.capture.trees.containers import managers
-from optimizations.capture.trees.function import RecordableFunction
 from optimizations.in_place.addresses import AddressTracker
 from optimizations.in_place.budget import spent_at_once
+from optimizations.trees import manager, node, readable_seeds
+from optimizations.trees.containers import managers
+from optimizations.trees.function import RecordableFunction
+from optimizations.trees.inner_graphs import at_rest
 
 BATCH, LENGTH, HEADS, WIDTH = 2, 32, 4, 64
 KNOWN = 6

@@ -17,10 +17,10 @@ from torch import nn
 
 import optimizations
 from optimizations.capture.device import CudaDevice
-from optimizations.capture.trees import node as node_module
 from optimizations.graph.pools import pool_memory
 from optimizations.graph.recapture import recapture
 from optimizations.in_place import budget
+from optimizations.trees import node as node_module
 
 pytestmark = pytest.mark.gpu
 

@@ -12,14 +12,14 @@ from torch import nn
 
 import optimizations
 from optimizations import race
-from optimizations.capture.trees import node
-from optimizations.capture.trees.containers import managers
 from optimizations.concurrency import branches
 from optimizations.concurrency.branches import BRANCHES
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.read import read_graph
 from optimizations.in_place.budget import spent_at_once
+from optimizations.trees import node
+from optimizations.trees.containers import managers
 
 pytestmark = pytest.mark.gpu
 

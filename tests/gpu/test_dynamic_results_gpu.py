@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import optimizations
-from optimizations.capture.trees.results_node import ResultsNode
+from optimizations.trees.results_node import ResultsNode
 
 pytestmark = pytest.mark.gpu
 

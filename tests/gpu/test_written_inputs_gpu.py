@@ -1,6 +1,6 @@
 """Functions that write what they are passed, on a GPU: the results and the buffers of the program without graphs.
 
-Stock leaves them without a graph. Note [Inputs that are written] in `optimizations.capture.trees.function`.
+Stock leaves them without a graph. Note [Inputs that are written] in `optimizations.trees.function`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import optimizations
-from optimizations.capture.trees.moved_inputs import MOST_RECORDINGS
 from optimizations.in_place.budget import spent_at_once
+from optimizations.trees.moved_inputs import MOST_RECORDINGS
 
 pytestmark = pytest.mark.gpu
 

@@ -8,21 +8,21 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.trees import containers, manager
-from optimizations.capture.trees.function import (
-    GraphedFunction,
-    RecordableFunction,
-    forget_recordings,
-    is_one_of_several,
-    reading,
-)
-from optimizations.capture.trees.readable_seeds import give_readable_seeds, with_readable_seeds
 from optimizations.concurrency.noted_capture import Concurrency
 from optimizations.graph.device import unload_kernels
 from optimizations.graph.plan import Choice
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
 from optimizations.selection import Selection
+from optimizations.trees import containers, manager
+from optimizations.trees.function import (
+    GraphedFunction,
+    RecordableFunction,
+    forget_recordings,
+    is_one_of_several,
+    reading,
+)
+from optimizations.trees.readable_seeds import give_readable_seeds, with_readable_seeds
 
 
 class EncoreMaker:

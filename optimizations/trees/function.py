@@ -30,8 +30,6 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.calls.turns import lending
-from optimizations.capture.trees.aligned import on_aligned_inputs
-from optimizations.capture.trees.measured import Measured
 from optimizations.concurrency.noted_capture import Concurrency
 from optimizations.graph.plan import Choice
 from optimizations.in_place.budget import Together
@@ -47,6 +45,8 @@ from optimizations.selection import (
     without_graph,
 )
 from optimizations.torch_internals.geometry import FixedGeometry
+from optimizations.trees.aligned import on_aligned_inputs
+from optimizations.trees.measured import Measured
 from optimizations.weak_registry import WeakRegistry
 
 NO_GRAPH = "no graph was recorded yet"

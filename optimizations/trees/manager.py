@@ -57,22 +57,22 @@ from optimizations import torch_internals
 from optimizations.calls.bound import when_a_root_is_gone
 from optimizations.calls.streams import make_context_current, stream_of, wait_for_stream
 from optimizations.calls.turns import inside_a_function, is_lent
-from optimizations.capture.inner_graphs import resting
-from optimizations.capture.trees.alike import tell_ranks
-from optimizations.capture.trees.containers import managers, shut_down, thread_containers
-from optimizations.capture.trees.endings import free_before_process_groups_end, in_a_process_group
-from optimizations.capture.trees.function import RecordableFunction, WarmUp, forget_recordings
-from optimizations.capture.trees.lean import MOST_KEPT, OTHER_GEOMETRY, SteadyCall, steadily, steady_call
-from optimizations.capture.trees.moved_inputs import MovedInputsManager
-from optimizations.capture.trees.node import EncoreNode, NotFollowed, NotLaunched
-from optimizations.capture.trees.readable_seeds import any_on_host
-from optimizations.capture.trees.results import with_inputs
-from optimizations.capture.trees.uncaptured_forwards import UncapturedForwards
 from optimizations.graph.pools import end_failed_capture
 from optimizations.one_line import one_line
 from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.torch_internals.rebind import with_globals
 from optimizations.torch_internals.stock_trees import named_arguments, without_duplicates
+from optimizations.trees.alike import tell_ranks
+from optimizations.trees.containers import managers, shut_down, thread_containers
+from optimizations.trees.endings import free_before_process_groups_end, in_a_process_group
+from optimizations.trees.function import RecordableFunction, WarmUp, forget_recordings
+from optimizations.trees.inner_graphs import resting
+from optimizations.trees.lean import MOST_KEPT, OTHER_GEOMETRY, SteadyCall, steadily, steady_call
+from optimizations.trees.moved_inputs import MovedInputsManager
+from optimizations.trees.node import EncoreNode, NotFollowed, NotLaunched
+from optimizations.trees.readable_seeds import any_on_host
+from optimizations.trees.results import with_inputs
+from optimizations.trees.uncaptured_forwards import UncapturedForwards
 
 trees = torch_internals.cudagraph_trees
 CUDAGraphTreeManager: Any = trees.CUDAGraphTreeManager

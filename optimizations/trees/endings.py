@@ -30,8 +30,8 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.agreement.store_exchange import close_current
-from optimizations.capture.trees import containers
 from optimizations.one_line import one_line
+from optimizations.trees import containers
 
 PATIENCE_S = 3.0
 """How long the GPU may take to be done when a process, or its process group, ends."""

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import torch
 
 from optimizations.calls.turns import is_lent
-from optimizations.capture.inner_graphs import resting
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.race import Events, Race, mark
 from optimizations.report.recordings import Direction
 from optimizations.selection import Decision
+from optimizations.trees.inner_graphs import resting
 
 
 class MeasuredFunction(Protocol):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from optimizations.capture.trees.node import EncoreNode
-from optimizations.capture.trees.returned import over
+from optimizations.trees.node import EncoreNode
+from optimizations.trees.returned import over
 
 if TYPE_CHECKING:
-    from optimizations.capture.trees.function import RecordableFunction
+    from optimizations.trees.function import RecordableFunction
 
 
 def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> Any:

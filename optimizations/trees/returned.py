@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.trees.handed_out import choosing
 from optimizations.graph.displaced import size_bytes
+from optimizations.trees.handed_out import choosing
 
 SEVERAL_HERE = "an output lies in memory that several inputs share, so it is not known with which of them it would move"
 REACHES_BEYOND = "an output lies in its storage, and not within its elements"

@@ -29,13 +29,6 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.trees.lean import (
-    INPUT_STILL_HELD,
-    NOT_FOLLOWED,
-)
-from optimizations.capture.trees.outputs import require_replayable
-from optimizations.capture.trees.readable_seeds import any_on_host
-from optimizations.capture.trees.results_node import CUDAGraphNode, ResultsNode
 from optimizations.concurrency.branches import Branches, Noted
 from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF, NotedCapture
 from optimizations.graph.capture_order import in_order
@@ -55,6 +48,13 @@ from optimizations.one_line import one_line
 from optimizations.race import Race, mark
 from optimizations.report.recordings import RecordingReport
 from optimizations.torch_internals.stock_trees import INPUT_COPY_IDXS, checks_deaths_when_running, stop_comparing
+from optimizations.trees.lean import (
+    INPUT_STILL_HELD,
+    NOT_FOLLOWED,
+)
+from optimizations.trees.outputs import require_replayable
+from optimizations.trees.readable_seeds import any_on_host
+from optimizations.trees.results_node import CUDAGraphNode, ResultsNode
 from optimizations.uncollected import uncollected
 
 _forward_mode: Any = torch_internals.forward_ad

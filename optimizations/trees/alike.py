@@ -14,8 +14,8 @@ import weakref
 
 from optimizations.agreement.store_exchange import close_current, current_ballot, ranks_of
 from optimizations.agreement.votes import NO, YES, Decision, Question, Topic, Vote
-from optimizations.capture.trees.function import RecordableFunction
 from optimizations.one_line import one_line
+from optimizations.trees.function import RecordableFunction
 
 _voted: weakref.WeakKeyDictionary[RecordableFunction, tuple[object, Topic, str]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.trees.alike import tell_ranks
-from optimizations.capture.trees.function import RecordableFunction
-from optimizations.capture.trees.node import EncoreNode
-from optimizations.capture.trees.pool_manager import PoolManager
 from optimizations.graph.memory_ranges import MemoryRanges
 from optimizations.graph.pools import pool_memory
 from optimizations.in_place import examination
 from optimizations.in_place.budget import waiting_for_memory
+from optimizations.trees.alike import tell_ranks
+from optimizations.trees.function import RecordableFunction
+from optimizations.trees.node import EncoreNode
+from optimizations.trees.pool_manager import PoolManager
 
 INPUT_KEEPS_MOVING = "an input keeps moving that can be neither copied nor patched into the graph"
 """Why calls, and in the end a function, run without a graph. Note [Inputs that cannot be copied]."""

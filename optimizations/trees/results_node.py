@@ -36,13 +36,13 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.trees.borrowed import Borrowed
-from optimizations.capture.trees.copies_out import CopiesOut, copies_out
-from optimizations.capture.trees.function import RecordableFunction
-from optimizations.capture.trees.handed_out import HandedOut
-from optimizations.capture.trees.lean import MANY, Many, Reference, nobody_holds, rearranged
-from optimizations.capture.trees.returned import ReturnedInPlace, found_in, repeated
 from optimizations.torch_internals.apart import apart_from_the_program
+from optimizations.trees.borrowed import Borrowed
+from optimizations.trees.copies_out import CopiesOut, copies_out
+from optimizations.trees.function import RecordableFunction
+from optimizations.trees.handed_out import HandedOut
+from optimizations.trees.lean import MANY, Many, Reference, nobody_holds, rearranged
+from optimizations.trees.returned import ReturnedInPlace, found_in, repeated
 
 CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
 _hooks_of_saved_tensors: Callable[[bool], object] = torch_internals.top_saved_tensors_hooks

@@ -32,16 +32,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.trees.lean import SteadyCall
-from optimizations.capture.trees.node import EncoreNode
-from optimizations.capture.trees.results import kept_copied
 from optimizations.graph.pools import Pool, claim, give_back
 from optimizations.in_place.budget import Together
 from optimizations.one_line import one_line
 from optimizations.torch_internals.stock_trees import forget_places
+from optimizations.trees.lean import SteadyCall
+from optimizations.trees.node import EncoreNode
+from optimizations.trees.results import kept_copied
 
 if TYPE_CHECKING:
-    from optimizations.capture.trees.function import RecordableFunction
+    from optimizations.trees.function import RecordableFunction
 
 trees = torch_internals.cudagraph_trees
 CUDAGraphTreeManager: Any = trees.CUDAGraphTreeManager

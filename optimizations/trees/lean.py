@@ -27,17 +27,17 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.calls.turns import LENT, is_lent
-from optimizations.capture import inner_graphs
-from optimizations.capture.trees.readable_seeds import any_on_host
 from optimizations.in_place.session import Stage
 from optimizations.one_line import one_line
 from optimizations.torch_internals.apart import in_a_new_thread
 from optimizations.torch_internals.stock_trees import compared_inputs
+from optimizations.trees import inner_graphs
+from optimizations.trees.readable_seeds import any_on_host
 
 if TYPE_CHECKING:
-    from optimizations.capture.trees.function import RecordableFunction
-    from optimizations.capture.trees.manager import EncoreManager
-    from optimizations.capture.trees.node import EncoreNode
+    from optimizations.trees.function import RecordableFunction
+    from optimizations.trees.manager import EncoreManager
+    from optimizations.trees.node import EncoreNode
 
 trees = torch_internals.cudagraph_trees
 

@@ -1,1 +1,0 @@
-"""Graphs of `torch.compile`, by PyTorch's CUDAGraph Trees."""
