@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _FRAME = re.compile(
@@ -44,6 +45,10 @@ def user_frame(stack_trace: str | None) -> Frame | None:
 
     A call of a PyTorch module from the user's code counts as the user's line, not the line inside the module.
     """
-    found = frames(stack_trace or "")
+    return frame_of_program(frames(stack_trace or ""))
+
+
+def frame_of_program(found: Sequence[Frame]) -> Frame | None:
+    """Return the last of these frames that is outside PyTorch, or the last of all if none is; None if there is none."""
     outside = [frame for frame in found if not _TORCH.match(frame.path)]
     return (outside or found)[-1] if found else None

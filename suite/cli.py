@@ -17,6 +17,7 @@ import typer
 from suite import cli_compare, cli_history, cli_micro, cli_report, cli_run
 from suite.cli_choices import JsonOption, Size, refuse_empty_paths
 from suite.console import console, print_json, say
+from suite.draw import command as draw
 from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG_USE, EncoreError, WrongUse
 from suite.interrupt import Interrupted, interruptible
 from suite.supervise import kill_children
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_micro.app, name="micro")
+app.add_typer(draw.app, name="draw")
 app.command("compare", epilog="Example: encore compare 20260101-120000-h200 20260102-120000-h200 --threshold 5%")(
     cli_compare.compare
 )

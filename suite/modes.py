@@ -212,6 +212,9 @@ INDIRECTION_MODE = "indirection"
 LEAN_MODE = "lean"
 """The same with lean replay."""
 
+LANES_MODE = "lanes"
+"""The same with independent kernels of a graph at the same time."""
+
 DEFAULT_MODE = "encore"
 """What users get who change nothing: all of it, with the rules of selection."""
 

@@ -13,6 +13,7 @@ from optimizations.concurrency.branches import BRANCHES, CHAIN, Branches, Noted
 from optimizations.concurrency.launch_log import Logged
 from optimizations.concurrency.order import Launch
 from optimizations.graph.records import CapturedGraph, KernelNode
+from optimizations.report.concurrency import OrderedLaunch
 
 INDEPENDENT = [Launch("left", 0, writes=((0, 8),)), Launch("right", 1, writes=((8, 16),))]
 CHAINED = [Launch("first", 0, writes=((0, 8),)), Launch("second", 1, reads=((0, 8),), writes=((8, 16),))]
@@ -146,6 +147,21 @@ def test_failed_instantiation_goes_back_to_the_chain(fails: int, usable: bool) -
     assert (branches.unusable is None) is usable
     assert branches.report().decision == "chain"
     assert set(driver.edges) == {(100, 101)}
+
+
+def test_report_names_nodes_waits_barriers_and_lines() -> None:
+    custom = Launch("custom", 2, barrier="it is a custom operator", line=9)
+    launches = [*INDEPENDENT, custom]
+    driver = Driver(3)
+    driver.CUgraph = lambda address: object()  # type: ignore[attr-defined]
+    noted = Noted([Logged(one, False) for one in launches], source_of=lambda line: f"model.py:{line} in forward")
+    branches = Branches(noted, Graph(driver), driver, lambda names: Race(names, CHAIN), mark=object)
+    branches.prepare(captured(3), ())
+    assert branches.report().order == (
+        OrderedLaunch("left", ("k",), ()),
+        OrderedLaunch("right", ("k",), ()),
+        OrderedLaunch("custom", ("k",), (0, 1), "it is a custom operator", "model.py:9 in forward"),
+    )
 
 
 def test_race_that_is_stopped_leaves_the_graph_as_it_is() -> None:

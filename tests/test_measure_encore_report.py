@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from optimizations.report import LEDGER, CompiledGraph, Copy, Entry, Left, PlacementReport
+from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
 from optimizations.report.recordings import FullWay, KeptResults, RecordingReport, ReplayedInput, UncapturedCalls
 from optimizations.report.selection import SelectionReport
 from suite.measure.encore_report import encore_report
@@ -77,6 +78,7 @@ def test_recordings_stand_in_the_row_and_are_read_back() -> None:
         off=None,
         proof_runs=8,
         indirection_s=1.5,
+        concurrency=ConcurrencyReport("chain", "it is faster", order=(OrderedLaunch("mm", ("gemm",), ()),)),
     )
     kept = KeptResults("backward", (0,), copies=3, copied_bytes=96)
     calls = UncapturedCalls("backward", "its forward ran without a graph", 2)
@@ -94,6 +96,8 @@ def test_recordings_stand_in_the_row_and_are_read_back() -> None:
     metrics = Metrics(coverage=None, graphs=None, copies=None, memory=None, kernel_time_us=None, encore_report=found)
     again = Metrics.model_validate_json(metrics.model_dump_json()).encore_report
     assert again == found
+    assert found[0]["recordings"][0]["concurrency"]["reason"] == "it is faster"  # type: ignore[index, call-overload]
+    assert "order" not in found[0]["recordings"][0]["concurrency"]  # type: ignore[index, call-overload, operator]
     assert found[0]["kept"][0]["copies"] == 3  # type: ignore[index, call-overload]
     assert found[0]["uncaptured"][0]["calls"] == 2  # type: ignore[index, call-overload]
     assert found[0]["full_ways"][0]["calls"] == 3  # type: ignore[index, call-overload]

@@ -28,7 +28,7 @@ def sessions(monkeypatch):
         asked.append(iterations)
         return trace_of(seen[len(asked) - 1])
 
-    monkeypatch.setattr(profiling, "_trace", scripted)
+    monkeypatch.setattr(profiling, "trace", scripted)
     return seen, asked
 
 

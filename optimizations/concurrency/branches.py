@@ -20,9 +20,17 @@ from optimizations.concurrency.edges import EdgesRefused, GraphEdges
 from optimizations.concurrency.launch_log import Logged, with_hidden_memory, with_moving_inputs
 from optimizations.concurrency.order import LaunchOrder, Span, order_launches
 from optimizations.graph.driver import CudaCallFailed
-from optimizations.graph.records import CapturedGraph
+from optimizations.graph.records import (
+    CapturedGraph,
+    ChildGraphNode,
+    KernelNode,
+    MemcpyNode,
+    MemsetNode,
+    Node,
+    OtherNode,
+)
 from optimizations.one_line import one_line
-from optimizations.report.concurrency import ConcurrencyReport
+from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
 
 CHAIN, BRANCHES = "chain", "branches"
 
@@ -55,12 +63,14 @@ class Noted:
         inputs: the storages of the function's inputs.
         never_freed: blocks of its pool that were in use at its end.
         kept_bytes: most memory that was kept from being used again.
+        source_of: returns the program's line that a line of the generated code comes from.
     """
 
     logged: Sequence[Logged]
     inputs: Sequence[Span] = ()
     never_freed: Sequence[Span] = ()
     kept_bytes: int = 0
+    source_of: Callable[[int], str | None] | None = None
 
 
 class Branches:
@@ -95,6 +105,7 @@ class Branches:
         self._race: RaceOf | None = None
         self._edges: GraphEdges | None = None
         self._order: LaunchOrder | None = None
+        self._ordered: tuple[OrderedLaunch, ...] = ()
         self._times: dict[str, float] = {}
         self._decision: str | None = None
         self._reason = "it has not been replayed often enough yet"
@@ -130,6 +141,7 @@ class Branches:
             self._finish(CHAIN, "not all nodes of the graph were noted when it was captured")
             return
         self._order = order_launches(launches)
+        self._ordered = _ordered(self._order, captured, noted.source_of)
         if self._order.branches < 2:
             self._finish(CHAIN, "each kernel needs the result of the one before it")
             return
@@ -189,6 +201,7 @@ class Branches:
             chain_us=times.get(CHAIN),
             branches_us=times.get(BRANCHES),
             kept_bytes=self._kept_bytes,
+            order=self._ordered,
         )
 
     def _use(self, alternative: str) -> bool:
@@ -239,3 +252,35 @@ class Branches:
             self._times = dict(self._race.median_us)
         self._decision, self._reason = decision, reason
         self._race = self._edges = self._noted = None
+
+
+def _ordered(
+    order: LaunchOrder, captured: CapturedGraph, source_of: Callable[[int], str | None] | None
+) -> tuple[OrderedLaunch, ...]:
+    """Return the launches as they are reported."""
+    lines = {launch.line for launch in order.launches} - {None}
+    source = {line: source_of(line) for line in lines if line is not None} if source_of is not None else {}
+    return tuple(
+        OrderedLaunch(
+            launch.name,
+            tuple(map(_name, captured.nodes[launch.first : launch.first + launch.count])),
+            waits,
+            launch.barrier,
+            source.get(launch.line) if launch.line is not None else None,
+        )
+        for launch, waits in zip(order.launches, order.waits_for, strict=True)
+    )
+
+
+def _name(node: Node) -> str:
+    match node:
+        case KernelNode():
+            return node.name or "kernel"
+        case MemcpyNode():
+            return "memcpy"
+        case MemsetNode():
+            return "memset"
+        case ChildGraphNode():
+            return "child graph"
+        case OtherNode():
+            return node.type_name.lower()

@@ -99,6 +99,7 @@ class LaunchLog:
         keep_bytes: of the memory that is freed during the capture, so many bytes are not used again. Note [Memory that
             is kept].
         allocated_bytes: returns how much was ever allocated on the device; None where that is not known.
+        line: returns the line of the generated code that runs now; None where none does.
         device_type: of the device whose memory counts.
 
     Attributes:
@@ -115,11 +116,13 @@ class LaunchLog:
         moving: Iterable[torch.Tensor] = (),
         keep_bytes: int = 0,
         allocated_bytes: Callable[[], int] | None = None,
+        line: Callable[[], int | None] = lambda: None,
         device_type: str = "cuda",
     ) -> None:
         self._count_nodes = count
         self._allocated_bytes = allocated_bytes or (lambda: 0)
         self._knows_allocated = allocated_bytes is not None
+        self._line = line
         self._device_type = device_type
         self._thread: int | None = None
         self._last = 0
@@ -211,6 +214,7 @@ class LaunchLog:
                 tuple(span for one in reads if (span := self._span(one))),
                 tuple(span for one in chain(writes, made) if (span := self._span(one))),
                 barrier,
+                self._line(),
             )
             self.logged.append(
                 Logged(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -12,6 +15,7 @@ from optimizations.concurrency.branches import Noted
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.pools import used_memory
 from optimizations.graph.read import captured_nodes
+from optimizations.torch_internals.generated_modules import source_line
 
 Concurrency = Literal["auto", "off"]
 """The values of the option `concurrency`."""
@@ -51,7 +55,9 @@ class NotedCapture:
         self.noted: Noted | None = None
         self.failure: str | None = None
         self._pool = pool
-        self._kernels: dict[str, Any] = getattr(getattr(generated, "__func__", generated), "__globals__", {})
+        function = getattr(generated, "__func__", generated)
+        self._kernels: dict[str, Any] = getattr(function, "__globals__", {})
+        self._file: str | None = getattr(getattr(function, "__code__", None), "co_filename", None)
         given = [one for one in inputs if _is_on(one, device)]
         self._log = LaunchLog(
             lambda: captured_nodes(driver, driver.CUstream(torch_internals.current_raw_stream(device))),
@@ -59,6 +65,7 @@ class NotedCapture:
             [inputs[index] for index in moving if _is_on(inputs[index], device)],
             int(KEPT_SHARE * torch.cuda.memory_reserved(device)),
             lambda: int(torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["allocated"]),
+            lambda: _line_in(self._file),
         )
 
     def around(self, model: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -73,10 +80,19 @@ class NotedCapture:
                 uses_libraries = any(one.is_operator for one in log.logged)
                 in_use = used_memory(self._pool) if uses_libraries else ()
                 never_freed = [(one.address, one.address + one.size_bytes) for one in in_use]
-                self.noted = Noted(log.logged, log.inputs, never_freed, log.kept_bytes)
+                source = functools.partial(source_line, self._file) if self._file is not None else None
+                self.noted = Noted(log.logged, log.inputs, never_freed, log.kept_bytes, source)
             return outputs
 
         return noted
+
+
+def _line_in(file: str | None) -> int | None:
+    """Return the line of a file that the calling thread runs now, in its innermost frame there."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    return None if frame is None else frame.f_lineno
 
 
 def _is_on(value: Any, device: int) -> bool:

@@ -3,6 +3,8 @@
 A module calls `AsyncCompile.triton(self, kernel_name, source_code, device_str="cuda")` for each of its Triton kernels,
 which compiles the kernel or finds it in a cache, and `AsyncCompile.wait(self, scope)` once behind them, whether it has
 kernels or not. With a pool of compilers the former is called before as well, while the code is generated.
+`PyCodeCache.stack_frames_for_code(path, line)` returns the frames of the program behind a line of a generated module,
+innermost first, as dictionaries with "filename", "line" and "name"; None where it does not know them.
 `compilation_callbacks.register_start_callback(callback)` calls back when a compilation begins, that of a backward too,
 and not for one that begins inside of another. Checked on PyTorch 2.11.
 """
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from optimizations import torch_internals
+from optimizations.stack_trace import Frame, frame_of_program
 from optimizations.torch_internals.replacing import Replacing
 
 
@@ -66,6 +69,17 @@ def when_launched(launched: Callable[[int], None]) -> Iterator[None]:
     finally:
         with contextlib.suppress(ValueError):  # `torch.compiler.reset` forgets all of them
             handler.remove_start_callback(begins)
+
+
+def source_line(path: str, line: int) -> str | None:
+    """Return the program's line that a line of a generated module comes from; None where PyTorch does not know it."""
+    try:
+        found = torch_internals.PyCodeCache.stack_frames_for_code(path, line) or []
+        frames = [Frame(str(one["filename"]), int(one["line"]), str(one["name"]), "") for one in reversed(found)]
+    except (AttributeError, KeyError, TypeError, ValueError):  # it is for reports only
+        return None
+    frame = frame_of_program(frames)
+    return None if frame is None else str(frame)
 
 
 def _followed_by(then: Callable[[], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

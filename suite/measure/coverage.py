@@ -71,7 +71,7 @@ def analyse(
         UnevenIterations: a count does not divide by `iterations`; the message names it.
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    launches = _graph_launches(events)
+    launches = graph_launches(events)
     work = _device_work(events, launches)
 
     def per_iteration(total: int, what: str) -> int:
@@ -119,8 +119,8 @@ def analyse(
     )
 
 
-def _graph_launches(events: Iterable[Mapping[str, Any]]) -> set[int]:
-    """Correlation numbers of the calls that launched a graph."""
+def graph_launches(events: Iterable[Mapping[str, Any]]) -> set[int]:
+    """Return correlation numbers of the calls that launched a graph."""
     return {
         event["args"]["correlation"]
         for event in events

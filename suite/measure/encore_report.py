@@ -19,8 +19,13 @@ _SOURCE_LINE = "source_line"
 
 
 def encore_report() -> list[JsonValue]:
-    """`optimizations.report()`, a dictionary per FX graph."""
+    """Return `optimizations.report()`, a dictionary per FX graph.
+
+    The order of launches is left out: it is large, and `encore draw graph` gives it.
+    """
     records = json.loads(json.dumps([dataclasses.asdict(graph) for graph in optimizations.report()]))
+    for recording in (one for record in records for one in record["recordings"] if one["concurrency"] is not None):
+        del recording["concurrency"]["order"]
     return [with_short_paths(record) for record in records]
 
 

@@ -38,12 +38,12 @@ def profile_iterations(
     """
     profile, uneven = None, "they differ in another process"
     try:
-        profile = analyse(_trace(iterate, PROFILED_ITERATIONS), PROFILED_ITERATIONS, sources)
+        profile = analyse(trace(iterate, PROFILED_ITERATIONS), PROFILED_ITERATIONS, sources)
     except UnevenIterations as error:
         uneven = str(error)
     if agreed(profile is None) or profile is None:
         print(f"profiling one iteration alone: {uneven}")
-        profile = analyse(_trace(iterate, 1), 1, sources)
+        profile = analyse(trace(iterate, 1), 1, sources)
     if profile.coverage.percent is None:
         print("not profiled: the profiler saw no kernel (is this user allowed to profile the GPU?)")
         return None
@@ -55,7 +55,7 @@ def load_profiler(iterate: Callable[[int], object]) -> None:
 
     It loads CUPTI, and slows down all later launches of this process; so this comes after everything that is timed.
     """
-    _trace(iterate, 1)
+    trace(iterate, 1)
 
 
 def kernels_of(
@@ -63,11 +63,11 @@ def kernels_of(
 ) -> dict[str, int] | None:
     """Which kernels one iteration runs, for less time; None where the profiler saw none."""
     load_profiler(iterate)
-    return analyse(_trace(iterate, 1), 1, sources).kernels or None
+    return analyse(trace(iterate, 1), 1, sources).kernels or None
 
 
-def _trace(iterate: Callable[[int], object], iterations: int) -> dict[str, Any]:
-    """The Chrome trace of that many iterations, each awaited before the next begins.
+def trace(iterate: Callable[[int], object], iterations: int) -> dict[str, Any]:
+    """Return the Chrome trace of that many iterations, each awaited before the next begins.
 
     One that is not seen comes before, on other inputs than the first that is: where inputs are where they were in the
     last call, a graph that reads them in place writes no pointers, and that iteration is not like the others.
@@ -81,5 +81,5 @@ def _trace(iterate: Callable[[int], object], iterations: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
-        trace: dict[str, Any] = json.loads(file.read_bytes())
-    return trace
+        found: dict[str, Any] = json.loads(file.read_bytes())
+    return found
