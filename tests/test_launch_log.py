@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fake_tensor_map import make_hidden_map, make_tensor_map
 
 from optimizations import torch_internals
 from optimizations.concurrency.launch_log import (
@@ -18,7 +20,15 @@ from optimizations.concurrency.launch_log import (
     with_moving_inputs,
 )
 from optimizations.concurrency.order import Launch, Span, order_launches
-from optimizations.graph.records import CapturedGraph, KernelNode, MemcpyEnd, MemcpyNode, Parameter
+from optimizations.graph.records import (
+    CapturedGraph,
+    ChildGraphNode,
+    KernelNode,
+    MemcpyEnd,
+    MemcpyNode,
+    OtherNode,
+    Parameter,
+)
 
 
 def extent(tensor: torch.Tensor) -> Span:
@@ -47,6 +57,7 @@ class Kernel:
         self.graph = graph
         self.triton_meta = {"signature": dict.fromkeys(names, "*fp32")}
         self.mutated_arg_names = list(mutated)
+        self.custom_kernel = False
         self.fn = SimpleNamespace(__name__="triton_poi_fused_0")
 
     def run(self, *arguments: Any, stream: int) -> None:
@@ -180,6 +191,9 @@ def kernel_node(*words: int) -> KernelNode:
 POOL = [(0x1000, 0x9000)]
 
 
+RESULT = 0x2000
+
+
 def hidden(
     words: tuple[int, ...],
     live: tuple[Span, ...],
@@ -197,20 +211,82 @@ def test_declared_addresses_add_no_memory() -> None:
 
 def test_hidden_workspace_is_what_no_live_tensor_holds() -> None:
     live = ((0x1000, 0x1100), (0x2000, 0x2100), (0x4000, 0x4100))
-    assert hidden((0x3000,), live).writes == ((0x2000, 0x2100), (0x2100, 0x4000))
+    assert hidden((RESULT, 0x3000), live).writes == ((0x2000, 0x2100), (0x2100, 0x4000))
 
 
 def test_hidden_workspace_is_no_larger_than_what_was_allocated() -> None:
     live = ((0x2000, 0x2100), (0x4000, 0x4100))
-    assert (0x2F00, 0x3100) in hidden((0x3000,), live, own_bytes=0x100).writes
+    assert (0x2F00, 0x3100) in hidden((RESULT, 0x3000), live, own_bytes=0x100).writes
 
 
 def test_workspace_that_is_never_freed_is_its_block() -> None:
-    assert (0x6000, 0x7000) in hidden((0x6800,), (), ((0x6000, 0x7000),)).writes
+    assert (0x6000, 0x7000) in hidden((RESULT, 0x6800), (), ((0x6000, 0x7000),)).writes
 
 
 def test_live_tensor_that_was_not_passed_counts() -> None:
-    assert (0x4000, 0x4100) in hidden((0x4010,), ((0x4000, 0x4100),)).reads
+    assert (0x4000, 0x4100) in hidden((RESULT, 0x4010), ((0x4000, 0x4100),)).reads
+
+
+def test_address_in_an_input_that_was_not_given_counts() -> None:
+    launch = Launch("aten.mm.out", 0, writes=((0x2000, 0x2100),))
+    graph = CapturedGraph(nodes=(kernel_node(0x2000, 0xA010),), edges=())
+    (found,) = with_hidden_memory([Logged(launch, True)], graph, POOL, (), [(0xA000, 0xB000)])
+    assert (0xA000, 0xB000) in found.reads and (0xA000, 0xB000) in found.writes
+
+
+def test_kernel_without_a_known_address_is_a_barrier() -> None:
+    nodes = kernel_node(RESULT), kernel_node(7, 0xFF0000)
+    launch = Launch("aten.mm.out", 0, 2, writes=((RESULT, 0x2100),))
+    (found,) = with_hidden_memory([Logged(launch, True)], CapturedGraph(nodes=nodes, edges=()), POOL, ())
+    assert "no parameter of gemm is a known address" in str(found.barrier)
+
+
+def test_tensor_map_with_a_plain_address_is_no_barrier() -> None:
+    assert operator_with_map(make_tensor_map).barrier is None
+
+
+def test_tensor_map_of_unknown_encoding_is_a_barrier() -> None:
+    assert "address of a result" in str(operator_with_map(make_hidden_map).barrier)
+
+
+def operator_with_map(make: Callable[[int], bytes]) -> Launch:
+    """An operator whose kernel gets its input as an address, and its result in a tensor map."""
+    data = (0x1000).to_bytes(8, "little") + make(0x2000)
+    node = kernel_node().model_copy(update={"parameters": (Parameter(offset=0, size=len(data), data=data),)})
+    launch = Launch("aten.mm.out", 0, reads=((0x1000, 0x1100),), writes=((0x2000, 0x2100),))
+    return with_hidden_memory([Logged(launch, True)], CapturedGraph(nodes=(node,), edges=()), POOL, ())[0]
+
+
+@pytest.mark.parametrize(
+    "node",
+    [ChildGraphNode(graph=CapturedGraph(nodes=(), edges=())), OtherNode(type_name="HOST")],
+    ids=str,
+)
+def test_node_that_cannot_be_read_is_a_barrier(node: Any) -> None:
+    launch = Launch("aten.mm.out", 0, writes=((0x2000, 0x2100),))
+    (found,) = with_hidden_memory([Logged(launch, True)], CapturedGraph(nodes=(node,), edges=()), POOL, ())
+    assert "a node of it is of the kind" in str(found.barrier)
+
+
+def test_kernel_of_the_program_is_a_barrier_whatever_its_names(graph: Graph) -> None:
+    kernel = Kernel(graph, "in_ptr", "out_ptr")
+    kernel.custom_kernel = True
+    log = LaunchLog(graph.count, device_type="cpu")
+    module: dict[str, Any] = {"twice": kernel}
+    with log.noting(module):
+        module["twice"].run(torch.zeros(2), torch.zeros(2), stream=0)
+    (logged,) = log.logged
+    assert "does not name" in str(logged.launch.barrier)
+
+
+def test_error_in_the_function_puts_its_kernels_back(graph: Graph) -> None:
+    kernel = Kernel(graph, "out_ptr0")
+    log = LaunchLog(graph.count, device_type="cpu")
+    module: dict[str, Any] = {"k0": kernel}
+    with pytest.raises(ValueError, match="of the program"), log.noting(module):
+        raise ValueError("of the program")
+    assert module["k0"] is kernel
+    assert not log.is_noted()
 
 
 def test_copy_from_the_host_is_a_barrier() -> None:

@@ -12,7 +12,15 @@ import torch
 from cuda_on_cpu import FakeStream
 
 from optimizations import torch_internals
-from optimizations.graph.pools import Pool, are_allocated, end_failed_capture, joined, scratch_pool, used_memory
+from optimizations.graph.pools import (
+    Pool,
+    are_allocated,
+    end_failed_capture,
+    joined,
+    scratch_pool,
+    used_blocks,
+    used_memory,
+)
 from optimizations.graph.records import MemoryRange
 
 STREAM: Any = FakeStream(50)
@@ -150,6 +158,7 @@ def test_what_is_in_use_of_a_pool_is_told_from_what_is_free(monkeypatch: pytest.
     blocks = [{"size": 512 * (place + 1), "state": state} for place, state in enumerate(states)]
     segments = [{"address": 4096, "blocks": blocks}, {"address": 65536, "blocks": [{"size": 512, "state": "inactive"}]}]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda *pool, **options: segments)
+    assert [one.size_bytes for one in used_blocks((0, 7))] == [512, 1536, 2048]
     assert used_memory((0, 7)) == (
         MemoryRange(address=4096, size_bytes=512),
         MemoryRange(address=4096 + 1536, size_bytes=1536 + 2048),

@@ -134,9 +134,8 @@ class Branches:
         noted, self._noted = self._noted, None
         if noted is None or not self.pending:
             return
-        launches = with_moving_inputs(
-            noted.logged, with_hidden_memory(noted.logged, captured, pool, noted.never_freed), noted.inputs
-        )
+        launches = with_hidden_memory(noted.logged, captured, pool, noted.never_freed, noted.inputs)
+        launches = with_moving_inputs(noted.logged, launches, noted.inputs)
         if sum(one.count for one in launches) != len(captured.nodes):
             self._finish(CHAIN, "not all nodes of the graph were noted when it was captured")
             return

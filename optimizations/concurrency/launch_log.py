@@ -12,7 +12,12 @@ Note [Memory that no argument names]. An operator may allocate a workspace and f
 lies there. Kernels get its address as a parameter. So when the graph is there, the words of each operator's nodes are
 searched for addresses in the graph's pool that none of its tensors holds (`with_hidden_memory`). Such a word stands for
 the block in which it lies, where that block was never freed: a workspace of cuBLAS. Else it stands for what lies around
-it, as far as no tensor held it at that time, and not farther than the operator allocated.
+it, as far as no tensor held it at that time, and not farther than the operator allocated. An address in an input that
+the operator was not given stands for the whole input.
+
+Note [Addresses that are no words]. A kernel may get addresses otherwise: in a tensor map whose encoding is not known,
+or from a table in the GPU's memory. Then the search finds nothing. So an operator is a barrier if one of its kernels
+has no known address among its parameters, or none of them has that of a result.
 
 Note [Memory that is kept]. The next operator of the same kind gets the same workspace, and would wait for the first. A
 tensor that is freed makes room for one that has nothing to do with it. So what was freed last, and as much as an
@@ -306,7 +311,9 @@ class _NotingKernel:
     def __init__(self, kernel: Any, log: LaunchLog) -> None:
         self._kernel = kernel
         self._log = log
-        self._names = tuple(kernel.triton_meta.get("signature", ()))
+        # A kernel of the program's own may call an argument `in_ptr` and write it.
+        is_generated = getattr(kernel, "custom_kernel", True) is False
+        self._names = tuple(kernel.triton_meta.get("signature", ())) if is_generated else ()
         self._mutated = frozenset(kernel.mutated_arg_names or ())
 
     def __getattr__(self, name: str) -> Any:
@@ -423,7 +430,11 @@ def _span_of(memory: MemoryRange) -> Span:
 
 
 def with_hidden_memory(
-    logged: Sequence[Logged], graph: CapturedGraph, pool: Iterable[Span], never_freed: Iterable[Span]
+    logged: Sequence[Logged],
+    graph: CapturedGraph,
+    pool: Iterable[Span],
+    never_freed: Iterable[Span],
+    inputs: Iterable[Span] = (),
 ) -> list[Launch]:
     """Return the launches with the memory that only the words of their nodes name.
 
@@ -431,8 +442,10 @@ def with_hidden_memory(
         logged: what a `LaunchLog` noted of the capture of `graph`.
         pool: the segments of the graph's memory pool.
         never_freed: blocks of the pool that are in use when the capture ends.
+        inputs: the storages of the function's inputs.
     """
-    segments, blocks = _Spans(pool), _Spans(never_freed)
+    inputs = tuple(inputs)
+    segments, blocks = _Spans((*pool, *inputs)), _Spans((*never_freed, *inputs))
     found = []
     for one in logged:
         launch = one.launch
@@ -445,8 +458,12 @@ def with_hidden_memory(
             found.append(replace(launch, barrier=unreadable))
             continue
         declared, live = _Spans((*launch.reads, *launch.writes)), _Spans(one.live)
+        words = [list(_words(node)) for node in nodes]
+        if (unnamed := _without_addresses(launch, nodes, words, segments, declared)) is not None:
+            found.append(replace(launch, barrier=unnamed))
+            continue
         hidden = set()
-        for address in chain.from_iterable(map(_words, nodes)):
+        for address in chain.from_iterable(words):
             segment = segments.around(address)
             if segment is None or declared.around(address) is not None:
                 continue
@@ -480,6 +497,19 @@ def with_moving_inputs(logged: Sequence[Logged], launches: Sequence[Launch], inp
             launch = replace(launch, reads=(*launch.reads, *sorted(written)))
         found.append(launch)
     return found
+
+
+def _without_addresses(
+    launch: Launch, nodes: Sequence[Node], words: Sequence[Sequence[int]], segments: _Spans, declared: _Spans
+) -> str | None:
+    """Return why the memory of an operator cannot be read from its parameters. Note [Addresses that are no words]."""
+    for node, own in zip(nodes, words, strict=True):
+        if not any(declared.around(word) or segments.around(word) for word in own):
+            return f"no parameter of {getattr(node, 'name', None) or 'its ' + node.kind} is a known address"
+    results = _Spans(launch.writes)
+    if launch.writes and not any(results.around(word) for word in chain.from_iterable(words)):
+        return "no parameter of its kernels is the address of a result"
+    return None
 
 
 def _unreadable(node: Node) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.concurrency.branches import Noted
 from optimizations.concurrency.launch_log import LaunchLog
-from optimizations.graph.pools import used_memory
+from optimizations.graph.pools import used_blocks
 from optimizations.graph.read import captured_nodes
 from optimizations.torch_internals.generated_modules import source_line
 
@@ -78,7 +78,7 @@ class NotedCapture:
             self.failure = log.failure
             if log.failure is None:
                 uses_libraries = any(one.is_operator for one in log.logged)
-                in_use = used_memory(self._pool) if uses_libraries else ()
+                in_use = used_blocks(self._pool) if uses_libraries else ()
                 never_freed = [(one.address, one.address + one.size_bytes) for one in in_use]
                 source = functools.partial(source_line, self._file) if self._file is not None else None
                 self.noted = Noted(log.logged, log.inputs, never_freed, log.kept_bytes, source)

@@ -143,14 +143,19 @@ def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:
 
 def used_memory(pool: Any) -> tuple[MemoryRange, ...]:
     """What of a memory pool is some tensor's now, ascending, what adjoins joined."""
+    return joined((one.address, one.size_bytes) for one in used_blocks(pool))
+
+
+def used_blocks(pool: Any) -> tuple[MemoryRange, ...]:
+    """Return the blocks of a memory pool that are in use now: one for each allocation."""
     found = []
     for segment in memory_segments(tuple(pool)):
         address = segment["address"]
         for block in segment["blocks"]:
             if block["state"] != "inactive":
-                found.append((address, block["size"]))
+                found.append(MemoryRange(address=address, size_bytes=block["size"]))
             address += block["size"]
-    return joined(found)
+    return tuple(found)
 
 
 def are_allocated(memory: Iterable[MemoryRange]) -> list[bool]:
