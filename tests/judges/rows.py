@@ -1,0 +1,105 @@
+"""Rows of the judges, as JSON lines, and the tables that are made of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .databases import DATABASES
+
+Row = Mapping[str, Any]
+PLAIN = "compile"
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file, packed or not. A last line that was cut off is left out.
+
+    Raises:
+        ValueError: another line is no row.
+    """
+    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text("utf-8")
+    lines = text.splitlines()
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict) or not ("run" in row or {"task", "compiler"} <= row.keys()):
+                raise ValueError("neither a run nor a task with a compiler")
+        except ValueError as error:
+            if number == len(lines) and not text.endswith("\n"):
+                break
+            raise ValueError(f"{path.name}, line {number} is no row: {error}") from error
+        found.append(row)
+    return found
+
+
+def by_task(rows: Iterable[Row]) -> dict[str, dict[str, Row]]:
+    """Return the rows of each sample by compiler; a later row stands for an earlier one."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if "task" in row:
+            found.setdefault(row["task"], {})[row["compiler"]] = row
+    return found
+
+
+def findings(rows: Iterable[Row], mode: str = "encore") -> list[str]:
+    """Return the samples that pass under plain compile and fail under a compiler, with the reason."""
+    return [
+        f"{key}: {row[mode].get('wrong')}"
+        for key, row in sorted(by_task(rows).items())
+        if mode in row and PLAIN in row and row[PLAIN].get("passed") and not row[mode].get("passed")
+    ]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return a Markdown table with a line for each database and compiler."""
+    samples = by_task(rows)
+    lines = [
+        "| database | compiler | entries | samples | passed | of these with a graph | fail, pass under plain compile | "
+        "crashes |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for database in DATABASES:
+        own = {key: row for key, row in samples.items() if key.startswith(f"{database}|")}
+        for compiler in dict.fromkeys(name for row in own.values() for name in row if name != "eager"):
+            of = {key: row[compiler] for key, row in own.items() if compiler in row}
+            passed = [row for row in of.values() if row.get("passed")]
+            failed = len([line for line in findings(rows, compiler) if line.startswith(f"{database}|")])
+            cells = (
+                database,
+                compiler,
+                len({key.split("|")[1] for key in of}),
+                len(of),
+                len(passed),
+                "-" if compiler == PLAIN else sum(row["replays"] > 0 for row in passed),
+                "-" if compiler == PLAIN else failed,
+                sum(bool(row.get("crashed")) for row in of.values()),
+            )
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def summary(rows: Sequence[Row], remaining: int) -> str:
+    """Return the table as text, with each finding below it, and what was not judged."""
+    lines = [table(rows), ""]
+    skipped = Counter(row["skipped"].split(":")[0] for row in rows if "skipped" in row)
+    lines += [f"not judged, {count}: {reason}" for reason, count in skipped.most_common()]
+    if remaining:
+        lines.append(f"{remaining} samples remain; start again with the same --out to go on")
+    for mode in ("encore", "stock"):
+        found = findings(rows, mode)
+        lines += ["", f"fail under {mode}, pass under plain compile: {len(found)}", *found]
+    samples = by_task(rows)
+    unlike = [f"{key}: {row['encore']['unlike_compile']}" for key, row in samples.items() if _unlike(row)]
+    lines += ["", f"right under encore, with other bits than plain compile's: {len(unlike)}", *sorted(unlike)]
+    wrong = [f"{key}: {row[PLAIN]['wrong']}" for key, row in samples.items() if "wrong" in row.get(PLAIN, {})]
+    return "\n".join([*lines, "", f"fail under plain compile: {len(wrong)}", *sorted(wrong)])
+
+
+def _unlike(row: Mapping[str, Row]) -> bool:
+    mine = row.get("encore", {})
+    return bool(mine.get("passed")) and "unlike_compile" in mine

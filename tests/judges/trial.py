@@ -1,0 +1,188 @@
+"""Runs a sample under one compiler, and says whether what it computes is eager's."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from optimizations import torch_internals
+
+from .cases import Case, seed_all
+
+COMPILERS: Mapping[str, Mapping[str, Any]] = {
+    "compile": {},
+    "stock": {"mode": "reduce-overhead"},
+    "encore": {"backend": "encore", "options": {"selection": "off"}},
+}
+"""Keywords of `torch.compile`. With Encore's rules functions of one or two kernels, which most samples are, would run
+without a graph."""
+
+INDUCTOR = {"fallback_random": True}
+"""Random numbers are eager's."""
+
+MESSAGE_CHARACTERS = 400
+
+
+class DeviceGone(Exception):
+    """The device can no longer be used by this process."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor or another value that a call gave, copied before the next call."""
+
+    value: Any
+    facts: tuple[Any, ...] = ()
+
+    @staticmethod
+    def of(value: Any) -> Leaf:
+        if not isinstance(value, torch.Tensor):
+            return Leaf(value)
+        facts = value.dtype, value.layout, tuple(value.shape), value.requires_grad
+        if value.layout is not torch.strided:
+            return Leaf(value.detach().to_dense().clone(), facts)
+        return Leaf(value.detach().clone().resolve_conj().resolve_neg(), (*facts, value.stride(), value.is_conj()))
+
+
+@dataclass
+class Outcome:
+    """What the calls gave, in order; `error` is what ended them. `replays`: graphs launched in the last call."""
+
+    calls: list[list[Leaf]] = field(default_factory=list)
+    error: str | None = None
+    replays: int = 0
+    seconds: float = 0.0
+
+
+class Recorder:
+    """The session of one outcome. `replays` tells how many graphs were launched so far in this process."""
+
+    def __init__(self, device: str, compile_: Callable[[Any], Any], replays: Callable[[], int]) -> None:
+        self.device = device
+        self.compile = compile_
+        self.calls: list[list[Leaf]] = []
+        self._replays = replays
+        self._before = 0
+
+    def begin(self, call: int) -> None:
+        self.calls.append([])
+        self._before = self._replays()
+        torch.compiler.cudagraph_mark_step_begin()
+        seed_all(1000 + call)
+
+    def note(self, *values: Any) -> None:
+        self.calls[-1] += map(Leaf.of, pytree.tree_leaves(values))
+
+    def replayed(self) -> int:
+        """Return the number of graphs launched since the last call began."""
+        return self._replays() - self._before
+
+
+def run(program: Case, device: str, compile_: Callable[[Any], Any], replays: Callable[[], int]) -> Outcome:
+    """Run a sample. Raises DeviceGone if the error leaves the device unusable."""
+    recorder = Recorder(device, compile_, replays)
+    begun = time.perf_counter()
+    error = None
+    try:
+        program(recorder)
+    except Exception as raised:
+        error = described(raised)
+        if device.startswith("cuda") and ("CUDA error" in str(raised) or "CUDA driver error" in str(raised)):
+            raise DeviceGone(error) from None
+    return Outcome(recorder.calls, error, recorder.replayed() if recorder.calls else 0, time.perf_counter() - begun)
+
+
+def eager(target: Any) -> Any:
+    """Return `target`, which is not compiled."""
+    return target
+
+
+def described(error: BaseException) -> str:
+    """Return the error's type and its first line that names neither a backend nor a place."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("backend=")]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:MESSAGE_CHARACTERS]
+
+
+@contextlib.contextmanager
+def counted_replays() -> Iterator[Callable[[], int]]:
+    """Count launches of CUDA graphs, whoever makes them, through `torch.cuda.CUDAGraph`."""
+    count = 0
+    stock = torch.cuda.CUDAGraph.replay
+
+    def replay(graph: Any) -> None:
+        nonlocal count
+        count += 1
+        stock(graph)
+
+    torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
+    try:
+        yield lambda: count
+    finally:
+        torch.cuda.CUDAGraph.replay = stock  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def compiled_by(compiler: str) -> Iterator[Callable[[Any], Any]]:
+    """Provide `torch.compile` with a compiler's keywords; what it made is gone afterwards."""
+    _reset()
+    try:
+        with torch_internals.inductor_config.patch(INDUCTOR):
+            yield lambda target: torch.compile(target, **COMPILERS[compiler])
+    finally:
+        _reset()
+
+
+def _reset() -> None:
+    import optimizations
+
+    torch_internals.reset_dynamo()
+    optimizations.reset()
+
+
+def difference(found: Outcome, expected: Outcome, rtol: float | None, atol: float | None) -> str | None:
+    """Return how an outcome differs from eager's beyond the tolerances; None if it does not."""
+    if found.error or expected.error:
+        return None if found.error == expected.error else found.error or f"no error, but eager has {expected.error}"
+    for number, (one, other) in enumerate(zip(found.calls, expected.calls, strict=True)):
+        if len(one) != len(other):
+            return f"call {number}: {len(one)} values, eager {len(other)}"
+        for place, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+            try:
+                _compare(mine, theirs, rtol, atol)
+            except (AssertionError, TypeError, ValueError, RuntimeError) as error:
+                return f"call {number}, value {place}: {described(error)}"
+    return None
+
+
+def _compare(mine: Leaf, theirs: Leaf, rtol: float | None, atol: float | None) -> None:
+    assert type(mine.value) is type(theirs.value), f"a {type(mine.value).__name__}, not a {type(theirs.value).__name__}"
+    assert mine.facts[:3] == theirs.facts[:3], f"{mine.facts[:3]}, not {theirs.facts[:3]}"
+    if isinstance(mine.value, (torch.Tensor, int, float, complex)):
+        torch.testing.assert_close(mine.value, theirs.value, rtol=rtol, atol=atol, equal_nan=True)
+    elif isinstance(mine.value, (str, tuple, torch.dtype, torch.Size)) or mine.value is None:
+        assert mine.value == theirs.value, f"{mine.value!r}, not {theirs.value!r}"
+
+
+def unlike_bits(found: Outcome, expected: Outcome) -> str | None:
+    """Return the first value that is not the same bit for bit, with the same strides; None if all are."""
+    if found.error or expected.error:
+        return None if found.error == expected.error else found.error or "no error"
+    for number, (one, other) in enumerate(zip(found.calls, expected.calls, strict=True)):
+        for place, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+            if mine.facts != theirs.facts:
+                return f"call {number}, value {place}: {mine.facts}, not {theirs.facts}"
+            if isinstance(mine.value, torch.Tensor) and not _same_bits(mine.value, theirs.value):
+                return f"call {number}, value {place}: other bits"
+    return None
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.is_quantized or not one.numel():
+        return True
+    return torch.equal(*(part.contiguous().reshape(-1).view(torch.uint8) for part in (one, other)))

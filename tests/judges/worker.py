@@ -1,0 +1,110 @@
+"""Runs samples that come as JSON lines and answers with rows: `python -m tests.judges.worker DEVICE`.
+
+DEVICE is `cuda` or `simulated`. A line before each compiler says which one a crash is due to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from . import trial
+from .cases import NoSample, case
+from .databases import Task, entries, tolerances
+
+GONE = 17
+"""Exit code of a worker that lost its device."""
+
+Say = Callable[[dict[str, Any]], None]
+
+
+def main(arguments: Sequence[str]) -> int:
+    device = arguments[0]
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    prepare()
+
+    def say(message: dict[str, Any]) -> None:
+        channel.write(json.dumps(message) + "\n")
+        channel.flush()
+
+    say({"ready": True})
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            for row in judged(Task.parse(command["task"]), command["compilers"], device, say):
+                say({"row": row})
+        except trial.DeviceGone as error:
+            say({"gone": str(error)})
+            return GONE
+        say({"done": True})
+    return 0
+
+
+def prepare() -> None:
+    """Make the backend known where the project is not installed."""
+    if "encore" not in torch._dynamo.list_backends(exclude_tags=()):
+        from optimizations.backend import encore
+
+        torch._dynamo.register_backend(encore, name="encore")
+
+
+def judged(task: Task, compilers: Sequence[str], device: str, say: Say) -> Iterator[dict[str, Any]]:
+    """Yield a row for each compiler, or a single one that says why the sample is not judged."""
+    where = "cpu" if device == "simulated" else device
+    say({"begin": "eager"})
+    try:
+        program = case(task, where)
+    except NoSample as reason:
+        yield {"task": task.key, "compiler": "eager", "skipped": str(reason)}
+        return
+    except Exception as error:
+        yield {"task": task.key, "compiler": "eager", "skipped": f"no sample: {trial.described(error)}"}
+        return
+    expected = trial.run(program, where, trial.eager, lambda: 0)
+    again = trial.run(program, where, trial.eager, lambda: 0)
+    bounds = tolerances(entries(task.database)[task.name], getattr(torch, task.dtype), torch.device(where).type)
+    reason = expected.error or trial.difference(again, expected, *bounds)
+    if reason:
+        words = "eager raises" if expected.error else "eager differs from itself"
+        yield {"task": task.key, "compiler": "eager", "skipped": f"{words}: {reason}"}
+        return
+    plain = None
+    for compiler in compilers:
+        say({"begin": compiler})
+        found = _outcome(program, compiler, device)
+        row: dict[str, Any] = {"task": task.key, "compiler": compiler}
+        wrong = trial.difference(found, expected, *bounds)
+        row.update(passed=wrong is None, replays=found.replays, seconds=round(found.seconds, 3))
+        if wrong:
+            row["wrong"] = wrong
+        if compiler == "compile":
+            plain = found
+        elif plain is not None and (unlike := trial.unlike_bits(found, plain)):
+            row["unlike_compile"] = unlike
+        yield row
+
+
+def _outcome(program: Any, compiler: str, device: str) -> trial.Outcome:
+    if device != "simulated":
+        with trial.counted_replays() as replays, trial.compiled_by(compiler) as compile_:
+            return trial.run(program, device, compile_, replays)
+    from . import simulated
+
+    if compiler == "compile":
+        with simulated.plain() as compile_:
+            return trial.run(program, "cpu", compile_, lambda: 0)
+    with simulated.encore(trial.COMPILERS[compiler]) as (compile_, replays):
+        return trial.run(program, "cpu", compile_, replays)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
