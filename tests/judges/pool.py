@@ -37,6 +37,7 @@ class Pool:
         log: Path,
         tell: Callable[[dict[str, Any]], None],
         environment: Mapping[str, str],
+        worker: Sequence[str] = ("-P", "-m", "tests.judges.worker"),
     ) -> None:
         self.jobs = collections.deque(jobs)
         self.device = device
@@ -44,7 +45,9 @@ class Pool:
         self.deadline = deadline
         self.timeout_s = timeout_s
         self.tell = tell
-        self.environment = {**os.environ, **environment}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        self.environment = {**os.environ, **environment, "PYTHONPATH": path}
+        self.worker = (sys.executable, *worker)
         self.failed_starts = 0
         self._lock = threading.Lock()
         self._log = log
@@ -82,7 +85,7 @@ class Pool:
             if self._stopped.is_set():
                 return
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tests.judges.worker", self.device],
+                [*self.worker, self.device],
                 cwd=ROOT,
                 env=self.environment,
                 stdin=subprocess.PIPE,

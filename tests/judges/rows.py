@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .databases import DATABASES
-
 Row = Mapping[str, Any]
 PLAIN = "compile"
 
@@ -56,14 +54,14 @@ def findings(rows: Iterable[Row], mode: str = "encore") -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return a Markdown table with a line for each database and compiler."""
+    """Return a Markdown table with a line for each database or project and each compiler."""
     samples = by_task(rows)
     lines = [
-        "| database | compiler | entries | samples | passed | of these with a graph | fail, pass under plain compile | "
+        "| judge | compiler | entries | samples | passed | of these with a graph | fail, pass under plain compile | "
         "crashes |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for database in DATABASES:
+    for database in dict.fromkeys(key.split("|")[0] for key in samples):
         own = {key: row for key, row in samples.items() if key.startswith(f"{database}|")}
         for compiler in dict.fromkeys(name for row in own.values() for name in row if name != "eager"):
             of = {key: row[compiler] for key, row in own.items() if compiler in row}

@@ -98,7 +98,7 @@ def _run(given: argparse.Namespace, databases: Sequence[str], compilers: tuple[s
             judged -= left
             text = rows_of.summary(rows, left)
             (given.out / "summary.txt").write_text(text + "\n", "utf-8")
-            _keep_end(given.out / "workers.log")
+            keep_end(given.out / "workers.log")
     print(rows_of.table(rows))
     seconds = time.monotonic() - begun
     print(f"{judged} samples in {seconds:.0f} s, {60 * judged / seconds:.0f} a minute; {left} remain")
@@ -153,7 +153,7 @@ def _facts(given: argparse.Namespace, compilers: Sequence[str]) -> dict[str, Any
     }
 
 
-def _keep_end(log: Path, limit: int = 4 * 2**20) -> None:
+def keep_end(log: Path, limit: int = 4 * 2**20) -> None:
     """Cut the beginning of a log that is too long."""
     if log.exists() and log.stat().st_size > limit:
         log.write_bytes(log.read_bytes()[-limit:])
@@ -169,16 +169,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--databases", default=",".join(DATABASES), metavar="NAMES", help="default: all")
     parser.add_argument("--compilers", metavar="NAMES", help="default: all that the device can run")
     parser.add_argument("--only", metavar="NAMES", help="entries or samples, separated by commas")
-    parser.add_argument("--samples", type=_count, metavar="N", help="at most so many of each entry, variant and dtype")
+    parser.add_argument("--samples", type=count, metavar="N", help="at most so many of each entry, variant and dtype")
     parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="the I-th of N parts")
-    parser.add_argument("--seconds", type=_count, default=540, metavar="LIMIT", help="for all of it (540)")
-    parser.add_argument("--timeout", type=_count, default=90, metavar="SECONDS", help="for one compiler (90)")
-    parser.add_argument("--jobs", type=_count, default=max(1, len(os.sched_getaffinity(0)) - 3), metavar="N")
+    parser.add_argument("--seconds", type=count, default=540, metavar="LIMIT", help="for all of it (540)")
+    parser.add_argument("--timeout", type=count, default=90, metavar="SECONDS", help="for one compiler (90)")
+    parser.add_argument("--jobs", type=count, default=max(1, len(os.sched_getaffinity(0)) - 3), metavar="N")
     parser.add_argument("--margin", type=int, default=5, help=argparse.SUPPRESS)
     return parser
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is no whole number above 0")

@@ -46,6 +46,8 @@ def main(arguments: Sequence[str]) -> int:
             say({"gone": str(error)})
             return GONE
         say({"done": True})
+        if device != "simulated":
+            torch.cuda.empty_cache()  # other workers need memory, too
     return 0
 
 

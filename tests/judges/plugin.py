@@ -1,0 +1,84 @@
+"""A plugin of pytest that compiles other projects' tests with one compiler, and notes how each test ended.
+
+    ENCORE_JUDGE_COMPILER=encore ENCORE_JUDGE_ROWS=FILE python -m pytest -p tests.judges.plugin TESTS
+
+Calls of `torch.compile` that name Inductor or no backend get the compiler's keywords; those that name another one, such
+as "eager", stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from . import trial
+from .worker import prepare
+
+COMPILER = os.environ.get("ENCORE_JUDGE_COMPILER", "compile")
+ROWS = os.environ.get("ENCORE_JUDGE_ROWS")
+PREFIX = os.environ.get("ENCORE_JUDGE_NAME", "project")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put the compiler into `torch.compile` and count graphs that are launched."""
+    prepare()
+    torch.compile = given_compiler(torch.compile, dict(trial.COMPILERS[COMPILER]))
+    counting = trial.counted_replays()
+    config.stash[REPLAYS] = counting.__enter__()
+    config.add_cleanup(lambda: counting.__exit__(None, None, None))
+
+
+REPLAYS: Any = pytest.StashKey()
+
+
+def given_compiler(stock: Any, keywords: dict[str, Any]) -> Any:
+    """Return `torch.compile` with other keywords where the program leaves the backend to PyTorch."""
+
+    @functools.wraps(stock)
+    def compile_(model: Any = None, **given: Any) -> Any:
+        if given.get("backend", "inductor") != "inductor":
+            return stock(model, **given)
+        kept = {name: value for name, value in given.items() if name not in ("backend", "mode", "options")}
+        if model is None:
+            return lambda target: compile_(target, **given)
+        return stock(model, **kept, **keywords)
+
+    return compile_
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Note the graphs that the test launched."""
+    before = item.config.stash[REPLAYS]()
+    try:
+        yield
+    finally:
+        item.stash[REPLAYS] = item.config.stash[REPLAYS]() - before
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Write a row for each test when it has run, or when it is skipped or fails before."""
+    report = yield
+    if ROWS and (report.when == "call" or (report.when == "setup" and not report.passed)):
+        row: dict[str, Any] = {"task": f"{PREFIX}|{report.nodeid}", "compiler": COMPILER}
+        if report.skipped:
+            row = {**row, "compiler": "eager", "skipped": f"the project skips it: {_reason(report)}"}
+        else:
+            row.update(passed=report.passed, replays=item.stash.get(REPLAYS, 0), seconds=round(report.duration, 3))
+            if call.excinfo is not None:
+                row["wrong"] = trial.described(call.excinfo.value)
+        with Path(ROWS).open("a", encoding="utf-8") as out:
+            out.write(json.dumps(row) + "\n")
+    return report
+
+
+def _reason(report: Any) -> str:
+    return str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)[:200]
