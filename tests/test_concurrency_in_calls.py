@@ -29,7 +29,9 @@ class TwoKernels(Model):
             return [first, first.clone()]
         second = self.cuda.allocate(COUNT)
         pointers = [word(one.data_ptr()) for one in (x, y, w, second)]
-        self.cuda.driver.add_node(self.cuda.capturing.graph, Node("KERNEL", self.body, pointers))
+        graph = self.cuda.capturing.graph
+        chain = self.cuda.driver.graphs[graph].nodes[-1:]
+        self.cuda.driver.add_node(graph, Node("KERNEL", self.body, pointers), after=chain)
         return [first, second]
 
 
@@ -101,3 +103,31 @@ def test_option_off_keeps_the_chain_and_says_so(cuda_on_cpu: CudaOnCpu, faster: 
     (report,) = compiled.reports
     assert report.concurrency is not None
     assert (report.concurrency.decision, report.concurrency.reason) == ("chain", "the option concurrency is 'off'")
+
+
+@pytest.mark.parametrize(
+    ("call", "winner", "decision"),
+    [
+        ("cuGraphGetNodes", BRANCHES, CHAIN),
+        ("cuGraphGetEdges", BRANCHES, CHAIN),
+        ("cuGraphRemoveDependencies", BRANCHES, CHAIN),
+        ("cuGraphAddDependencies", CHAIN, BRANCHES),
+    ],
+)
+def test_driver_that_refuses_leaves_a_right_graph(
+    cuda_on_cpu: CudaOnCpu,  # noqa: F811
+    faster: list[str],
+    call: str,
+    winner: str,
+    decision: str,
+) -> None:
+    faster[0] = winner
+    compiled, w = Compiled(TwoKernels(cuda_on_cpu), outputs=2, concurrency="auto"), values(7)
+    with spent_at_once():
+        called(compiled, w, 2)
+        cuda_on_cpu.driver.failing.add(call)
+        called(compiled, w, 60)
+    (report,) = compiled.reports
+    assert report.concurrency is not None
+    assert report.concurrency.decision == decision
+    assert "80.0 us" not in report.concurrency.reason

@@ -216,7 +216,7 @@ class Branches:
             edges.use(branched=branched)
         except EdgesRefused as error:
             self.unusable = None if error.is_whole else str(error)
-            self._finish(CHAIN, str(error))
+            self._finish(BRANCHES if edges.is_branched else CHAIN, str(error))
             return False
         try:
             self._graph.instantiate()
