@@ -22,7 +22,7 @@ from simulated_work import aligned
 
 from optimizations import torch_internals
 from optimizations.graph.displaced import size_bytes
-from optimizations.in_place import budget, description, examination, session
+from optimizations.in_place import budget, description, examination, session, without_placeholder
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import containers, manager
 from optimizations.trees import function as function_module
@@ -269,6 +269,7 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         (examination, "ineligible_reason", ineligible),
         (session, "ineligible_reason", ineligible),
         (description, "ineligible_reason", ineligible),
+        (without_placeholder, "ineligible_reason", ineligible),
         (function_module, "read_generated", lambda model: getattr(model, "code", GeneratedCode(None))),
         (budget, "SHARE", 1e9),
         (budget, "SHARE_OF_ALL", 1e9),

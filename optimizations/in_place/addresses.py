@@ -10,6 +10,8 @@ does, and the graph reads that, when
   (DLPack gives views storages of their own), and the buffer of this call may be a view of a larger one at the same
   address.
 
+An input without a placeholder is cloned for this call instead, and the clone is read: see `without_placeholder`.
+
 An input at a fixed address (a parameter) has no placeholder. Where such an input cannot be followed the recording does
 not fit the call (`refuses`), and stock records again. Its geometry is compared before: see `torch_internals.geometry`.
 
@@ -47,14 +49,21 @@ from optimizations.graph.records import MemoryRange
 class TrackedInput:
     """An input that the graph reads in place, at multiples of `alignment_bytes` (a power of two).
 
-    `placeholder`: the address it is copied to where it cannot be read in place; None for an input at a fixed address.
+    `placeholder`: the address it is copied to where it cannot be read in place; None where it has none.
     `size_bytes`: from its first element to the end of its last.
+    `is_cloned`: whether it is cloned where it cannot be read in place; else one without a placeholder is an input at a
+    fixed address.
     """
 
     index: int
     alignment_bytes: int
     placeholder: int | None
     size_bytes: int = 1
+    is_cloned: bool = False
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.placeholder is None and not self.is_cloned
 
 
 class Pointers(Protocol):
@@ -103,9 +112,9 @@ class AddressTracker:
         inputs = sorted(inputs, key=lambda one: one.index)
         self._checks = [(one.index, one.alignment_bytes - 1, one.placeholder, one.size_bytes) for one in inputs]
         self._all_checks = self._checks
-        self.fixed = [(one.index, one.alignment_bytes - 1) for one in inputs if one.placeholder is None]
+        self.fixed = [(one.index, one.alignment_bytes - 1) for one in inputs if one.is_fixed]
         self._fixed_indices = [index for index, _ in self.fixed]
-        self._moving = [one for one in self._checks if one[2] is not None]
+        self._moving = [one for one in self._checks if one[0] not in self._fixed_indices]
         self._moving_indices = [one[0] for one in self._moving]
         self._pointers = pointers
         self._owned = owned
@@ -142,6 +151,12 @@ class AddressTracker:
         """Whether each input at a fixed address lies where the graph reads it now."""
         return not self.fixed or _data_ptrs_equal(inputs, self.addresses, self._fixed_indices)
 
+    def forget(self) -> None:
+        """Write all addresses again in the next call: the graph was instantiated again, and holds the recorded ones."""
+        for index in self.indices:
+            self.addresses[index] = 0
+        self._launched = False
+
     def follow(self, inputs: Sequence[Any], *, fixed_in_place: bool = False) -> None:
         """Bring the graph to these inputs. One comparison in C++ where nothing moved.
 
@@ -160,18 +175,25 @@ class AddressTracker:
         self._launched = False
         lies: dict[int, int] = {}
         copied: dict[int, torch.Tensor] = {}
+        copied_bytes = 0
+        call: Any = inputs  # a list, which holds the clones until the launch
         for index, below_alignment, placeholder, size in checks:
             address = inputs[index].data_ptr()
             if address == addresses[index] and not again:
                 continue
-            if placeholder is not None and not _reads_in_place(address, size, below_alignment, borders):
+            if index not in self._fixed_indices and not _reads_in_place(address, size, below_alignment, borders):
                 # Note [When an input is copied after all]
-                copied[index] = inputs[index]
-                address = placeholder
+                copied_bytes += inputs[index].nbytes
+                if placeholder is None:
+                    clone = torch_internals.clone_preserve_strides(inputs[index].detach())
+                    call[index], address = clone, clone.data_ptr()
+                else:
+                    copied[index] = inputs[index]
+                    address = placeholder
             lies[index] = address
         if copied:
             lies |= self._fill(copied) or {}
-            self.placeholder_bytes += sum(one.nbytes for one in copied.values())
+        self.placeholder_bytes += copied_bytes
         moved = {index: address for index, address in lies.items() if address != addresses[index]}
         if not moved:
             return
@@ -239,7 +261,7 @@ class AddressTracker:
         checks = [one for one in self._all_checks if one[2] is None] if resting else self._all_checks
         self._checks = checks
         self.indices = [one[0] for one in checks]
-        self._moving = [one for one in checks if one[2] is not None]
+        self._moving = [one for one in checks if one[0] not in self._fixed_indices]
         self._moving_indices = [one[0] for one in self._moving]
         moved = {
             index: placeholder

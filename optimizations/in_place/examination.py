@@ -72,6 +72,7 @@ class Recorded:
         graph: what is replayed.
         inputs: where the graph reads each input: placeholders, inputs at fixed addresses, results of earlier graphs.
         copied: inputs that stock copies before each replay.
+        without_placeholder: those of them that were recorded where the caller has them.
         fixed: inputs at fixed addresses; results of earlier graphs are not among them.
         written: those of `fixed` that the function writes.
         passed: those of `written` that are no parameters. Others may write to the same memory meanwhile (a cache in
@@ -90,6 +91,7 @@ class Recorded:
     pool: Any
     seconds: float
     passed: frozenset[int] = frozenset()
+    without_placeholder: frozenset[int] = frozenset()
 
 
 class Host(Protocol):
@@ -399,9 +401,10 @@ class Examination:
         found = []
         for one in findings.plan.inputs:
             if one.indirect:
-                value, is_copied = self.recorded.inputs[one.input], one.input in self.recorded.copied
-                placeholder = value.data_ptr() if is_copied else None
-                found.append(TrackedInput(one.input, one.alignment_bytes, placeholder, size_bytes(value)))
+                value, is_cloned = self.recorded.inputs[one.input], one.input in self.recorded.without_placeholder
+                placeholder = value.data_ptr() if one.input in self.recorded.copied and not is_cloned else None
+                size = size_bytes(value)
+                found.append(TrackedInput(one.input, one.alignment_bytes, placeholder, size, is_cloned))
         return found
 
 

@@ -162,6 +162,7 @@ class Session:
         self.unusable: str | None = None
         self.in_place: frozenset[int] = frozenset()
         self._tracked: frozenset[int] = frozenset()
+        self._tracker: AddressTracker | None = None
         self._candidate: Candidate | None = None
         self._applied: list[AppliedPlan] = []
         self._proof: Proof | None = None
@@ -336,21 +337,60 @@ class Session:
         assert branches is not None
 
         def replay_raced() -> Any:
-            self.unusable = branches.unusable
+            self._point_again(branches)
             return replay(inputs)
 
         try:
             return branches.run(replay_raced)
         finally:
-            self.unusable = branches.unusable
+            self._point_again(branches)
             if not branches.pending:
                 self._after_the_race()
+
+    def _point_again(self, branches: Branches) -> None:
+        """Have the next replay write all addresses: the race may have instantiated the graph again."""
+        self.unusable = branches.unusable
+        if self._tracker is None or self.unusable is not None:
+            return
+        self.unusable = "its addresses were not written again"
+        try:
+            tools = self.examination.tools
+            executable = tools.driver.CUgraphExec(self.recorded.graph.raw_cuda_graph_exec())
+            self._applied[-1].instantiated(executable, tools.stream())
+            self._tracker.forget()
+            self.unusable = None
+        except Exception as error:
+            self.unusable = one_line(error)
 
     def _after_the_race(self) -> None:
         if self._may_gain():
             self.stage, self.waiting = Stage.WAITING, self.use.plan(READ_COST * self.recorded.seconds)
         else:
             self._end()
+
+    # Without placeholders
+
+    def settle_by_name(self) -> None:
+        """Carry the plan out right after the recording. See `without_placeholder`.
+
+        `unusable` says why the recording can serve no call, if that fails.
+        """
+        self.unusable, self._declined = "its inputs have no placeholders, and it cannot be led to them", True
+        try:
+            examination = self.examination
+            findings = examination.by_name(examination.candidates(self.recorded.copied), "it is copied", Choice.HOST)
+            others = set(findings.in_place) - self.recorded.without_placeholder
+            if cheap := self._cheap_to_copy(others, findings.plan):
+                analysis = with_reasons(findings.analysis, ReasonCode.CHEAPER, cheap)
+                findings = examination.planned(findings, analysis, Choice.HOST)
+            if missing := self.recorded.without_placeholder.difference(findings.in_place):
+                against = next(one for one in findings.analysis.verdicts if one.input in missing)
+                raise ValueError(f"input {against.input}: {', '.join(one.message for one in against.reasons)}")
+            self._carry_out(findings)
+            if self._undecided is None:
+                self._end()
+        except Exception as error:
+            self._give_up(one_line(error))
 
     # Stage 2
 
@@ -593,6 +633,10 @@ class Session:
         """
         if (undecided := self._undecided) is not None:  # each of its turns would instantiate the graph again
             undecided.stop("an input at a fixed address moved")
+        self._carry_out(findings)
+        self._end()
+
+    def _carry_out(self, findings: Findings) -> None:
         if self.edited:
             raise ValueError("nodes of the graph were added or exchanged before")
         left = self._tracked.difference(findings.in_place)
@@ -622,6 +666,6 @@ class Session:
         self.committed = True
         self._tracked = frozenset(one.index for one in tracked)
         self.in_place = self._tracked & frozenset(self.recorded.copied)
+        self._tracker = tracker
         self.host.use_tracker(tracker, findings.unused)
         self.unusable = None
-        self._end()

@@ -76,6 +76,7 @@ SUBCLASSED = (
     Surface(
         "CUDAGraphNode",
         methods={
+            "_allocate_and_copy_recording_inputs": ("self", "inputs"),
             "_check_liveness": ("indices", "output_refs"),
             "_copy_inputs_and_remove_from_src": ("self", "dsts", "srcs"),
             "_initialize_cached_tensors": ("self",),
@@ -125,6 +126,7 @@ SUBCLASSED = (
         ),
         overridden=frozenset(
             (
+                "_allocate_and_copy_recording_inputs",
                 "_check_liveness",
                 "_copy_inputs_and_remove_from_src",
                 "_initialize_cached_tensors",

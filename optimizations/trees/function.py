@@ -148,6 +148,7 @@ class RecordableFunction:
         without_graph: why the function runs without a graph; None where it does not.
         copies_inputs: whether recordings copy all their inputs, as stock does.
         not_followed: why addresses in its graphs are not changed any more; None where they may be.
+        records_on_inputs: whether recordings may leave placeholders out. Note [Inputs without a placeholder].
         retired: whether it is never served by a graph again; `retiring` until its manager has freed what it can.
         decision: how its calls are served from now on, by rule or by measurement; None where that is not decided. `why`
             gives the reason.
@@ -191,6 +192,7 @@ class RecordableFunction:
         self.together: Together | None = None
         self.copies_inputs = False
         self.not_followed: str | None = None
+        self.records_on_inputs = choice in (Choice.HOST, Choice.AUTO) and selection_mode != "measure"
         self.retired = self.retiring = False
         self.decision: Decision | None = None
         self.why = ""

@@ -33,7 +33,9 @@ from optimizations.concurrency.branches import Branches, Noted
 from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF, NotedCapture
 from optimizations.graph.capture_order import in_order
 from optimizations.graph.device import RecordingTools, device_tools
+from optimizations.graph.displaced import storage_of
 from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.memory_ranges import MemoryRanges
 from optimizations.graph.pools import pool_memory
 from optimizations.graph.recapture import recapture, register_generators
 from optimizations.graph.triton_kernels import triton_kernels
@@ -44,6 +46,7 @@ from optimizations.in_place.examination import Recorded
 from optimizations.in_place.patched_inputs import PatchedInputs
 from optimizations.in_place.session import Session, Stage
 from optimizations.in_place.trial import Effects
+from optimizations.in_place.without_placeholder import without_placeholder
 from optimizations.one_line import one_line
 from optimizations.race import Race, mark
 from optimizations.report.recordings import RecordingReport
@@ -100,6 +103,7 @@ class EncoreNode(ResultsNode):
     """
 
     non_static_input_idx: list[int]
+    static_input_idxs: list[int]
     non_managed_static_input_idxs: list[int]
     input_copy_idxs = INPUT_COPY_IDXS
 
@@ -114,6 +118,7 @@ class EncoreNode(ResultsNode):
         self._copied: list[int] = []
         self._in_place: list[int] = []
         self._copying: bool | None = None
+        self._without_placeholder: frozenset[int] = frozenset()
         self._noted: Noted | None = None
         self._chain = "its launches were not noted when it was captured"
         self.recording_s = 0.0
@@ -210,6 +215,36 @@ class EncoreNode(ResultsNode):
                     self._returned[position] = index
         return outputs
 
+    def _allocate_and_copy_recording_inputs(self, inputs: list[Any]) -> list[Any]:
+        """As stock's, without placeholders for some. Note [Inputs without a placeholder]."""
+        ordinary, function = self.non_static_input_idx, self.function
+        if not function.records_on_inputs or function.not_followed is not None or function.decision == "copies":
+            return super()._allocate_and_copy_recording_inputs(inputs)
+        mutated = [inputs[index] for index in self.wrapped_function.mutated_input_idxs]
+        written = [storage_of(one) for one in mutated if isinstance(one, torch.Tensor)]
+        chosen = without_placeholder(
+            function.code(),
+            inputs,
+            ordinary,
+            MemoryRanges([*pool_memory(self.cuda_graphs_pool), *written]),
+            selects=function.selection_mode == "rule",
+        )
+        given = {index: inputs[index] for index in chosen}
+        static: list[int] = self.static_input_idxs
+        self.static_input_idxs = [*static, *chosen]
+        self.non_static_input_idx = [index for index in ordinary if index not in given]
+        try:
+            recording_inputs: list[Any] = super()._allocate_and_copy_recording_inputs(inputs)
+        finally:
+            self.static_input_idxs = static
+        self._without_placeholder = frozenset(
+            index for index, value in given.items() if recording_inputs[index] is value
+        )
+        for index in self._without_placeholder.symmetric_difference(given):  # this PyTorch has made one all the same
+            recording_inputs[index].copy_(given[index].detach())
+            self.non_static_input_idx = sorted([*self.non_static_input_idx, index])
+        return recording_inputs
+
     def _noted_capture(self, inputs: Sequence[Any]) -> NotedCapture | None:
         """Return what notes the launches of the capture; None where they stay a chain, as `_chain` says."""
         function = self.function
@@ -219,7 +254,7 @@ class EncoreNode(ResultsNode):
             self._chain = HAS_COLLECTIVES
         else:
             driver = device_tools(self.device).driver
-            moving, pool = self.non_static_input_idx, self.cuda_graphs_pool
+            moving, pool = [*self.non_static_input_idx, *self._without_placeholder], self.cuda_graphs_pool
             return NotedCapture(function.generated, inputs, moving, pool, self.device, driver)
         return None
 
@@ -241,13 +276,14 @@ class EncoreNode(ResultsNode):
         recorded = Recorded(
             graph=self.graph,
             inputs=self._seen,
-            copied=tensors,
+            copied=sorted([*tensors, *self._without_placeholder]),
             fixed=[index for index in self._fixed if self._seen.is_tensor(index)],
             written=self._written,
             returned=frozenset(self._returned.values()),
             pool=self.cuda_graphs_pool,
             seconds=seconds,
             passed=frozenset(self._written).intersection(function.written_inputs),
+            without_placeholder=self._without_placeholder,
         )
         # None of these refers to the node: a cycle would keep the graph and its memory.
         device, stream = self.device, self.stream
@@ -280,6 +316,11 @@ class EncoreNode(ResultsNode):
             self.patched.refused = function.not_followed
         elif function.decision == "copies":
             self._session.decline(RESTING)
+        if self._without_placeholder:
+            self._session.settle_by_name()
+            if self._session.unusable is not None:
+                function.records_on_inputs = False
+                self.patched.refused = self._session.unusable
         self._active = self._session.active
 
     def _note_plan(self) -> None:
@@ -359,6 +400,8 @@ class EncoreNode(ResultsNode):
     def check_invariants(self, inputs: list[Any]) -> Any:
         """As stock's; notes whether it was an input at a fixed address that spoke against this recording."""
         statuses = torch_internals.cudagraph_utils.CheckInvariantStatus
+        if self.reads_what_is_gone:
+            return statuses.StaticInputIdxMismatch, lambda: "it reads inputs of the call that was recorded"
         self._require_usable()
         if self._copying is None:
             try:
@@ -383,6 +426,11 @@ class EncoreNode(ResultsNode):
         if indices is self.expected_dead_indices_after_graph:
             raise StillHeld(self, INPUT_STILL_HELD)
         return False
+
+    @property
+    def reads_what_is_gone(self) -> bool:
+        """Whether the graph can read nothing but the inputs of the call that was recorded."""
+        return bool(self._without_placeholder) and self._tracker is None
 
     def give_back_inputs(self, inputs: list[Any]) -> None:
         """Fill in what `check_invariants` has taken out of a call's inputs, in memory of their own.
@@ -479,7 +527,11 @@ class EncoreNode(ResultsNode):
         followed = {*tracker.indices, *unused}
         self._copying = None
         self._tracker = tracker
-        self._in_place = [index for index in self._copied if index in followed or index in self._in_place]
+        self._in_place = [
+            index
+            for index in [*self._copied, *self._without_placeholder]
+            if index in followed or index in self._in_place
+        ]
         stop_comparing(self, frozenset(followed.difference(self.cudagraph_managed_idxs)))
         self.non_managed_static_input_idxs = [one for one in self.non_managed_static_input_idxs if one not in followed]
         self.copy_inputs(self.function.copies_inputs)

@@ -1,0 +1,103 @@
+"""A large input that is read in place takes no memory in the graph's pool, and every call has the right values."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import optimizations
+
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
+
+ROWS, COLUMNS = 2**14, 2**12
+INPUT_BYTES = ROWS * COLUMNS * 4  # 256 MiB
+
+
+def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = (x * w).sum(1, keepdim=True)
+    for _ in range(4):
+        y = torch.relu(y @ y.new_ones(1, 64)).sum(1, keepdim=True) * 0.01
+    return y
+
+
+def compiled(backend: str, **options: Any) -> Callable[..., torch.Tensor]:
+    torch.compiler.reset()
+    optimizations.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    keywords: dict[str, Any] = {"options": options} if options else {}
+    if backend == "stock":
+        return torch.compile(program, mode="reduce-overhead")
+    return torch.compile(program, backend="encore", **keywords)
+
+
+def reserved_beyond(function: Callable[..., torch.Tensor], x: torch.Tensor, w: torch.Tensor) -> int:
+    """Return the memory that is reserved for a function after ten calls."""
+    before = torch.cuda.memory_reserved()
+    for _ in range(10):
+        torch.compiler.cudagraph_mark_step_begin()
+        function(x, w)
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved() - before
+
+
+@pytest.mark.parametrize("concurrency", ["auto", "off"])
+def test_pool_is_smaller_by_the_input(concurrency: str) -> None:
+    w = torch.randn(COLUMNS, device="cuda")
+    x = torch.randn(ROWS, COLUMNS, device="cuda")
+    with torch.no_grad():
+        stock = reserved_beyond(compiled("stock"), x, w)
+        encore = reserved_beyond(compiled("encore", concurrency=concurrency), x, w)
+    (recording,) = optimizations.recordings()
+    print(f"reserved: stock {stock / 2**20:.0f} MiB, encore {encore / 2**20:.0f} MiB")
+    assert [one.indirect for one in recording.inputs if one.data_bytes == INPUT_BYTES] == [True]
+    assert encore <= stock - 0.9 * INPUT_BYTES
+    assert recording.stage == "done" and recording.total_copied_bytes < INPUT_BYTES
+
+
+@pytest.mark.parametrize("concurrency", ["auto", "off"])
+def test_calls_at_any_address_are_right(concurrency: str) -> None:
+    """New addresses, freed ones, views, addresses that are not aligned, and the memory of results."""
+    w = torch.randn(COLUMNS, device="cuda")
+    block = torch.randn(ROWS * COLUMNS + 64, device="cuda")
+    with torch.no_grad():
+        function = compiled("encore", concurrency=concurrency)
+        for step in range(60):
+            torch.compiler.cudagraph_mark_step_begin()
+            if step % 3 == 0:
+                x = torch.randn(ROWS, COLUMNS, device="cuda")
+            elif step % 3 == 1:
+                x = block[step % 7 :][: ROWS * COLUMNS].view(ROWS, COLUMNS)
+            else:
+                x = torch.full((ROWS, COLUMNS), float(step), device="cuda")
+            expected = program(x, w)
+            result = function(x, w)
+            torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+            del x
+
+
+def test_training_with_large_tangents_is_right() -> None:
+    """Gradients are eager's, with an input and a tangent at a new address in each step."""
+    layer = torch.nn.Linear(64, 2**14, device="cuda")
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(layer(x)) * 2
+
+    torch.compiler.reset()
+    optimizations.reset()
+    function = torch.compile(forward, backend="encore")
+    for _step in range(20):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = torch.randn(1024, 64, device="cuda")
+        gradient = torch.randn(1024, 2**14, device="cuda")
+        expected = torch.autograd.grad(forward(x), [layer.weight, layer.bias], gradient)
+        found = torch.autograd.grad(function(x), [layer.weight, layer.bias], gradient)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-2)
+    assert optimizations.recordings()

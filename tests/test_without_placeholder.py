@@ -1,0 +1,204 @@
+"""Large inputs that generated code names are recorded where the caller has them, without a placeholder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from simulated_work import aligned
+from test_concurrency_in_calls import TwoKernels, called, faster
+from test_replay_named import LAUNCHED, Known
+from trees_on_cpu import COUNT, Compiled, Model, check, nodes, values
+
+from optimizations.concurrency.branches import BRANCHES, CHAIN
+from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.records import MemoryRange
+from optimizations.in_place import without_placeholder as chooser
+from optimizations.in_place.budget import spent_at_once
+from optimizations.in_place.generated import GeneratedCode, Launch
+from optimizations.in_place.without_placeholder import without_placeholder
+from optimizations.trees import node as node_module
+
+__all__ = ["cuda_on_cpu", "faster"]
+
+CODE = GeneratedCode(None, **LAUNCHED)
+NOTHING = MemoryRanges(())
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs of the tests count as large, and kernel `body` as a Triton kernel."""
+    monkeypatch.setattr(chooser, "LEAST_BYTES", COUNT * 4)
+    monkeypatch.setattr(node_module, "triton_kernels", lambda model, device: {"body": Known()})
+
+
+def placeholders(cuda: CudaOnCpu) -> int:
+    return len(cuda.memory["placeholders"])
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("selection", ["off", "rule"])
+def test_large_named_inputs_get_no_placeholder(
+    cuda_on_cpu: CudaOnCpu, large: None, monkeypatch: pytest.MonkeyPatch, lean: bool, selection: Any
+) -> None:
+    monkeypatch.setattr("optimizations.selection.COPY_BYTES_PER_US", 1.0)
+    monkeypatch.setattr("optimizations.selection.MOST_TINY_KERNELS", -1)
+    model, w = Model(cuda_on_cpu, code=CODE), values(7)
+    compiled = Compiled(model, lean=lean, selection=selection)
+    check(compiled, w, calls=6)
+    (report,) = compiled.reports
+    assert placeholders(cuda_on_cpu) == 0 and model.runs == ["plain", "captured"]
+    assert (report.stage, report.proof_runs, report.total_copied_bytes) == ("done", 0, 0)
+    assert [one.indirect for one in report.inputs] == [True, True]
+    assert report.moves == 4, "it follows the inputs from the first replay on"
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_unaligned_input_is_cloned_for_its_call(cuda_on_cpu: CudaOnCpu, large: None, lean: bool) -> None:
+    model, w = Model(cuda_on_cpu, code=CODE), values(7)
+    compiled = Compiled(model, lean=lean)
+    check(compiled, w, calls=3)
+    for step in range(4):
+        x, y = values(step, offset=step % 2), values(-step)
+        kept = x.clone()
+        (out,) = compiled(x, y, w)
+        assert torch.equal(out, 2 * x + y * w) and torch.equal(x, kept), step
+    (report,) = compiled.reports
+    assert report.total_copied_bytes == 2 * COUNT * 4 and placeholders(cuda_on_cpu) == 0
+    assert model.runs == ["plain", "captured"]
+
+
+def test_result_of_the_graph_as_input_is_cloned(cuda_on_cpu: CudaOnCpu, large: None) -> None:
+    """It lies in memory that the graph writes."""
+    model, w = Model(cuda_on_cpu, code=CODE), values(7)
+    compiled = Compiled(model)
+    check(compiled, w, calls=3)
+    node = nodes()[0]
+    (memory,) = cuda_on_cpu.memory[tuple(node.cuda_graphs_pool)]
+    memory.copy_(torch.arange(memory.numel()))
+    x, y = memory[:COUNT], values(1)
+    expected = 2 * x + y * w
+    (out,) = compiled(x, y, w)
+    assert torch.equal(out, expected)
+
+
+def test_recording_that_cannot_be_led_is_made_again(
+    cuda_on_cpu: CudaOnCpu, large: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph has other kernels than the generated code says. Its recording serves the call that was recorded."""
+    code = GeneratedCode(None, triton_uses=LAUNCHED["triton_uses"], launches=(Launch("other", (0, 1, 2)),))
+    model, w = Model(cuda_on_cpu, code=code), values(7)
+    compiled = Compiled(model)
+    check(compiled, w, calls=6)
+    assert model.runs == ["plain", *["captured"] * 3], "recorded, recorded again, compared"
+    assert placeholders(cuda_on_cpu) == 2, "of the second recording"
+    assert [one.indirect for one in compiled.reports[-1].inputs] == [True, True]
+
+
+@pytest.mark.parametrize("winner", [BRANCHES, CHAIN])
+def test_race_of_branches_follows_the_inputs(
+    cuda_on_cpu: CudaOnCpu, large: None, faster: list[str], winner: str
+) -> None:
+    """The race instantiates the graph again, which then holds the addresses of the recording."""
+    faster[0] = winner
+    launches = (Launch("body", (0, 1, 2)),) * 2
+    code = GeneratedCode(None, triton_uses={0: 2, 1: 2, 2: 2}, launches=launches)
+    compiled, w = Compiled(TwoKernels(cuda_on_cpu, code=code), outputs=2, concurrency="auto"), values(7)
+    with spent_at_once():
+        called(compiled, w, 5)
+        (during,) = compiled.reports
+        assert during.stage == "racing" and all(one.indirect for one in during.inputs)
+        called(compiled, w, 25)
+    (report,) = compiled.reports
+    assert report.concurrency is not None and report.concurrency.decision == winner
+    assert report.stage == "done" and placeholders(cuda_on_cpu) == 0
+
+
+def test_recording_without_placeholders_is_in_no_race_of_copies(cuda_on_cpu: CudaOnCpu, large: None) -> None:
+    """With `selection="measure"` copies are an alternative, which needs placeholders."""
+    model, w = Model(cuda_on_cpu, code=CODE), values(7)
+    compiled = Compiled(model, selection="measure")
+    check(compiled, w, calls=4)
+    assert placeholders(cuda_on_cpu) == 2
+
+
+def test_parameter_that_moves_is_followed_too(cuda_on_cpu: CudaOnCpu, large: None) -> None:
+    model, w = Model(cuda_on_cpu, code=CODE), values(7)
+    compiled = Compiled(model)
+    check(compiled, w, calls=3)
+    weights = [values(9), values(11), values(13)]
+    for moved in (*weights, *weights):
+        check(compiled, moved, calls=3)
+
+
+def test_inputs_are_alive_until_the_recording_has_run(cuda_on_cpu: CudaOnCpu, large: None) -> None:
+    model, w = Model(cuda_on_cpu, code=CODE), values(7)
+    compiled = Compiled(model)
+    check(compiled, w, calls=1)
+    torch.compiler.cudagraph_mark_step_begin()
+    (out,) = compiled.function([values(1), values(2), w])  # nothing else holds these two
+    assert torch.equal(out, 2 * values(1) + values(2) * w)
+
+
+def chosen(
+    code: GeneratedCode = CODE, inputs: Any = None, written: MemoryRanges = NOTHING, selects: bool = False
+) -> Any:
+    given = inputs or [values(1), values(2), values(3)]
+    return without_placeholder(code, given, (0, 1), written, selects=selects)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch, large: None) -> None:
+    monkeypatch.setattr(chooser, "ineligible_reason", lambda value: None)
+
+
+def test_chooser_takes_named_inputs(on_gpu: None) -> None:
+    assert chosen() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        GeneratedCode(None, collective=True, **LAUNCHED),
+        GeneratedCode(None, triton_uses={0: 1, 2: 1}, launches=LAUNCHED["launches"]),
+        GeneratedCode(None, triton_uses={0: 3, 1: 3, 2: 1}),
+    ],
+    ids=["collective", "other uses of y", "more nodes than the CPU sets"],
+)
+def test_chooser_takes_nothing_where_a_plan_is_open(on_gpu: None, code: GeneratedCode) -> None:
+    assert chosen(code) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [GeneratedCode(None, reused=frozenset({0}), **LAUNCHED), GeneratedCode(None, written=frozenset({0}), **LAUNCHED)],
+)
+def test_chooser_leaves_out_memory_that_is_written(on_gpu: None, code: GeneratedCode) -> None:
+    assert chosen(code) == [1]
+
+
+def test_chooser_leaves_out_inputs_in_written_memory(on_gpu: None) -> None:
+    x, y = values(1), values(2)
+    owned = MemoryRanges([MemoryRange(address=y.data_ptr() + 8, size_bytes=4)])
+    assert chosen(inputs=[x, y, values(3)], written=owned) == [0]
+
+
+def test_chooser_leaves_out_unaligned_and_shared_memory(on_gpu: None) -> None:
+    block = aligned(2 * COUNT)
+    assert chosen(inputs=[values(1, offset=1), values(2), values(3)]) == [1]
+    assert chosen(inputs=[block[:COUNT], block[4 : COUNT + 4], values(3)]) == []
+    assert chosen(inputs=[values(1), block[:COUNT], block[COUNT - 1 :]]) == [0]
+
+
+def test_chooser_keeps_placeholders_of_cheap_copies(on_gpu: None) -> None:
+    code = GeneratedCode(None, triton_uses={0: 2, 1: 2})
+    assert chosen(code, selects=True) == []
+    big = [torch.zeros(10 * 2**20), torch.zeros(COUNT), values(3)]
+    assert chosen(code, big, selects=True) == [0]
+
+
+def test_chooser_keeps_small_placeholders(monkeypatch: pytest.MonkeyPatch, on_gpu: None) -> None:
+    monkeypatch.setattr(chooser, "LEAST_BYTES", COUNT * 4 + 1)
+    assert chosen() == []
