@@ -7,7 +7,7 @@ usage() {
     cat <<'TEXT'
 Usage: ./run_tests.sh                       linters, types, import directions, then every test that needs no GPU
        ./run_tests.sh --gpu [pytest options]  only the tests that need an NVIDIA GPU
-       ./run_tests.sh PYTEST_OPTIONS        pytest alone, for example: ./run_tests.sh tests/test_store.py -k lock
+       ./run_tests.sh PYTEST_OPTIONS        pytest alone, for example: ./run_tests.sh tests/suite/results -k lock
 TEXT
 }
 
@@ -53,9 +53,10 @@ check "lint-imports" -c 'from importlinter.cli import lint_imports_command; lint
 # Two at a time: the tests start compilers and workers themselves.
 # First, in their own processes, files that count what Dynamo and autocast do: other tests leave state behind that
 # `reset` does not take back.
-apart=(tests/test_models_constructs.py tests/test_step_programs.py tests/test_placement_examples.py
-    tests/test_measure_correctness.py tests/test_measure_mixed_inputs.py tests/test_measure_stochastic.py
-    tests/test_measure_useless_references.py tests/test_measure_graphs.py)
+apart=(tests/models/test_constructs.py tests/optimizations/capture/step/test_programs.py
+    tests/optimizations/placement/test_examples.py tests/suite/measure/test_correctness.py
+    tests/suite/measure/test_mixed_inputs.py tests/suite/measure/test_stochastic.py
+    tests/suite/measure/test_useless_references.py tests/suite/measure/test_graphs.py)
 "$encore_python" -m pytest -m "not gpu" --numprocesses 2 --dist loadfile "${apart[@]}"
 first=$?
 echo "== mypy" >&2

@@ -53,7 +53,7 @@ That is what shards of one host take. DR-I was measured in pairs, and ECML and D
 host needs less: runs before, next to none to three others, took 0.6 of the seconds of the eight in the mean, 0.4
 (DCGAN) to 0.9 (TEFD). So `--budget` may leave a workload for later there that it had time for, and starts none that it
 had not.
-`tests/test_schedule.py` holds it to the rows."""
+`tests/suite/run/test_schedule.py` holds it to the rows."""
 
 RECORDED_MODES = 8
 """Modes that these seconds are of."""

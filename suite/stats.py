@@ -33,7 +33,8 @@ interval of 95 % that excludes 1 and reaches beyond the margin. So everything is
 enough, and sampling goes on until it is (`narrow_enough`) or there is no time left. That rule looks at the width and
 not at the verdict: stopping when a verdict comes out would find differences that are not there. Where processes of
 one program differ by so much that three of them decide little, there are more of them (`enough_processes`).
-`tests/test_stats_recorded_noise.py` has the rates of wrong and missed verdicts on blocks drawn from recorded ones.
+`tests/suite/results/test_stats_recorded_noise.py` has the rates of wrong and missed verdicts on blocks drawn from
+recorded ones.
 """
 
 from __future__ import annotations

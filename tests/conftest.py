@@ -153,14 +153,32 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # Files with a test, or a fixture of all their tests, of 15 s and more, most of them in processes that they start.
 # They begin first: where one is among the last, the other core has nothing to do meanwhile.
 LONG_WITHOUT_A_GPU = frozenset(
-    f"test_{name}.py"
-    for name in (
-        "agreement", "broken_context", "callables_random", "docs_extending", "end_to_end", "endings",
-        "explain_backwards", "explain_obstacles", "explain_programs", "explain_run", "explain_workloads", "fuzz",
-        "memory_need", "own_packages", "packaging", "rank_programs", "ranked_worker", "real_programs", "thread_state",
-        "torchbench_set", "unfinished_rows", "user_sessions", "worker",
+    (
+        "docs/test_extending.py",
+        "encore/test_own_packages.py",
+        "fuzz/test_fuzz.py",
+        "optimizations/capture/callables/test_random.py",
+        "optimizations/test_agreement.py",
+        "optimizations/test_rank_programs.py",
+        "optimizations/torch_internals/test_thread_state.py",
+        "optimizations/trees/test_endings.py",
+        "optimizations/trees/test_user_sessions.py",
+        "suite/explain/test_backwards.py",
+        "suite/explain/test_obstacles.py",
+        "suite/explain/test_programs.py",
+        "suite/explain/test_run.py",
+        "suite/explain/test_workloads.py",
+        "suite/run/test_memory_need.py",
+        "suite/run/test_ranked_worker.py",
+        "suite/run/test_torchbench_set.py",
+        "suite/run/test_unfinished_rows.py",
+        "suite/worker/test_worker.py",
+        "test_end_to_end.py",
+        "test_packaging.py",
+        "tools/test_broken_context.py",
+        "tools/test_real_programs.py",
     )
-)  # fmt: skip
+)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -184,7 +202,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONG_WITHOUT_A_GPU)
+    here = Path(__file__).parent
+    items.sort(key=lambda item: item.path.relative_to(here).as_posix() not in LONG_WITHOUT_A_GPU)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return

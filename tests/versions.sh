@@ -15,12 +15,17 @@ TEXT
 
 # What depends on the version. Choose by what stock classes, generated code or guards a file stands on, and keep the
 # whole within four minutes on two cores.
-files=(test_surface test_stock_trees test_layers test_identity_guard test_compile_path_imports test_handed_out
-    test_generated test_options test_replay_rebind test_replay_hook test_replay_backend test_replay_binding
-    test_replay_unbound test_replay_function test_replay_node test_replay_held test_replay_lean
-    test_replay_lean_entering test_replay_lean_held test_replay_managers test_replay_not_launched
-    test_replay_overwritten test_replay_written_inputs test_placement_examples test_placement_observe
-    test_placement_plan test_placement_rewrite test_placement_staging)
+files=(optimizations/torch_internals/test_surface optimizations/torch_internals/test_stock_trees test_layers
+    optimizations/torch_internals/test_identity_guard optimizations/test_compile_path_imports
+    optimizations/trees/test_handed_out optimizations/in_place/test_generated optimizations/test_options
+    optimizations/torch_internals/test_rebind optimizations/trees/test_hook optimizations/trees/test_backend
+    optimizations/calls/test_binding optimizations/calls/test_unbound optimizations/trees/test_function
+    optimizations/trees/test_node optimizations/trees/test_held optimizations/trees/test_lean
+    optimizations/trees/test_lean_entering optimizations/trees/test_lean_held optimizations/trees/test_managers
+    optimizations/trees/test_not_launched optimizations/trees/test_overwritten
+    optimizations/trees/test_written_inputs optimizations/placement/test_examples
+    optimizations/placement/test_observe optimizations/placement/test_plan optimizations/placement/test_rewrite
+    optimizations/placement/test_staging)
 
 case "${1:-}" in -h | --help | "")
     usage
@@ -78,7 +83,7 @@ status=$?
 cat -- "$log" >&2
 [ $status -eq 0 ] || failed+=("tests")
 run "explain" "$python" -P encore/own_packages.py suite explain --size tiny EOS DLRM
-run "host times" "$python" tests/host_times.py
+run "host times" "$python" tests/support/host_times.py
 tests="$(grep -E '^=*( ?[0-9]+ (passed|failed|error).*) in ' "$log" | tail -n 1 | tr -d '=' | sed 's/^ //')"
 torch="$("$python" -c 'import platform, torch; print(f"PyTorch {torch.__version__}, Python {platform.python_version()}")')"
 echo "versions: $torch: ${tests:-no tests ran} ${failed[*]:+(failed: ${failed[*]})} in all $((SECONDS - start)) s" | tr -s ' '

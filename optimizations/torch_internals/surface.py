@@ -1,7 +1,8 @@
 """Members of the classes of PyTorch that Encore subclasses, and uses or overrides: what a new PyTorch may change.
 
-`tests/test_surface.py` compares this list with the installed PyTorch, and with what `trees` really uses.
-It is written for 2.11, and `later` says what newer versions changed; `stock_trees` lets Encore's code ignore that.
+`tests/optimizations/torch_internals/test_surface.py` compares this list with the installed PyTorch, and with what
+`trees` really uses. It is written for 2.11, and `later` says what newer versions changed; `stock_trees` lets Encore's
+code ignore that.
 docs/supporting_torch.md describes how to check another version.
 """
 

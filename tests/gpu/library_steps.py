@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 SOURCES = Path(__file__).resolve().parent
-sys.path[:0] = [str(SOURCES), str(SOURCES.parent), str(SOURCES.parents[1])]
+sys.path[:0] = [str(SOURCES), str(SOURCES.parent / "support"), str(SOURCES.parents[1])]
 
 from library_programs.compare import BAD, row  # noqa: E402
 from library_programs.record import programs  # noqa: E402

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_callables import ORDERS, Stage, follow
 from torch import nn
 
 import optimizations
 from optimizations.capture.callables.order import one_forward_one_backward
 from optimizations.capture.step.observer import StepRefused
+from tests.optimizations.capture.callables.test_callables import ORDERS, Stage, follow
 
 pytestmark = pytest.mark.gpu
 

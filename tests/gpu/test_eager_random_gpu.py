@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_eager_random import PROGRAMS, both
 
 from optimizations import torch_internals
 from suite.measure.eager_random import attention_that_drops_alike, eager_random_numbers
+from tests.suite.measure.test_eager_random import PROGRAMS, both
 
 pytestmark = pytest.mark.gpu
 

@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 from step_parts import batches, loss_of, network
-from test_step_first_runs import gpt2, training
 
 import optimizations
+from tests.optimizations.capture.step.test_first_runs import gpt2, training
 
 pytestmark = [pytest.mark.gpu, pytest.mark.draws]
 

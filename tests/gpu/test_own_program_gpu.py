@@ -26,7 +26,7 @@ def test_quick_run_of_a_program_concludes_with_numbers(name: str, tmp_path: Path
     begun = time.monotonic()
     done = subprocess.run(
         [*command, "run", f"own_programs:{name}", "--quick", "--json", "--out", str(tmp_path / "run")],
-        cwd=REPOSITORY / "tests",
+        cwd=REPOSITORY / "tests" / "support",
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,

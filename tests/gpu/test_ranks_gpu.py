@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = ROOT / "tests" / "rank_programs.py"
+PROGRAM = ROOT / "tests" / "support" / "rank_programs.py"
 PYTHONPATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 LONGEST_END_S = 10.0
 

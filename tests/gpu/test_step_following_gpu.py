@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from cuda.bindings import driver
-from test_first_runs_gpu import doubled
 from torch import nn
 
 import optimizations
 from optimizations import host_code
+from tests.gpu.test_first_runs_gpu import doubled
 
 pytestmark = pytest.mark.gpu
 ROWS, COLUMNS, CLASSES = 64, 32, 8

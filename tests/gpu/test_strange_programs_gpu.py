@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import test_strange_programs as strange
 import torch
 import torch._functorch.config as functorch_config
-from test_strange_programs import FULL_WAYS, PROGRAMS, Net, flat
 
 import optimizations
+import tests.optimizations.trees.test_strange_programs as strange
 from optimizations import torch_internals
+from tests.optimizations.trees.test_strange_programs import FULL_WAYS, PROGRAMS, Net, flat
 
 pytestmark = pytest.mark.gpu
 

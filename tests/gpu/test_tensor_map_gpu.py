@@ -9,11 +9,11 @@ import pytest
 import torch
 from cuda.bindings import driver
 from fake_tensor_map import replace_address
-from test_real_captures import FILES, load
 
 from optimizations.graph.device import TENSOR_MAP_CAPABILITY
 from optimizations.graph.records import KernelNode
 from optimizations.graph.tensor_map import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, driver_replace_address
+from tests.optimizations.graph.test_real_captures import FILES, load
 
 pytestmark = pytest.mark.gpu
 

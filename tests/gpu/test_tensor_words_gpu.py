@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from step_parts import batches, network, training_step
-from test_tensor_words import CHANGES
 from torch import nn
 
 import optimizations
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.torch_internals.tensor_words import TensorWords
+from tests.optimizations.torch_internals.test_tensor_words import CHANGES
 
 pytestmark = pytest.mark.gpu
 

@@ -56,10 +56,10 @@ def tests_of(path: Path) -> list[str]:
     parts = path.relative_to(REPOSITORY).with_suffix("").parts
     module, parent, stem = ".".join(parts), ".".join(parts[:-1]), parts[-1]
     found = []
-    for test in sorted((REPOSITORY / "tests").glob("test_*.py")):
+    for test in sorted((REPOSITORY / "tests").rglob("test_*.py")):
         text = test.read_text(encoding="utf-8")
         if module in text or f"from {parent} import {stem}" in text or test.stem.endswith(f"_{stem}"):
-            found.append((not test.stem.endswith(stem), f"tests/{test.name}"))
+            found.append((not test.stem.endswith(stem), test.relative_to(REPOSITORY).as_posix()))
     return [name for _, name in sorted(found)]
 
 

@@ -1,0 +1,104 @@
+"""Programs of many kinds, compiled whole: what they compute is eager's, and nothing of Encore's own fails."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from compiled_on_cpu import INDUCTOR, CompiledOnCpu, compiled_on_cpu, cut_into_partitions
+
+import optimizations
+from kinds import KINDS
+from kinds.world import Outcome, differences, eager, outcome
+from optimizations import torch_internals
+
+__all__ = ["compiled_on_cpu"]
+
+ON_CPU = [name for name, kind in KINDS.items() if kind.on_cpu]
+
+
+def without_graphs(name: str) -> Outcome:
+    torch_internals.reset_dynamo()
+    with torch_internals.fresh_cache(), torch_internals.inductor_config.patch(INDUCTOR):
+        found = outcome(name, "cpu", torch.compile)
+    torch_internals.reset_dynamo()
+    return found
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_what_a_program_computes_is_eagers(request: pytest.FixtureRequest, name: str) -> None:
+    expected = without_graphs(name) if KINDS[name].unlike_eager else outcome(name, "cpu", eager)
+    if KINDS[name].unlike_eager:
+        assert differences(expected, outcome(name, "cpu", eager)), "it is like eager's after all"
+    world: CompiledOnCpu = request.getfixturevalue("compiled_on_cpu")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        found = outcome(name, "cpu", lambda target, **keywords: torch.compile(target, backend="encore", **keywords))
+    assert not differences(found, expected)
+    assert not [str(one.message) for one in warned if "defect of Encore" in str(one.message)]
+    if KINDS[name].captured:
+        said = [(one.compiled, one.uncaptured) for one in optimizations.report()]
+        assert any(world.captures), said
+        assert world.cuda.replays, said
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "caches_that_modules_hold",
+        "inputs_written_over_and_over",
+        "complex_inputs_of_which_a_part_is_written",
+        "caches_that_grow",
+        "backwards_with_given_gradients",
+        "saved_tensors_packed_once",
+        "parameters_swapped_and_converted",
+        "results_that_become_weights_and_states",
+        "recurrent_states_carried_on",
+        "hooks_of_all_kinds",
+    ],
+)
+def test_so_it_is_in_several_graphs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    expected = outcome(name, "cpu", eager)
+    cut_into_partitions(monkeypatch)
+    world: CompiledOnCpu = request.getfixturevalue("compiled_on_cpu")
+    found = outcome(name, "cpu", lambda target, **keywords: torch.compile(target, backend="encore", **keywords))
+    assert not differences(found, expected)
+    assert len(world.functions) > 1, "nothing was cut"
+    assert world.cuda.replays
+
+
+def test_results_that_are_more_than_their_memory_are_not_left_to_a_graph(compiled_on_cpu: CompiledOnCpu) -> None:
+    """What CUDAGraph Trees hand out of a replay has no conjugate bit."""
+    run = torch.compile(lambda x: (x * 2).conj(), backend="encore")
+    for step in range(4):
+        x = torch.randn(3, dtype=torch.complex64) + step
+        torch.testing.assert_close(run(x), (x * 2).conj())
+    (report,) = optimizations.report()
+    assert "lazy conjugate" in report.uncaptured[0].reason
+    assert report.uncaptured[0].calls == 3
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_a_gradient_that_stands_in_a_loss_is_refused_in_every_call(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
+    """The replayed forward saves graph memory for `x`; the penalty would otherwise vanish from the loss's gradient."""
+    run = torch.compile(lambda x: (x**3).sum(), backend="encore", options={"lean": lean})
+    for step in range(8):
+        x = (torch.arange(4.0) + step).requires_grad_()
+        (slope,) = torch.autograd.grad(run(x), x, create_graph=True)
+        torch.testing.assert_close(slope.detach(), 3 * x.detach() ** 2)
+        assert slope.requires_grad
+        with pytest.raises(RuntimeError, match="does not currently support double backward"):
+            (slope.norm() + x.sum()).backward()
+    assert compiled_on_cpu.cuda.replays
+
+
+def test_a_linear_gradient_may_stand_in_a_loss(compiled_on_cpu: CompiledOnCpu) -> None:
+    factor = torch.arange(4.0)
+    run = torch.compile(lambda x: (x * factor).sum(), backend="encore")
+    for step in range(6):
+        x = (torch.arange(4.0) + step).requires_grad_()
+        (slope,) = torch.autograd.grad(run(x), x, create_graph=True)
+        (slope.norm() + x.sum()).backward()
+        torch.testing.assert_close(x.grad, torch.ones(4))
+    assert compiled_on_cpu.cuda.replays

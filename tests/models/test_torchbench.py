@@ -1,0 +1,509 @@
+"""A small package with TorchBench's interface stands in for TorchBench: tests/support/fixtures/fake_torchbench.py."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from fixtures.fake_torchbench import install
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from models import torchbench
+from models.instance import Instance, instantiate
+from models.nests import tensors_of
+from models.registry import UnknownWorkload, find, find_set
+from models.torchbench import TorchBenchRefuses, TorchBenchUnavailable
+from suite.errors import WrongUse
+from suite.explain.build import build_workload, replaced_on_move
+from suite.explain.known_values import KnownValuesMode
+from suite.explain.pretended_gpu import named_gpu
+from suite.explain.run import explain_many
+from suite.explain.targets import Target, find_targets
+from suite.iteration import iteration
+
+
+@pytest.fixture
+def fake_torchbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    install(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchbenchmark"]:
+        del sys.modules[name]
+
+
+pytestmark = pytest.mark.usefixtures("fake_torchbench")
+
+
+def test_a_name_is_an_inference_row_by_the_published_rules() -> None:
+    row = find("torchbench:ranking_net")
+    described = (row.acronym, row.name, row.suite, row.task, row.batch, row.dtype_policy, row.optimizer)
+    assert described == ("torchbench:ranking_net", "ranking_net", "torchbench", "inference", 4, "bf16", None)
+    assert find("torchbench:vision_maskrcnn").dtype_policy == "fp16"
+
+
+def test_a_name_in_any_case_is_the_same_workload() -> None:
+    assert find("TorchBench:language_NET").acronym == "torchbench:Language_Net"
+    assert find("torchbench:RANKING_NET-Train").acronym == "torchbench:ranking_net-train"
+
+
+@pytest.mark.parametrize("name", ["torchbench:", "torchbench:-train"])
+def test_a_prefix_without_a_name_says_what_is_missing(name: str) -> None:
+    with pytest.raises(UnknownWorkload, match="the name of a model of TorchBench's, as in torchbench:alexnet"):
+        find(name)
+
+
+def test_the_suffix_makes_it_a_training_row() -> None:
+    row = find("torchbench:ranking_net-train")
+    described = (row.name, row.task, row.batch, row.dtype_policy, row.optimizer, row.stochastic)
+    assert described == ("ranking_net", "training", 6, "amp", "adam", True)
+
+
+PUBLISHED_LISTS: dict[str, set[str]] = {
+    # benchmarks/dynamo/torchbench.yaml of pytorch/pytorch at 0517d552488967f906f102da731f236e27ddfd45.
+    "dtype: force_amp_for_fp16_bf16_models": {
+        "DALLE2_pytorch", "Super_SloMo", "detectron2_fcos_r_50_fpn", "doctr_det_predictor", "doctr_reco_predictor",
+        "pyhpc_turbulent_kinetic_energy", "tts_angular",
+    },
+    "dtype: force_fp16_for_bf16_models": {"vision_maskrcnn"},
+    "dtype: amp_dtype_bfloat16": {"modded_nanogpt"},
+    "dont_change_batch_size": {"demucs", "pyhpc_turbulent_kinetic_energy", "pytorch_struct", "vision_maskrcnn"},
+    # benchmarks/dynamo/torchbench.py, `load_model` and `pick_grad`.
+    "sam_fast only runs with amp": {"sam_fast"},
+    "gradients in inference": {"maml"},
+    # benchmarks/dynamo/common.py, `BENCHMARK_USE_SGD`, the part of TorchBench.
+    "SGD": {
+        "BERT_pytorch", "LearningToPaint", "alexnet", "dcgan", "demucs", "densenet121", "dlrm", "fastNLP_Bert",
+        "mobilenet_v2", "phlippe_densenet", "phlippe_resnet", "pytorch_stargan", "resnet18", "shufflenet_v2_x1_0",
+        "speech_transformer", "squeezenet1_1", "stable_diffusion_text_encoder", "vgg16",
+    },
+    # The same list in earlier releases: models of Hugging Face and timm, which `skip: all` of the yaml leaves out.
+    "SGD before": {
+        "hf_T5", "timm_efficientdet", "timm_nfnet", "timm_regnet", "timm_vision_transformer", "timm_vovnet",
+    },
+}  # fmt: skip
+"""The lists of the published runner that decide what is run. The others of its yaml do not apply: they are about its
+own tolerances and accuracy runs (`tolerance`, `accuracy`, `non_deterministic`, `require_larger_multiplier_...`; the
+comment of `batch_size` says so, too), about what it leaves out (`skip`, `slow`, `only_training`, `canary_models`) or
+about other backends (`trt_not_yet_working`, and `disable_cudagraph`, whose model is measured here all the same)."""
+
+
+def test_the_exceptions_of_the_published_runner_are_taken_over() -> None:
+    published = PUBLISHED_LISTS
+    models = sorted({*set().union(*published.values()), "resnet50", "yolov3"})
+    inference = {name: torchbench.dtype_policy(name, training=False) for name in models}
+    training = {name: torchbench.dtype_policy(name, training=True) for name in models}
+    in_amp = published["dtype: force_amp_for_fp16_bf16_models"] | published["sam_fast only runs with amp"]
+    assert {name for name, policy in inference.items() if policy == "amp"} == in_amp
+    in_float16 = {name for name, policy in inference.items() if policy == "fp16"}
+    assert in_float16 == published["dtype: force_fp16_for_bf16_models"]
+    assert {inference[name] for name in models if name not in in_amp | in_float16} == {"bf16"}
+    in_bfloat16 = {name for name, policy in training.items() if policy == "amp-bf16"}
+    assert in_bfloat16 == published["dtype: amp_dtype_bfloat16"]
+    assert {training[name] for name in models if name not in in_bfloat16} == {"amp"}
+    with_sgd = published["SGD"] | published["SGD before"]
+    assert {name for name in models if torchbench.optimizer(name, training=True) == "sgd"} == with_sgd
+    assert torchbench.optimizer("resnet50", training=True) == "adam"
+    assert {torchbench.optimizer(name, training=False) for name in models} == {None}
+    assert published["dont_change_batch_size"] == torchbench.KEEP_THEIR_BATCH
+    assert published["gradients in inference"] == torchbench.GRADIENTS_IN_INFERENCE
+    assert with_sgd == torchbench.TRAINED_WITH_SGD
+    assert torchbench.INFERENCE_DTYPE_EXCEPTIONS.keys() == in_amp | in_float16
+    assert published["dtype: amp_dtype_bfloat16"] == torchbench.TRAINED_IN_BFLOAT16
+
+
+def test_the_exceptions_are_of_the_rows_that_are_found() -> None:
+    assert find("torchbench:dlrm-train").optimizer == "sgd"
+    row = find("torchbench:modded_nanogpt-train")
+    (listed,) = [listed for listed in find_set("torchbench") if listed.acronym == row.acronym]
+    assert row.dtype_policy == listed.dtype_policy == "amp-bf16"
+
+
+def test_a_model_that_gives_a_distribution_trains_on_its_mean() -> None:
+    instance = instantiate(find("torchbench:acting-train"), device="cpu", seed=0)
+    output = instance.module(*instance.inputs(0).args)
+    assert torch.equal(instance.loss(output), output.mean.sum())
+
+
+def test_of_an_output_of_hugging_face_the_loss_is_that_of_its_logits() -> None:
+    class MaskedLMOutput(dict):
+        logits = torch.tensor([1.0, 3.0])
+
+    assert torchbench.published_loss(MaskedLMOutput(loss=torch.tensor(9.0))) == 2
+    assert torchbench.published_loss({"loss": torch.tensor(9.0), "logits": MaskedLMOutput.logits}) == 5.5
+
+
+def test_a_model_whose_forward_differentiates_has_gradients_in_inference() -> None:
+    row, listed = find("torchbench:maml"), {row.acronym: row for row in find_set("torchbench")}
+    assert row.gradients_in_inference and listed["torchbench:maml"].gradients_in_inference
+    assert not find("torchbench:ranking_net").gradients_in_inference
+    assert not listed["torchbench:ranking_net"].gradients_in_inference
+    instance = instantiate(row, device="cpu", seed=0)
+    results = [iteration(instance, instance.module, marks_steps=False)(instance.inputs(index)) for index in (0, 1)]
+    assert all(result.output.shape == (5, 3) for result in results)
+    assert not torch.equal(results[0].output, results[1].output)
+
+
+def test_explain_follows_a_model_whose_forward_differentiates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    (found,) = [each.explanation for each in explain_many([Target("torchbench:maml", "published")])]
+    assert found.error is None and found.graphs
+    assert any("the call differentiates" in limit for limit in found.limits)
+
+
+@pytest.mark.parametrize(("name", "size", "batch"), [("", "full", 2), ("-train", "full", 3), ("-train", "tiny", 1)])
+def test_yolov3_has_the_inputs_that_the_published_runner_gives_it(name: str, size: Any, batch: int) -> None:
+    instance = instantiate(find(f"torchbench:yolov3{name}"), size=size, device="cpu", seed=0)
+    (first,), (other,) = instance.inputs(0).args, instance.inputs(1).args
+    assert first.shape == (batch, 3, 384, 512)
+    assert 0 <= first.min() < 0.1 < 0.9 < first.max() <= 1
+    assert not torch.equal(first, other)
+    with instance.autocast():
+        assert instance.module(first).shape == (batch, 1, 12, 16)
+
+
+def test_a_canary_model_is_found_in_any_case_and_not_in_the_set() -> None:
+    row = find("torchbench:rare_net")
+    assert row.acronym == "torchbench:Rare_Net"
+    assert instantiate(row, device="cpu", seed=0).inputs(0).args[0].shape == (2, 3)
+    assert "torchbench:Rare_Net" not in {listed.acronym for listed in find_set("torchbench")}
+
+
+def test_further_models_share_a_class_and_not_a_name() -> None:
+    """Whichever was looked up first, a name is that model."""
+    for name, width in (("further_one", 3), ("further_two", 4), ("further_one", 3)):
+        row = find(f"torchbench:{name}")
+        assert row.acronym == f"torchbench:{name}"
+        assert instantiate(row, device="cpu", seed=0).inputs(0).args[0].shape == (2, width)
+
+
+def test_a_model_that_ends_the_process_is_a_refusal() -> None:
+    with pytest.raises(TorchBenchRefuses, match="exits_when_built ends the process instead of being built: SystemExit"):
+        instantiate(find("torchbench:exits_when_built"), device="cpu", seed=0)
+    with pytest.raises(TorchBenchUnavailable, match=r"exits_when_imported cannot be imported \(SystemExit: ERROR: no"):
+        find("torchbench:exits_when_imported")
+
+
+def test_how_pytorch_is_set_by_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("OF_ITS_OWN", "")
+    find("torchbench:allocates_otherwise")
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+    assert os.environ["OF_ITS_OWN"] == "kept", "what the model's own libraries read may still be needed"
+
+
+def test_a_model_trains_on_its_own_example_inputs() -> None:
+    instance = instantiate(find("torchbench:ranking_net-train"), device="cpu", seed=0)
+    made = instance.inputs(0)
+    assert made.args[0].shape == (6, 5)
+    with instance.autocast():
+        loss = instance.loss(instance.module(*made.args))
+    loss.backward()
+    assert instance.module.linear.weight.grad.isfinite().all()
+
+
+def test_other_indices_give_the_same_values_in_another_order() -> None:
+    instance = instantiate(find("torchbench:ranking_net"), device="cpu", seed=0)
+    first, again, other = (instance.inputs(index).args[0] for index in (0, 0, 1))
+    assert first.dtype == torch.bfloat16
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(first.flatten().sort().values, other.flatten().sort().values)
+
+
+def test_integers_are_repeated_and_one_object_stays_one() -> None:
+    instance = instantiate(find("torchbench:language_net"), device="cpu", seed=0)
+    first, other = instance.inputs(0).kwargs, instance.inputs(1).kwargs
+    assert first["input_ids"] is first["labels"]
+    assert first["input_ids"] is not other["input_ids"]
+    assert torch.equal(first["input_ids"], other["input_ids"])
+    assert set(instance.module(**first)) == {"words", "labels"}
+
+
+def test_a_tuple_a_list_and_a_single_tensor_are_positional_arguments() -> None:
+    for name, count in (("ranking_net", 1), ("single_tensor", 1), ("list_of_inputs", 2)):
+        instance = instantiate(find(f"torchbench:{name}"), device="cpu", seed=0)
+        made = instance.inputs(0)
+        assert len(made.args) == count
+        assert instance.module(*made.args).shape[0] == made.args[0].shape[0]
+    assert made.args[1] == 2
+
+
+def given(example: Any) -> Instance:
+    """A model whose example inputs are these."""
+    row = find("torchbench:given_any")
+    sys.modules["torchbenchmark.models.given_any"].Model.example = example
+    return instantiate(row, device="cpu", seed=0)
+
+
+class Sized(list[Any]):
+    def __init__(self, members: Any, size: int) -> None:
+        super().__init__(members)
+        self.size = size
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    dense: torch.Tensor
+    lengths: torch.Tensor
+
+
+FLOATS, COUNTS = torch.arange(12.0).view(4, 3), torch.arange(5)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        Batch(FLOATS, COUNTS),
+        Sized([FLOATS, COUNTS], size=2),
+        pack_sequence([torch.arange(12.0).view(4, 3), torch.ones(1, 3)]),
+        {"x": FLOATS, "y": [Batch(FLOATS, COUNTS)]},
+        (FLOATS.to_mkldnn().to_dense(), COUNTS),
+    ],
+    ids=lambda example: type(example).__name__,
+)
+def test_tensors_in_containers_of_any_class_are_converted_and_varied(example: Any) -> None:
+    instance = given((example,))
+    (first,), (other,) = instance.inputs(0).args, instance.inputs(1).args
+    assert type(first) is type(example)
+    for before, one, two in zip(*map(tensors_of, (example, first, other)), strict=True):
+        assert one is not two and one is not before
+        if before.is_floating_point():
+            assert one.dtype == torch.bfloat16 and not torch.equal(one, two)
+            assert torch.equal(one.float().flatten().sort().values, before.flatten().sort().values)
+        else:
+            assert torch.equal(one, before) and torch.equal(two, before)
+    if isinstance(example, PackedSequence):
+        assert first.batch_sizes.device.type == "cpu"
+
+
+def test_complex_numbers_are_varied_and_what_has_no_order_is_repeated() -> None:
+    waves = torch.polar(torch.arange(1.0, 7), torch.arange(6.0))
+    repeated = (torch.tensor([True, False]), torch.tensor(2.5), torch.empty(0, 3), torch.tensor([7.0]))
+    instance = given((waves, *repeated, torch.ones(3).expand(2, 3)))
+    first, other = instance.inputs(0).args, instance.inputs(1).args
+    assert first[0].dtype == torch.complex64 and not torch.equal(first[0], other[0])
+    for before, one, two in zip(repeated, first[1:], other[1:], strict=False):
+        assert one.shape == before.shape and one is not two
+        assert torch.equal(one.float(), before.float()) and torch.equal(one, two)
+
+
+def test_what_is_no_container_is_handed_on_as_it_is() -> None:
+    class Boxes:
+        def __init__(self) -> None:
+            self.corners = torch.ones(2, 4)
+
+    leaves = (None, "text", 3, numpy.ones(2, numpy.float32), Boxes())
+    made = given((FLOATS, *leaves)).inputs(0).args
+    assert all(one is leaf for one, leaf in zip(made[1:], leaves, strict=True))
+    assert made[5].corners.dtype == torch.float32
+
+
+class Copyless(list[Any]):
+    def __copy__(self) -> Copyless:
+        raise RuntimeError("no copies")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: (FLOATS, FLOATS.to_sparse()), r"a torch\.sparse_coo Tensor does not lie in memory as one array"),
+        (lambda: (FLOATS.to_sparse_csr(),), r"a torch\.sparse_csr Tensor does not"),
+        (lambda: {"x": Batch(FLOATS.to_mkldnn(), COUNTS)}, r"a torch\._mkldnn Tensor does not"),
+        (lambda: (torch.nested.nested_tensor([FLOATS, FLOATS]),), r"a nested Tensor does not"),
+        (lambda: (torch.nested.nested_tensor([FLOATS], layout=torch.jagged),), r"a nested NestedTensor does not"),
+        (lambda: (torch.quantize_per_tensor(FLOATS, 1.0, 0, torch.quint8),), r"a quantized Tensor does not"),
+        (lambda: (FLOATS, (each for each in [FLOATS])), r"a generator can be read only once"),
+        (lambda: {"x": FLOATS, "y": zip([1], [2], strict=True)}, r"a zip can be read only once"),
+        (lambda: (Copyless([FLOATS]),), r"a Copyless cannot be given other tensors \(RuntimeError: no copies\)"),
+        (lambda: (numpy.ones(3),), r"there is no tensor in a tuple"),
+        (lambda: None, r"there is no tensor in a NoneType"),
+    ],
+)
+def test_example_inputs_of_which_no_others_can_be_made_are_refused_by_their_type(
+    make: Callable[[], Any], words: str
+) -> None:
+    with pytest.raises(TorchBenchRefuses, match=rf"given_any gives example inputs that cannot be varied: {words}"):
+        given(make())
+
+
+def test_a_model_whose_class_gives_no_batch_says_so_and_has_its_own() -> None:
+    row = find("torchbench:extended")
+    assert row.batch == 1
+    assert "no default batch" in row.notes
+    assert instantiate(row, device="cpu", seed=0).inputs(0).args[0].shape == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "batch"),
+    [
+        ("ranking_net", "full", 4),
+        ("ranking_net", "tiny", 1),
+        ("fixed_batch", "full", 7),
+        ("fixed_batch", "tiny", 7),
+        ("picky_batch", "tiny", 8),
+        ("asserted_batch", "tiny", 6),
+        ("extended", "tiny", 5),
+        ("demucs", "tiny", 8),
+        ("demucs-train", "tiny", 64),
+    ],
+)
+def test_the_tiny_size_is_a_batch_of_one_where_the_model_takes_one(name: str, size: Any, batch: int) -> None:
+    instance = instantiate(find(f"torchbench:{name}"), size=size, device="cpu", seed=0)
+    made = instance.inputs(0)
+    assert made.args[0].shape[0] == batch
+    assert instance.module(made.args[0].to(next(instance.module.parameters()).dtype)) is not None
+
+
+def test_what_the_model_leaves_on_the_cpu_stays_there_and_loaders_draw_there() -> None:
+    """Under a default device of "cuda" the attribute would be made there, and the sampler's generator would not do."""
+    instance = instantiate(find("torchbench:ranking_net"), device="meta", seed=0)
+    assert instance.module.linear.weight.device.type == "meta"
+    assert instance.module.table.device.type == "cpu"
+    assert instance.inputs(0).args[0].device.type == "meta"
+
+
+def test_a_model_for_inference_only_has_no_training_row() -> None:
+    with pytest.raises(UnknownWorkload, match=r"Language_Net is not made for training; use torchbench:Language_Net"):
+        find("torchbench:language_net-train")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_training_inside-train", r"no_training_inside has no test 'train' on cpu: .*Training is not implemented"),
+        ("without_get_module", r"without_get_module hands out no module: AttributeError"),
+        ("loads_data", r"loads_data gives example inputs that cannot be varied: there is no tensor in a DataLoader"),
+        ("given_nothing", r"given_nothing gives example .*: there is no tensor in a tuple"),
+        ("a_pipeline", r"a_pipeline hands out a object and no nn\.Module"),
+    ],
+)
+def test_a_model_that_cannot_be_built_gives_its_own_reason(name: str, words: str) -> None:
+    with pytest.raises(TorchBenchRefuses, match=words):
+        instantiate(find(f"torchbench:{name}"), device="cpu", seed=0)
+
+
+GLOBAL: dict[str, Callable[[], Any]] = {
+    "manual_seed": lambda: torch.manual_seed,
+    "default device": torch.get_default_device,
+    "default dtype": torch.get_default_dtype,
+    "gradients": torch.is_grad_enabled,
+    "threads": torch.get_num_threads,
+    "matmul precision": torch.get_float32_matmul_precision,
+    "convolution precision": lambda: torch.backends.cudnn.allow_tf32,
+    "deterministic": torch.are_deterministic_algorithms_enabled,
+    "deterministic warnings": torch.is_deterministic_algorithms_warn_only_enabled,
+    "cudnn enabled": lambda: torch.backends.cudnn.enabled,
+    "cudnn benchmark": lambda: torch.backends.cudnn.benchmark,
+    "cudnn deterministic": lambda: torch.backends.cudnn.deterministic,
+    "flash attention": torch.backends.cuda.flash_sdp_enabled,
+    "memory-efficient attention": torch.backends.cuda.mem_efficient_sdp_enabled,
+    "attention of single operators": torch.backends.cuda.math_sdp_enabled,
+    "attention of cuDNN": torch.backends.cuda.cudnn_sdp_enabled,
+    "anomaly": torch.is_anomaly_enabled,
+    "working directory": Path.cwd,
+    "settings": lambda: os.environ.get("PYTORCH_OF_INCONSIDERATE"),
+}
+
+
+def test_what_a_model_sets_for_the_whole_process_is_put_back(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = {name: get() for name, get in GLOBAL.items()}
+    was_set: set[str] = set()
+    kept = torchbench._global_state_kept
+
+    @contextlib.contextmanager
+    def noting() -> Iterator[None]:
+        with kept():
+            yield
+            was_set.update(name for name, get in GLOBAL.items() if get() != before[name])
+
+    monkeypatch.setattr(torchbench, "_global_state_kept", noting)
+    row = find("torchbench:inconsiderate")
+    assert Path.cwd() == before["working directory"]
+    instantiate(row, device="cpu", seed=0)
+    for name, get in GLOBAL.items():
+        assert get() == before[name], name
+    assert was_set == GLOBAL.keys(), "what the model does not set is not tested here"
+    torch.manual_seed(1)
+    one = torch.rand(3)
+    torch.manual_seed(2)
+    assert not torch.equal(torch.rand(3), one), "TorchBench's own manual_seed ignores its argument"
+    printed = capfd.readouterr()
+    assert printed.out == "", "stdout is for JSON"
+    assert all(f"{what} inconsiderate" in printed.err for what in ("importing", "downloading", "building"))
+
+
+@pytest.mark.parametrize("name", ["rankingnet", "rankingnet-train"])
+def test_an_unknown_model_is_answered_with_near_ones(name: str) -> None:
+    with pytest.raises(UnknownWorkload, match=r"no model 'rankingnet'; did you mean ranking_net"):
+        find(f"torchbench:{name}")
+    with pytest.raises(WrongUse, match="did you mean ranking_net"):
+        find_targets([f"torchbench:{name}"])
+
+
+def test_a_name_that_could_not_be_looked_up_everywhere_is_unknown_with_the_reason() -> None:
+    with pytest.raises(UnknownWorkload, match=r"no model 'without_lists', and its lists .* read \(AssertionError\);"):
+        find("torchbench:without_lists")
+
+
+def test_a_folder_without_a_model_is_unknown() -> None:
+    with pytest.raises(UnknownWorkload, match="no model 'no_class'"):
+        find("torchbench:no_class")
+
+
+def test_explain_takes_a_model_of_torchbench_for_a_workload() -> None:
+    assert find_targets(["torchbench:language_net"]) == [Target("torchbench:Language_Net", "published")]
+    assert not find_targets(["torchbench:language_net"])[0].is_program
+
+
+def test_the_device_is_told_in_torchbenchs_word_whatever_its_index() -> None:
+    with KnownValuesMode() as mode, replaced_on_move(), named_gpu(), mode.random_values():
+        module = find("torchbench:ranking_net").build("published", "full", torch.device("cuda", 0))
+    assert module.linear.weight.device.type == "cuda"
+
+
+@pytest.mark.parametrize("name", ["ranking_net", "ranking_net-train"])
+def test_explain_builds_it_as_torchbench_does_on_a_gpu(name: str) -> None:
+    program = build_workload(find(f"torchbench:{name}"), variant=None, size="full")
+    assert {parameter.device for parameter in program.module.parameters()} == {torch.device("cuda", 0)}
+    assert program.module.table.device.type == "cpu"
+    assert program.args[0].device == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("broken_net", r"a_package_nobody_has.*install.py models broken_net"),
+        ("broken_library", r"OSError: libnothing.so.*install.py models broken_library"),
+    ],
+)
+def test_a_model_that_misses_something_says_how_to_install_it(name: str, words: str) -> None:
+    with pytest.raises(TorchBenchUnavailable, match=words):
+        find(f"torchbench:{name}")
+
+
+def test_without_torchbench_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchbenchmark", None)
+    with pytest.raises(
+        TorchBenchUnavailable,
+        match=r"torchbench:alexnet needs TorchBench.*PYTHONPATH=PATH.*git clone https://github.com",
+    ):
+        find("torchbench:alexnet")
+
+
+def test_a_name_with_the_shells_characters_is_quoted_in_the_command_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchbenchmark", None)
+    with pytest.raises(TorchBenchUnavailable, match=r"install.py models '\$\(reboot\)'`"):
+        find("torchbench:$(reboot)")

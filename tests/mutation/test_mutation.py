@@ -1,0 +1,65 @@
+"""The mutation script: its changes are changes, its list is up to date, and it tells survivors from the rest."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import mutants
+import run as mutation
+from mutants import NAMED, Mutant, Named
+
+
+@pytest.mark.parametrize("named", NAMED, ids=lambda named: f"{named.file}: {named.new[:30]}")
+def test_what_is_named_stands_in_its_file_once_and_still_compiles(named: Named) -> None:
+    mutant = named.mutant()
+    compile(mutant.text, named.file, "exec")
+    assert mutant.text != mutant.path.read_text(encoding="utf-8")
+    assert all((mutants.REPOSITORY / test).is_file() for test in named.tests)
+
+
+def test_every_operator_comparison_and_constant_is_changed_and_text_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text('x = 1 + 2  # 3 < 4\nif x < max(5, 6) and "7 < 8":\n    pass\n')
+    found = [(mutant.line, mutant.old, mutant.new) for mutant in mutants.mutants(path)]
+    assert found == [
+        (1, "1", "(1 + 1)"),
+        (1, "+", "-"),
+        (1, "2", "(2 + 1)"),
+        (2, "<", "<="),
+        (2, "max", "min"),
+        (2, "5", "(5 + 1)"),
+        (2, "6", "(6 + 1)"),
+        (2, "and", "or"),
+    ]
+    assert len({mutant.text for mutant in mutants.mutants(path)}) == len(found)
+
+
+def test_a_sample_repeats_with_its_seed() -> None:
+    files = [mutants.REPOSITORY / "suite" / "stats.py"]
+    assert mutants.sample(files, 5, seed=1) == mutants.sample(files, 5, seed=1)
+    assert mutants.sample(files, 5, seed=1) != mutants.sample(files, 5, seed=2)
+
+
+def test_modules_find_the_tests_that_import_them() -> None:
+    assert mutation.tests_of(mutants.REPOSITORY / "suite" / "stats.py")[0] == "tests/suite/results/test_stats.py"
+    assert "tests/suite/measure/test_kernels.py" in mutation.tests_of(mutants.REPOSITORY / "suite/measure/kernels.py")
+
+
+@pytest.mark.parametrize(("new", "verdict"), [("a - b", "killed"), ("b + a", "survived")])
+def test_a_change_that_a_test_notices_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: str, verdict: str
+) -> None:
+    monkeypatch.setattr(mutation, "REPOSITORY", tmp_path)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "adding.py").write_text("def add(a, b):\n    return a + b\n")
+    (copy / "test_adding.py").write_text("from adding import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n")
+    mutant = Mutant(tmp_path / "adding.py", 2, "a + b", new, f"def add(a, b):\n    return {new}\n")
+    assert mutation.judge(copy, mutant, ["test_adding.py"]) == verdict
+    assert "a + b" in (copy / "adding.py").read_text(), "the copy is as it was"
+    assert mutation.judge(copy, mutant, []) == "no tests"

@@ -1,0 +1,681 @@
+"""Programs around graphed callables: settings that change, transforms, hooks, strange weights, schedules."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from torch import nn
+from torch.autograd import forward_ad
+from torch.nn import functional
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.callables.graphed import Overwritten
+from optimizations.capture.step.observer import StepRefused
+from tests.optimizations.capture.callables.test_differentiation import batches, gradients, graphed, same
+
+
+class Holder:
+    """An object that is none of the kinds that arguments are taken apart into."""
+
+    def __init__(self, scale: Any) -> None:
+        self.scale = scale
+
+
+SETTINGS: dict[str, tuple[Callable[[Any, Any], Any], Any, Callable[[Any], Any]]] = {
+    "a number in an object": (lambda x, o: x * o.scale, Holder(2.0), lambda o: setattr(o, "scale", 5.0)),
+    "a tensor in an object": (
+        lambda x, o: x * o.scale,
+        Holder(torch.ones(3)),
+        lambda o: setattr(o, "scale", torch.full((3,), 5.0)),
+    ),
+    "a member of a set": (lambda x, o: x * len(o), {1, 2}, lambda o: o.add(3)),
+    "an array of NumPy": (lambda x, o: x * float(o[0]), numpy.array([2.0]), lambda o: o.fill(5.0)),
+    "an object in a dict": (
+        lambda x, o: x * o["inner"][0].scale,
+        {"inner": [Holder(2.0)]},
+        lambda o: setattr(o["inner"][0], "scale", 5.0),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_objects_among_the_arguments_are_looked_into(name: str) -> None:
+    function, held, change = SETTINGS[name]
+    held = copy.deepcopy(held)
+    call = graphed(function, [(torch.randn(3, requires_grad=True), held)])
+    for index in range(4):
+        if index == 2:
+            change(held)
+        x = torch.randn(3, requires_grad=True)
+        found = call[0](x, held)
+        assert torch.equal(found, function(x, held))
+        found.sum().backward()
+    assert call.calls_without_graph == 2
+
+
+def test_the_update_runs_in_each_step_whether_graphs_served_it_or_not() -> None:
+    module = nn.Linear(3, 3)
+    updates = torch.zeros(())
+    graphed(module, batches(1), after_step=lambda: updates.add_(1))  # type: ignore[arg-type]
+    for rows in (2, 4, 4, 2, 4):
+        module(torch.randn(rows, 3)).sum().backward()
+    with torch.no_grad():
+        module(torch.randn(2, 3))
+    assert updates.item() == 5
+
+
+def plain(module: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return functional.linear(x, module.weight, module.bias)
+
+
+def forward_mode(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, direction: torch.Tensor) -> Any:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(x, direction))).tangent
+
+
+TRANSFORMS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "vmap": lambda function, x: torch.vmap(function)(x.expand(4, 2, 3)),
+    "grad": lambda function, x: torch.func.grad(lambda y: function(y).square().sum())(x),
+    "jvp": lambda function, x: torch.func.jvp(function, (x,), (x + 1,))[1],
+    "jacrev": lambda function, x: torch.func.jacrev(function)(x),
+    "forward mode": lambda function, x: forward_mode(function, x, x + 1),
+}
+
+
+@pytest.mark.parametrize("name", sorted(TRANSFORMS))
+def test_transforms_go_through_the_function_and_not_its_graphs(name: str) -> None:
+    module = nn.Linear(3, 3)
+    call = graphed(module, batches(1))
+    x = torch.randn(2, 3)
+    expected = TRANSFORMS[name](functools.partial(plain, module), x)
+    assert torch.allclose(TRANSFORMS[name](module, x), expected)
+    module(x).sum().backward()
+    assert [one.replays for one in call.report()] == [1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
+def test_weights_that_are_passed_for_a_call_are_used() -> None:
+    module = nn.Linear(3, 3)
+    graphed(module, batches(1))
+    weights = {name: torch.ones_like(weight) for name, weight in module.named_parameters()}
+    x = torch.randn(2, 3)
+    found = torch.func.functional_call(module, weights, (x,))
+    assert torch.equal(found, functional.linear(x, weights["weight"], weights["bias"]))
+
+
+def test_modes_that_watch_operators_see_them() -> None:
+    module = nn.Linear(3, 3)
+    call = graphed(module, batches(1))
+    with FlopCounterMode(display=False) as counter:
+        module(torch.randn(2, 3)).sum().backward()
+    assert counter.get_total_flops() > 0
+    module(torch.randn(2, 3)).sum().backward()
+    assert [one.replays for one in call.report()] == [1, 1]
+
+
+def test_hooks_of_saved_tensors_see_them_but_those_that_keep_them_on_the_cpu() -> None:
+    layer, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    other.load_state_dict(layer.state_dict())
+    graphed = graph_callables([layer], [(torch.ones(2, 4),)], device=CpuDevice())
+
+    def forwards() -> int:
+        return sum(one.replays for one in graphed.report() if one.direction == "forward")
+
+    x = torch.full((2, 4), 2.0)
+    for module in (layer, other):
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: one, lambda one: one * 2):
+            loss = module(x).square().sum()
+        loss.backward()
+    assert forwards() == 0
+    for module in (layer, other):
+        with torch.autograd.graph.save_on_cpu():
+            module(x).square().sum().backward()
+    assert forwards() == 1
+    for mine, theirs in zip(layer.parameters(), other.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None and torch.equal(mine.grad, theirs.grad)
+
+
+def forward_only_now_and_then(call: Sequence[Any], batch: Callable[[], torch.Tensor]) -> Iterator[Any]:
+    for place in range(6):
+        loss = call[1](call[0](batch())).square().sum()
+        if place % 3 != 1:
+            loss.backward()
+        yield loss
+
+
+def one_callable_now_and_then(call: Sequence[Any], batch: Callable[[], torch.Tensor]) -> Iterator[Any]:
+    for place in range(6):
+        hidden = call[0](batch())
+        loss = (call[1](hidden) if place % 3 != 1 else hidden).square().sum()
+        loss.backward()
+        yield loss
+
+
+def two_forwards_then_two_backwards(call: Sequence[Any], batch: Callable[[], torch.Tensor]) -> Iterator[Any]:
+    for _ in range(3):
+        losses = [call[1](call[0](batch())).square().sum() for _ in range(2)]
+        for loss in losses:
+            loss.backward()
+        yield losses[0] + losses[1]
+
+
+def the_second_first(call: Sequence[Any], batch: Callable[[], torch.Tensor]) -> Iterator[Any]:
+    for _ in range(3):
+        second, first = call[1](batch().requires_grad_()), call[0](batch())
+        loss = (first * second).sum()
+        loss.backward()
+        yield loss
+
+
+def a_part_before_a_whole(call: Sequence[Any], batch: Callable[[], torch.Tensor]) -> Iterator[Any]:
+    """As where layers are left out at random. The backward of the part comes first, while that of the last layer of
+    the whole is still to come."""
+    for _ in range(3):
+        part = call[0](batch()).square().sum()
+        whole = call[1](call[0](batch())).square().sum()
+        part.backward()
+        whole.backward()
+        yield part + whole
+
+
+def backwards_as_the_forwards(call: Sequence[Any], batch: Callable[[], torch.Tensor]) -> Iterator[Any]:
+    for _ in range(3):
+        losses = [one(batch().requires_grad_(one is call[1])).square().sum() for one in call]
+        for loss in losses:
+            loss.backward()
+        yield losses[0] + losses[1]
+
+
+@pytest.mark.filterwarnings("ignore:callable .* runs without its graphs")
+@pytest.mark.parametrize(
+    "program",
+    [
+        forward_only_now_and_then,
+        one_callable_now_and_then,
+        two_forwards_then_two_backwards,
+        the_second_first,
+        a_part_before_a_whole,
+        backwards_as_the_forwards,
+    ],
+)
+def test_where_no_order_is_given_any_is_followed(program: Callable[..., Iterator[Any]]) -> None:
+    found: list[list[torch.Tensor]] = []
+    for graphs in (False, True):
+        torch.manual_seed(0)
+        layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+        call: Any = layers
+        if graphs:
+            samples = [(torch.ones(2, 4),), (torch.ones(2, 4, requires_grad=True),)]
+            call = graph_callables(layers, samples, device=CpuDevice())
+        parameters = [parameter for layer in layers for parameter in layer.parameters()]
+        for result in program(call, lambda: torch.randn(2, 4)):
+            gradients = [torch.zeros(()) if one.grad is None else one.grad.clone() for one in parameters]
+            found.append([result.detach().clone(), *gradients])
+    half = len(found) // 2
+    for mine, theirs in zip(found[:half], found[half:], strict=True):
+        assert all(map(torch.equal, mine, theirs))
+    assert all(
+        sum(one.replays for one in call.report() if one.direction == way) >= 3 for way in ("forward", "backward")
+    )
+
+
+def adversarial(generator: Any, critic: Any, seed: int) -> list[torch.Tensor]:
+    """The critic has a backward of its own twice, while the generator's is still to come."""
+    torch.manual_seed(seed)
+    found = []
+    parameters = [*generator.parameters(), *critic.parameters()]
+    for _ in range(4):
+        made = generator(torch.randn(2, 4))
+        critic(torch.randn(2, 4).requires_grad_()).square().sum().backward()
+        critic(made.detach().requires_grad_()).square().sum().backward()
+        critic(made).square().mean().backward()
+        found += [made.detach().clone(), *(one.grad.clone() for one in parameters if one.grad is not None)]
+        for one in parameters:
+            one.grad = None
+    return found
+
+
+def test_where_no_order_is_given_callables_do_not_wait_for_each_other() -> None:
+    found = []
+    for graphs in (False, True):
+        torch.manual_seed(0)
+        layers = nn.Linear(4, 4), nn.Linear(4, 4)
+        if graphs:
+            samples = [(torch.ones(2, 4),), (torch.ones(2, 4, requires_grad=True),)]
+            group = graph_callables(list(layers), samples, device=CpuDevice())
+        found.append(adversarial(*layers, seed=1))
+    assert same(*found) and len(found[0]) == 4 * 5
+    assert group.calls_without_graph == 0
+    assert [(one.replays, one.pool) for one in group.report()] == [(4, 0), (12, 1), (12, 1), (4, 0)]
+
+
+def test_after_a_restart_no_backward_is_waited_for() -> None:
+    layer = nn.Linear(4, 4)
+    group = graph_callables([layer], [(torch.ones(2, 4),)], device=CpuDevice())
+    left = layer(torch.ones(2, 4)).sum()
+    group.restart()
+    layer(torch.ones(2, 4)).sum().backward()
+    assert group.calls_without_graph == 0
+    with pytest.raises(Overwritten):
+        left.backward()
+
+
+def test_a_graph_that_is_kept_behind_its_backward_is_not_waited_for() -> None:
+    layer = nn.Linear(4, 4)
+    group = graph_callables([layer], [(torch.ones(2, 4),)], device=CpuDevice())
+    for _ in range(3):
+        loss = layer(torch.randn(2, 4)).sum()
+        loss.backward()
+    assert group.calls_without_graph == 0
+
+
+def test_without_backwards_a_callable_may_be_left_out() -> None:
+    layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    with torch.no_grad():
+        call = graph_callables(layers, [(torch.ones(2, 4),), (torch.ones(2, 4),)], device=CpuDevice())
+        kept = []
+        for number in (0, 0, 1, 1, 0):
+            x = torch.randn(2, 4)
+            kept.append((call[number](x), nn.functional.linear(x, layers[number].weight, layers[number].bias)))
+    assert all(torch.equal(mine, theirs) for mine, theirs in kept)
+    assert call.calls_without_graph == 0
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_calls_a_graphed_layer_among_others_once_more(reentrant: bool) -> None:
+    found: list[list[torch.Tensor | None]] = []
+    for graphs in (False, True):
+        torch.manual_seed(0)
+        layers = [nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), nn.Linear(4, 4)]
+        model = nn.Sequential(*layers, nn.GELU())
+        if graphs:
+            graph_callables(layers[:1], [(torch.ones(2, 4, requires_grad=True),)], device=CpuDevice())
+        for _ in range(3):
+            x = torch.randn(2, 4, requires_grad=True)
+            loss = checkpoint(model, x, use_reentrant=reentrant).square().sum()
+            loss.backward()
+            found.append([loss, x.grad, *[parameter.grad for parameter in model.parameters()]])
+    for mine, theirs in zip(found[:3], found[3:], strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            assert one is not None and other is not None and torch.equal(one, other)
+
+
+def test_code_that_is_compiled_around_graphed_layers_compiles_the_layers() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    reference = copy.deepcopy(model)
+    call = graphed(nn.ModuleList(model), batches(1, requires_grad=True))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for x in batches(3):
+        compiled(x).square().sum().backward()
+        reference(x).square().sum().backward()
+    assert same(gradients(model), gradients(reference))
+    assert not any(one.replays for one in call.report())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.* is deprecated")
+@pytest.mark.parametrize("within", [False, True])
+def test_a_trace_of_a_graphed_module_holds_the_module(within: bool) -> None:
+    module = nn.Linear(3, 3)
+    model = nn.Sequential(module, nn.ReLU()) if within else module
+    call = graphed(module, batches(1))
+    module(*batches(1)).sum().backward()
+    traced = torch.jit.trace(model, tuple(batches(1)))
+    for x in batches(3):
+        assert torch.equal(traced(x), plain(module, x).relu() if within else plain(module, x))
+    assert [one.replays for one in call.report()] == [1, 1]
+
+
+AROUND: dict[str, Callable[[], Any]] = {
+    "another dtype of autocast": lambda: torch.autocast("cpu", dtype=torch.float16),
+    "no autocast": lambda: torch.autocast("cpu", enabled=False),
+    "deterministic": lambda: mock.patch.object(torch, "are_deterministic_algorithms_enabled", lambda: True),
+}
+
+
+@pytest.mark.parametrize("name", sorted(AROUND))
+def test_settings_around_a_call_are_part_of_what_it_is(name: str) -> None:
+    module = nn.Linear(4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        call = graphed(module, [torch.randn(2, 4)])
+        x = torch.randn(2, 4)
+        module(x).float().sum().backward()
+        assert call.calls_without_graph == 0
+        with AROUND[name]():
+            found = module(x)
+            assert torch.equal(found, plain(module, x))
+            assert found.dtype == plain(module, x).dtype
+        found.float().sum().backward()
+        assert call.calls_without_graph >= (name != "deterministic")
+
+
+def test_graphs_of_inference_mode_serve_there_only() -> None:
+    module = nn.Linear(3, 3).eval()
+    with torch.inference_mode():
+        call = graphed(module, batches(1))
+    x = torch.randn(2, 3)
+    for mode, without in ((torch.inference_mode, 0), (torch.no_grad, 1)):
+        with mode():
+            assert torch.equal(module(x), plain(module, x))
+        assert call.calls_without_graph == without
+
+
+@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
+def test_tensors_in_cpu_memory_are_compared_by_their_content() -> None:
+    device = CpuDevice()
+    held = torch.ones(3)
+    device.host.add(held.untyped_storage().data_ptr())
+    call = graph_callables(lambda x: x * held.tolist()[0], batches(1, requires_grad=True), device=device)
+    for index, x in enumerate(batches(3, requires_grad=True)):
+        if index == 1:
+            held.fill_(3.0)
+        found = call[0](x)
+        assert torch.equal(found, x * held[0])
+        found.sum().backward()
+    assert call.calls_without_graph == 2
+
+
+class Scaled(torch.Tensor):
+    """Integers and a scale, as quantized weights are kept."""
+
+    @staticmethod
+    def __new__(cls, integers: torch.Tensor, scale: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, integers.shape, dtype=scale.dtype, device=integers.device)
+
+    def __init__(self, integers: torch.Tensor, scale: torch.Tensor) -> None:
+        self.integers, self.scale = integers, scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return Scaled(args[0].integers, args[0].scale)
+        args = [one.integers * one.scale if isinstance(one, Scaled) else one for one in args]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
+def test_weights_that_hold_other_tensors_are_looked_into() -> None:
+    module = nn.Linear(3, 3)
+    weight = Scaled(torch.randint(-5, 5, (3, 3)), torch.tensor(0.5))
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    held: Any = module.weight
+    call = graphed(module, batches(1, requires_grad=True))
+    for index, x in enumerate(batches(4, requires_grad=True)):
+        if index == 1:
+            held.scale.fill_(0.25)  # the graph reads it
+        if index == 2:
+            held.scale = torch.tensor(2.0)
+        found = module(x)
+        assert torch.equal(found, functional.linear(x, held.integers * held.scale, module.bias))
+        found.sum().backward()
+        assert call.calls_without_graph == max(0, index - 1)
+
+
+@pytest.mark.parametrize(
+    "make", [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal]
+)
+def test_parametrized_weights_are_computed_in_each_call(make: Callable[[nn.Module], nn.Module]) -> None:
+    module = make(nn.Linear(3, 3))
+    reference = copy.deepcopy(module)
+    call = graphed(module, batches(1))
+    for x in batches(3):
+        for one in (module, reference):
+            one(x).square().sum().backward()
+            with torch.no_grad():
+                for parameter in one.parameters():
+                    parameter.sub_(0.1)
+    assert same(gradients(module), gradients(reference))
+    assert call.calls_without_graph == 0
+
+
+def test_hooks_of_all_modules_run_once_around_a_graphed_one() -> None:
+    module = nn.Linear(3, 3)
+    reference = copy.deepcopy(module)
+    handle = nn.modules.module.register_module_forward_hook(lambda one, given, result: result * 2)
+    try:
+        graphed(module, batches(1))
+        x = torch.randn(2, 3)
+        assert torch.equal(module(x), reference(x))
+    finally:
+        handle.remove()
+
+
+def test_a_generator_of_the_programs_own_is_drawn_from_as_in_eager() -> None:
+    generator = torch.Generator().manual_seed(1)
+    other = torch.Generator().manual_seed(1)
+    call = graphed(lambda x: x * torch.rand(3, generator=generator), batches(1, requires_grad=True))
+    for x in batches(3, requires_grad=True):
+        found = call[0](x)
+        assert torch.equal(found, x * torch.rand(3, generator=other))
+        found.sum().backward()
+    assert call.calls_without_graph == 0
+
+
+AROUND_A_MODULE: dict[str, Callable[[nn.Module], Any]] = {
+    "before the forward": lambda module: module.register_forward_pre_hook(lambda one, given: (given[0] * 2,)),
+    "behind the forward": lambda module: module.register_forward_hook(lambda one, given, result: result + 1),
+    "before the backward": lambda module: module.register_full_backward_pre_hook(lambda one, slopes: (slopes[0] / 2,)),
+    "behind the backward": lambda module: module.register_full_backward_hook(lambda one, found, of: (found[0] * 3,)),
+}
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Linear(3, 3), lambda: Normalized(lambda layer: layer)])
+@pytest.mark.parametrize("name", sorted(AROUND_A_MODULE))
+def test_hooks_that_a_graphed_module_gets_run_around_its_graphs(name: str, make: Callable[[], nn.Module]) -> None:
+    module = make()
+    reference = copy.deepcopy(module)
+    call = graphed(module, batches(1, requires_grad=True))
+    handles = []
+    for index, x in enumerate(batches(6, requires_grad=True)):
+        if index == 2:
+            handles = [AROUND_A_MODULE[name](one) for one in (module, reference)]
+        if index == 4:
+            handles = [handle.remove() for handle in handles]
+        slopes, found = [], []
+        for one in (module, reference):
+            given = x.detach().requires_grad_()
+            found.append(one(given))
+            found[-1].square().sum().backward()
+            slopes.append(given.grad)
+        assert same(found[:1], found[1:]) and same(slopes[:1], slopes[1:])
+    assert same(gradients(module), gradients(reference))
+    assert call.calls_without_graph == 0
+
+
+@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
+def test_hooks_of_one_callable_are_a_part_of_another_that_calls_it() -> None:
+    inner = nn.Linear(3, 3)
+    call = graphed([nn.Sequential(inner, nn.Tanh()), inner], [(torch.randn(2, 3, requires_grad=True),)] * 2)
+    inner.register_forward_hook(lambda module, given, result: result + 1)
+    for x in batches(2, requires_grad=True):
+        whole = call[0](x)
+        assert torch.equal(whole, (plain(inner, x) + 1).tanh())
+        whole.sum().backward()
+    assert [one.replays for one in call.report() if one.direction == "forward"] == [0, 2]
+
+
+class Block(nn.Module):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.register_buffer("amax", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            self.amax.copy_(torch.maximum(self.amax, x.detach().abs().amax()))
+        return functional.dropout(self.norm(self.linear(x)), 0.2, self.training)
+
+
+SCHEDULES = {
+    "interleaved": [1, 1, 2, 2, 1, -2, 1, -2, 2, -1, 2, -1, -2, -2, -1, -1],
+    "depth first": [1, 2, -2, -1] * 4,
+    "backwards late": [1, 2, 1, 2, -2, 1, -2, 2, -1, 1, -1, -2, 2, -1, -2, -1],
+}
+
+
+def pipeline(stages: Sequence[nn.Module], order: Sequence[int], *, views_are_held: bool = False) -> list[torch.Tensor]:
+    torch.manual_seed(7)
+    found: list[torch.Tensor] = []
+    for step in range(3):
+        inputs = [torch.randn(5, 4, requires_grad=True) for _ in range(order.count(1))]
+        waiting: dict[int, list[Any]] = {1: [], 2: []}
+        between: list[torch.Tensor] = []
+        slopes: list[Any] = []
+        feed = iter(inputs)
+        for entry in order:
+            if entry == 1:
+                waiting[1].append(stages[0](next(feed)))
+                between.append(waiting[1][-1].detach().requires_grad_())
+            elif entry == 2:
+                given = between.pop(0)
+                waiting[2].append((given, stages[1](given).square().mean()))
+            elif entry == -2:
+                given, loss = waiting[2].pop(0)
+                loss.backward()
+                slopes.append(given.grad)
+                found.append(loss.detach())
+            else:
+                waiting[1].pop(0).backward(slopes.pop(0))
+        found += [one.grad for one in inputs if one.grad is not None]
+        for stage in stages:
+            with torch.no_grad():
+                for parameter in stage.parameters():
+                    parameter.sub_(0.1 * (parameter.grad if parameter.grad is not None else 0))
+            stage.zero_grad(set_to_none=step != 1)
+        if not views_are_held:
+            del given, loss
+    return [*found, *(one.detach() for stage in stages for one in [*stage.parameters(), *stage.buffers()])]
+
+
+def test_a_call_that_would_overwrite_what_a_view_holds_runs_without_its_graph() -> None:
+    """A variable still holds the last micro-batch of the iteration before; its memory is in use again by others."""
+    order = SCHEDULES["depth first"]
+    expected = pipeline([Block(1), Block(2)], order)
+    stages = [Block(1), Block(2)]
+    call = graphed(stages, [(torch.randn(5, 4, requires_grad=True),)] * 2, order=order)
+    assert same(pipeline(stages, order, views_are_held=True), expected)
+    assert 0 < call.calls_without_graph <= 2 * 2, "once per stage and iteration after the first"
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_schedules_of_pipelines_give_what_eager_gives(name: str) -> None:
+    order = SCHEDULES[name]
+    expected = pipeline([Block(1), Block(2)], order)
+    stages = [Block(1), Block(2)]
+    call = graphed(stages, [(torch.randn(5, 4, requires_grad=True),)] * 2, order=order)
+    assert same(pipeline(stages, order), expected)
+    assert call.calls_without_graph == 0
+
+
+class Normalized(nn.Module):
+    """With a layer whose weight a hook computes before each forward."""
+
+    def __init__(self, normalize: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.outer = normalize(nn.Linear(3, 3)), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.outer(self.inner(x).tanh())
+
+
+def scaled(layer: nn.Module, scale: list[float]) -> nn.Module:
+    layer.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    layer.register_forward_hook(lambda module, args, result: result * scale[0])
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("name", ["spectral_norm", "weight_norm", "of the program's own"])
+def test_hooks_of_the_forward_on_modules_within_are_part_of_it(name: str) -> None:
+    found = []
+    for graphs in (False, True):
+        own = functools.partial(scaled, scale=[2.0])
+        module = Normalized(getattr(nn.utils, name) if name.endswith("norm") else own)
+        if graphs:
+            call = graph_callables([module], [torch.randn(2, 3)], device=CpuDevice())
+        torch.manual_seed(1)
+        for _ in range(4):
+            module(torch.randn(2, 3)).square().sum().backward()
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(0.1 * parameter.grad)
+        found.append([*module.parameters(), *gradients(module), *module.buffers()])
+    assert same(*found)
+    assert call.calls_without_graph == 0
+
+
+@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
+def test_what_hooks_on_modules_within_read_is_watched_and_so_are_they() -> None:
+    found = []
+    for graphs in (False, True):
+        scale = [2.0]
+        module = Normalized(functools.partial(scaled, scale=scale))
+        if graphs:
+            call = graph_callables([module], [torch.randn(2, 3)], device=CpuDevice())
+        torch.manual_seed(1)
+        handle = None
+        for index in range(6):
+            if index == 2:
+                scale[0] = 3.0
+            if index == 3:
+                scale[0] = 2.0
+                handle = module.outer.register_forward_hook(lambda module, args, result: result * 5)
+            if index == 5 and handle is not None:
+                handle.remove()
+            found.append(module(torch.randn(2, 3)).detach().clone())
+    assert same(found[:6], found[6:])
+    assert call.calls_without_graph == 3
+
+
+def test_hooks_of_the_backward_on_modules_within_are_refused() -> None:
+    module = Normalized(lambda layer: layer)
+    module.inner.register_full_backward_hook(lambda module, of_inputs, of_results: None)
+    with pytest.raises(StepRefused, match="callable 1 has hooks of the backward on inner"):
+        graph_callables([module], [torch.randn(2, 3)], device=CpuDevice())
+
+
+class KeepsFeatures(nn.Module):
+    """As those do whose hidden states are looked at behind a call: a dict gets them in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.layer = nn.Linear(4, 4)
+        self.features: dict[str, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.layer(x)
+        self.features["hidden"] = hidden.detach()
+        return hidden.square().mean()
+
+
+def test_a_dict_that_the_first_call_fills_is_no_other_one_then() -> None:
+    plain, module = KeepsFeatures(), KeepsFeatures()
+    group = graph_callables([module], [(torch.ones(2, 4),)], device=CpuDevice())
+    kept = []
+    for index in range(5):
+        x = torch.full((2, 4), 0.1 * index)
+        loss = group[0](x)
+        assert torch.equal(loss, plain(x))
+        loss.backward()
+        kept.append(module.features["hidden"])
+        assert list(module.features) == ["hidden"] and torch.equal(kept[-1], plain.features["hidden"])
+    assert group.calls_without_graph == 0 and [one.replays for one in group.report()] == [5, 5]
+    module.features["other"] = torch.ones(1)
+    with pytest.warns(UserWarning, match="uses other tensors or numbers"):
+        group[0](torch.ones(2, 4))
+    assert group.calls_without_graph == 1, "what others put there is noticed as ever"

@@ -1,0 +1,357 @@
+"""What a graph of a callable could not repeat is refused, by name, and leaves no trace."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import queue
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import numpy
+import pytest
+import torch
+from step_refusals import Store
+from torch import nn
+from torch.nn import functional
+
+from optimizations.capture.callables.graph_callables import WrongOrder
+from optimizations.capture.step.observer import StepRefused
+from tests.optimizations.capture.callables.test_differentiation import batches, graphed, same
+from tests.optimizations.capture.callables.test_programs import Scaled
+
+
+def pops(x: torch.Tensor, batch: Any) -> torch.Tensor:
+    found: torch.Tensor = x * batch.pop("y")
+    return found
+
+
+def appends(x: torch.Tensor, results: list[Any]) -> torch.Tensor:
+    results.append(x * 2)
+    return x * 2
+
+
+def keeps(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    cache.copy_(x)
+    return cache * 2
+
+
+def renormalizes(x: torch.Tensor, linear: nn.Linear) -> Any:
+    linear.weight.data = torch.renorm(linear.weight.data, 2, 0, 0.1)
+    return linear(x)
+
+
+def trains(x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+    loss = linear(x).square().sum()
+    loss.backward()
+    return loss.detach()
+
+
+def retains(x: torch.Tensor) -> torch.Tensor:
+    result = x * 2
+    result.retain_grad()
+    return result
+
+
+class Seeds:
+    def __init__(self) -> None:
+        self.noise = torch.Generator()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.noise.manual_seed(3)
+        return x + torch.randn(3, generator=self.noise)
+
+
+def draws_again(x: torch.Tensor) -> torch.Tensor:
+    state = torch.cuda.get_rng_state()
+    found = functional.dropout(x, 0.5)
+    torch.cuda.set_rng_state(state)
+    return found
+
+
+class Flips:
+    """Every other call is another; nothing that can be watched changes."""
+
+    def __init__(self) -> None:
+        self.at = iter(range(1000)).__next__
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if self.at() % 2 else x + 1
+
+
+REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
+    "an argument is popped": (lambda: pops, ({"y": torch.ones(3)},), "changes argument 1, a dict that it is given"),
+    "an argument grows": (lambda: appends, ([],), "changes argument 1, a list that it is given"),
+    "an argument becomes a result": (
+        lambda: keeps,
+        (torch.zeros(3),),
+        "makes tensor 1 of its arguments a result of its own",
+    ),
+    "an argument with a gradient is written": (
+        lambda: nn.ReLU(inplace=True),
+        (),
+        "writes into an argument that takes part in differentiation",
+    ),
+    "Python's random numbers": (lambda: lambda x: x * random.random(), (), r"draws random numbers .*\(random\)"),
+    "a branch that is rarely taken": (
+        lambda: lambda x: x if random.random() < 1e-9 else x * 2,
+        (),
+        r"draws random numbers on the host \(random\)",
+    ),
+    "NumPy's random numbers": (lambda: lambda x: x * numpy.random.rand(), (), r"\(numpy\.random\)"),
+    "no run is like the one before": (Flips, (), "differs in two calls with equal shapes"),
+    "a weight's memory is exchanged": (
+        lambda: functools.partial(renormalizes, linear=nn.Linear(3, 3)),
+        (),
+        r"changes .*weight itself \(its requires_grad, shape or memory\)",
+    ),
+    "a backward inside": (
+        lambda: functools.partial(trains, linear=nn.Linear(3, 3)),
+        (),
+        r"changes the `\.grad` of a parameter",
+    ),
+    "a gradient is kept": (lambda: retains, (), r"calls retain_grad\(\) on what it returns"),
+    "a generator is seeded": (Seeds, (), "seeds a generator of random numbers, or sets its state"),
+    "random numbers drawn again": (lambda: draws_again, (), "keeps the GPU's random state"),
+    "a sparse gradient": (lambda: Sparse(), (), "computes a sparse gradient"),
+    "a result of before": (lambda: Older(), (), "takes part in differentiation and was computed before the call"),
+    "TorchScript": (lambda: torch.jit.trace(nn.Linear(3, 3), torch.ones(3)), (), "uses a module of TorchScript"),
+    "a sparse tensor": (
+        lambda: (lambda neighbours: lambda x: torch.mv(neighbours, x))(torch.eye(3).to_sparse()),
+        (),
+        "uses a sparse tensor",
+    ),
+    "compiled in place": (lambda: in_place(), (), "is compiled in place"),
+}
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(3, 3, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.table(x.argmax(-1)) * x
+
+
+class Older(nn.Module):
+    """Keeps what was computed of a parameter: its gradient would have to go on from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.condition = torch.randn(3, requires_grad=True) * 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.condition
+
+
+def in_place() -> nn.Module:
+    module = nn.Linear(3, 3)
+    module.compile(backend="eager")
+    return module
+
+
+@pytest.mark.parametrize("name", sorted(REFUSALS))
+def test_what_a_graph_could_not_repeat_is_refused_and_leaves_no_trace(name: str) -> None:
+    make, further, words = REFUSALS[name]
+    function = make()
+    linear = function.keywords["linear"] if isinstance(function, functools.partial) else nn.Linear(1, 1)
+    before = [parameter.detach().clone() for parameter in linear.parameters()]
+    state, of_numpy = random.getstate(), numpy.random.get_state()[2]
+    cuda = {"get_rng_state": lambda *_: torch.empty(0), "set_rng_state": lambda *_: None}
+    with mock.patch.multiple(torch.cuda, **cuda), pytest.raises(StepRefused, match=f"callable 1 .*{words}|{words}"):
+        graphed(function, [(torch.randn(3, requires_grad=True), *further)])
+    assert same([*linear.parameters()], before)
+    assert all(parameter.grad is None for parameter in linear.parameters())
+    assert random.getstate() == state
+    assert numpy.random.get_state()[2] == of_numpy
+    assert not (isinstance(function, nn.Module) and "forward" in vars(function))
+
+
+AFTER_STEPS: dict[str, Callable[[nn.Module, list[int]], Any]] = {
+    "counts": lambda module, counts: lambda: counts.append(1),
+    "binds": lambda module, counts: lambda: setattr(module, "scale", module.scale * 2),
+}
+
+
+@pytest.mark.parametrize("name", sorted(AFTER_STEPS))
+def test_what_an_update_changes_in_python_is_refused(name: str) -> None:
+    module: Any = nn.Linear(3, 3)
+    module.scale = torch.ones(1)
+    counts: list[int] = []
+    with pytest.raises(StepRefused, match="after_step changes Python's state"):
+        graphed(module, batches(1), after_step=AFTER_STEPS[name](module, counts))
+    assert module.scale.item() == 1
+    assert counts == []
+
+
+def test_modules_that_are_given_twice_are_refused() -> None:
+    module = nn.Linear(3, 3)
+    with pytest.raises(ValueError, match="callable 2 is callable 1 again: give each once"):
+        graphed([module, module], batches(2))
+
+
+@pytest.mark.parametrize("order", [[1, -1.5], [1.0, -1.0], ["1", "-1"], [True, -1], [1, None]])
+def test_an_order_of_anything_but_whole_numbers_is_refused(order: Any) -> None:
+    with pytest.raises(WrongOrder, match=r"order\[[01]\] is .*: entries are whole numbers"):
+        graphed(nn.Linear(3, 3), batches(1), order=order)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_a_result_that_is_no_plain_tensor_is_refused() -> None:
+    places = torch.arange(3)[None]
+    with pytest.raises(StepRefused, match="callable 1 returns a Scaled"):
+        graphed(lambda x: (x, Scaled(x.detach(), x.detach().sum())), batches(1))
+    with pytest.raises(StepRefused, match=r"callable 1 returns a tensor of layout torch\.sparse_coo"):
+        graphed(lambda x: torch.sparse_coo_tensor(places, x.detach()[0], (3,), check_invariants=False), batches(1))
+
+
+@pytest.mark.parametrize("kind", ["an iterator", "a queue"])
+def test_what_gives_something_else_each_time_is_refused_before_it_is_asked(kind: str) -> None:
+    numbers: Any = itertools.cycle([1.0, 1.0, 1.0, 1.0, 2.0]) if kind == "an iterator" else queue.SimpleQueue()
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * (next(numbers) if kind == "an iterator" else numbers.get(timeout=0.1))
+
+    with pytest.raises(StepRefused, match=f"callable 1 reads from {kind}, numbers"):
+        graphed(scaled, [(torch.ones(3, requires_grad=True),)])
+    assert kind == "a queue" or [next(numbers) for _ in range(5)] == [1.0, 1.0, 1.0, 1.0, 2.0]
+
+
+@pytest.mark.filterwarnings("ignore")  # what PyTorch says of sparse and nested tensors
+def test_arguments_without_strides_are_refused_by_name() -> None:
+    for sample in (torch.eye(3).to_sparse_csr(), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])):
+        with pytest.raises(StepRefused, match=r"tensor 0 of callable 1 is (not a dense|a nested) tensor"):
+            graphed(lambda x: x * 2, (sample,))
+
+
+def test_arguments_whose_copies_share_what_they_hold_are_refused() -> None:
+    sample = Store({"x": torch.ones(3, requires_grad=True)})
+    with pytest.raises(StepRefused, match="callable 1 is given an object of a class of which no copy can be made"):
+        graphed(lambda batch: batch["x"] * 2, [(sample,)])
+
+
+QUESTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], bool]] = {
+    "grad": lambda x, weight: weight.grad is None,
+    "is_leaf": lambda x, weight: x.is_leaf,
+    "grad_fn": lambda x, weight: x.grad_fn is None,
+}
+
+
+@pytest.mark.parametrize("name", sorted(QUESTIONS))
+def test_code_that_asks_what_no_graph_knows_is_refused(name: str) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    before = inspect.getattr_static(torch.Tensor, name)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * weight * (1 if QUESTIONS[name](x, weight) else 2)
+
+    with pytest.raises(StepRefused, match=rf"callable 1 reads the `\.{name}` of an argument or a parameter"):
+        graphed([function], [torch.ones(3, requires_grad=True)])
+    assert inspect.getattr_static(torch.Tensor, name) is before
+
+
+def test_code_may_ask_for_gradients_of_leaves_of_its_own() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        own = x.detach().requires_grad_()
+        (own * own).sum().backward()
+        assert own.grad is not None and own.is_leaf
+        return x * own.grad
+
+    call = graphed([function], [torch.ones(3, requires_grad=True)])
+    x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    assert torch.equal(call[0](x), torch.tensor([2.0, 8.0, 18.0]))
+
+
+HOOKS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "register_hook() of an argument or a parameter": lambda x, weight: x.register_hook(torch.neg),
+    "register_hook() of": lambda x, weight: weight.register_hook(torch.neg),
+    "register_post_accumulate_grad_hook() of": lambda x, weight: weight.register_post_accumulate_grad_hook(id),
+    "retain_grad() of an argument": lambda x, weight: x.retain_grad(),
+}
+
+
+@pytest.mark.parametrize("name", sorted(HOOKS))
+def test_hooks_that_a_call_registers_with_what_it_is_given_are_refused_and_removed(name: str) -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        HOOKS[name](x, weight)
+        return x * weight
+
+    with pytest.raises(StepRefused, match=re.escape(f"callable 1 calls {name}")):
+        graphed([function], [torch.ones(3, requires_grad=True)])
+    assert not weight._backward_hooks and not weight._post_accumulate_grad_hooks
+    assert "retain_grad" not in vars(torch.Tensor)
+
+
+def test_hooks_that_a_call_registers_with_views_of_what_it_is_given_are_captured() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        view = x.view_as(x)
+        view.register_hook(lambda gradient: gradient * 5)
+        return view * 2
+
+    call = graphed([function], [torch.ones(3, requires_grad=True)])
+    for _ in range(2):
+        x = torch.ones(3, requires_grad=True)
+        call[0](x).sum().backward()
+        assert x.grad is not None and x.grad.tolist() == [10.0, 10.0, 10.0]
+
+
+def sets_an_attribute(tensor: Any) -> torch.Tensor:
+    tensor.scale = 2.0
+    return torch.as_tensor(tensor)
+
+
+ATTRIBUTES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[], torch.Tensor]]] = {
+    "tensor 0 of callable 1 has attributes of its own (scale)": (
+        lambda x: x * getattr(x, "scale", 1.0),
+        lambda: sets_an_attribute(torch.ones(3)),
+    ),
+    "callable 1 sets attributes of an argument": (lambda x: sets_an_attribute(x) * 2, lambda: torch.ones(3)),
+    "callable 1 sets attributes of what it returns": (lambda x: sets_an_attribute(x * 2), lambda: torch.ones(3)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ATTRIBUTES))
+def test_attributes_of_tensors_that_no_graph_hands_on_are_refused(name: str) -> None:
+    function, sample = ATTRIBUTES[name]
+    with pytest.raises(StepRefused, match=re.escape(name)):
+        graphed([function], [sample().requires_grad_()])
+
+
+def test_a_parameter_among_the_arguments_is_one_in_the_captures_too() -> None:
+    weight: Any = nn.Parameter(torch.ones(3))
+    weight.rate = 0.1
+    call = graphed(
+        [lambda x, weight: x * weight * (2 if isinstance(weight, nn.Parameter) else 3)], [(torch.ones(3), weight)]
+    )
+    for _ in range(2):
+        weight.grad = None
+        result = call[0](torch.ones(3), weight)
+        result.sum().backward()
+        assert result.tolist() == [2.0, 2.0, 2.0] and weight.grad.tolist() == [2.0, 2.0, 2.0]
+    assert [one.replays for one in call.report()] == [2, 2]
+
+
+def test_a_buffer_may_be_among_the_arguments() -> None:
+    buffer = nn.Buffer(torch.ones(3))
+    call = graphed([lambda x, y: x * y], [(torch.ones(3), buffer)])
+    assert call[0](torch.ones(3), buffer).tolist() == [1.0, 1.0, 1.0]
+    assert call.calls_without_graph == 0
+
+
+def test_a_search_for_anomalies_is_named() -> None:
+    sample = [torch.ones(3, requires_grad=True)]
+    with torch.autograd.set_detect_anomaly(True), pytest.raises(StepRefused, match="set_detect_anomaly"):
+        graphed([lambda x: x * 2], sample)
+    with torch.autograd.set_detect_anomaly(True), torch.no_grad():
+        assert graphed([lambda x: x * 2], sample)[0](torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
+    call = graphed([lambda x: x * 2], sample)
+    with torch.autograd.set_detect_anomaly(True):
+        call[0](torch.ones(3, requires_grad=True)).sum().backward()
+    assert call.calls_without_graph == 1

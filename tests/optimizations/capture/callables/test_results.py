@@ -1,0 +1,688 @@
+"""Results and written arguments of graphed callables, and copies of modules that have graphs."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import functools
+import gc
+import io
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
+
+from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.callables.installed import Installed
+from optimizations.capture.step.observer import StepRefused
+from tests.optimizations.capture.callables.test_differentiation import batches, gradients, graphed, same
+
+
+def test_arguments_that_are_written_are_the_callers() -> None:
+    def step(x: torch.Tensor, cache: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        cache.add_(1.0)
+        count.add_(1)
+        return x * cache
+
+    sample = torch.randn(3, requires_grad=True), torch.zeros(3), torch.zeros((), dtype=torch.int64)
+    call = graphed(step, [sample])
+    assert not sample[1].any()  # the warm-up ran on copies
+    cache, count = torch.zeros(3), torch.zeros((), dtype=torch.int64)
+    for index in range(1, 4):
+        version = cache._version
+        x = torch.randn(3, requires_grad=True)
+        found = call[0](x, cache, count)
+        assert torch.equal(found, x * index)
+        assert cache.tolist() == [index] * 3
+        assert count.item() == index
+        assert cache._version > version
+        found.sum().backward()
+    assert call.calls_without_graph == 0
+
+
+def test_memory_that_is_written_and_shared_makes_a_call_run_as_it_is() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            self.count.add_(1)
+            return x * y
+
+    def both(x: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        one.add_(1)
+        return x * other
+
+    module = Counts()
+    call = graphed(module, [(torch.randn(3, requires_grad=True), torch.zeros(3))])
+    x = torch.randn(3, requires_grad=True)
+    assert torch.equal(module(x, module.count), x)
+    assert call.calls_without_graph == 1
+    call = graphed(both, [(torch.randn(3, requires_grad=True), torch.zeros(3), torch.zeros(3))])
+    cache = torch.zeros(3)
+    assert torch.equal(call[0](x, cache, cache.view(3)), x)
+    assert call.calls_without_graph == 1
+    with pytest.raises(StepRefused, match="writes into tensor 1 of its arguments, which shares memory with tensor 2"):
+        graphed(both, [(torch.randn(3, requires_grad=True), cache, cache.view(3))])
+
+
+def writes_two(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    keys.add_(1)
+    values.mul_(2)
+    return x * keys * values
+
+
+def test_parts_of_one_tensor_that_lie_side_by_side_may_be_written() -> None:
+    """As caches of keys and values do."""
+    caches, others = torch.ones(2, 3), torch.ones(2, 3)
+    call = graphed(writes_two, [(torch.randn(3, requires_grad=True), caches[0], caches[1])])
+    for _ in range(3):
+        x = torch.randn(3, requires_grad=True)
+        expected = writes_two(x, others[0], others[1])
+        found = call[0](x, caches[0], caches[1])
+        assert torch.equal(found, expected) and torch.equal(caches, others)
+        found.sum().backward()
+    assert call.calls_without_graph == 0
+    both = torch.ones(4)
+    for _ in range(2):
+        call[0](x, both[:3], both[1:])
+    assert call.calls_without_graph == 2, "these share two elements"
+    with pytest.raises(StepRefused, match="writes into tensor 1 of its arguments, which shares memory with tensor 2"):
+        graphed(writes_two, [(x, both[:3], both[1:])])
+
+
+def test_a_forward_of_the_modules_own_comes_back() -> None:
+    module = nn.Linear(3, 3)
+    stock = module.forward
+    mine = lambda x: stock(x) * 2  # noqa: E731
+    module.forward = mine  # type: ignore[method-assign]
+    x = torch.randn(2, 3)
+    expected = module(x)
+    call = graphed(module, batches(1))
+    assert torch.equal(module(x), expected)
+    call.close()
+    assert vars(module)["forward"] is mine
+    call = graphed(module, batches(1))
+    module.forward = stock  # type: ignore[method-assign]
+    call.close()
+    assert vars(module)["forward"] is stock
+
+
+def test_a_closed_group_holds_no_weights_that_were_exchanged() -> None:
+    module = nn.Linear(3, 3)
+    call = graphed(module, batches(1))
+    module(*batches(1)).sum().backward()
+    before = [weakref.ref(one) for one in module.parameters()]
+    module.load_state_dict(nn.Linear(3, 3).state_dict(), assign=True)
+    call.close()
+    gc.collect()
+    assert [one() for one in before] == [None, None]
+    assert call[0](*batches(1)).requires_grad
+
+
+def test_a_module_of_two_groups_has_its_forward_back_when_both_are_closed() -> None:
+    for first, last in ((0, 1), (1, 0)):
+        module = nn.Linear(3, 3)
+        groups = [graphed(module, batches(1)), graphed(module, [(torch.randn(4, 3),)])]
+        groups[first].close()
+        assert isinstance(vars(module)["forward"], Installed)
+        groups[last].close()
+        assert "forward" not in vars(module)
+
+
+def test_a_graphed_module_can_be_exported() -> None:
+    module = nn.Linear(3, 3)
+    x = torch.randn(2, 3)
+    expected = module(x)
+    call = graphed(module, batches(1))
+    assert torch.equal(torch.export.export(module, (x,)).module()(x), expected)
+    assert [one.replays for one in call.report()] == [0, 0]
+
+
+def saved_and_loaded(module: nn.Module) -> Any:
+    held = io.BytesIO()
+    torch.save(module, held)
+    held.seek(0)
+    return torch.load(held, weights_only=False)
+
+
+COPIES: dict[str, Callable[[nn.Module], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "saved and loaded": saved_and_loaded,
+    "averaged": lambda module: torch.optim.swa_utils.AveragedModel(module).module,
+    "a copy of a copy": lambda module: copy.deepcopy(copy.deepcopy(module)),
+}
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", sorted(COPIES))
+def test_a_copy_of_a_graphed_module_is_a_module_of_its_own(name: str, own: bool) -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    if own and name != "saved and loaded":
+        module.forward = functools.partial(nn.Sequential.forward, module)  # type: ignore[method-assign]
+    call = graphed(module, batches(1))
+    other = COPIES[name](module)
+    with torch.no_grad():
+        other[0].weight.zero_()
+        other[0].bias.fill_(2.0)
+    found = other(torch.randn(2, 3))
+    assert torch.equal(found, torch.full((2, 3), 2.0))
+    found.sum().backward()
+    assert gradients(module) == [None, None]
+    assert None not in gradients(other)
+    assert [one.replays for one in call.report()] == [0, 0]
+    with pytest.raises(TypeError, match="graphs cannot be copied or saved"):
+        copy.deepcopy(call)
+
+
+def test_functions_of_a_group_are_copied_as_the_functions_they_are() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    call = graphed([functools.partial(torch.mul, weight)], [(torch.randn(3),)])
+    other = copy.deepcopy(call[0])
+    assert isinstance(other, functools.partial)
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@dataclasses.dataclass
+class Result:
+    first: torch.Tensor
+    rest: Any = None
+    number: int = 3
+
+
+class Structured(nn.Module):
+    """Returns all kinds of things, with gradients and without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.linear(x)
+        return {
+            "output": BaseModelOutput(last_hidden_state=y, hidden_states=(y, x)),
+            "pair": Pair(y * 2, None),
+            "result": Result(y + 1, [y, {"x": x.detach()}]),
+            "mask": y > 0,
+            "index": y.argmax(-1),
+            "text": "text",
+            "list": [],
+        }
+
+
+def test_results_of_any_structure_are_made_new_in_each_call() -> None:
+    module = Structured()
+    reference = copy.deepcopy(module)
+    call = graphed(module, batches(1))
+    for x in batches(3):
+        for one in (module, reference):
+            found = one(x)
+            found["list"].append(1)
+            assert found["list"] == [1]
+            assert (found["text"], found["result"].number, found["pair"].second) == ("text", 3, None)
+            assert found["mask"].dtype == torch.bool
+            assert not found["index"].requires_grad
+            parts = found["output"], found["pair"].first, found["result"].rest[0], found["result"].first.exp()
+            (
+                parts[0].last_hidden_state + parts[0].hidden_states[0].square() + parts[1] + parts[2] + parts[3]
+            ).sum().backward()
+    assert same(gradients(module), gradients(reference))
+    assert call.calls_without_graph == 0
+
+
+def writes_a_cache(x: torch.Tensor, cache: torch.Tensor, at: torch.Tensor) -> Any:
+    cache.index_copy_(1, at, x.detach()[:, None])
+    return x * cache.sum(), cache, cache[0]
+
+
+def test_arguments_that_are_returned_are_the_callers_and_so_are_views_of_them() -> None:
+    call = graphed(writes_a_cache, [(torch.randn(2, requires_grad=True), torch.zeros(2, 4), torch.tensor([1]))])
+    found = []
+    for function in (writes_a_cache, call[0]):
+        torch.manual_seed(1)
+        cache, kept = torch.zeros(2, 4), []
+        for at in range(4):
+            x = torch.randn(2, requires_grad=True)
+            result, same_cache, row = function(x, cache, torch.tensor([at]))
+            assert same_cache is cache
+            same_cache.add_(1)
+            row.mul_(2)
+            result.sum().backward()
+            kept += [result.detach().clone(), cache.clone(), x.grad]
+        found.append(kept)
+    assert same(*found)
+    assert call.calls_without_graph == 0
+
+
+class GivesItsWeight(nn.Linear):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), self.weight, self.weight.detach()[0]
+
+
+@pytest.mark.parametrize("outputs", ["static", "copied"])
+def test_results_in_memory_of_the_program_stay_there(outputs: str) -> None:
+    """A weight that is returned follows its updates, and others may hold it, as `state_dict` does."""
+    module = GivesItsWeight(3, 3)
+    call = graphed(module, batches(1), outputs=outputs)
+    kept: list[Any] = []
+    for x in batches(4):
+        result, weight, row = module(x)
+        kept += [(weight, row, module.state_dict())]
+        (result.sum() + weight.square().sum()).backward()
+        with torch.no_grad():
+            module.weight.add_(1)
+    for weight, row, _ in kept:
+        assert torch.equal(weight, module.weight)
+        assert torch.equal(row, module.weight[0])
+    assert call.calls_without_graph == 0
+
+
+@pytest.mark.parametrize("outputs", ["static", "copied"])
+def test_results_that_share_memory_do_so_when_they_are_kept(outputs: str) -> None:
+    class Twice(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            result = super().forward(x)
+            return result.detach(), result.detach()[0], result.sum()
+
+    module = Twice(3, 3)
+    call = graphed(module, batches(1), outputs=outputs)
+    kept = [module(x) for x in batches(3) if call.restart() is None]
+    for whole, row, _ in kept:
+        row.fill_(7.0)
+        assert torch.equal(whole[0], row)
+    assert call.calls_without_graph == 0
+
+
+def test_a_result_that_is_kept_leaves_before_an_earlier_graph_of_its_pool_is_launched() -> None:
+    """What the earlier graph computes on its way may lie where the later one has its results."""
+    modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    call = graphed(modules, [(x,) for x in batches(2)], order=[1, -1, 2, -2])
+    assert len({slot.pool for slot in call._slots.values()}) == 1
+    modules[0](batches(1)[0]).sum().backward()
+    kept = modules[1](batches(1)[0])
+    kept.sum().backward()
+    place, values = kept.data_ptr(), kept.detach().clone()
+    modules[0](batches(1)[0])
+    assert kept.data_ptr() != place
+    assert torch.equal(kept, values)
+
+
+def test_a_written_argument_that_ends_where_something_is_read_is_refused_behind_a_smaller_one() -> None:
+    memory = torch.ones(8)
+    table = memory[2:]
+
+    def function(x: torch.Tensor, count: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        count.add_(1)
+        cache.add_(1)
+        return x * table
+
+    with pytest.raises(StepRefused, match=r"writes into tensor 2 .* with a tensor that it reads from elsewhere"):
+        graphed(function, [(torch.randn(6, requires_grad=True), torch.zeros(1), memory[:4])])
+
+
+@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
+@pytest.mark.parametrize("order", [None, [1, 1, -1, -1]])
+def test_a_view_that_a_variable_of_the_loop_holds_costs_one_call(order: list[int] | None) -> None:
+    module, eager = nn.Sequential(nn.Linear(3, 1), nn.Sigmoid()), nn.Sequential(nn.Linear(3, 1), nn.Sigmoid())
+    eager.load_state_dict(module.state_dict())
+    call = graphed(module, batches(1), order=order)
+    count = 1 if order is None else 2
+    found, expected = [torch.empty(0)] * count, [torch.empty(0)] * count
+    for _ in range(8):
+        for index, x in enumerate(batches(count)):
+            found[index], expected[index] = module(x).squeeze(-1), eager(x).squeeze(-1)
+        assert same(found, expected)
+        for one in (*found, *expected):
+            one.square().sum().backward()
+        assert same(found, expected) and same(gradients(module), gradients(eager))
+    assert call.calls_without_graph == count
+
+
+@pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
+def test_a_view_that_is_held_for_good_is_never_overwritten() -> None:
+    module = nn.Linear(3, 3)
+    call = graphed(module, batches(1))
+    kept, values = [], []
+    for x in batches(6):
+        result = module(x)
+        result.sum().backward()
+        kept.append(result.detach()[0])
+        values.append(plain_linear(module, x)[0])
+    assert same(kept, values)
+    assert call.calls_without_graph == 5
+    del kept, result
+    for x in batches(3):
+        result = module(x)
+        kept = result.detach()[0]
+        assert torch.equal(kept, plain_linear(module, x)[0])
+        result.sum().backward()
+    assert call.calls_without_graph == 5
+
+
+def plain_linear(module: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.linear(x, module.weight, module.bias).detach()
+
+
+@torch.no_grad()
+def test_without_backwards_only_results_of_later_micro_batches_leave() -> None:
+    module = nn.Linear(3, 3)
+    call = graphed(module, batches(1), order=[1, 1])
+    x = batches(1)[0]
+    row = module(x)[0]  # a view, which could not leave
+    later = module(x)
+    place = later.data_ptr()
+    del row
+    module(x)
+    assert later.data_ptr() != place
+    assert torch.equal(later, nn.functional.linear(x, module.weight, module.bias))
+    assert call.calls_without_graph == 0
+
+
+class Unused(nn.Module):
+    """One of its parameters and one of its arguments have no part in the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.used(x) + y.detach()  # type: ignore[no-any-return]
+
+
+def test_hooks_of_what_gets_no_gradient_are_not_called() -> None:
+    module = Unused()
+    reference = copy.deepcopy(module)
+    call = graphed(module, [tuple(batches(2, requires_grad=True))])
+    found = []
+    for one in (module, reference):
+        torch.manual_seed(2)
+        kept: list[Any] = []
+        one.unused.weight.register_hook(kept.append)
+        for _ in range(2):
+            x, y = batches(2, requires_grad=True)
+            y.register_hook(kept.append)
+            one(x, y).square().sum().backward()
+            assert y.grad is None
+        assert kept == []
+        found.append(gradients(one))
+    assert same(*found)
+    assert call.calls_without_graph == 0
+
+
+def test_leaves_of_its_own_only_mean_that_nothing_is_differentiated() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return torch.ones(3, requires_grad=True) * x.detach()
+
+    call = graphed(scaled, batches(1, requires_grad=True))
+    for x in batches(3, requires_grad=True):
+        assert torch.equal(call[0](x), x)
+
+
+class Views(nn.Linear):
+    def forward(self, x: torch.Tensor) -> Any:
+        result = super().forward(x)
+        return result, result[0], result
+
+
+def test_a_result_that_is_returned_twice_is_one_tensor() -> None:
+    module = Views(3, 3)
+    call = graphed(module, batches(1))
+    for x in batches(2):
+        result, _, again = module(x)
+        assert result is again
+        again.sum().backward()
+    assert call.calls_without_graph == 0
+
+
+def test_a_write_into_one_of_two_results_in_the_same_memory_is_an_error_of_the_backward() -> None:
+    """Autograd knows of the views that a callable made in eager, and not of those of a graph's memory."""
+    module = Views(3, 3)
+    graphed(module, batches(1))
+    result, row, _ = module(torch.randn(2, 3))
+    with torch.no_grad():
+        row.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (result.sum() + row.sum()).backward()
+
+
+@torch.no_grad()
+def test_a_stream_is_waited_for_as_long_as_results_may_be_read_there() -> None:
+    """The host sees nobody who reads a result that was let go of, and the device may be behind."""
+    device = CpuDevice()
+    modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    x = batches(1)[0]
+    first, second = graph_callables(modules, [(x,), (x,)], order=[1, 2], device=device)
+    device.stream = 11
+    result = first(x)
+    second(x)
+    device.waits.clear()
+    device.stream = 12
+    first(x)
+    assert device.waits == [(12, 11), (11, 12)], "the result that is held was copied on the second stream"
+    device.waits.clear()
+    assert result is not None
+    second(x)
+    first(x)
+    assert device.waits == [(12, 11)] * 2, "it is held"
+    del result  # the first stream was given work that reads it
+    for _ in range(3):
+        second(x)
+        first(x)
+    assert device.waits == [(12, 11)] * 3
+
+
+class Halves(nn.Module):
+    """Two results, of which one depends on all parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.first(x)
+        return hidden, self.second(hidden) * y
+
+
+def test_what_only_results_that_nobody_uses_depend_on_gets_no_gradient() -> None:
+    """An optimizer leaves such a parameter as it is, weight decay and momentum included."""
+    found = []
+    for is_graphed in (False, True):
+        torch.manual_seed(3)
+        module = Halves()
+        call: Any = module
+        if is_graphed:
+            sample = tuple(torch.randn(2, 3, requires_grad=True, generator=torch.Generator()) for _ in range(2))
+            call = graph_callables(module, [sample], device=CpuDevice())[0]
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        for uses in ([0], [1], [0], [0, 1], [0]):
+            x, y = (torch.randn(2, 3, requires_grad=True) for _ in range(2))
+            optimizer.zero_grad()
+            results = call(x, y)
+            sum(results[index].square().sum() for index in uses).backward()
+            optimizer.step()
+            leaves = [x, y, *module.parameters()]
+            found += [None if leaf.grad is None else leaf.grad.clone() for leaf in leaves]
+        found += [parameter.detach().clone() for parameter in module.parameters()]
+    half = len(found) // 2
+    for mine, theirs in zip(found[half:], found[:half], strict=True):
+        assert (mine is None) is (theirs is None)
+        assert mine is None or theirs is None or torch.equal(mine, theirs)
+
+
+def test_hooks_of_what_only_unused_results_depend_on_get_zeros() -> None:
+    """Autograd calls them, and most take tensors only."""
+    module = Halves()
+    call = graph_callables(module, [tuple(batches(2))], device=CpuDevice())[0]
+    module.second.weight.register_hook(lambda gradient: gradient * 2)
+    call(*batches(2))[0].sum().backward()
+    assert module.second.weight.grad is not None and not module.second.weight.grad.any()
+    assert module.second.bias.grad is None
+
+
+def test_hooks_of_what_an_unused_argument_was_computed_from_get_zeros() -> None:
+    first, second, module = nn.Linear(3, 3), nn.Linear(3, 3), Halves()
+    call = graph_callables(module, [tuple(batches(2, requires_grad=True))], device=CpuDevice())
+    seen: list[torch.Tensor] = []
+    first.weight.register_hook(seen.append)
+    for _ in range(2):
+        module(second(*batches(1)), first(*batches(1)))[0].sum().backward()
+    assert [one.any().item() for one in seen] == [False, False]
+    assert second.weight.grad is not None and second.weight.grad.any()
+    assert call.calls_without_graph == 0
+
+
+class Late(nn.Module):
+    """An attribute that is there from its first call on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = x.detach() * 2
+        return x * 3
+
+
+def test_an_attribute_that_the_first_run_makes_is_bound_by_launches() -> None:
+    module = Late()
+    call = graph_callables(module, [(torch.randn(3, requires_grad=True),)], device=CpuDevice())
+    for _ in range(3):
+        x = torch.randn(3, requires_grad=True)
+        call[0](x).sum().backward()
+        assert torch.equal(module.seen, x.detach() * 2)
+    assert call.calls_without_graph == 0
+
+
+class Balanced(nn.Module):
+    """Attributes take part in the loss, as that which balances experts does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.balance: Any = None
+        self.hidden: Any = None
+        self.given: Any = None
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.given = x
+        self.hidden = self.first(x).tanh()
+        self.balance = self.hidden.square().mean()
+        return self.hidden, self.second(self.hidden)
+
+
+LOSSES: dict[str, Callable[[Balanced, Any], torch.Tensor]] = {
+    "the results": lambda module, found: found[1].sum() + found[0].sum(),
+    "an attribute next to a result": lambda module, found: found[1].sum() + module.balance,
+    "attributes": lambda module, found: module.balance + module.hidden.sum() + module.given.square().sum(),
+}
+
+
+@pytest.mark.parametrize("outputs", ["static", "copied"])
+def test_attributes_take_part_in_differentiation(outputs: Any) -> None:
+    found = []
+    for is_graphed in (False, True):
+        torch.manual_seed(3)
+        module = Balanced()
+        call: Any = module
+        if is_graphed:
+            sample = torch.zeros(2, 3, requires_grad=True)
+            group = graph_callables(module, [sample], order=[1, 1, -1, -1], outputs=outputs, device=CpuDevice())
+            call = group[0]
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        kept = []
+        for name in [*LOSSES, *LOSSES]:
+            xs = [torch.randn(2, 3, requires_grad=True) for _ in range(2)]
+            losses = [LOSSES[name](module, call(x)) for x in xs]
+            kept.append(module.hidden)
+            for loss in losses:
+                loss.backward()
+            optimizer.step()
+            assert all(x.grad is not None for x in xs)
+            found += [*(x.grad for x in xs), *gradients(module), *losses]
+            optimizer.zero_grad()
+        found += [*kept, *module.parameters()]
+    half = len(found) // 2
+    assert same(found[:half], found[half:])
+    assert group.calls_without_graph == 0
+
+
+def test_a_result_that_is_an_attribute_too_is_one_tensor() -> None:
+    module = Balanced()
+    call = graph_callables(module, [torch.zeros(2, 3)], device=CpuDevice())
+    result, _ = call[0](torch.randn(2, 3))
+    assert result is module.hidden and module.hidden.requires_grad
+
+
+@pytest.mark.parametrize("of", ["shape", "values"])
+def test_a_graph_is_not_launched_any_more_whose_result_was_resized(of: str) -> None:
+    """It would write where the result lay, and hand out what lies where it is now."""
+    call = graph_callables([torch.exp], [(torch.randn(4),)], order=[1], device=CpuDevice())
+    with torch.no_grad():
+        out = call[0](torch.randn(4))
+        place = out.data_ptr()
+        if of == "shape":
+            out.resize_(4000)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of memory that has another size
+                torch.add(torch.zeros(4000), 1, out=out)
+        assert out.data_ptr() != place
+        del out
+        with pytest.warns(UserWarning, match="resized"):
+            again = call[0](batch := torch.randn(4))
+    assert torch.equal(again, batch.exp())
+    assert (call.calls_without_graph, call.report()[0].replays) == (1, 1)
+
+
+def test_a_result_without_memory_is_a_new_tensor_in_each_call() -> None:
+    """Its holder may give it memory, which would be the next call's as well."""
+    call = graph_callables([lambda x: x[:0] * 2], [(torch.randn(4, 2),)], order=[1], device=CpuDevice())
+    with torch.no_grad():
+        kept = [call[0](torch.randn(4, 2)).resize_(3).fill_(step) for step in range(3)]
+        assert call[0](torch.randn(4, 2)).shape == (0, 2)
+    assert [one.tolist() for one in kept] == [[step] * 3 for step in range(3)]
+    assert call.calls_without_graph == 0
+
+
+class Skips(nn.Module):
+    """Gives its argument back, next to a result or alone."""
+
+    def __init__(self, *, alone: bool) -> None:
+        super().__init__()
+        self.linear, self.alone = nn.Linear(3, 3), alone
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x if self.alone else (x, self.linear(x), x.detach())
+
+
+@pytest.mark.parametrize("outputs", ["static", "copied"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_argument_that_is_returned_is_the_callers_own_with_gradients_too(alone: bool, outputs: Any) -> None:
+    torch.manual_seed(0)
+    module = Skips(alone=alone)
+    reference = copy.deepcopy(module)
+    sample = torch.randn(2, 3, requires_grad=True)
+    call = graph_callables(module, [sample], outputs=outputs, device=CpuDevice())
+    for leaf in torch.randn(3, 2, 3):
+        found = []
+        for one in (module, reference):
+            start = leaf.clone().requires_grad_()
+            x = start * 2
+            returned = one(x)
+            same_one = returned if alone else returned[0]
+            assert same_one is x
+            loss = (x * 3).sum() if alone else (returned[1] * x.detach()).sum() + x.square().sum()
+            if alone:
+                same_one.mul_(2)
+                loss = loss + (x * same_one).sum()
+            loss.backward()
+            assert start.grad is not None
+            found.append([x.detach(), start.grad, *(weight.grad for weight in one.parameters() if not alone)])
+        assert all(map(torch.equal, *found))
+    assert call.calls_without_graph == 0

@@ -1,0 +1,179 @@
+"""The chain of a graph is raced against branches, and the faster one stays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from optimizations.concurrency.branches import BRANCHES, CHAIN, Branches, Noted
+from optimizations.concurrency.launch_log import Logged
+from optimizations.concurrency.order import Launch
+from optimizations.graph.records import CapturedGraph, KernelNode
+from optimizations.report.concurrency import OrderedLaunch
+from tests.optimizations.concurrency.test_graph_edges import Driver
+
+INDEPENDENT = [Launch("left", 0, writes=((0, 8),)), Launch("right", 1, writes=((8, 16),))]
+CHAINED = [Launch("first", 0, writes=((0, 8),)), Launch("second", 1, reads=((0, 8),), writes=((8, 16),))]
+BRANCHED_EDGES: set[tuple[int, int]] = set()
+
+
+def captured(nodes: int) -> CapturedGraph:
+    node = KernelNode(
+        name="k", function=1, by_library=True, grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, cluster=None,
+        attributes=(), parameters=(),
+    )  # fmt: skip
+    return CapturedGraph(nodes=(node,) * nodes, edges=())
+
+
+class Graph:
+    """Notes with which edges it was instantiated."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.launched_with: set[tuple[int, int]] = set(driver.edges)
+        self.fails = 0
+
+    def raw_cuda_graph(self) -> int:
+        return 1
+
+    def instantiate(self) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise RuntimeError("CUDA error: out of memory\nmore")
+        self.launched_with = set(self.driver.edges)
+
+
+class Race:
+    """Each alternative serves two calls; then `faster` wins."""
+
+    def __init__(self, alternatives: Sequence[str], faster: str) -> None:
+        self.turns = [name for name in alternatives for _ in range(2)]
+        self.faster = faster
+        self.winner: str | None = None
+        self.median_us: dict[str, float] = {}
+        self.timed: list[tuple[str, bool]] = []
+
+    def serve(self, call: Callable[[str], tuple[Any, Any]]) -> Any:
+        if not self.turns:
+            self.winner, self.median_us = self.faster, {CHAIN: 100.0, BRANCHES: 80.0}
+            return call(self.winner)[0]
+        name = self.turns.pop(0)
+        result, events = call(name)
+        self.timed.append((name, events is not None))
+        return result
+
+
+def branches_of(launches: list[Launch], faster: str = BRANCHES) -> tuple[Branches, Driver, Graph]:
+    driver = Driver(len(launches))
+    driver.CUgraph = lambda address: object()  # type: ignore[attr-defined]
+    graph = Graph(driver)
+    noted = Noted([Logged(one, False) for one in launches])
+    return Branches(noted, graph, driver, lambda names: Race(names, faster), mark=object), driver, graph
+
+
+def run_all(branches: Branches, calls: int = 8) -> list[int]:
+    """Calls that each launch the graph and return their number."""
+
+    def replay(number: int) -> int:
+        if branches.is_racing:
+            branches.launch(lambda: None)
+        return number
+
+    return [branches.run(functools.partial(replay, number)) for number in range(calls)]
+
+
+def test_faster_branches_stay() -> None:
+    branches, driver, graph = branches_of(INDEPENDENT)
+    branches.prepare(captured(2), ())
+    assert branches.is_racing
+    assert run_all(branches) == [*range(8)]
+    assert not branches.pending
+    assert branches.report().decision == "branches"
+    assert driver.edges == {}
+    assert graph.launched_with == set()
+    assert branches.report().branches_us == 80.0
+
+
+def test_only_the_launch_is_timed() -> None:
+    branches, _, _ = branches_of(INDEPENDENT)
+    branches.prepare(captured(2), ())
+    race = branches._race
+    assert isinstance(race, Race)
+    branches.run(lambda: "nothing was launched")
+    branches.run(lambda: branches.launch(lambda: None))
+    assert race.timed == [(CHAIN, False), (CHAIN, True)]
+
+
+def test_slower_branches_give_way_to_the_chain() -> None:
+    branches, driver, graph = branches_of(INDEPENDENT, faster=CHAIN)
+    branches.prepare(captured(2), ())
+    run_all(branches)
+    assert branches.report().decision == "chain"
+    assert graph.launched_with == {(100, 101)} == set(driver.edges)
+
+
+def test_chain_of_dependent_launches_is_not_raced() -> None:
+    branches, _, _ = branches_of(CHAINED)
+    branches.prepare(captured(2), ())
+    assert not branches.pending and not branches.is_racing
+    assert "each kernel needs" in branches.report().reason
+
+
+def test_graph_with_nodes_that_were_not_noted_keeps_the_chain() -> None:
+    branches, _, _ = branches_of(INDEPENDENT)
+    branches.prepare(captured(3), ())
+    assert "not all nodes" in branches.report().reason
+
+
+def test_refused_edges_keep_the_chain_and_the_call_is_served() -> None:
+    branches, driver, graph = branches_of(INDEPENDENT)
+    branches.prepare(captured(2), ())
+    driver.refused = {"remove"}
+    assert run_all(branches) == [*range(8)]
+    assert branches.unusable is None
+    assert graph.launched_with == {(100, 101)}
+    assert branches.report().decision == "chain"
+
+
+@pytest.mark.parametrize(("fails", "usable"), [(1, True), (2, False)])
+def test_failed_instantiation_goes_back_to_the_chain(fails: int, usable: bool) -> None:
+    branches, driver, graph = branches_of(INDEPENDENT)
+    branches.prepare(captured(2), ())
+    graph.fails = fails
+    assert run_all(branches) == [*range(8)]
+    assert (branches.unusable is None) is usable
+    assert branches.report().decision == "chain"
+    assert set(driver.edges) == {(100, 101)}
+
+
+def test_report_names_nodes_waits_barriers_and_lines() -> None:
+    custom = Launch("custom", 2, barrier="it is a custom operator", line=9)
+    launches = [*INDEPENDENT, custom]
+    driver = Driver(3)
+    driver.CUgraph = lambda address: object()  # type: ignore[attr-defined]
+    noted = Noted([Logged(one, False) for one in launches], source_of=lambda line: f"model.py:{line} in forward")
+    branches = Branches(noted, Graph(driver), driver, lambda names: Race(names, CHAIN), mark=object)
+    branches.prepare(captured(3), ())
+    assert branches.report().order == (
+        OrderedLaunch("left", ("k",), ()),
+        OrderedLaunch("right", ("k",), ()),
+        OrderedLaunch("custom", ("k",), (0, 1), "it is a custom operator", "model.py:9 in forward"),
+    )
+
+
+def test_race_that_is_stopped_leaves_the_graph_as_it_is() -> None:
+    branches, _, graph = branches_of(INDEPENDENT)
+    branches.prepare(captured(2), ())
+    run_all(branches, calls=3)
+    branches.stop("a parameter moved")
+    assert branches.report().decision == "branches"
+    assert graph.launched_with == set()
+    assert run_all(branches, calls=2) == [0, 1]
+
+
+def test_report_before_the_race_says_what_is_waited_for() -> None:
+    branches, _, _ = branches_of(INDEPENDENT)
+    assert branches.report().decision == "waiting"

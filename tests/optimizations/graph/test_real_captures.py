@@ -1,0 +1,497 @@
+"""Captures of real graphs: every pointer in them is found, no other word is taken for one, and plans follow from that.
+
+`data/captures` holds what `tests/gpu/test_indirection_gpu.py` recorded for its eleven programs on an NVIDIA H200
+(driver 580.159, CUDA 13.0; "13000" in the files) with torch 2.11.0+cu130 and Triton 3.6.0, as it was written there; its
+folder `workloads` takes what the same tests record for small workloads. In each pair the inputs lie at different
+addresses; where a weight is a global of the program, it is an input too.
+
+What is expected of the files was read off their bytes by `moved_places` below, which knows nothing of the search.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from fake_tensor_map import make_tensor_map, replace_address
+
+from optimizations.graph.exclusions import limit
+from optimizations.graph.plan import (
+    ALIGNMENT_BYTES,
+    AUTO_HOST_NODES,
+    LIBRARY_ALIGNMENT_BYTES,
+    Available,
+    Choice,
+    Plan,
+    make_plan,
+)
+from optimizations.graph.pointers import Analysis, ReasonCode, UseKind, find_pointer_uses
+from optimizations.graph.records import (
+    Capture,
+    CapturedGraph,
+    KernelNode,
+    MemcpyNode,
+    MemoryRange,
+    MemsetNode,
+    Node,
+    NodePath,
+    RecordedCaptures,
+)
+from optimizations.graph.registry import APPLIERS
+from tests.optimizations.graph.test_plan import replay
+
+FOLDER = Path(__file__).parents[2] / "data" / "captures"
+FILES = sorted(path.stem for path in FOLDER.glob("*.json"))
+WORKLOADS = sorted(f"workloads/{path.stem}" for path in FOLDER.glob("workloads/*.json"))
+
+Place = tuple[int, int, int]
+"""Node, parameter and byte offset in it of a word; a copy's source is (node, 0, 0)."""
+
+NVJET = {0: (240, 496, 944, 1008, 1712), 1: (176, 432, 816, 880, 1704)}
+"""Where the kernel of the bf16 matmul holds its operands: two tensor maps and two bare addresses of each, and one more
+at the end."""
+
+USES: dict[str, dict[int, list[Place]]] = {
+    "attention": {0: [(1, 5, 0), (1, 6, 0), (1, 8, 0)]},
+    "batched_matmul": {0: [(0, 0, offset) for offset in sorted((*NVJET[0], *NVJET[1]))]},
+    "clone": {0: [(0, 0, 0)]},
+    "convolution": {0: [(0, 0, 0)]},
+    "indexing": {0: [(0, 0, 0)], 1: [(0, 1, 0)]},
+    "many_nodes": {0: [(0, 0, 0)], 1: [(node, 0, 16) for node in range(1, 17)]},
+    "matmul_bf16": {index: [(0, 0, offset) for offset in offsets] for index, offsets in NVJET.items()},
+    "matmul_fp32": {0: [(0, 0, 280)], 1: [(0, 0, 288)]},
+    "pointwise": {0: [(0, 0, 0)]},
+    "sort": {0: [(0, 0, 0), (3, 0, 0)]},
+    "views": {0: [(0, 0, 0)]},
+}
+"""Every place in a file's graph that holds an input's address, by input."""
+
+PADDING_WORDS = {"many_nodes": 32, "matmul_fp32": 2, "sort": 53}
+"""Words that change from capture to capture whatever the inputs do: addresses on the host's stack in cuBLAS' kernels
+for fp32, bytes that nobody set in those of `sort`."""
+
+STACKS = 0x7FF0_0000_0000
+"""From where on Linux puts stacks on x86-64."""
+
+ORIGINS = {
+    "triton_": 8, "nvjet": 2, "cudnn": 2, "cutlass": 1, "cublas": 17, "at6native": 2, "memcpy": 3, "memset": 1,
+}  # fmt: skip
+"""How many nodes of each kind the files hold, by a part of the kernel's name or by the kind of the node."""
+
+
+def load(name: str) -> RecordedCaptures:
+    return RecordedCaptures.load(FOLDER / f"{name}.json")
+
+
+def analyse(pair: RecordedCaptures) -> Analysis:
+    """As the recording does it; `replace_address` stands for the driver."""
+    found = find_pointer_uses(pair.first, pair.second, control=pair.control, replace_address=replace_address)
+    return limit(found, pair.first.graph, ())
+
+
+def words(graph: CapturedGraph, step: int) -> Iterator[tuple[Place, int]]:
+    """Everything in the graph that may be an address: words of parameters at each multiple of `step` bytes, and the
+    ends of copies (0 for the source, 1 for the destination) and fills."""
+    for node, record in enumerate(graph.nodes):
+        match record:
+            case KernelNode():
+                for index, parameter in enumerate(record.parameters):
+                    for offset in range(0, parameter.size - 7, step):
+                        yield (node, index, offset), int.from_bytes(parameter.data[offset : offset + 8], "little")
+            case MemcpyNode():
+                yield (node, 0, 0), record.source.address
+                yield (node, 0, 1), record.destination.address
+            case MemsetNode():
+                yield (node, 0, 0), record.address
+
+
+def moved_places(first: Capture, second: Capture) -> dict[int, list[Place]]:
+    """By input, the places whose value lies in the input's placeholder in both captures and moved as far as it did."""
+    found: dict[int, list[Place]] = {}
+    for one, other in zip(first.placeholders, second.placeholders, strict=True):
+        found[one.input] = [
+            place
+            for (place, before), (_, after) in zip(words(first.graph, 1), words(second.graph, 1), strict=True)
+            if before in one.memory
+            and after in other.memory
+            and after - before == displacement(one.memory, other.memory)
+        ]
+    return found
+
+
+def displacement(one: MemoryRange, other: MemoryRange) -> int:
+    return other.address - one.address
+
+
+def found_places(analysis: Analysis) -> dict[int, list[Place]]:
+    return {
+        verdict.input: [
+            (use.node[0], use.parameter, use.byte_offset + (use.kind is UseKind.MEMCPY_DESTINATION))
+            for use in verdict.uses
+        ]
+        for verdict in analysis.verdicts
+    }
+
+
+def is_triton(node: Node) -> bool:
+    return isinstance(node, KernelNode) and (node.name or "").startswith("triton_")
+
+
+def with_ptx(graph: CapturedGraph) -> Available:
+    """Where the PTX of Triton's kernels is available, as it is where they were compiled."""
+    kernels = {path: node for path, node in graph.walk() if isinstance(node, KernelNode) and is_triton(node)}
+    return Available({}, {path: (None,) * len(node.parameters) for path, node in kernels.items()}, APPLIERS)
+
+
+def appliers(plan: Plan) -> dict[str, list[int]]:
+    """The nodes of each applier."""
+    nodes = {choice.value: plan.of(choice) for choice in APPLIERS}
+    return {applier: [node.node[0] for node in found] for applier, found in nodes.items() if found}
+
+
+def codes(analysis: Analysis) -> list[set[ReasonCode]]:
+    return [{reason.code for reason in verdict.reasons} for verdict in analysis.verdicts]
+
+
+# What the files are.
+
+
+def test_there_is_a_file_for_every_expectation() -> None:
+    assert sorted(USES) == FILES
+
+
+@pytest.mark.parametrize("name", [*FILES, *WORKLOADS])
+def test_a_file_is_what_was_saved(name: str, tmp_path: Path) -> None:
+    pair = load(name)
+    pair.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == (FOLDER / f"{name}.json").read_bytes()
+    assert (pair.provenance.gpu, pair.provenance.torch) == ("NVIDIA H200 (compute capability 9.0)", "2.11.0+cu130")
+
+
+def test_they_hold_kernels_of_every_origin() -> None:
+    """Triton's, cuBLAS' with and without tensor maps, cuDNN's and PyTorch's own, copies and a fill."""
+    found: Counter[str] = Counter()
+    for name in FILES:
+        for _, node in load(name).first.graph.walk():
+            text = (node.name or "") if isinstance(node, KernelNode) else node.kind
+            found[next(origin for origin in ORIGINS if origin in text)] += 1
+    assert found == ORIGINS
+
+
+# The search.
+
+
+@pytest.mark.parametrize("name", [*FILES, *WORKLOADS])
+def test_every_word_that_moved_with_an_input_is_found_and_no_other(name: str) -> None:
+    pair = load(name)
+    analysis = analyse(pair)
+    expected = moved_places(pair.first, pair.second)
+    assert found_places(analysis) == expected == USES.get(name, expected)
+    assert UseKind.TENSOR_MAP not in {use.kind for use in analysis.uses}
+    assert codes(analysis) == [set() if places else {ReasonCode.NO_USE} for places in expected.values()]
+
+
+@pytest.mark.parametrize("name", [*FILES, *WORKLOADS])
+def test_whatever_else_changed_is_the_graphs_own_memory_or_changes_at_rest_too(name: str) -> None:
+    pair = load(name)
+    uses = {place for places in moved_places(pair.first, pair.second).values() for place in places}
+    own, padding = 0, 0
+    controls = words((pair.control or pair.first).graph, 8)
+    for (place, before), (_, after), (_, again) in zip(
+        words(pair.first.graph, 8), words(pair.second.graph, 8), controls, strict=True
+    ):
+        if before == after or place in uses:
+            continue
+        if any(before in memory for memory in pair.first.owned):
+            assert any(after in memory for memory in pair.second.owned), place
+            own += 1
+        else:
+            assert again != before, place
+            padding += 1
+    assert own > 0, "every program writes a result"
+    assert name in WORKLOADS or padding == PADDING_WORDS.get(name, 0)
+
+
+def test_half_an_address_left_over_in_padding_is_no_doubt() -> None:
+    """`leftovers/MMC.json` is some nodes of MMC: cuDNN wrote 1.0 where the upper half of an address was.
+
+    A control says nothing of it, for the address is the same there.
+    """
+    pair = load("leftovers/MMC")
+    before, after, again = (
+        one.graph.nodes[1].parameters[0].data[56:64] for one in (pair.first, pair.second, pair.control) if one
+    )
+    assert before == again != after
+    address = {one.input: one.memory.address for one in pair.first.placeholders}[2]
+    assert before == address.to_bytes(8, "little")[:4] + struct.pack("<f", 1.0)
+    analysis = analyse(pair)
+    assert not analysis.doubtful
+    assert found_places(analysis)[2] == [(1, 1, 0)]
+    assert codes(analysis) == [set(), set()]
+
+
+@pytest.mark.parametrize("name", PADDING_WORDS)
+def test_without_the_third_capture_all_inputs_would_be_copied(name: str) -> None:
+    pair = load(name)
+    analysis = find_pointer_uses(pair.first, pair.second)
+    assert len(analysis.unexplained) == PADDING_WORDS[name]
+    assert codes(analysis) == [{ReasonCode.UNEXPLAINED}] * len(USES[name])
+
+
+def test_blas_kernels_for_fp32_carry_addresses_on_the_hosts_stack() -> None:
+    """Of two floats side by side. They change because the captures are made at different depths of calls."""
+    moved = set()
+    for name in ("matmul_fp32", "many_nodes"):
+        pair = load(name)
+        before, after = (dict(words(capture.graph, 8)) for capture in (pair.first, pair.second))
+        doubts = find_pointer_uses(pair.first, pair.second).unexplained
+        places = [(doubt.node[0], doubt.parameter, doubt.byte_offset) for doubt in doubts]
+        for one, other in zip(places[::2], places[1::2], strict=True):
+            assert before[one] - before[other] == 4
+            assert before[other] >= STACKS
+            moved |= {after[place] - before[place] for place in (one, other)}
+    assert len(moved) == 1
+
+
+# Tensor maps of NVIDIA's libraries.
+
+LIVE_BYTES = 64
+MAPS: list[tuple[str, int, int, int, int, tuple[int, ...]]] = [
+    ("matmul_bf16", 0, 0, 176, 1, (1024, 1024)),
+    ("matmul_bf16", 0, 0, 240, 0, (1024, 512)),
+    ("matmul_bf16", 0, 0, 816, 1, (1024, 1024)),
+    ("matmul_bf16", 0, 0, 944, 0, (1024, 512)),
+    ("batched_matmul", 0, 0, 176, 0, (64, 128, 8)),
+    ("batched_matmul", 0, 0, 240, 0, (64, 128, 8)),
+    ("attention", 1, 5, 0, 0, (64, 128, 4, 2)),
+    ("attention", 1, 6, 0, 0, (64, 128, 4, 2)),
+    ("attention", 1, 8, 0, 0, (64, 128, 4, 2)),
+]
+"""File, node, parameter, byte offset, input and the sizes of that input, innermost first."""
+
+
+@pytest.mark.parametrize(("name", "node", "parameter", "start", "index", "sizes"), MAPS)
+def test_a_map_is_64_bytes_of_which_the_first_word_is_the_address(
+    name: str, node: int, parameter: int, start: int, index: int, sizes: tuple[int, ...]
+) -> None:
+    pair = load(name)
+    before, after = (map_at(capture, node, parameter, start) for capture in (pair.first, pair.second))
+    placeholders = (
+        next(one.memory for one in capture.placeholders if one.input == index) for capture in (pair.first, pair.second)
+    )
+    here, there = (int.from_bytes(one[:8], "little") for one in (before, after))
+    assert (here, there) == tuple(memory.address for memory in placeholders)
+    assert before[8:] == after[8:]
+    described = [int.from_bytes(before[place : place + 4], "little") + 1 for place in range(32, 48, 4)]
+    assert described == [*sizes, *[1] * (4 - len(sizes))], "that this is a map is seen by the sizes of the operand"
+    assert replace_address(before + bytes(64), there) == after + bytes(64), "the stand-in does as the library did"
+
+
+def map_at(capture: Capture, node: int, parameter: int, start: int) -> bytes:
+    record = capture.graph.nodes[node]
+    assert isinstance(record, KernelNode)
+    return record.parameters[parameter].data[start : start + LIVE_BYTES]
+
+
+def test_the_stand_in_makes_the_very_bytes_of_a_real_map() -> None:
+    pair = load("matmul_bf16")
+    (weights,) = (one.memory for one in pair.first.placeholders if one.input == 1)
+    assert map_at(pair.first, 0, 0, 176) == make_tensor_map(weights.address)[:LIVE_BYTES]
+
+
+@pytest.mark.parametrize("name", ["attention", "batched_matmul", "matmul_bf16"])
+def test_maps_of_libraries_are_found_as_words(name: str) -> None:
+    """They are packed at 64 bytes, and not at the offsets the search for whole maps looks at, but 48 bytes further."""
+    pair = load(name)
+    for file, node, parameter, start, _, _ in MAPS:
+        if file == name:
+            record = pair.first.graph.nodes[node]
+            assert isinstance(record, KernelNode)
+            assert (record.parameters[parameter].offset + start) % 64 == 48
+
+
+# Plans.
+
+
+def planned(name: str, choice: Choice, *, ptx: bool = True) -> tuple[RecordedCaptures, Plan]:
+    pair = load(name)
+    available = with_ptx(pair.first.graph) if ptx else Available({}, {}, APPLIERS)
+    return pair, make_plan(pair.first.graph, analyse(pair), choice, available)
+
+
+def expected_appliers(graph: CapturedGraph, uses: dict[int, list[Place]], choice: Choice) -> dict[str, list[int]]:
+    """Copies are set from the host; Triton's kernels are rewritten only where asked for."""
+    nodes = sorted({node for places in uses.values() for node, _, _ in places})
+    kernels = [node for node in nodes if isinstance(graph.nodes[node], KernelNode)]
+    copies = [node for node in nodes if node not in kernels]
+    if choice is Choice.HOST or (choice is Choice.AUTO and len(nodes) <= AUTO_HOST_NODES):
+        return {"host": nodes}
+    rewritten = [node for node in kernels if is_triton(graph.nodes[node])] if choice is Choice.PTX else []
+    found = {"host": copies, "prelude": [node for node in kernels if node not in rewritten], "ptx": rewritten}
+    return {applier: where for applier, where in found.items() if where}
+
+
+@pytest.mark.parametrize("choice", [choice for choice in Choice if choice is not Choice.OFF])
+@pytest.mark.parametrize("name", [*FILES, *WORKLOADS])
+def test_a_plan_turns_the_first_capture_into_one_at_any_address(name: str, choice: Choice) -> None:
+    pair, plan = planned(name, choice)
+    places = moved_places(pair.first, pair.second)
+    assert [one.input for one in plan.inputs if one.indirect] == [index for index, found in places.items() if found]
+    if name in USES or choice is not Choice.AUTO:  # the rule of auto is test_plan's affair
+        assert appliers(plan) == expected_appliers(pair.first.graph, places, choice)
+    address = {index: 0x7A00_0000_0000 + (index << 24) for index in places}
+    assert replay(pair.first.graph, plan, address) == written(pair.first.graph, places, address)
+
+
+def written(graph: CapturedGraph, places: dict[int, list[Place]], address: dict[int, int]) -> dict[NodePath, Node]:
+    """The nodes with these places set to these addresses, byte by byte."""
+    nodes: dict[NodePath, Node] = dict(graph.walk())
+    for index, found in places.items():
+        for place in found:
+            nodes[(place[0],)] = put(nodes[(place[0],)], place, address[index])
+    return nodes
+
+
+def put(node: Node, place: Place, value: int) -> Node:
+    """The node with `value` at `place`."""
+    if isinstance(node, MemcpyNode):
+        end = ("source", "destination")[place[2]]
+        return node.model_copy(update={end: getattr(node, end).model_copy(update={"address": value})})
+    if isinstance(node, MemsetNode):
+        return node.model_copy(update={"address": value})
+    assert isinstance(node, KernelNode)
+    parameters = list(node.parameters)
+    data = parameters[place[1]].data
+    data = data[: place[2]] + value.to_bytes(8, "little") + data[place[2] + 8 :]
+    parameters[place[1]] = parameters[place[1]].model_copy(update={"data": data})
+    return node.model_copy(update={"parameters": tuple(parameters)})
+
+
+def test_many_nodes_mix_rewritten_kernels_and_the_prelude() -> None:
+    _, plan = planned("many_nodes", Choice.PTX)
+    assert appliers(plan) == {"ptx": [0], "prelude": list(range(1, 17))}
+    assert plan.table_bytes == 16, "one address per input, however many nodes use it"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_kernels_without_ptx_say_so_and_get_another_applier(name: str) -> None:
+    _, plan = planned(name, Choice.PTX, ptx=False)
+    graph = load(name).first.graph
+    kernels = expected_appliers(graph, USES[name], Choice.PRELUDE).get("prelude", [])
+    fallbacks = {node[0]: reason for node, reason in plan.fallbacks if reason.startswith("ptx: ")}
+    assert not plan.of(Choice.PTX)
+    for node in kernels:
+        assert fallbacks[node] == "ptx: no PTX of this kernel is available"
+    copies = [node for node in fallbacks if isinstance(graph.nodes[node], MemcpyNode)]
+    assert {fallbacks[node] for node in copies} <= {"ptx: only pointer parameters of kernels can be dereferenced"}
+    assert sorted([*kernels, *copies]) == sorted(fallbacks)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_off_copies_everything(name: str) -> None:
+    _, plan = planned(name, Choice.OFF)
+    assert appliers(plan) == {}
+    assert [[reason.code for reason in one.reasons] for one in plan.inputs] == [[ReasonCode.OFF]] * len(USES[name])
+
+
+def test_only_kernels_of_triton_and_copies_do_with_16_bytes_of_alignment() -> None:
+    found = {}
+    for name in FILES:
+        _, plan = planned(name, Choice.AUTO)
+        found |= {(name, one.input): one.alignment_bytes for one in plan.inputs}
+    libraries = {("attention", 0), ("batched_matmul", 0), ("many_nodes", 1)}
+    libraries |= {(name, index) for name in ("matmul_bf16", "matmul_fp32") for index in (0, 1)}
+    assert {place for place, alignment in found.items() if alignment == LIBRARY_ALIGNMENT_BYTES} == libraries
+    assert set(found.values()) == {LIBRARY_ALIGNMENT_BYTES, ALIGNMENT_BYTES}
+
+
+# Doubt: one word otherwise, and an input is copied.
+
+
+def spoiled(capture: Capture, place: Place, change: Callable[[int], int]) -> Capture:
+    """The capture with the value at `place` changed."""
+    nodes = list(capture.graph.nodes)
+    value = dict(words(capture.graph, 8))[place]
+    nodes[place[0]] = put(nodes[place[0]], place, change(value))
+    return capture.model_copy(update={"graph": capture.graph.model_copy(update={"nodes": tuple(nodes)})})
+
+
+def spoil_all(pair: RecordedCaptures, place: Place, change: Callable[[int], int]) -> RecordedCaptures:
+    """All captures with the value at `place` changed."""
+    control = spoiled(pair.control, place, change) if pair.control is not None else None
+    captures = {"first": spoiled(pair.first, place, change), "second": spoiled(pair.second, place, change)}
+    return pair.model_copy(update={**captures, "control": control})
+
+
+def every_use() -> Iterator[tuple[RecordedCaptures, int, Place]]:
+    for name in FILES:
+        pair = load(name)
+        for index, places in USES[name].items():
+            for place in places:
+                yield pair, index, place
+
+
+def verdict_codes(pair: RecordedCaptures, index: int) -> set[ReasonCode]:
+    (verdict,) = (verdict for verdict in analyse(pair).verdicts if verdict.input == index)
+    return {reason.code for reason in verdict.reasons}
+
+
+def test_a_pointer_before_or_behind_its_input_makes_it_a_copy() -> None:
+    for pair, index, place in every_use():
+        (memory,) = (one.memory for one in pair.first.placeholders if one.input == index)
+        for shift in (-8, memory.size_bytes + 8):
+
+            def change(value: int, shift: int = shift) -> int:
+                return value + shift
+
+            found = verdict_codes(spoil_all(pair, place, change), index)
+            assert ReasonCode.OUTSIDE in found, (pair.provenance.label, place, shift)
+
+
+def test_a_pointer_that_moved_by_another_distance_makes_every_input_a_copy() -> None:
+    for pair, _, place in every_use():
+        other = pair.model_copy(update={"second": spoiled(pair.second, place, lambda value: value + 8)})
+        found = codes(analyse(other))
+        assert all(ReasonCode.UNEXPLAINED in one for one in found), (pair.provenance.label, place)
+
+
+def own_words(pair: RecordedCaptures) -> Sequence[Place]:
+    """Places of addresses in the graph's own memory."""
+    pairs = zip(words(pair.first.graph, 8), words(pair.second.graph, 8), strict=True)
+    return [
+        place
+        for (place, before), (_, after) in pairs
+        if any(before in memory for memory in pair.first.owned) and any(after in memory for memory in pair.second.owned)
+    ]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_intermediate_that_looks_like_an_input_in_one_capture_makes_every_input_a_copy(name: str) -> None:
+    pair = load(name)
+    memory = pair.first.placeholders[0].memory
+    place = own_words(pair)[0]
+    first = spoiled(pair.first, place, lambda _: memory.address)
+    control = spoiled(pair.control, place, lambda _: memory.address) if pair.control is not None else None
+    found = codes(analyse(pair.model_copy(update={"first": first, "control": control})))
+    assert all(ReasonCode.UNEXPLAINED in one for one in found)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_input_that_lies_in_the_graphs_own_memory_is_a_copy(name: str) -> None:
+    pair = load(name)
+    captures = {
+        which: capture.model_copy(update={"owned": (*capture.owned, capture.placeholders[0].memory)})
+        for which, capture in (("first", pair.first), ("second", pair.second))
+    }
+    found = codes(analyse(pair.model_copy(update=captures)))
+    assert found == [{ReasonCode.AMBIGUOUS}, *[set()] * (len(found) - 1)]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_input_that_an_output_shares_memory_with_is_a_copy(name: str) -> None:
+    pair = load(name)
+    found = codes(limit(analyse(pair), pair.first.graph, {0}))
+    assert found == [{ReasonCode.OUTPUT_ALIAS}, *[set()] * (len(found) - 1)]

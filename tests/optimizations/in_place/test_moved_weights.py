@@ -1,0 +1,172 @@
+"""Weights that are given other data in place, in whole programs: where they lie, and how they look there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from compiled_on_cpu import Capturable, CompiledOnCpu, compiled_on_cpu
+from simulated_cuda import Function, Node, word
+from simulated_work import aligned
+from torch import nn
+
+import optimizations
+from optimizations.graph.applied import AppliedPlan
+from optimizations.in_place.examination import Examination
+from optimizations.in_place.session import Session
+from tests.optimizations.trees.test_parameters import Net
+
+__all__ = ["compiled_on_cpu"]
+
+
+class Shifted(nn.Module):
+    """Its weight lies as weights do in a vector of several: where no kernel wants it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(aligned(16, offset=16).copy_(torch.arange(16.0)).view(4, 4))
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.weight) * self.shift.sum()
+
+
+def called(net: Shifted, step: int, size: int) -> torch.Tensor:
+    """The data that the buffer has now, at an address of its own."""
+    data = aligned(size).copy_(torch.arange(size) + step)
+    net.shift.set_(data)
+    return data
+
+
+def test_a_weight_beside_one_that_did_not_move_is_copied(compiled_on_cpu: CompiledOnCpu) -> None:
+    net, kept = Shifted(), []
+    run = torch.compile(net, backend="encore")
+    with torch.no_grad():
+        for step in range(24):
+            kept.append(called(net, step, 4))
+            x = torch.full((3, 4), 0.01 * step)
+            torch.testing.assert_close(run(x), net(x))
+    assert sum(compiled_on_cpu.captures) < 8
+
+
+def test_a_weight_of_another_size_is_not_copied(compiled_on_cpu: CompiledOnCpu) -> None:
+    """Dynamo does not notice it, but the generated code does when it is run."""
+    net, kept = Shifted(), []
+    run = torch.compile(net, backend="encore")
+    with torch.no_grad():
+        for step in range(16):
+            kept.append(called(net, step, 4))
+            run(torch.ones(3, 4))
+        assert compiled_on_cpu.cuda.replays
+        for step in range(3):
+            kept.append(called(net, step, 3))
+            with pytest.raises(AssertionError, match="expected size 3==4"):
+                run(torch.ones(3, 4))
+
+
+class WithCache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(aligned(4).fill_(place)) for place in range(6)])
+
+    def forward(self, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        for weight in self.weights:
+            x = x + weight
+        cache.mul_(0.5).add_(x)
+        return cache.sum() + x
+
+
+def test_weights_that_stay_are_not_set_where_a_cache_is_chosen_anew(
+    compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a loop that decodes, with a new cache for each prompt: each weight has a node of the graph or more."""
+    monkeypatch.setattr(Examination, "unproven", lambda *_: [])
+    monkeypatch.setattr(Session, "_cheap_to_copy", lambda *_: {})
+    settings: list[int] = []
+    point = AppliedPlan.point
+
+    def counted(applied: AppliedPlan, addresses: Mapping[int, int]) -> int:
+        settings.append(len(addresses))
+        return point(applied, addresses)
+
+    monkeypatch.setattr(AppliedPlan, "point", counted)
+    net, kept = WithCache(), []
+    run = torch.compile(net, backend="encore")
+    with torch.no_grad():
+        for step in range(48):
+            x, cache = aligned(4).fill_(step), aligned(4).fill_(step)
+            kept.append(cache)
+            if 12 <= step < 16:
+                for place, weight in enumerate(net.weights):
+                    weight.data = aligned(4).fill_(step + place)
+            if step == 32:
+                assert max(settings) > 6, "weights are read in place when they move"
+                settings.clear()
+            twin = cache.clone()
+            torch.testing.assert_close(run(x, cache), net(x, twin))
+            torch.testing.assert_close(cache, twin)
+    assert settings and max(settings) <= 2, "the cache, and what is not at a fixed address"
+
+
+def test_weight_whose_address_is_hidden_is_copied(
+    compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel has the address in a form that nobody knows. To find that takes eight captures, once."""
+    hiding = Function("hiding", (8,), lambda hidden: None)
+    compiled_on_cpu.cuda.driver.add_function(hiding)
+    captured = Capturable.__call__
+
+    def hides_an_address(function: Capturable, inputs: list[Any]) -> Any:
+        cuda = compiled_on_cpu.cuda
+        if cuda.capturing is not None:
+            weight = next(one for one in inputs if one.shape == (4, 4))
+            cuda.driver.add_node(cuda.capturing.graph, Node("KERNEL", hiding, [word(3 * weight.data_ptr())]))
+        return captured(function, inputs)
+
+    monkeypatch.setattr(Capturable, "__call__", hides_an_address)
+    net, kept = Net(), []
+    run = torch.compile(net, backend="encore")
+    with torch.no_grad():
+        for step in range(40):
+            kept.append(net.first.data)
+            net.first.data = aligned(16).view(4, 4).fill_(0.01 * step)
+            for x in torch.full((2, 3, 4), 0.1 * step):
+                torch.testing.assert_close(run(x), net(x))
+    (report,) = optimizations.report()
+    assert len(report.recordings) == 3
+    assert not any(one.indirect for one in report.recordings[-1].inputs if one.data_bytes == 64)
+    assert sum(compiled_on_cpu.captures) <= 3 * (1 + 8)
+
+
+class Two(nn.Module):
+    """Each weight is used by an operator that the generated code calls, so that only a trial can tell how."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Parameter(aligned(16).view(4, 4).fill_(1.0)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.first).clone() @ self.second
+
+
+@pytest.mark.parametrize("then", [("second",), ("first", "second")])
+def test_weight_that_moves_after_another_is_copied_at_once(
+    compiled_on_cpu: CompiledOnCpu, then: tuple[str, ...]
+) -> None:
+    net, kept = Two(), []
+    run = torch.compile(net, backend="encore")
+    with torch.no_grad():
+        for step in range(40):
+            for name in ("first",) if step < 12 else then:
+                weight = net.get_parameter(name)
+                kept.append(weight.data)
+                weight.data = aligned(16).view(4, 4).fill_(0.01 * step)
+            for x in torch.full((2, 3, 4), 0.1 * step):
+                torch.testing.assert_close(run(x), net(x))
+            if step == 11:
+                (report,) = optimizations.report()
+                assert [len(one.inputs) for one in report.recordings] == [1, 1, 2]
+    (report,) = optimizations.report()
+    assert [len(one.inputs) for one in report.recordings] == [1, 1, 2, 3]

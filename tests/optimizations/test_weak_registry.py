@@ -1,0 +1,350 @@
+"""What is listed weakly can be added to and listed by threads and finalizers at the same time."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from optimizations.agreement import ballot, votes
+from optimizations.calls import bound
+from optimizations.calls.binding import Binding
+from optimizations.capture.step import graphed_step
+from optimizations.torch_internals import replacing
+from optimizations.trees import alike, containers, manager
+from optimizations.weak_registry import WeakRegistry
+from tests.test_layers import SOURCES
+
+LISTS_S = 0.2
+"""How long one thread lists while another adds. A weak set fails within milliseconds."""
+
+USERS = [
+    ("optimizations.backend", "Feeds", "_FEEDS", "release_feeds"),
+    ("optimizations.calls.bound", "BoundRoots", "_all", "release_bindings"),
+    ("optimizations.trees.containers", "ThreadContainers", "_ALL", "managers"),
+    ("optimizations.trees.function", "GraphedFunction", "_LIVE", "forget_recordings"),
+    ("optimizations.capture.step.graphed_step", "GraphedStep", "_steps", "release_steps"),
+    ("optimizations.capture.callables.graph_callables", "GraphedCallables", "_groups", "release_callables"),
+]
+"""Module, the class of the members, their registry, and a function that lists them."""
+
+
+class StandIn:
+    """What any of the functions above asks of a member."""
+
+    settled = True
+
+    def __init__(self) -> None:
+        self.by_device: dict[int, Any] = {}
+
+    def release(self) -> None: ...
+
+    def reset(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def forget(self) -> None: ...
+
+
+@contextmanager
+def added_meanwhile(registry: Any) -> Iterator[None]:
+    """Another thread adds members that live on for a while. Threads change after every few instructions."""
+    ended, before = threading.Event(), sys.getswitchinterval()
+
+    def add() -> None:
+        kept: deque[StandIn] = deque(maxlen=500)
+        while not ended.is_set():
+            kept.append(StandIn())
+            registry.add(kept[-1])
+
+    thread = threading.Thread(target=add)
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(before)
+
+
+def repeatedly(run: Callable[[], object]) -> None:
+    end = time.monotonic() + LISTS_S
+    while time.monotonic() < end:
+        run()
+
+
+@contextmanager
+def collected_everywhere(finalizer: Callable[[], object]) -> Iterator[list[int]]:
+    """Wherever garbage may be collected it is, and that runs the finalizer. Gives how often it ran."""
+    ran, left, thresholds = [0], [True], gc.get_threshold()
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            if left[0]:
+                ran[0] += 1
+                finalizer()
+                Garbage()
+
+    Garbage()
+    # More objects than -1 are new after each allocation. Only the youngest are looked at, which is quick.
+    gc.set_threshold(-1, 1_000_000, 1_000_000)
+    try:
+        yield ran
+    finally:
+        left[0] = False
+        gc.set_threshold(*thresholds)
+        gc.collect()
+
+
+def in_time(run: Callable[[], None]) -> None:
+    """Runs this in a thread of its own, so that a thread that waits for itself fails a test and does not stop all."""
+    raised: list[BaseException] = []
+
+    def caught() -> None:
+        try:
+            run()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=caught, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "the thread waits for itself"
+    if raised:
+        raise raised[0]
+
+
+def in_the_middle_of(run: Callable[[], object], finalizer: Callable[[], object], times: int = 50) -> None:
+    """Runs this so often, and the finalizer wherever Python allocates meanwhile: more often."""
+
+    def often() -> None:
+        with collected_everywhere(finalizer) as ran:
+            for _ in range(times):
+                run()
+            assert ran[0] > times
+
+    in_time(often)
+
+
+def test_members_are_listed_once_each_while_somebody_keeps_them() -> None:
+    registry: WeakRegistry[StandIn] = WeakRegistry()
+    kept = [StandIn() for _ in range(3)]
+    for member in (*kept, kept[0]):
+        registry.add(member)
+    assert sorted(map(id, registry.alive())) == sorted(map(id, kept))
+    last = kept.pop()
+    assert last in registry.alive()
+    del last, member
+    assert sorted(map(id, registry.alive())) == sorted(map(id, kept))
+    kept.clear()
+    assert registry.alive() == []
+    assert not registry._references, "references to what is gone would pile up"
+
+
+def test_what_was_listed_stays_while_members_go() -> None:
+    registry: WeakRegistry[StandIn] = WeakRegistry()
+    kept = [StandIn() for _ in range(3)]
+    for member in kept:
+        registry.add(member)
+    del member
+    listed = registry.alive()
+    kept.clear()
+    assert len(registry.alive()) == len(listed) == 3
+    for _ in registry.alive():
+        kept.append(StandIn())
+        registry.add(kept[-1])
+    assert len(registry.alive()) == 6
+
+
+def test_an_empty_sequence_is_a_member() -> None:
+    class Empty:
+        def __len__(self) -> int:
+            return 0
+
+    registry: WeakRegistry[Empty] = WeakRegistry()
+    member = Empty()
+    registry.add(member)
+    assert registry.alive() == [member]
+
+
+def test_finalizers_may_list_and_add_while_members_are_added_and_listed() -> None:
+    registry: WeakRegistry[StandIn] = WeakRegistry()
+    by_finalizers: deque[StandIn] = deque(maxlen=40)
+    missed: list[int] = []
+
+    def finalizer() -> None:
+        by_finalizers.append(StandIn())
+        registry.add(by_finalizers[-1])
+        if by_finalizers[-1] not in registry.alive():
+            missed.append(len(missed))
+
+    def add_and_list() -> None:
+        kept: deque[StandIn] = deque(maxlen=10)
+        with collected_everywhere(finalizer) as ran:
+            for number in range(500):
+                kept.append(StandIn())
+                registry.add(kept[-1])
+                if not set(map(id, kept)) <= set(map(id, registry.alive())):
+                    missed.append(number)
+            assert ran[0] > 500
+
+    in_time(add_and_list)
+    assert missed == []
+
+
+@pytest.mark.parametrize(("module", "name", "listing"), [(module, *rest) for module, _, *rest in USERS])
+def test_members_come_and_go_while_they_are_listed(
+    module: str, name: str, listing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported = importlib.import_module(module)
+    registry = type(getattr(imported, name))()
+    monkeypatch.setattr(imported, name, registry)
+    with added_meanwhile(registry):
+        repeatedly(getattr(imported, listing))
+
+
+@pytest.mark.parametrize(("module", "kind"), [(module, kind) for module, kind, *_ in USERS])
+def test_members_are_compared_in_c(module: str, kind: str) -> None:
+    member: Any = getattr(importlib.import_module(module), kind)
+    assert member.__eq__ is object.__eq__
+    assert member.__hash__ is object.__hash__
+
+
+def test_a_finalizer_may_release_what_is_bound_while_a_call_binds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound, "_all", type(bound._all)())
+    binding = Binding(arguments=0, passed=(), roots=())
+    in_the_middle_of(lambda: bound.BoundRoots(binding), bound.release_bindings, times=200)
+
+
+def test_a_finalizer_may_make_containers_and_end_them_while_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers, "_ALL", type(containers._ALL)())
+
+    def finalized() -> None:
+        manager.container(1)
+        containers.managers()
+        containers.shut_down()
+
+    def make() -> None:
+        made = manager.container(0)
+        assert made.device_index == 0 and manager.container(1).device_index == 1
+
+    in_the_middle_of(make, finalized, times=200)
+
+
+def test_a_manager_that_ends_may_make_another_one_which_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers, "_ALL", type(containers._ALL)())
+    ended: list[int] = []
+
+    class Manager:
+        def __init__(self, device: int) -> None:
+            self.device = device
+
+        def shutdown(self) -> None:
+            if self.device == 0:
+                manager.container(1).tree_manager = cast(Any, Manager(1))
+            assert containers.managers(0) == [], "one that ends is asked for nothing any more"
+            ended.append(self.device)
+
+    def end() -> None:
+        manager.container(0).tree_manager = cast(Any, Manager(0))
+        containers.shut_down()
+
+    in_time(end)
+    assert ended == [0, 1]
+    assert containers.managers() == []
+
+
+def test_ranks_may_be_told_of_a_function_by_a_finalizer_while_they_are_told_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cast_votes: list[object] = []
+    stub = SimpleNamespace(
+        closed=None, topic=lambda *asked: object(), vote=lambda topic, vote, told: cast_votes.append(vote.choice)
+    )
+    monkeypatch.setattr(alike, "current_ballot", lambda: stub)
+    monkeypatch.setattr(alike, "ranks_of", lambda collectives: (0, 1))
+
+    class Function:
+        without_graph = None
+
+        def code(self) -> Any:
+            return SimpleNamespace(collectives=("all_reduce",))
+
+    def tell() -> None:
+        alike._tell_ranks(cast(Any, Function()))
+
+    in_the_middle_of(tell, tell)
+    assert set(cast_votes) == {"yes"} and len(cast_votes) > 100
+
+
+def test_a_finalizer_may_vote_while_its_thread_votes() -> None:
+    told = ballot.Ballot(0, cast(Any, None), threaded=False)
+    topics: list[object] = []
+
+    def vote() -> None:
+        topic = told.topic(votes.Question.RECORDED, ["all_reduce"], [0, 1])
+        topics.append(topic)
+        told.vote(topic, votes.Vote(votes.YES, ""), lambda decision: None)
+
+    in_the_middle_of(vote, vote)
+    assert len(topics) == len(set(topics)) > 100, "each function has a topic of its own"
+
+
+def test_a_finalizer_may_replace_names_while_they_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = [object(), object()]
+    holder = SimpleNamespace(first=stock[0], second=stock[1])
+    monkeypatch.setattr(replacing.torch_internals, "holder_of", lambda name: (holder, name))
+    blocks = replacing.Replacing({name: lambda value: [value] for name in ("first", "second")})
+
+    def enter() -> None:
+        with blocks:
+            assert holder.first is not stock[0] and holder.second is not stock[1]
+
+    in_the_middle_of(enter, enter)
+    assert [holder.first, holder.second] == stock
+
+
+@pytest.mark.parametrize("name", ["close", "reset"])
+def test_what_a_step_frees_may_not_close_it_and_does_not_wait_for_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = graphed_step.GraphedStep(lambda: None)
+    refused: list[str] = []
+
+    def drop_all() -> None:
+        try:
+            step.reset()
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    monkeypatch.setattr(step._recordings, "drop_all", drop_all)
+    in_time(getattr(step, name))
+    assert len(refused) == 1 and "call it behind the step" in refused[0]
+    in_time(step.reset)
+
+
+def test_nothing_is_listed_in_another_way() -> None:
+    made = [
+        f"{path}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute | ast.Name)
+        and (node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id)
+        in ("WeakSet", "WeakValueDictionary")
+    ]
+    assert made == [], "use optimizations.weak_registry"

@@ -1,0 +1,76 @@
+"""Steady calls of a function that reads results of an earlier graph: the very results it was recorded with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from trees_on_cpu import Compiled, Model, check, nodes, values
+
+from optimizations.trees import lean
+from tests.optimizations.trees.test_lean import W, full_ways, reasons
+
+__all__ = ["cuda_on_cpu", "full_ways"]
+
+
+class Two(Model):
+    """The result, and the one with x and y exchanged."""
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        x, y, w = inputs
+        inputs.clear()
+        return [*super().__call__([x, y, w]), *super().__call__([y, x, w])]
+
+
+def test_another_result_of_the_same_graph_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    """The graph reads the one that it was recorded with, and nothing else tells them apart."""
+    first, second = Compiled(Two(cuda_on_cpu), outputs=2), Compiled(Model(cuda_on_cpu))
+
+    def iteration(start: int, which: int) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        x, y = values(start), values(-2 * start)
+        results = first.function([x, y, W])
+        expected = [2 * x + y * W, 2 * y + x * W]
+        (found,) = second.function([results[which], y, W])
+        assert torch.equal(found, 2 * expected[which] + y * W)
+
+    for start in range(40):
+        iteration(start, 0)
+    second.functions[0]._full_ways.clear()
+    full_ways.clear()
+    iteration(40, 0)
+    assert full_ways == []
+    iteration(41, 1)
+    assert reasons(second) == [lean.FIXED_INPUT_MOVED]
+
+
+def test_a_result_that_is_handed_on_is_still_the_callers_tensor(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    """Of results of earlier graphs a steady call lets go of those only that are dead behind it."""
+    first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu, returns_x=True), outputs=2)
+
+    def iteration(start: int) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        x, y = values(start), values(-2 * start)
+        (made,) = first.function([x, y, W])
+        result, same = second.function([made, y, W])
+        assert same is made
+        assert torch.equal(made, 2 * x + y * W)
+        assert torch.equal(result, 2 * made + y * W)
+
+    for start in range(40):
+        iteration(start)
+    full_ways.clear()
+    for start in range(4):
+        iteration(start)
+    assert full_ways == []
+
+
+def test_a_recording_without_a_graph_has_no_steady_calls(cuda_on_cpu: CudaOnCpu) -> None:
+    """All graphs may be ended in the midst of a call, by a finalizer of the program's."""
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, W)
+    (node,) = nodes()
+    assert lean.steady_call(node) is not None
+    node.graph = None
+    assert lean.steady_call(node) is None

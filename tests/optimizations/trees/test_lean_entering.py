@@ -1,0 +1,186 @@
+"""Steady calls from other threads, on other streams, inside of captures and of other functions: what they do first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from trees_on_cpu import Compiled, Model, check, nodes, values
+
+from optimizations.calls import turns
+from optimizations.torch_internals import thread_state
+from optimizations.trees import inner_graphs, lean, manager
+from tests.optimizations.trees.test_lean import Training, W, call, full_ways, reasons, steady
+from tests.optimizations.trees.test_outlived import Outer
+
+__all__ = ["cuda_on_cpu", "full_ways"]
+
+
+def in_a_thread(run: Callable[[], Any]) -> int:
+    """The identity of the thread that ran it."""
+    failed: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            run()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    thread.join()
+    assert failed == []
+    assert thread.ident is not None
+    return thread.ident
+
+
+def test_the_first_steady_call_of_a_thread_makes_the_context_current_there_and_no_later_one_does(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of the driver fail in a thread without one."""
+    compiled = steady(cuda_on_cpu, full_ways)
+    made: list[int] = []
+    entered: list[int] = []
+    enter = manager.EncoreManager.enter
+
+    def counted(self: Any, function_id: Any) -> None:
+        entered.append(threading.get_ident())
+        enter(self, function_id)
+
+    monkeypatch.setattr(manager, "make_context_current", lambda device: made.append(threading.get_ident()))
+    monkeypatch.setattr(manager.EncoreManager, "enter", counted)
+
+    def serve() -> None:
+        for start in range(3):
+            call(compiled, W, start)
+
+    thread = in_a_thread(serve)
+    assert made == [thread]
+    assert entered == [thread]
+    assert full_ways == []
+
+
+def test_a_thread_that_ran_backwards_is_known_as_a_caller_from_its_first_forward_on(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    """Autograd's threads are no callers. Where several threads call, nothing is captured again in between."""
+    training = Training(cuda_on_cpu)
+    for step in range(12):
+        training.step(step)
+    full_ways.clear()
+    callers: list[int] = []
+
+    def backward_then_step() -> None:
+        saved = training.forward.functions[0].callers
+        (gradient,) = training.backward.function([values(3), forward.pop(), W])
+        assert torch.equal(gradient, 2 * values(3) + (2 * values(1) + values(2) * W) * W)
+        del gradient
+        callers.append(len(saved))
+        training.step(5)
+        callers.append(len(saved))
+
+    torch.compiler.cudagraph_mark_step_begin()
+    forward = training.forward.function([values(1), values(2), W])
+    in_a_thread(backward_then_step)
+    assert full_ways == []
+    assert callers == [1, 2]
+
+
+def test_a_steady_call_on_another_stream_waits_for_the_one_before(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    """Both calls use the same memory."""
+    compiled = steady(cuda_on_cpu, full_ways)
+    for stream, waits in ((1, []), (2, [1]), (2, [1]), (3, [1, 2])):
+        cuda_on_cpu.stream = stream
+        call(compiled)
+        assert cuda_on_cpu.waits == waits
+    assert full_ways == []
+
+
+@pytest.mark.parametrize("thread", ["this", "another"])
+@pytest.mark.parametrize("same_stream", [True, False])
+def test_fast_path_runs_no_graph_inside_a_capture(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], thread: str, same_stream: bool
+) -> None:
+    """A graph cannot be launched there. `same_stream`: the program captures on the stream of the calls before."""
+    compiled = steady(cuda_on_cpu, full_ways)
+    replays = cuda_on_cpu.replays
+    stream = cuda_on_cpu.stream
+    cuda_on_cpu.stream, cuda_on_cpu.inside_capture = stream if same_stream else 5, True
+    if thread == "this":
+        call(compiled)
+    else:
+        in_a_thread(lambda: call(compiled))
+    assert cuda_on_cpu.replays == replays
+    assert reasons(compiled) == [lean.CAPTURED]
+    assert [one.reason for one in compiled.functions[0].uncaptured()] == [manager.INSIDE_CAPTURE]
+    cuda_on_cpu.stream, cuda_on_cpu.inside_capture = stream, False
+    full_ways.clear()
+    check(compiled, W, calls=4)
+    assert cuda_on_cpu.replays == replays + 4
+
+
+def test_while_graphs_of_modules_rest_a_steady_call_runs_the_function(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    """It is part of a step that is captured; a graph cannot be launched there."""
+    model = Model(cuda_on_cpu)
+    compiled = Compiled(model)
+    check(compiled, W, calls=8)
+    full_ways.clear()
+    replays, runs = cuda_on_cpu.replays, len(model.runs)
+    with inner_graphs.at_rest():
+        call(compiled)
+        assert (cuda_on_cpu.replays, model.runs[runs:]) == (replays, ["plain"])
+    call(compiled)
+    assert (cuda_on_cpu.replays, len(model.runs)) == (replays + 1, runs + 1)
+    assert full_ways == []
+
+
+def test_a_backward_that_a_function_runs_in_another_thread_does_not_wait_for_its_turn(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    """The turn is lent to it by a caller that waits for it: it neither takes the turn nor launches a graph."""
+    compiled = steady(cuda_on_cpu, full_ways)
+    turn, replays = compiled.functions[0].turn, cuda_on_cpu.replays
+    with turns.lending(turn):
+        lent = thread_state.find(turns._TLS_KEY)
+
+        def backward() -> None:
+            thread_state.keep(turns._TLS_KEY, lent)  # as the engine hands it on
+            call(compiled)
+
+        in_a_thread(backward)
+    assert cuda_on_cpu.replays == replays
+    assert [one.reason for one in compiled.functions[0].uncaptured()] == [manager.INSIDE_FUNCTION]
+    call(compiled)
+    assert cuda_on_cpu.replays == replays + 1
+
+
+def test_what_a_function_calls_while_it_is_captured_again_launches_no_graph(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A steady call of the inner function would launch its graph in the midst of a capture, which knows nothing of it:
+    the second capture would have another number of kernels than the first, and all inputs would be copied for ever."""
+    inner = Compiled(Model(cuda_on_cpu))
+    outer = Compiled(Outer(cuda_on_cpu, inner))
+    launched: list[Any] = []
+    launch = cuda_on_cpu.driver.launch
+
+    def noted(executable: Any) -> Any:
+        launched.append(cuda_on_cpu.capturing)
+        return launch(executable)
+
+    monkeypatch.setattr(cuda_on_cpu.driver, "launch", noted)
+    check(inner, W, calls=12)
+    for step in range(20):
+        x, y = values(step), values(-3 * step)
+        assert torch.equal(outer(x, y, W)[0], 2 * (2 * x + y * W) + y * W), step
+        assert torch.equal(inner(y, x, W)[0], 2 * y + x * W), step
+    assert launched.count(None) == len(launched) > 20
+    assert [report.kernels for report in outer.reports] == [2]
+    assert [report.copied_bytes for report in outer.reports] == [0]
+    assert len(nodes()) == 2

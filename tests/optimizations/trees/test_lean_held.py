@@ -1,0 +1,192 @@
+"""Steady calls where a result is held, or may not be there: what goes the full way, and what would be written over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from cuda_on_cpu import CudaOnCpu, at_address, cuda_on_cpu
+from trees_on_cpu import COUNT, Compiled, Model, nodes, values
+
+from optimizations.trees import lean, manager
+from optimizations.trees.containers import managers
+from tests.optimizations.trees.test_lean import W, full_ways, reasons
+
+__all__ = ["cuda_on_cpu", "full_ways"]
+
+
+class WithAnother(Model):
+    """Hands out one more result, of which nothing is asked but that it is there."""
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        outputs = super().__call__(inputs)
+        return [*outputs, outputs[0].clone() if self.cuda.capturing is None else self.cuda.allocate(COUNT)]
+
+
+class Reusing(Model):
+    """What it is recorded first puts its result where one of an earlier graph lay, as the allocator has it."""
+
+    memory: torch.Tensor | None = None
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        memory, allocate = self.memory, self.cuda.allocate
+        if memory is None or self.cuda.capturing is None:
+            return super().__call__(inputs)
+        self.memory = None
+        self.cuda.allocate = lambda _: at_address(memory.data_ptr(), COUNT * 4, torch.float32)  # type: ignore[method-assign]
+        try:
+            return super().__call__(inputs)
+        finally:
+            self.cuda.allocate = allocate  # type: ignore[method-assign]
+
+
+def test_a_result_in_whose_memory_a_graph_writes_is_not_written_over_while_it_is_held(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    """It was dead when the graph behind it was recorded, and its memory given to that graph."""
+    reusing = Reusing(cuda_on_cpu)
+    first, second = Compiled(WithAnother(cuda_on_cpu), outputs=2), Compiled(reusing)
+
+    def iteration(start: int, *, hold: bool = False) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        x, y = values(start), values(-2 * start)
+        one, other = first.function([x, y, W])
+        expected = 2 * x + y * W
+        assert torch.equal(one, expected)
+        if start == 1:
+            reusing.memory = at_address(one.data_ptr(), COUNT * 4, torch.float32)
+        held = one if hold else None
+        del one
+        (result,) = second.function([y, x, W])
+        assert torch.equal(result, 2 * y + x * W)
+        assert held is None or torch.equal(held, expected)
+        del other
+
+    for start in range(40):
+        iteration(start)
+    (before, behind) = nodes()
+    assert behind.parent is before
+    full_ways.clear()
+    iteration(40)
+    assert full_ways == []
+    second.functions[0]._full_ways.clear()
+    iteration(41, hold=True)
+    assert reasons(second) == [lean.EARLIER_RESULT_HELD]
+
+
+def test_where_an_iteration_began_with_a_held_result_the_next_call_looks_once_more(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    """Only the full way looks, and ends what began with the held result once nobody holds it."""
+    first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
+
+    def serve(compiled: Compiled, start: int) -> torch.Tensor:
+        x, y = values(start), values(-2 * start)
+        (result,) = compiled.function([x, y, W])
+        assert torch.equal(result, 2 * x + y * W)
+        return result
+
+    def iteration(start: int, *, let_go_of: list[torch.Tensor]) -> torch.Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        serve(first, start)
+        let_go_of.clear()
+        return serve(second, start + 1)
+
+    for start in range(40):
+        iteration(start, let_go_of=[])
+    full_ways.clear()
+    held = [iteration(40, let_go_of=[])]
+    assert full_ways == []
+    second.functions[0]._full_ways.clear()
+    iteration(41, let_go_of=held)
+    assert reasons(second) == [lean.RESULTS_HELD]
+    assert [(one.reason, one.calls) for one in first.functions[0].uncaptured()] == [(manager.KEPT, 1)]
+    assert not second.functions[0].uncaptured()
+    (one,) = managers()
+    assert one.held_in_generation is None
+    for start in range(42, 46):
+        iteration(start, let_go_of=[])
+    full_ways.clear()
+    iteration(46, let_go_of=[])
+    assert full_ways == []
+
+
+def called_once_and_twice(cuda: CudaOnCpu, *, steady: bool) -> tuple[Compiled, list[int]]:
+    """A function called twice in some iterations and once in others; how often each recording was replayed in them."""
+    compiled = Compiled(Model(cuda), lean=steady)
+
+    def iteration(start: int, calls: int) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        found = []
+        for place in range(calls):
+            x, y = values(start + place), values(start - 2 * place)
+            found.append((compiled.function([x, y, W])[0], 2 * x + y * W))
+        assert all(torch.equal(result, expected) for result, expected in found)
+
+    for start in range(30):
+        iteration(start, 2)
+    compiled.functions[0]._full_ways.clear()
+    before = [node.replays for node in nodes()]
+    for start in range(12):
+        iteration(start, 2 if start % 5 == 0 else 1)
+    found = [node.replays - replays for node, replays in zip(nodes(), before, strict=True)]
+    return compiled, found
+
+
+def test_a_call_behind_which_the_same_function_was_recorded_is_served_by_the_recording_that_stock_takes(
+    cuda_on_cpu: CudaOnCpu,
+) -> None:
+    """Stock tries what follows the last call before it begins a new path."""
+    stocks, by_stock = called_once_and_twice(cuda_on_cpu, steady=False)
+    del stocks
+    compiled, found = called_once_and_twice(cuda_on_cpu, steady=True)
+    assert found == by_stock
+    assert reasons(compiled) == [lean.ANOTHER_FOLLOWS]
+    kept = [calls for one in managers() for found in one._steady.values() for calls in found.values()]
+    assert [len(calls) for calls in kept] == [len({call.node for call in calls}) for calls in kept], "no copies of one"
+
+
+class Two(Model):
+    """The result, and the one with x and y exchanged."""
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        x, y, w = inputs
+        inputs.clear()
+        return [*super().__call__([x, y, w]), *super().__call__([y, x, w])]
+
+
+class Runs(torch.autograd.Function):
+    """A function whose results refer to a backward, as those of AOTAutograd's do."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, function: Any, inputs: list[Any]) -> tuple[torch.Tensor, ...]:
+        return tuple(function(inputs))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, ...]:
+        return None, None, None
+
+
+def test_a_held_result_is_not_written_over_where_another_one_loses_its_history(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    compiled, leaf = Compiled(Two(cuda_on_cpu), outputs=2, is_inference=False), torch.ones(1, requires_grad=True)
+
+    def iteration(start: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The second result, and what it is."""
+        torch.compiler.cudagraph_mark_step_begin()
+        x, y = values(start), values(-2 * start)
+        one, other = Runs.apply(leaf, compiled.function, [x, y, W])
+        assert torch.equal(one, 2 * x + y * W)
+        return other, 2 * y + x * W
+
+    for start in range(40):
+        iteration(start)
+    compiled.functions[0]._full_ways.clear()
+    full_ways.clear()
+    held, expected = iteration(40)
+    assert full_ways == []
+    for start in range(41, 44):
+        iteration(start)
+        assert torch.equal(held, expected)
+    assert lean.RESULTS_HELD in reasons(compiled)

@@ -1,0 +1,112 @@
+"""What steady calls leave behind, as full ones do, and what does not end them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from trees_on_cpu import Compiled, Model, check, nodes, values
+
+from optimizations.in_place import budget
+from optimizations.trees import manager
+from optimizations.trees.containers import managers
+from tests.optimizations.trees.test_lean import Training, W, full_ways, steady
+from tests.optimizations.trees.test_lean_held import Runs
+
+__all__ = ["cuda_on_cpu", "full_ways"]
+
+
+def test_the_list_of_inputs_is_empty_after_a_steady_call(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    """Or its caller would keep them alive, and their memory taken, while what follows runs."""
+    compiled = steady(cuda_on_cpu, full_ways)
+    torch.compiler.cudagraph_mark_step_begin()
+    given = [values(1), values(2), W]
+    compiled.function(given)
+    assert given == []
+    assert full_ways == []
+
+
+def test_data_that_steady_calls_copy_is_counted(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    compiled = Compiled(Model(cuda_on_cpu, hides_y=True))
+    check(compiled, W, calls=30)
+    full_ways.clear()
+    before = compiled.reports[0].total_copied_bytes
+    check(compiled, W, calls=4)
+    assert full_ways == []
+    assert compiled.reports[0].total_copied_bytes == before + 4 * W.nbytes
+
+
+def test_forwards_without_a_backward_are_steady_where_the_program_marks_its_steps(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    """Marked, an iteration begins though the backward of the one before never came."""
+    training = Training(cuda_on_cpu)
+    for step in range(12):
+        training.step(step)
+    full_ways.clear()
+    replays = cuda_on_cpu.replays
+    for step in range(6):
+        training.step(step, backward=False)
+    assert full_ways == []
+    assert cuda_on_cpu.replays == replays + 6
+
+
+def test_calls_are_steady_while_work_on_their_recording_waits(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "FEWEST_REPLAYS", 100)
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, W, calls=4)
+    full_ways.clear()
+    check(compiled, W, calls=20)
+    assert full_ways == []
+    assert compiled.reports[0].stage == "waiting"
+
+
+def test_where_another_recording_serves_steadily_the_backward_of_the_last_calls_results_is_let_go(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    """It refers to parameters that may have been swapped, and the recording may never be replayed again."""
+    compiled, weights = Compiled(Model(cuda_on_cpu), is_inference=False), [values(5), values(6)]
+
+    def serve(start: int) -> weakref.ref[torch.Tensor]:
+        """To what the backward of the results refers to."""
+        torch.compiler.cudagraph_mark_step_begin()
+        leaf, x, y, w = torch.ones(1, requires_grad=True), values(start), values(-2 * start), weights[start % 2]
+        (result,) = Runs.apply(leaf, compiled.function, [x, y, w])
+        assert torch.equal(result, 2 * x + y * w)
+        return weakref.ref(leaf)
+
+    for start in range(40):
+        serve(start)
+    full_ways.clear()
+    for start in range(40, 46):
+        leaf = serve(start)
+        assert leaf() is not None, "the results are handed out again in the next call of this recording"
+        serve(start + 1)
+        assert leaf() is None
+    assert full_ways == []
+    assert len(nodes()) == 2
+
+
+def test_no_more_steady_calls_are_kept_than_there_may_be(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the sets of parameters that were recorded or went the full way last. The function may write them."""
+    monkeypatch.setattr(manager, "MOST_KEPT", 4)
+    compiled = Compiled(Model(cuda_on_cpu, hides_y=True), static_inputs=(1, 2), mutated_input_idxs=(1,))
+    parameters = [values(3 * swap) for swap in range(8)]
+    for step in range(80):
+        y = parameters[step % 8]
+        assert torch.equal(compiled(values(step), y, W)[0], 2 * values(step) + y * W)
+    assert len(nodes()) == 8
+    kept = [calls for one in managers() for found in one._steady.values() for calls in found.values()]
+    assert [len(calls) for calls in kept] == [4]
+    full_ways.clear()
+    for step in range(4):
+        y = parameters[4 + step % 4]
+        assert torch.equal(compiled(values(step), y, W)[0], 2 * values(step) + y * W)
+    assert full_ways == []

@@ -1,0 +1,172 @@
+"""`encore explain` around its workers: progress, interrupts, and what is left when it is killed. Workers are fakes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from fixtures.fake_runs import default_signals, living
+from rich.console import Console
+
+from suite.explain import run
+from suite.explain.run import explain_many
+from suite.explain.targets import Target
+from suite.progress import AnalysisDisplay
+from suite.store import CannotWrite
+
+FAKE = Path(__file__).parents[2] / "support" / "fixtures" / "fake_explain.py"
+FAKE_WORKER = Path(__file__).parents[2] / "support" / "fixtures" / "fake_explain_worker.py"
+
+
+@pytest.fixture
+def fake_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "WORKER_COMMAND", (sys.executable, str(FAKE_WORKER)))
+
+
+class Explaining:
+    """A running `encore explain` of one target that answers and one that hangs, once the second has begun to hang."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        pids = folder / "pids"
+        self.process = subprocess.Popen(
+            [sys.executable, str(FAKE), "any:quick", "any:hang", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "ENCORE_TEST_PIDS": str(pids)},
+            preexec_fn=default_signals,
+        )
+        deadline = time.monotonic() + 60
+        while not pids.exists():
+            assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
+            time.sleep(0.02)
+        worker, child, temporary = pids.read_text().split()
+        self.pids, self.temporary = [int(worker), int(child)], Path(temporary)
+        assert self.temporary.is_dir() and living(self.pids, within_s=0.0) == self.pids
+
+    def left(self) -> list[object]:
+        deadline = time.monotonic() + 10
+        while self.temporary.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return [*living(self.pids, within_s=10.0), *([self.temporary] if self.temporary.exists() else [])]
+
+
+def test_an_interrupt_prints_what_is_finished_as_json(tmp_path: Path) -> None:
+    explaining = Explaining(tmp_path, "--json", "--out", str(tmp_path / "out"))
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out" / "any.quick.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.3)
+    explaining.process.send_signal(signal.SIGINT)
+    out, err = explaining.process.communicate(timeout=60)
+    assert explaining.process.returncode == 130
+    assert [each["target"] for each in json.loads(out)] == ["any:quick"]
+    assert "interrupted: 1 of 2 are explained" in err
+    assert explaining.left() == []
+
+
+def test_a_killed_command_leaves_no_worker_and_no_folder(tmp_path: Path) -> None:
+    explaining = Explaining(tmp_path)
+    explaining.process.kill()
+    explaining.process.communicate()
+    assert explaining.left() == []
+
+
+@pytest.mark.usefixtures("fake_workers")
+def test_explain_names_the_line_a_target_hangs_in() -> None:
+    (explained,) = explain_many([Target("any:hang", None)], timeout_s=2.0)
+    error = explained.explanation.error
+    assert error is not None
+    assert "hangs: it used no processor time for 2 s, the last of it calling hang()" in error
+    assert "in hang_in_make" in error
+
+
+@pytest.mark.usefixtures("fake_workers")
+def test_a_full_disk_says_how_to_go_on_and_leaves_no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(path: Path, content: str) -> None:
+        raise CannotWrite("go on with the run") from OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run, "write_atomically", full)
+    monkeypatch.setenv("ENCORE_TEST_PIDS", str(tmp_path / "pids"))
+    with pytest.raises(CannotWrite, match=r"any\.quick\.json: .*No space left on device.*--reuse"):
+        list(explain_many([Target("any:quick", None), Target("any:hang", None)], jobs=2, out=tmp_path / "out"))
+    if (tmp_path / "pids").exists():
+        worker, child, _ = (tmp_path / "pids").read_text().split()
+        assert living([int(worker), int(child)], within_s=10.0) == []
+
+
+@pytest.mark.usefixtures("fake_workers")
+def test_a_program_that_closes_all_descriptors_costs_no_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = time.process_time()
+    (explained,) = explain_many([Target("any:deaf", None)], timeout_s=3.0)
+    assert explained.explanation.error is not None
+    assert time.process_time() - before < 1.0
+
+
+def test_what_is_found_goes_to_standard_output_although_progress_is_on_a_terminal(tmp_path: Path) -> None:
+    terminal, theirs = pty.openpty()
+    out = tmp_path / "out.txt"
+    with out.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, str(FAKE), "any:quick", "any:slow"],
+            stdout=file,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+        )
+    os.close(theirs)
+    seen = b""
+    with suppress(OSError):  # Linux answers so when the other side is closed
+        while chunk := os.read(terminal, 2**16):
+            seen += chunk
+    os.close(terminal)
+    assert process.wait(timeout=60) == 0
+    assert "any:quick: inference" in out.read_text() and "any:slow: inference" in out.read_text()
+    assert b"\x1b" not in out.read_bytes()
+    assert b"any:slow: calling slow()" in seen
+    assert b"inference" not in seen
+
+
+def shown(display: AnalysisDisplay, out: io.StringIO) -> list[str]:
+    display.time_passes()
+    lines = out.getvalue().splitlines()
+    out.truncate(0)
+    out.seek(0)
+    return lines
+
+
+def test_without_a_terminal_a_step_that_takes_long_has_a_line_and_later_another() -> None:
+    now, out = [100.0], io.StringIO()
+    target, quick = Target("XLNET-I", "published"), Target("any:make", None)
+    with AnalysisDisplay(Console(file=out, width=200), 900.0, clock=lambda: now[0]) as display:
+        display.step(target, "building the model")
+        display.step(quick, "calling make()")
+        display.ended(quick)
+        now[0] += 1
+        assert shown(display, out) == []
+        now[0] += 5
+        assert shown(display, out) == ["XLNET-I (published): building the model, 6s (limit: 15m00s of processor time)"]
+        now[0] += 20
+        assert shown(display, out) == []
+        display.step(target, "tracing the call")
+        assert shown(display, out) == ["XLNET-I (published): tracing the call, 26s (limit: 15m00s of processor time)"]
+        now[0] += 31
+        assert shown(display, out) == ["XLNET-I (published): tracing the call, 57s (limit: 15m00s of processor time)"]
+
+
+def test_a_terminal_shows_what_each_target_is_at() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, _environ={"TERM": "xterm"})
+    with AnalysisDisplay(console, 900.0) as display:
+        display.step(Target("any:make", None), "calling make()")
+        console.print(display._render())
+    assert "any:make: calling make(), 0s (limit: 15m00s of processor time)" in out.getvalue()

@@ -1,0 +1,85 @@
+"""The obstacles of published programs, as explain finds them: those that `test_explain_workloads` does not lower.
+
+All are traced by one process, which lowers nothing, for lowering is what takes time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "support" / "fixtures" / "trace_workloads.py"
+WORKLOADS = ("DALLE2", "BSCG", "STCLM", "VM", "DMLM", "DBV2", "XLNET-T")
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def traced() -> dict[str, dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *WORKLOADS],
+        capture_output=True,
+        text=True,
+        timeout=800,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    found = {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert list(found) == list(WORKLOADS)
+    assert {name: line["failure"] for name, line in found.items() if line["failure"]} == {}
+    return found
+
+
+def cpu_values(traced: dict[str, Any]) -> Counter[str]:
+    return Counter(node["kind"] for graph in traced["graphs"] for node in graph["cpu_nodes"])
+
+
+def source_lines(traced: dict[str, Any]) -> list[str]:
+    return [each["source_line"] or "" for each in traced["breaks"]]
+
+
+def test_dalle2_moves_its_mask_in_every_block(traced: dict[str, dict[str, Any]]) -> None:
+    (graph,) = traced["DALLE2"]["graphs"]
+    moves = [copy for copy in graph["copies"] if "self.mask" in (copy["source_line"] or "")]
+    assert len(moves) == 4, "two blocks, called twice"
+    assert all(copy["blocking"] for copy in moves)
+    assert cpu_values(traced["DALLE2"])["attribute"] == 1, "one tensor for all blocks"
+    assert traced["DALLE2"]["breaks"] == []
+
+
+@pytest.mark.parametrize("acronym", ["BSCG", "STCLM"])
+def test_layer_drop_breaks_the_graph_where_it_branches(traced: dict[str, dict[str, Any]], acronym: str) -> None:
+    where = [line for line in source_lines(traced[acronym]) if "if dropout_probability < self.layerdrop" in line]
+    assert where
+    assert any("branching" in each["reason"] for each in traced[acronym]["breaks"])
+    assert len(traced[acronym]["graphs"]) > 3
+
+
+def test_mask_rcnn_breaks_where_sizes_depend_on_what_it_found(traced: dict[str, dict[str, Any]]) -> None:
+    assert any("Dynamic shape operator" in each["reason"] for each in traced["VM"]["breaks"])
+    anchors = [
+        node
+        for graph in traced["VM"]["graphs"]
+        for node in graph["cpu_nodes"]
+        if "anchor_generator.cell_anchors" in node["operation"]
+    ]
+    assert len(anchors) == 5, "a CPU tensor for each level"
+
+
+@pytest.mark.parametrize("acronym", ["DMLM", "DBV2"])
+def test_deberta_makes_a_scale_in_each_layer(traced: dict[str, dict[str, Any]], acronym: str) -> None:
+    (graph,) = traced[acronym]["graphs"]
+    assert cpu_values(traced[acronym])["constant"] == 2, "one in each of two layers"
+    assert all(node["shape"] == [] for node in graph["cpu_nodes"])
+    assert traced[acronym]["breaks"] == []
+
+
+def test_xlnet_builds_its_table_on_the_cpu_in_training_too(traced: dict[str, dict[str, Any]]) -> None:
+    assert cpu_values(traced["XLNET-T"]) == {"constant": 2, "computed": 9}

@@ -1,0 +1,82 @@
+"""Targets in their own processes: what they do to themselves stays there."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from suite.errors import WrongUse
+from suite.explain.records import Explanation
+from suite.explain.run import explain_many, explain_target, file_name
+from suite.explain.targets import Target
+
+PROGRAMS = Path(__file__).parents[2] / "support"
+TIMEOUT_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def beside_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PROGRAMS)
+
+
+def test_a_program_that_dies_and_one_that_raises_do_not_take_others_along(tmp_path: Path) -> None:
+    targets = [Target(f"explain_programs:{name}", None) for name in ("dies", "raises", "mask_attribute")]
+    before = (torch.cuda.is_available, torch.nn.Module._apply, dict(os.environ))
+    had_gpu = torch.cuda.is_available()
+    explained = list(explain_many(targets, out=tmp_path, timeout_s=TIMEOUT_S))
+    errors = {each.target.name.partition(":")[2]: each.explanation.error for each in explained}
+    assert errors["mask_attribute"] is None
+    assert "killed by SIGABRT" in (errors["dies"] or "")
+    assert "ArithmeticError: no such number" in (errors["raises"] or "")
+    assert "explain_programs.py" in (errors["raises"] or "")
+    assert sorted(each.done for each in explained) == [1, 2, 3]
+    assert {path.name for path in tmp_path.iterdir()} == {file_name(target) for target in targets}
+    for each in explained:
+        assert each.path is not None
+        assert Explanation.model_validate_json(each.path.read_bytes()) == each.explanation
+    assert (torch.cuda.is_available, torch.nn.Module._apply, dict(os.environ)) == before
+    assert torch.cuda.is_available() == had_gpu
+
+
+def test_explain_ends_a_target_after_its_processor_time() -> None:
+    start = time.monotonic()
+    explanation = explain_target("explain_programs:hangs", timeout_s=1.0)
+    assert explanation.error is not None
+    assert "longer than 1 s of processor time" in explanation.error
+    assert time.monotonic() - start < 60
+
+
+def test_closing_early_ends_what_runs() -> None:
+    targets = [Target("explain_programs:dies", None), Target("explain_programs:hangs", None)]
+    explained = explain_many(targets, jobs=2, timeout_s=600)
+    assert next(explained).target.name == "explain_programs:dies"
+    start = time.monotonic()
+    explained.close()
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("explain_programs:returns_a_number", "returned int"), ("explain_programs:nothing", "no 'nothing'")],
+)
+def test_wrong_programs_are_wrong_use(name: str, message: str) -> None:
+    with pytest.raises(WrongUse, match=message):
+        explain_target(name, timeout_s=TIMEOUT_S)
+
+
+def test_an_out_that_is_a_file_is_wrong_use(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text(json.dumps({}))
+    with pytest.raises(WrongUse, match="give a folder"):
+        next(explain_many([Target("MMC", "published")], out=taken))
+
+
+def test_files_are_named_after_target_and_variant() -> None:
+    assert file_name(Target("MMC", "published")) == "MMC.json"
+    assert file_name(Target("MMC", "current")) == "MMC-current.json"
+    assert file_name(Target("package.module:make", None)) == "package.module.make.json"

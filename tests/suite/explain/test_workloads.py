@@ -1,0 +1,143 @@
+"""The published obstacles of registered workloads, in their tiny sizes, as explain finds them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from models import registry
+from suite.explain.records import Explanation, Lowering
+from suite.explain.run import explain_many
+from suite.explain.targets import Target
+
+SCRIPT = Path(__file__).parents[2] / "support" / "fixtures" / "explain_workloads.py"
+AS_USERS_DO = ("XLNET-I", "published")
+FORKED = (
+    ("MMC", "published"),
+    ("XLNET-I", "current"),
+    ("ST", "published"),
+    ("DCGAN", "published"),
+    ("DGPT2", "published"),
+)
+TRACED = ("ST", "current")
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def explanations(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Explanation]:
+    """One is of a process that `explain_many` starts, the others of such that need not import PyTorch's compilers."""
+    (explained,) = explain_many([Target(*AS_USERS_DO, "tiny")])
+    folder = tmp_path_factory.mktemp("explained")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder), *itertools.chain(*FORKED), "ST", "current/traced"],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    read = {each: Path(folder, f"{'.'.join(each)}.json").read_text() for each in (*FORKED, TRACED)}
+    return {
+        AS_USERS_DO: explained.explanation,
+        **{each: Explanation.model_validate_json(text) for each, text in read.items()},
+    }
+
+
+def lowered(explanation: Explanation, setting: str) -> list[Lowering]:
+    assert explanation.error is None
+    return [lowering for graph in explanation.graphs for lowering in graph.lowerings if lowering.setting == setting]
+
+
+def test_mmc_copies_its_mask_in_each_call(explanations: dict[tuple[str, str], Explanation]) -> None:
+    explanation = explanations["MMC", "published"]
+    (graph,) = explanation.graphs
+    assert Counter(node.kind for node in graph.cpu_nodes) == {"attribute": 1, "constant": 1}
+    mask, rows = graph.copies
+    assert (mask.kind, rows.kind) == ("copy", "implicit")
+    assert mask.blocking
+    assert mask.source_line is not None
+    assert "self.causal_mask.to(x.device)" in mask.source_line
+    (stock,), (unpartitioned,) = lowered(explanation, "graph"), lowered(explanation, "graph-unpartitioned")
+    assert (stock.partitions, stock.kernels_outside, stock.blocking_copies) == (1, 0, 1)
+    assert (unpartitioned.partitions, unpartitioned.kernels_in_graphs) == (0, 0)
+    assert unpartitioned.kernels_outside == stock.kernels_in_graphs
+
+
+def test_xlnet_as_published_is_moved_with_partitions_and_blocked_without(
+    explanations: dict[tuple[str, str], Explanation],
+) -> None:
+    explanation = explanations["XLNET-I", "published"]
+    (graph,) = explanation.graphs
+    assert Counter(node.kind for node in graph.cpu_nodes) == {"constant": 2, "computed": 9}
+    assert len(graph.copies) == 1
+    (stock,), (unpartitioned,) = lowered(explanation, "graph"), lowered(explanation, "graph-unpartitioned")
+    assert (stock.partitions, stock.kernels_outside, stock.cpu_kernels, stock.host_to_device_copies) == (1, 0, 0, 0)
+    assert (unpartitioned.partitions, unpartitioned.cpu_kernels, unpartitioned.host_to_device_copies) == (0, 1, 1)
+    (why,) = unpartitioned.not_captured
+    assert "cpu device" in why.reason
+
+
+def test_xlnet_of_today_has_no_obstacle(explanations: dict[tuple[str, str], Explanation]) -> None:
+    explanation = explanations["XLNET-I", "current"]
+    (graph,) = explanation.graphs
+    assert (graph.cpu_nodes, graph.copies, graph.stock_captures) == ([], [], True)
+    for setting in ("graph", "graph-unpartitioned"):
+        (lowering,) = lowered(explanation, setting)
+        assert (lowering.partitions, lowering.kernels_outside, lowering.not_captured) == (1, 0, [])
+
+
+def test_st_breaks_where_lengths_are_read_and_takes_scalars_from_the_cpu(
+    explanations: dict[tuple[str, str], Explanation],
+) -> None:
+    explanation = explanations["ST", "published"]
+    scalars = [node for graph in explanation.graphs for node in graph.cpu_nodes]
+    assert {(node.kind, node.dtype, str(node.shape)) for node in scalars} == {("attribute", "float64", "[]")}
+    assert all(node.operation.endswith(".temperature") for node in scalars)
+    reasons = {each.reason.partition(";")[0] for each in explanation.breaks}
+    assert "Dynamic shape operator" in reasons
+    assert any("item()" in reason for reason in reasons)
+    assert all("lengths[row]" in str(each.source_line) for each in explanation.breaks if "item()" in each.reason)
+    with_scalars = [graph for graph in explanation.graphs if graph.cpu_nodes]
+    assert [len(graph.cpu_nodes) for graph in with_scalars] == [2, 4], "an attention in each encoder, two in a decoder"
+    for graph in with_scalars:
+        by_setting = {lowering.setting: lowering for lowering in graph.lowerings}
+        stock, unpartitioned = by_setting["graph"], by_setting["graph-unpartitioned"]
+        assert (stock.partitions, stock.kernels_outside) == (1, 0)
+        assert (stock.host_to_device_copies, stock.blocking_copies) == (1, 0)
+        assert (unpartitioned.partitions, unpartitioned.kernels_in_graphs) == (0, 0)
+
+
+def test_st_has_as_many_breaks_and_graphs_as_its_note_says(explanations: dict[tuple[str, str], Explanation]) -> None:
+    """The counts are those of the full size too: its layers and utterances are more, its functions are the same."""
+    published, current = explanations["ST", "published"], explanations["ST", "current"]
+    at_lengths = [each for each in published.breaks if "item()" in each.reason]
+    left_to_python = [each for each in at_lengths if "frame_mask itself runs without graphs" in each.reason]
+    assert (len(at_lengths) - len(left_to_python), len(left_to_python)) == (4, 1)
+    assert sum(each.reason.startswith("Dynamic shape operator") for each in published.breaks) == 3
+    assert (len(published.breaks), len(published.graphs)) == (8, 6)
+    assert (current.error, len(current.breaks), len(current.graphs)) == (None, 0, 1)
+    notes = registry.find("ST").notes
+    assert "eight graph breaks and six graphs" in notes and "one graph and no break" in notes
+
+
+@pytest.mark.parametrize(("acronym", "least"), [("DCGAN", 5 + 3), ("DGPT2", 2 * 9 + 2 + 5)])
+def test_training_shows_its_backward_and_says_what_it_does_not_see(
+    explanations: dict[tuple[str, str], Explanation], acronym: str, least: int
+) -> None:
+    """`least`: a kernel for each convolution, attention and norm of the forward, and two for each linear layer."""
+    explanation = explanations[acronym, "published"]
+    assert explanation.task == "training"
+    assert any("the optimizer are not seen" in limit for limit in explanation.limits)
+    (graph,) = explanation.graphs
+    assert graph.stock_captures is True
+    assert [each.setting for each in graph.backward] == [each.setting for each in graph.lowerings]
+    for backward in graph.backward:
+        assert (backward.partitions, backward.kernels_outside, backward.captured_once) == (1, 0, [])
+        assert backward.kernels_in_graphs >= least

@@ -1,0 +1,108 @@
+"""Encore's own account of a cell goes into its row as plain JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from optimizations.report import LEDGER, CompiledGraph, Copy, Entry, Left, PlacementReport
+from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
+from optimizations.report.recordings import FullWay, KeptResults, RecordingReport, ReplayedInput, UncapturedCalls
+from optimizations.report.selection import SelectionReport
+from suite.measure.encore_report import encore_report
+from suite.schema import Metrics
+
+
+@pytest.fixture(autouse=True)
+def empty_ledger() -> Iterator[None]:
+    LEDGER.clear()
+    yield
+    LEDGER.clear()
+
+
+def test_nothing_compiled_is_an_empty_list() -> None:
+    assert encore_report() == []
+
+
+def test_source_lines_hold_no_path_of_this_machine() -> None:
+    root = Path(__file__).resolve().parents[3]
+    line = f"{root}/models/networks/clip.py:144 in forward: mask = self.mask.to(x.device)"
+    elsewhere = "/home/somebody/program.py:3 in <lambda>"
+    LEDGER.add(
+        Entry(
+            PlacementReport(
+                "cuda:0",
+                None,
+                4,
+                copies_before=(Copy("to", "mask", 8, True, line), Copy("to", "mask", 8, True, elsewhere)),
+                left=(Left("add", "aten.add", "it is random", None),),
+            )
+        )
+    )
+    (report,) = encore_report()
+    assert isinstance(report, dict)
+    placement = report["placement"]
+    assert [copy["source_line"] for copy in placement["copies_before"]] == [
+        "models/networks/clip.py:144 in forward: mask = self.mask.to(x.device)",
+        "program.py:3 in <lambda>",
+    ]
+    assert placement["left"][0]["source_line"] is None
+
+
+def test_what_others_say_holds_no_path_of_this_machine_either() -> None:
+    root = Path(__file__).resolve().parents[3]
+    entry = Entry(PlacementReport("cuda:0", f"placement failed: {root}/models/networks/clip.py is odd", 4))
+    trace = f'  File "{root}/models/networks/clip.py", line 144, in forward\n    mask = self.mask'
+    entry.compiled.append(CompiledGraph("inference", 1, (f"cpu ops. Found from : \n {trace}",)))
+    LEDGER.add(entry)
+    text = json.dumps(encore_report())
+    assert str(root) not in text
+    assert "cpu ops [models/networks/clip.py:144 in forward: mask = self.mask]" in text
+
+
+def test_recordings_stand_in_the_row_and_are_read_back() -> None:
+    entry = Entry(PlacementReport("cuda:0", None, 4))
+    LEDGER.add(entry)
+    recording = RecordingReport(
+        direction="backward",
+        nodes=7,
+        kernels=6,
+        inputs=(ReplayedInput(0, "tangents_1", 4096, True, False, 2, 3, ("host",), ()),),
+        copied_bytes=0,
+        pointer_bytes=24,
+        fallbacks=(),
+        off=None,
+        proof_runs=8,
+        indirection_s=1.5,
+        concurrency=ConcurrencyReport("chain", "it is faster", order=(OrderedLaunch("mm", ("gemm",), ()),)),
+    )
+    kept = KeptResults("backward", (0,), copies=3, copied_bytes=96)
+    calls = UncapturedCalls("backward", "its forward ran without a graph", 2)
+    selection = SelectionReport("backward", "copies", "measured", 6, 4096, 0, (("copies", 64.4), ("in place", 80.5)))
+    entry.functions.append(
+        SimpleNamespace(
+            recordings=lambda: [recording],
+            kept=lambda: kept,
+            uncaptured=lambda: [calls],
+            selection=lambda: selection,
+            full_ways=lambda: [FullWay("inference", "the program holds a result", 3)],
+        )
+    )
+    found = encore_report()
+    metrics = Metrics(coverage=None, graphs=None, copies=None, memory=None, kernel_time_us=None, encore_report=found)
+    again = Metrics.model_validate_json(metrics.model_dump_json()).encore_report
+    assert again == found
+    assert found[0]["recordings"][0]["concurrency"]["reason"] == "it is faster"  # type: ignore[index, call-overload]
+    assert "order" not in found[0]["recordings"][0]["concurrency"]  # type: ignore[index, call-overload, operator]
+    assert found[0]["kept"][0]["copies"] == 3  # type: ignore[index, call-overload]
+    assert found[0]["uncaptured"][0]["calls"] == 2  # type: ignore[index, call-overload]
+    assert found[0]["full_ways"][0]["calls"] == 3  # type: ignore[index, call-overload]
+    (chosen,) = found[0]["selection"]  # type: ignore[index, call-overload]
+    assert (chosen["decision"], chosen["median_us"][0]) == ("copies", ["copies", 64.4])
+    (recording,) = found[0]["recordings"]  # type: ignore[index, call-overload]
+    assert recording["inputs"][0]["appliers"] == ["host"]
+    assert recording["pointer_bytes"] == 24

@@ -1,0 +1,207 @@
+"""The indirection microbenchmark: what it varies, its records, figure and kernel, and its command without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from optimizations.graph.plan import Available, Choice, make_plan
+from optimizations.graph.pointers import PointerUse
+from optimizations.graph.ptx_rewriting import dereference, read_kernel
+from optimizations.graph.records import CapturedGraph
+from optimizations.graph.registry import APPLIERS
+from suite import cli_micro, environment
+from suite.cli import app, main
+from suite.errors import EXIT_WRONG_USE, WrongUse
+from suite.gpu import NoGpu
+from suite.micro import figure, records
+from suite.micro.records import MICRO_SCHEMA_VERSION, MeasuredPoint, MicroRun, Series, read_micro_run
+from suite.micro.sweeps import VARIANTS, Point, points
+from tests.optimizations.graph.test_appliers import analysis_of
+from tests.optimizations.graph.test_plan import kernel, word
+
+
+def run_of(*measured: MeasuredPoint) -> MicroRun:
+    here = environment.collect("a-run", ("encore", "micro", "indirection"), {"samples": 3})
+    return MicroRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, points=list(measured))
+
+
+def measured_at(point: Point) -> MeasuredPoint:
+    series = [
+        Series(
+            variant=variant,
+            moved=moved,
+            host_us=[] if variant == "ptx" else [5.0 + place, 7.0 + place, 100.0],
+            copied_bytes=point.input_bytes if variant == "copy" else 0,
+            pointer_bytes=0 if variant == "copy" else 8,
+            unavailable="no PTX" if variant == "ptx" else None,
+        )
+        for place, variant in enumerate(VARIANTS)
+        for moved in (True, False)
+    ]
+    fields = {"sweep": point.sweep, "inputs": point.inputs, "input_bytes": point.input_bytes, "nodes": point.nodes}
+    return MeasuredPoint(**fields, series=series, gpu_before=None, gpu_after=None)
+
+
+EVERYTHING = run_of(*(measured_at(point) for point in points()))
+
+
+def test_the_sweeps_span_what_they_should() -> None:
+    everything = points()
+    spans = {
+        sweep: sorted(point.x for point in everything if point.sweep == sweep)
+        for sweep in ("inputs", "bytes", "odd bytes", "nodes")
+    }
+    assert (spans["inputs"][0], spans["inputs"][-1]) == (1, 512)
+    assert (spans["bytes"][0], spans["bytes"][-1]) == (1024, 4 * 2**30)
+    assert (spans["nodes"][0], spans["nodes"][-1]) == (1, 256)
+    assert all(size % 4096 for size in spans["odd bytes"])
+    assert all(point.nodes >= point.inputs and point.input_bytes % 4 == 0 for point in everything)
+    assert set(points(quick=True)) < set(everything)
+    assert len({(point.sweep, point.x) for point in everything}) == len(everything)
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "indirection.json"
+    path.write_text(EVERYTHING.model_dump_json())
+    assert read_micro_run(path) == EVERYTHING
+    assert tuple(measured.point for measured in EVERYTHING.points) == points()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot read"),
+        ("{}", "no results of the microbenchmark: micro_schema_version"),
+        ("[", "no results"),
+        (EVERYTHING.model_copy(update={"micro_schema_version": 7}).model_dump_json(), "schema version 7, this is 1"),
+    ],
+)
+def test_a_file_that_is_no_such_run_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
+    path = tmp_path / "indirection.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(WrongUse, match=said):
+        read_micro_run(path)
+
+
+def test_lines_are_medians_in_order_and_skip_what_was_not_measured() -> None:
+    run = run_of(*(measured_at(Point("nodes", 1, 64, nodes)) for nodes in (8, 1)))
+    found = figure.lines(run, "nodes")
+    assert found["copy", True] == [(1, 7.0), (8, 7.0)]
+    assert found["prelude", False] == [(1, 9.0), (8, 9.0)]
+    assert ("ptx", True) not in found
+    assert figure.lines(run, "inputs") == {}
+
+
+def test_the_figure_has_a_line_for_each_variant_in_each_panel() -> None:
+    drawn = figure.draw(EVERYTHING)
+    assert [len(axis.lines) for axis in drawn.axes] == [6, 12, 6], "odd sizes are points next to the lines"
+    points = [line for line in drawn.axes[1].lines if line.get_linestyle() == "None"]
+    assert len(points) == 6
+    assert figure.render(drawn, "png").startswith(b"\x89PNG")
+    assert figure.render(drawn, "pdf").startswith(b"%PDF")
+    caption = drawn.get_supxlabel()
+    assert "a-run" in caption
+    assert EVERYTHING.environment.torch in caption
+
+
+def test_the_kernel_can_be_rewritten() -> None:
+    """Compiled for an H100 without one: without this there would be no variant `ptx`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from suite.micro.kernel import ELEMENTS, consume
+
+    signature = {"source": "*fp32", "destination": "*fp32", "elements": "constexpr"}
+    source = ASTSource(fn=consume, signature=signature, constexprs={"elements": ELEMENTS})
+    ptx = str(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"])
+    read = read_kernel(ptx)
+    assert read.name == "consume"
+    assert read.refusals[:2] == (None, None)
+    assert dereference(ptx, [0]).count("ld.global") == ptx.count("ld.global") + 1
+
+
+def test_a_plan_with_another_applier_is_not_the_variant() -> None:
+    from suite.micro.indirection import _objection
+
+    graph = CapturedGraph(nodes=(kernel([word(1)]),), edges=())
+    plan = make_plan(graph, analysis_of(PointerUse((0,), 0, 0, 0, 0)), Choice.PTX, Available({}, {}, APPLIERS))
+    assert _objection(plan, "ptx") == "ptx: no PTX of this kernel is available"
+    assert _objection(plan, "prelude") is None
+
+
+def test_without_a_gpu_the_command_says_so_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("suite.gpu.require_gpu", lambda: (_ for _ in ()).throw(NoGpu("no NVIDIA GPU here")))
+        with pytest.raises(SystemExit) as ended:
+            main(["micro", "indirection"])
+    assert ended.value.code == EXIT_WRONG_USE
+    said = capsys.readouterr().err
+    assert said == "encore: no NVIDIA GPU here\n"
+
+
+def test_the_figure_can_be_drawn_again(tmp_path: Path) -> None:
+    path = tmp_path / "indirection.json"
+    path.write_text(EVERYTHING.model_dump_json())
+    result = CliRunner().invoke(app, ["micro", "indirection", "--draw", str(path)])
+    assert result.exit_code == 0, result.output
+    assert {one.name for one in tmp_path.iterdir()} == {"indirection.json", "indirection.png", "indirection.pdf"}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--out", "x"], ["--all", "indirection"]])
+def test_a_microbenchmark_or_all_must_be_named(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["micro", *arguments])
+    assert ended.value.code == EXIT_WRONG_USE
+
+
+def test_all_runs_each_into_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path | None] = []
+    monkeypatch.setattr(
+        cli_micro, "EVERYTHING", {"one": lambda out: asked.append(out), "two": lambda out: asked.append(out)}
+    )
+    for arguments in (["--all"], ["--all", "--out", str(tmp_path)]):
+        with pytest.raises(SystemExit) as ended:
+            main(["micro", *arguments])
+        assert not ended.value.code
+    assert asked == [None, None, tmp_path / "one", tmp_path / "two"]
+
+
+class FakeBench:
+    """Measures what `measured_at` makes up; fails at the third point."""
+
+    def __init__(self, device: int, *, samples: int, rounds: int) -> None:
+        self.done = 0
+
+    def measure(self, point: Point) -> MeasuredPoint:
+        self.done += 1
+        if self.done == 3:
+            raise RuntimeError("the device is gone")
+        return measured_at(point)
+
+    def close(self) -> None: ...
+
+
+def test_an_interrupt_keeps_the_points_measured_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from suite.micro import indirection
+
+    monkeypatch.setattr("suite.gpu.require_gpu", lambda: None)
+    monkeypatch.setattr(indirection, "Bench", FakeBench)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        cli_micro.measure_indirection(out=tmp_path)
+    assert [one.point for one in read_micro_run(tmp_path / "indirection.json").points] == list(points()[:2])
+
+
+def test_more_rounds_than_samples_are_refused() -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["micro", "indirection", "--samples", "2", "--rounds", "3"])
+    assert ended.value.code == EXIT_WRONG_USE
+
+
+def test_records_of_the_benchmark_are_strict() -> None:
+    with pytest.raises(ValueError, match="extra"):
+        records.Series(variant="copy", moved=True, host_us=[], copied_bytes=0, pointer_bytes=0, extra=1)

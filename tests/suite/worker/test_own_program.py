@@ -1,0 +1,277 @@
+"""Programs of the user's own: what `make` may return, how it is examined, measured and concluded on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures.synthetic_results import cell, environment, failed_cell
+from own_programs import ReadsAValue
+from tiny_workloads import WholeCell
+
+from models import registry
+from models.instance import Instance, instantiate
+from models.own_program import Called, WrongProgram, load
+from optimizations import torch_internals
+from suite import own_program
+from suite.cell_errors import Inaccurate
+from suite.errors import WrongUse
+from suite.explain.records import TO_THE_END, Explanation
+from suite.explain.run import explain_target
+from suite.explain.text import summary
+from suite.iteration import iteration
+from suite.measure.results import State, run_checked
+from suite.own_program import Examined, examine, examine_programs, name_programs
+from suite.protocol import CellSpec
+from suite.report.load import Run
+from suite.report.own_program import six_lines
+from suite.schema import Status
+
+
+def built(name: str) -> Instance:
+    return instantiate(registry.find(f"own_programs:{name}"), device="cpu", seed=3)
+
+
+def test_inference_program_keeps_mode_and_dtype() -> None:
+    instance = built("inference")
+    assert not instance.module.training
+    assert (instance.workload.task, instance.workload.batch, instance.workload.dtype_policy) == (
+        "inference",
+        16,
+        "fp32",
+    )
+
+
+def test_input_sets_are_rolled_and_apart() -> None:
+    instance = built("inference")
+    (first,), (second,) = instance.inputs(0).args, instance.inputs(1).args
+    assert torch.equal(second, first.roll(1, 0))
+    assert first.data_ptr() != second.data_ptr()
+
+
+def test_inputs_option_makes_each_set() -> None:
+    instance = built("with_options")
+    assert [float(instance.inputs(index).args[0][0, 0]) for index in (0, 2)] == [0.0, 2.0]
+
+
+def test_options_reach_the_workload() -> None:
+    workload = built("with_options").workload
+    assert (workload.task, workload.dtype_policy, workload.tolerance) == ("training", "amp-bf16", 0.25)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("training", 12), ("trainer", 8)])
+def test_step_starts_again_from_its_state(name: str, kept: int) -> None:
+    """Parameters and moments are restored, so that every mode takes the same step."""
+    instance = built(name)
+    assert isinstance(instance.module, Called)
+    assert len(list(instance.module.state())) >= kept
+    inputs = instance.inputs(0)
+    state = State(instance.module, inputs)
+    iterate = iteration(instance, instance.module, marks_steps=False)
+    before = [tensor.detach().clone() for _, tensor in instance.module.state()]
+    first, second = (run_checked(instance, iterate, inputs, state, 5) for _ in range(2))
+    assert first.digest() == second.digest()
+    assert any("weight" in name for name in first.tensors), "the step's changes are among its results"
+    after = [tensor for _, tensor in instance.module.state()]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_step_is_given_the_batches() -> None:
+    instance = built("training")
+    batches = [instance.inputs(index).args[0][0] for index in range(3)]
+    assert len({tensor.data_ptr() for tensor in batches}) == 3
+    assert not torch.equal(batches[0], batches[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("returns_a_number", ("returned int", "(step, batches)")),
+        ("with_unknown_dtype", ("'int3'", "amp-bf16")),
+        ("with_no_batch", ("batches is empty",)),
+    ],
+)
+def test_wrong_make_is_told_what_is_allowed(name: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(WrongProgram) as raised:
+        load(f"own_programs:{name}")()
+    assert all(word in str(raised.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("computes_something_else_each_time", ("with the same seed", "torch.manual_seed")),
+        ("with_wrong_shapes", ("calling it as it is failed", "own_programs.py:", "cannot be multiplied")),
+        ("returns_a_number", ("returned int",)),
+    ],
+)
+def test_examining_a_bad_program_gives_a_sentence(name: str, words: tuple[str, ...]) -> None:
+    problem = own_program._examined(f"own_programs:{name}", "cpu", 7).problem
+    assert problem is not None and all(word in problem for word in words)
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "stochastic"),
+    [("function", "inference", False), ("training", "training", False), ("training_with_dropout", "training", True)],
+)
+def test_examining_finds_task_and_randomness(name: str, task: str, stochastic: bool) -> None:
+    found = own_program._examined(f"own_programs:{name}", "cpu", 7)
+    assert (found.problem, found.task, found.stochastic) == (None, task, stochastic)
+
+
+def test_lack_of_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+
+    monkeypatch.setattr("models.instance.instantiate", full)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("P", (), {"total_memory": 2**33}))
+    problem = own_program._examined("own_programs:inference", "cpu", 7).problem
+    assert problem is not None and "does not fit" in problem and "8.0 GiB" in problem
+
+
+def test_examine_runs_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2] / "support")
+    said: list[str] = []
+    assert examine("own_programs:inference", "cpu", 7, said.append) == Examined(batch=16)
+    assert said and "own_programs:inference" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("a-b:make", "package.module:make"), ("models.mine:make", "another name"), ("x:", "module:")]
+)
+def test_names_that_cannot_be_measured_are_refused(name: str, words: str) -> None:
+    with pytest.raises(WrongUse, match=words):
+        name_programs([name])
+
+
+def test_bad_program_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_program, "examine", lambda *_: Examined(problem="mine:make does not fit"))
+    with pytest.raises(WrongUse, match="does not fit"):
+        examine_programs(["mine:make"], "cpu", 7, print)
+
+
+def test_examined_program_is_found_with_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_PROGRAMS", {})
+    monkeypatch.setattr(own_program, "examine", lambda *_: Examined(task="training", batch=3, stochastic=True))
+    said: list[str] = []
+    examine_programs(["mine:make"], "cpu", 7, said.append)
+    found = registry.find("mine:make")
+    assert (found.task, found.batch, found.stochastic) == ("training", 3, True)
+    assert "draws random numbers" in said[0]
+
+
+@pytest.fixture
+def own_cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A function that makes the cell of a program in a mode, in this process, on the CPU."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    mark = torch_internals.inductor_config.aot_inductor.metadata
+    precision = torch.get_float32_matmul_precision()
+
+    def make(name: str, mode: str = "compile", **spec: object) -> WholeCell:
+        options = {
+            "workload": f"own_programs:{name}", "variant": "published", "size": "full", "mode": mode, "device": "cpu",
+            "with_optimizer": False, "seed": 7, "input_sets": 3, "warm_up": 4, "check_inputs": 2, "cpu_threads": 1,
+            "cache_dir": str(tmp_path), "warm_cache": True, **spec,
+        }  # fmt: skip
+        return WholeCell(CellSpec(**options), lambda phase: None)
+
+    yield make
+    torch.compiler.reset()
+    torch_internals.inductor_config.aot_inductor.metadata = mark
+    torch.set_float32_matmul_precision(precision)
+
+
+@pytest.mark.parametrize(
+    ("name", "stochastic"),
+    [
+        ("inference", False),
+        ("function", False),
+        ("training", False),
+        ("trainer", False),
+        ("training_with_dropout", True),
+    ],
+)
+def test_compiled_program_agrees_with_eager(own_cell: Callable[..., WholeCell], name: str, stochastic: bool) -> None:
+    prepared = own_cell(name, stochastic=stochastic).prepare()
+    assert prepared.correctness is not None and prepared.correctness.passed
+    assert prepared.correctness.compared_tensors >= (1 if name in ("inference", "function") else 9)
+
+
+def test_wrong_step_is_inaccurate(own_cell: Callable[..., WholeCell], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that leaves the optimizer out changes no parameter."""
+
+    def without_optimizer(mode: object, module: Called) -> Callable[..., object]:
+        def call(batch: object) -> object:
+            for optimizer in module.optimizers:
+                monkeypatch.setattr(optimizer, "step", lambda: None)
+            return module(batch)
+
+        return call
+
+    monkeypatch.setattr("suite.compilation.callable_for", without_optimizer)
+    with pytest.raises(Inaccurate):
+        own_cell("trainer").prepare()
+
+
+def run_of(*cells: object) -> Run:
+    settings = {"workloads": ["mine:make"], "modes": ["compile", "graph", "encore"]}
+    return Run(environment(settings=settings), tuple(cells))  # type: ignore[arg-type]
+
+
+def lines_of(*cells: object) -> dict[str, str]:
+    lines = six_lines(run_of(*cells), "mine:make")
+    assert len(lines) == 6
+    return dict(line.split(": ", 1) for line in lines)
+
+
+def test_six_lines_of_a_faster_program_recommend_encore() -> None:
+    found = lines_of(
+        *(cell("mine:make", mode, us) for mode, us in (("compile", 200.0), ("graph", 150.0), ("encore", 100.0)))
+    )
+    assert found["over compile"].startswith("Encore is 2.0")
+    assert found["over stock's graphs"].startswith("Encore is 1.5")
+    assert 'backend="encore"' in found["what to do"]
+    assert "not measured" in found["start"]
+
+
+def test_six_lines_say_that_torch_compile_is_broken() -> None:
+    found = lines_of(
+        failed_cell("mine:make", "compile", Status.COMPILE_ERROR, "no such operator"),
+        failed_cell("mine:make", "encore", Status.COMPILE_ERROR, "no such operator"),
+    )
+    assert "torch.compile itself cannot run it" in found["what to do"]
+    assert "no such operator" in found["what to do"]
+
+
+def test_six_lines_of_equal_modes_advise_against_graphs() -> None:
+    found = lines_of(*(cell("mine:make", mode, 100.0) for mode in ("compile", "graph", "encore")))
+    assert "stay with torch.compile" in found["what to do"]
+
+
+def test_six_lines_without_encore_say_what_to_measure() -> None:
+    assert "no mode with Encore" in lines_of(cell("mine:make", "compile"))["what to do"]
+
+
+@pytest.fixture
+def explained(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(Path(__file__).parents[2] / "support")
+    return lambda name: explain_target(f"own_programs:{name}")
+
+
+def test_explain_sees_backward_and_optimizer_of_a_step(explained: Callable[[str], Explanation]) -> None:
+    explanation = explained("training")
+    assert explanation.error is None
+    assert (explanation.task, explanation.seen) == ("training", TO_THE_END)
+    assert any(graph.backward for graph in explanation.graphs)
+    lines = [node.source_line or "" for graph in explanation.graphs for node in graph.cpu_nodes]
+    assert any("optim/adam.py" in line for line in lines), "Adam counts its steps on the CPU"
+
+
+def test_explain_says_up_to_which_line_it_saw(explained: Callable[[str], Explanation]) -> None:
+    explanation = explained("reads_a_value")
+    line = inspect.getsourcelines(ReadsAValue.forward)[1] + 2
+    assert explanation.seen == f"seen up to tests/support/own_programs.py:{line}; 5 of 6 layers after it are not"
+    assert summary(explanation).endswith(explanation.seen)

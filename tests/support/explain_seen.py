@@ -1,0 +1,86 @@
+"""What explain sees of the programs in `explain_programs`, for tests: captured together in a process of their own."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import explain_programs
+
+from suite.explain.records import FxGraph, Lowering
+
+
+def captured(names: Sequence[str], folder: Path) -> dict[str, Any]:
+    """What `capture_programs` writes of these programs."""
+    answer = folder / "answer.json"
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(here / "capture_programs.py"), str(answer), *names],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(here.parents[1]), str(here))),
+            "PATH": str(folder),  # no C++ compiler: none is needed
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.exists(), done.stderr[-4000:]
+    loaded: dict[str, Any] = json.loads(answer.read_text())
+    return loaded
+
+
+class Seen:
+    """What was seen of one program."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.graphs = [FxGraph.model_validate(graph) for graph in answer["graphs"]]
+        self.breaks: list[dict[str, str]] = answer["breaks"]
+        self.limits: list[str] = answer["limits"]
+        self.failure: str | None = answer["failure"]
+        self.source: str = answer["sources"].get("graph", "")
+        self.backward_source: str = answer["backward_sources"].get("graph", "")
+        self.compiled: list[dict[str, Any]] = answer["compiled"]
+
+    @property
+    def graph(self) -> FxGraph:
+        assert self.failure is None
+        (graph,) = self.graphs
+        return graph
+
+    @property
+    def stock(self) -> Lowering:
+        return self.lowering("graph")
+
+    @property
+    def unpartitioned(self) -> Lowering:
+        return self.lowering("graph-unpartitioned")
+
+    def lowering(self, setting: str) -> Lowering:
+        (lowering,) = (each for each in self.graph.lowerings if each.setting == setting)
+        return lowering
+
+    def backward(self, setting: str) -> Lowering:
+        (lowering,) = (each for each in self.graph.backward if each.setting == setting)
+        return lowering
+
+
+def line_of(text: str) -> int:
+    """Number of the one line of `explain_programs` that holds `text`."""
+    lines = inspect.getsource(explain_programs).splitlines()
+    (number,) = (number for number, line in enumerate(lines, start=1) if text in line)
+    return number
+
+
+def at(text: str) -> str:
+    return f"tests/support/explain_programs.py:{line_of(text)} in "

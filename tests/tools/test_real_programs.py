@@ -1,0 +1,546 @@
+"""`tests/gpu/programs.py`: every program at tiny size, what compares and judges them, and the script with real and with
+scripted workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
+sys.path.insert(0, str(GPU_TESTS))
+
+from real_programs import rows as rows_of  # noqa: E402
+from real_programs.conduct import TURNS  # noqa: E402
+from real_programs.record import Body, Program, Setting, programs  # noqa: E402
+
+PROGRAMS = programs()
+SCRIPT = GPU_TESTS / "programs.py"
+
+
+def setting(mode: str = "eager") -> Setting:
+    return Setting(mode, "cpu", tiny=True)
+
+
+def flat(nest: Any) -> list[Any]:
+    from real_programs.worker import _leaves
+
+    return list(_leaves(nest))
+
+
+def test_there_are_enough_programs_that_need_nothing_but_the_lock():
+    unconditional = [program for program in PROGRAMS.values() if not program.missing()]
+    assert len(unconditional) >= 30
+    assert {program.family for program in unconditional} == {program.family for program in PROGRAMS.values()}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_repeats_itself_and_depends_on_earlier_calls_only_if_it_says_so(name: str):
+    import torch
+    from real_programs.worker import _read, _round
+
+    program = PROGRAMS[name]
+    if program.missing():
+        pytest.skip(f"not installed: {', '.join(program.missing())}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tiny tensors, and other tests run next to this one
+    try:
+        body = program.build(setting())
+        first, second = _round(program, body, 0), _round(program, body, 1)
+        one = flat([first, second, _read(body.final())] if program.trains else first)
+        body = program.build(setting())
+        rounds = [_round(program, body, number) for number in range(2 if program.trains else 1)]
+        other = flat([*rounds, _read(body.final())] if program.trains else rounds)
+    finally:
+        torch.set_num_threads(threads)
+    assert flat(first), "a program without results shows nothing"
+    assert len(one) == len(other)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert all(leaf.double().isfinite().all() for leaf in one)
+    same = all(torch.equal(a, b) for a, b in zip(flat(first), flat(second), strict=True))
+    assert same != program.trains
+    if not program.trains and program.calls > 1:
+        assert not all(
+            torch.equal(a, b) for call in first[1:] for a, b in zip(flat(first[0]), flat(call), strict=False)
+        ), "calls with one and the same result would hide a stale one"
+
+
+def test_eager_compiles_nothing_and_the_other_modes_do(monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "compile", lambda target, **keywords: (asked.append(keywords), target)[1])
+    for mode in ("eager", "stock", "encore"):
+        PROGRAMS["models_in_turns"].build(setting(mode))
+    assert asked == 3 * [{"mode": "reduce-overhead"}] + 3 * [{"backend": "encore"}]
+
+
+def test_encores_own_counts_are_told_by_versions_that_have_them(monkeypatch: pytest.MonkeyPatch):
+    from real_programs import worker
+
+    import optimizations
+
+    reported: list[Any] = []
+    monkeypatch.setattr(optimizations, "report", lambda: reported)
+    monkeypatch.setitem(sys.modules, "optimizations.backend", optimizations)
+    old = SimpleNamespace(indirection_s=0.5, copied_bytes=8)
+    reported.append(SimpleNamespace(recordings=[old, old]))
+    assert worker._encore() == {"recordings": 2, "indirection_s": 1.0, "copied_bytes": 16}
+    new = SimpleNamespace(
+        stage="waiting", waiting="more calls", recording_s=0.1, replays=3, steady_replays=2, off="why"
+    )
+    reported[:] = [
+        SimpleNamespace(
+            recordings=[new],
+            kept=[SimpleNamespace(outputs=(0, 2), copied_bytes=64)],
+            uncaptured=[SimpleNamespace(reason="kept", calls=2), SimpleNamespace(reason="kept", calls=1)],
+            full_ways=[SimpleNamespace(reason="changed", calls=4)],
+        )
+    ]
+    told = worker._encore()
+    assert told is not None
+    assert (told["kept_results"], told["kept_copied_bytes"], told["uncaptured"]) == (2, 64, {"kept": 3})
+    assert (told["stages"], told["waiting"], told["replays"]) == ({"waiting": 1}, {"more calls": 1}, 3)
+    assert (told["steady_replays"], told["full_ways"], told["off"]) == (2, {"changed": 4}, {"why": 1})
+    monkeypatch.delitem(sys.modules, "optimizations.backend")
+    assert worker._encore() is None
+
+
+# --- comparing
+
+
+def saved(folder: Path, name: str, **leaves: Any) -> Path:
+    from safetensors.torch import save_file
+
+    path = folder / name
+    save_file(leaves, str(path))
+    return path
+
+
+def test_equal_results_have_equal_bits(tmp_path: Path):
+    import torch
+    from real_programs.compare import Difference, difference
+
+    nan = torch.tensor([1.0, float("nan"), float("inf")])
+    left = saved(tmp_path, "left", a=nan, b=torch.tensor([True]), c=torch.empty(0))
+    right = saved(tmp_path, "right", a=nan.clone(), b=torch.tensor([True]), c=torch.empty(0))
+    assert difference(left, right) == Difference(0.0, None, True)
+
+
+def test_the_worst_leaf_is_named_and_minus_zero_is_another_bit(tmp_path: Path):
+    import torch
+    from real_programs.compare import difference
+
+    left = saved(tmp_path, "left", a=torch.tensor([3.0, 4.1]), b=torch.tensor([1.01]))
+    right = saved(tmp_path, "right", a=torch.tensor([3.0, 4.0]), b=torch.tensor([1.0]))
+    found = difference(left, right)
+    assert (found.where, found.bits) == ("a", False)
+    assert found.error == pytest.approx(0.02, rel=1e-3)
+    zeros = difference(saved(tmp_path, "plus", a=torch.tensor([0.0])), saved(tmp_path, "minus", a=torch.tensor([-0.0])))
+    assert (zeros.error, zeros.bits) == (0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ([1, 2], [1, 3]),
+        ([1.0, float("nan")], [float("nan"), 1.0]),
+        ([1.0, float("inf")], [1.0, float("-inf")]),
+        ([1.0, 2.0], [1.0]),
+        ([1.0], [1]),
+        ([1.0], [0.0]),
+    ],
+)
+def test_results_that_cannot_be_near_are_infinitely_far(left: list[Any], right: list[Any]):
+    import torch
+    from real_programs.compare import relative_error
+
+    assert relative_error(torch.tensor(left), torch.tensor(right)) == float("inf")
+
+
+def test_a_missing_result_is_an_error(tmp_path: Path):
+    import torch
+    from real_programs.compare import difference
+
+    one, two = torch.ones(1), torch.ones(2)
+    with pytest.raises(ValueError, match="on one side only: b"):
+        difference(saved(tmp_path, "left", a=one), saved(tmp_path, "right", a=one, b=two))
+    with pytest.raises(ValueError, match="0 results"):
+        difference(saved(tmp_path, "none"), saved(tmp_path, "neither"))
+
+
+# --- judging
+
+
+def row(program: str = "p", mode: str = "encore", status: str = "ok", **fields: Any) -> dict[str, Any]:
+    made = {"program": program, "mode": mode, "status": status, "reason": None, "verdict": None}
+    if status == "ok":
+        memory = {"allocated_bytes": 100, "reserved_bytes": 100}
+        made |= {"whole_us": 10.0, "turns_us": [10.0], "captures": 1, "captures_while_timed": 0, "encore": None}
+        made |= {"recording": memory, "learning": memory, "steady": memory}
+    return made | fields
+
+
+@pytest.mark.parametrize(
+    ("fields", "stock", "verdict"),
+    [
+        ({"error_over_eager": 1e-4}, None, "right"),
+        ({"error_over_eager": 2e-3}, None, "wrong"),
+        ({"error_over_eager": 2e-3}, row(mode="stock", error_over_eager=1.1e-3), "as stock"),
+        ({"error_over_eager": 3e-3}, row(mode="stock", error_over_eager=1.1e-3), "wrong"),
+        ({"error_over_eager": float("inf")}, row(mode="stock", error_over_eager=float("inf")), "wrong"),
+        (
+            {"error_over_eager": float("inf"), "bits_of_stock": True},
+            row(mode="stock", error_over_eager=float("inf")),
+            "as stock",
+        ),
+        ({"error_over_eager": 2e-3}, row(mode="stock", status="error"), "wrong"),
+        ({}, None, None),
+    ],
+)
+def test_verdicts(fields: dict[str, Any], stock: dict[str, Any] | None, verdict: str | None):
+    assert rows_of.judged(row(**fields), 1e-3, stock)["verdict"] == verdict
+
+
+def test_findings_are_ours_not_stocks_and_not_those_of_a_program_that_fails_in_eager():
+    found = rows_of.findings(
+        [
+            row("a", "eager"),
+            row("a", "stock", "error", reason="overwritten"),
+            row("a", verdict="right"),
+            row("b", "eager"),
+            row("b", verdict="wrong", error_over_eager="Infinity", worst="final: 0"),
+            row("c", "eager"),
+            row("c", status="crashed", reason="by signal SIGSEGV"),
+            row("d", "eager", "error", reason="no such thing"),
+            row("d", status="error", reason="no such thing"),
+            row("e", "eager", "skipped", reason="not installed"),
+            row("e", status="skipped", reason="not installed"),
+            row("f", "eager", "not_run", reason="budget"),
+        ]
+    )
+    assert "results inf off" in found[0]
+    assert [finding.split(":")[0] for finding in found] == ["b, encore", "c, encore", "d, eager", "f, eager"]
+
+
+def test_runs_are_pooled_by_the_median_of_their_ratios():
+    def run(**encore_us: float) -> list[dict[str, Any]]:
+        rows = []
+        for program, whole in encore_us.items():
+            rows.append({"program": program, "mode": "stock", "status": "ok", "turns_us": [100.0] * 3})
+            rows.append({"program": program, "mode": "encore", "status": "ok", "turns_us": [whole] * 3})
+        return rows
+
+    lost = [{"program": "c", "mode": "encore", "status": "ok", "turns_us": [1.0]}]  # stock has no such row
+    text = rows_of.pooled([run(a=50.0, b=100.0), run(a=200.0, b=125.0), [*run(a=100.0), *lost]])
+    lines = [line.split() for line in text.splitlines()]
+    assert ["a", "encore", "3", "1.00", "2.00", "0.50", "1.00"] in lines
+    assert ["b", "encore", "2", "0.90", "1.00", "0.80"] in lines
+    assert "encore: by medians 0.95 times as fast as stock" in text
+    assert "of 2 programs; lowest 0.90 (b); below 0.95: 1" in text
+    assert "no run has" in rows_of.pooled([lost])
+
+
+def test_the_table_has_ratios_of_turns_and_their_geometric_mean():
+    rows = [
+        row("a", "eager", whole_us=40.0, turns_us=[40.0, 44.0]),
+        row("a", "stock", whole_us=20.0, turns_us=[20.0, 22.0]),
+        row("a", whole_us=10.0, turns_us=[10.0, 11.0], verdict="right", bits_of_stock=True),
+        row("b", "stock", turns_us=[10.0]),
+        row("b", turns_us=[20.0], verdict="wrong", recording={"allocated_bytes": 1, "reserved_bytes": 300}),
+        row("c", "stock", "error", reason="overwritten"),
+        row("c", verdict="right", encore={"recordings": 1, "kept_results": 3}),
+    ]
+    text = rows_of.table(rows)
+    first = next(line.split() for line in text.splitlines() if line.startswith("a "))
+    assert first == ["a", "40", "20", "10", "2.00", "4.00", "right", "yes", "1", "(0)", "-", "1.00/1.00/1.00"]
+    assert "1.00 times as fast as stock in the geometric mean of 2 programs; lowest 0.50 (b); below 0.95: 1, " in text
+    assert "while recording 1.73 times stock's in the geometric mean; highest 3.00 (b)" in text
+    assert "encore runs what stock does not: c" in text
+    assert "encore: 2 right, 1 wrong" in text
+    assert "c, stock: error: overwritten" in text
+
+
+def test_a_program_is_surely_slower_where_the_interval_of_its_turns_says_so():
+    even = [10.0, 11.0, 10.5, 12.0, 10.0, 11.0, 10.0, 11.5]
+    rows = [
+        *(row(name, "stock", turns_us=even) for name in ("slow", "noisy", "few")),
+        row("slow", turns_us=[1.25 * turn for turn in even]),
+        row("noisy", turns_us=[2 * turn if index % 2 else turn for index, turn in enumerate(even)]),
+        row("few", turns_us=[20.0, 22.0]),
+    ]
+    text = rows_of.table(rows)
+    assert "below 0.95: 3, with their intervals 1" in text
+    slow, noisy, few = (
+        next(one for one in text.splitlines() if one.startswith(name)) for name in ("slow", "noisy", "few")
+    )
+    assert "0.80 [0.80, 0.80]" in slow
+    assert "[0.50, 1.00]" in noisy
+    assert "[" not in few
+
+
+def test_lines_that_are_no_rows_are_named(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    for wrong in ("{}", "[]", "3", '{"program": ', "null"):
+        path.write_text(json.dumps(row()) + "\n" + wrong + "\n")
+        with pytest.raises(ValueError, match=r"rows\.jsonl, line 2 is no row"):
+            rows_of.read(path)
+    path.write_text(json.dumps(row()) + "\n")
+    assert rows_of.read(path) == [row()]
+
+
+# --- conducting
+
+SCRIPTED = """
+import json, os, sys, time
+from pathlib import Path
+name, mode, device, size, results = sys.argv[1:]
+log = Path(__file__).with_name("started")
+with log.open("a") as file: file.write(f"{name} {mode} {os.getpid()} {time.monotonic()}\\n")
+def say(**message): print(json.dumps(message), flush=True)
+def save(value):
+    from safetensors.numpy import save_file
+    import numpy
+    save_file({"leaf": numpy.array([value], dtype=numpy.float32)}, results)
+if name == "missing": say(skipped="not installed: unheard_of"); sys.exit()
+if name == "fails" and mode == "encore":
+    print("the reason is here", file=sys.stderr); say(error="RuntimeError: overwritten"); sys.exit(1)
+if name == "dies" and mode == "encore": os.abort()
+if name == "babbles": print("no json", flush=True)
+if name == "hangs" and mode == "encore": time.sleep(600)
+save(2.0 if name == "wrong" and mode == "encore" else 1.0)
+say(prepared=True, first_rounds_s=0.1, device="a device")
+for line in sys.stdin:
+    command = json.loads(line)
+    if "end" in command: break
+    if "settle" in command: say(settled=None, rounds=6); continue
+    if name == "dies later" and mode == "encore": sys.exit(3)
+    with log.open("a") as file: file.write(f"{name} {mode} timed {time.monotonic()}\\n")
+    say(rounds=[[0.001, 0.002 if mode == "encore" else 0.004]])
+memory = dict(allocated_bytes=1, reserved_bytes=1)
+say(ended=True, recording=memory, learning=memory, steady=memory, captures=1, captures_while_timed=0, encore=None)
+"""
+
+
+class Scripted:
+    """A conductor whose workers are a script without torch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.script = folder / "worker.py"
+        self.script.write_text(SCRIPTED)
+        self.started = folder / "started"
+
+    def run(self, *names: str, **changes: Any) -> dict[tuple[str, str], dict[str, Any]]:
+        from real_programs.conduct import Conductor, Plan
+
+        fields: dict[str, Any] = {
+            "jobs": 4,
+            "alive": 3,
+            "timeout_s": 20.0,
+            "budget_s": 60.0,
+            "turn_s": 0.01,
+            "settle_s": 0.4,
+        }
+        plan = Plan(
+            modes=("eager", "stock", "encore"),
+            device="cpu",
+            tiny=True,
+            worker=(sys.executable, str(self.script)),
+            **(fields | changes),
+        )
+        rows: list[dict[str, Any]] = []
+        conductor = Conductor(plan, {"commit": "abc"}, rows.append, lambda text: None)
+        asyncio.run(conductor.run([program(name) for name in names]))
+        return {(row["program"], row["mode"]): row for row in rows}
+
+    def alive(self) -> list[int]:
+        pids = [int(line.split()[-2]) for line in self.started.read_text().splitlines() if " timed " not in line]
+        return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def program(name: str) -> Program:
+    return Program(name, "kept", "", lambda setting: Body(lambda i: None), 4, False, False, (), 1e-3)
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Scripted:
+    return Scripted(tmp_path)
+
+
+def test_every_program_in_every_mode_has_a_row_whatever_its_process_does(scripted: Scripted):
+    names = ("fine", "wrong", "fails", "dies", "dies later", "babbles", "missing")
+    rows = scripted.run(*names)
+    assert list(rows) == [(name, mode) for name in names for mode in ("eager", "stock", "encore")]
+    fine = rows["fine", "encore"]
+    assert (fine["status"], fine["verdict"], fine["bits_of_stock"]) == ("ok", "right", True)
+    assert (fine["issue_us"], fine["whole_us"], fine["commit"]) == (1000.0, 2000.0, "abc")
+    assert rows_of.ratio(fine, rows["fine", "stock"]) == 2.0
+    assert rows["wrong", "encore"]["verdict"] == "wrong"
+    assert rows["wrong", "encore"]["worst"] == "leaf"
+    for name, status, words in (
+        ("fails", "error", "RuntimeError: overwritten"),
+        ("dies", "crashed", "SIGABRT"),
+        ("dies later", "crashed", "exit code 3"),
+        ("babbles", "crashed", "no JSON"),
+        ("missing", "skipped", "unheard_of"),
+    ):
+        assert rows[name, "encore"]["status"] == status
+        assert words in rows[name, "encore"]["reason"]
+    assert rows["dies", "stock"]["status"] == "ok"
+    assert not scripted.alive()
+
+
+def test_a_process_that_hangs_costs_its_timeout_and_no_other_row(scripted: Scripted):
+    rows = scripted.run("hangs", "fine", timeout_s=3.0)
+    assert rows["hangs", "encore"]["status"] == "timed_out"
+    assert rows["hangs", "eager"]["status"] == rows["fine", "encore"]["status"] == "ok"
+    assert not scripted.alive()
+
+
+def test_encore_starts_after_stock_and_nothing_is_timed_while_others_compile(scripted: Scripted):
+    scripted.run("fine", "wrong", alive=2)
+    events = [line.rsplit(maxsplit=2) for line in scripted.started.read_text().splitlines()]
+    kinds = [(name, what == "timed") for name, what, _ in events]
+    began = [name for name, timed in kinds if not timed]
+    assert began.index("fine stock") < began.index("fine encore")
+    assert [timed for _, timed in kinds] == 6 * [False] + 2 * 3 * TURNS * [True]
+    assert [name for name, timed in kinds if timed][:6] == 2 * ["fine eager", "fine stock", "fine encore"]
+
+
+def test_what_the_budget_leaves_out_is_told(scripted: Scripted):
+    rows = scripted.run("hangs", "fine", "wrong", alive=1, budget_s=4.0)
+    assert rows["hangs", "encore"]["status"] in ("timed_out", "not_run")
+    assert rows["wrong", "eager"]["status"] == "not_run"
+    assert rows_of.findings(list(rows.values()))
+
+
+# --- the command
+
+
+def script(*arguments: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=timeout, env=dict(os.environ)
+    )
+
+
+def test_the_script_compares_and_times_real_programs(tmp_path: Path):
+    out = tmp_path / "rows.jsonl"
+    names = "side_stream" + ("" if importlib.util.find_spec("diffusers") else ",diffusers_pipeline")
+    done = script("--device", "cpu", "--tiny", "--only", names, "--out", str(out), "--jobs", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {(row["program"], row["mode"]): row for row in rows_of.read(out)}
+    assert len(rows) == 2 * len(names.split(","))
+    compiled = rows["side_stream", "aot_eager"]
+    assert (compiled["status"], compiled["verdict"], compiled["size"]) == ("ok", "right", "tiny")
+    assert 0 < compiled["issue_us"] <= compiled["whole_us"]
+    assert "over stock in each" in script("--table", str(out), str(out)).stdout
+    drawn = script("--table", str(out))
+    assert drawn.returncode == 0
+    assert drawn.stdout == done.stdout
+    assert "aot_eager: 1 right" in drawn.stdout
+
+
+def test_rows_need_not_be_kept():
+    done = script("--device", "cpu", "--tiny", "--only", "side_stream", "--modes", "eager", "--turn", "0.01")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "side_stream" in done.stdout
+
+
+def loaded_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("programs_script", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--only", "lama_generate"], "llama_generate"),
+        (["--modes", "fast"], "unknown mode 'fast'"),
+        (["--device", "cpu", "--modes", "eager,encore"], "needs --device cuda"),
+        (["--budget", "0"], "above 0"),
+        (["--turn", "0"], "above 0"),
+        (["--budget", "soon"], "invalid"),
+        (["--jobs", "0"], "above 0"),
+        (["--table", "none.jsonl"], "none.jsonl"),
+        (["--device", "cpu", "--out", "no/such/folder/rows.jsonl"], "no/such/folder"),
+    ],
+)
+def test_wrong_use_is_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        loaded_script().main(arguments)
+    assert end.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_gpu_is_asked_for_before_anything_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as end:
+        loaded_script().main(["--only", "side_stream"])
+    assert end.value.code == 2
+    assert "no NVIDIA GPU" in capsys.readouterr().err
+
+
+def test_rows_are_json_whatever_the_error_and_a_full_disk_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from real_programs import conduct
+
+    async def run(conductor: Any, chosen: Any) -> None:
+        conductor.tell(row("a", "aot_eager", verdict="wrong", error_over_eager=float("inf"), worst="round 0: 1"))
+
+    monkeypatch.setattr(conduct.Conductor, "run", run)
+    out = tmp_path / "rows.jsonl"
+    options = ["--device", "cpu", "--tiny", "--only", "side_stream", "--out"]
+    module = loaded_script()
+    assert module.main([*options, str(out)]) == 1
+    assert "FINDING: a, aot_eager: results inf off eager's (round 0: 1)" in capsys.readouterr().out
+    text = out.read_text()
+    assert json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["verdict"] == "wrong"
+    assert module.main(["--table", str(out)]) == 1
+    capsys.readouterr()
+    assert module.main([*options, "/dev/full"]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def workers_of(pid: int) -> list[str]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    found = []
+    for child in children:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            if b"real_programs.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
+
+
+def test_an_interrupted_script_ends_its_workers_and_keeps_its_rows(tmp_path: Path):
+    out = tmp_path / "rows.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), "--device", "cpu", "--tiny", "--only", "side_stream", "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 100
+    while not (workers := workers_of(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert workers
+    process.terminate()
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert "0 rows were written" in error
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)

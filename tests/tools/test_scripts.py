@@ -1,0 +1,799 @@
+"""run_all.sh, run_tests.sh, tests/gpu/run.sh and .ci/run with a Python that only writes down how it was called."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from suite.cli import app
+from suite.store import REPOSITORY
+
+SCRIPTS = (
+    "run_all.sh",
+    "run_tests.sh",
+    "suite/set_up.sh",
+    "tests/gpu/pytest.sh",
+    "tests/gpu/run.sh",
+    "tests/gpu/ranks.sh",
+    "tests/gpu/round.sh",
+    "tests/gpu/shards.sh",
+    "tests/gpu/stages.sh",
+    ".ci/run",
+)
+
+STUB = r"""#!/bin/bash
+# Stands for every python: answers what the scripts ask, and writes down the rest, a line per call, arguments in <>.
+case "$*" in
+"-c import ensurepip"*) exit ${STUB_UNUSABLE:-0} ;;
+--version) echo "Python 3.12.0"; exit ;;
+"-m venv --clear "*) mkdir -p "${4}/bin"; cp "$0" "${4}/bin/python" ;;
+esac
+# In one write: calls at the same time must not end up in one line.
+printf -v call '<%s>' "$@"
+echo "$call" >>"$STUB_LOG"
+echo "${PYTHONPATH:-}" >>"$STUB_LOG.paths"
+case "$*" in
+"-m tests.fuzz"* | *"suite run"*) while [ -e "$STUB_LOG.hold" ]; do sleep 0.1; done ;; # until a test lets it go on
+esac
+case "$*" in
+"-m pip install"*) exit ${STUB_PIP:-0} ;;
+*"suite env --require-gpu")
+    [ -n "${STUB_GPU:-}" ] && echo "$STUB_GPU" && exit
+    echo "encore: no NVIDIA GPU: no driver. Without one: do something else." >&2
+    exit ${STUB_ENV:-2} ;;
+*"--set torchbench"*) exit ${STUB_TORCHBENCH:-0} ;;
+*"suite run"*) sleep "${STUB_RUN_S:-0}"; echo "rows are written" >&2; exit ${STUB_RUN:-0} ;;
+*"suite explain"*) exit ${STUB_EXPLAIN:-0} ;;
+"-m ruff check"*) echo "a line too long"; exit ${STUB_RUFF:-0} ;;
+"-m mypy") echo "a wrong type"; exit ${STUB_MYPY:-0} ;;
+"-m tests.gpu.toolchain "*) [ -n "${STUB_TOOLCHAIN:-}" ] && exit 1; mkdir -p "${@: -1}"; touch "${@: -1}/made" ;;
+"-m pytest -m gpu and alone"*) exit ${STUB_ALONE:-0} ;;
+"-m pytest"*) echo "=== 3 passed in 0.01s ==="; exit ${STUB_PYTEST:-0} ;;
+esac
+"""
+
+
+class Checkout:
+    """A copy of the scripts in a folder with a space, and the stub to run them with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = folder / "my clones" / "encore"
+        self.log = folder / "calls"
+        self.stub = folder / "stub python"
+        self.stub.write_text(STUB)
+        self.stub.chmod(0o755)
+        for name in (*SCRIPTS, "requirements.lock", "pyproject.toml"):
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / name, self.root / name)
+
+    def run(self, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        self.log.write_text("")
+        return subprocess.run(
+            [str(self.root / script), *arguments],
+            cwd=self.folder,
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        return {**os.environ, "PYTHON": str(self.stub), "STUB_LOG": str(self.log), **variables}
+
+    def calls(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def called(self, words: str) -> str:
+        (call,) = [call for call in self.calls() if words in call]
+        return call
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "run_all.sh",
+        "run_tests.sh",
+        "tests/gpu/pytest.sh",
+        "tests/gpu/run.sh",
+        "tests/gpu/ranks.sh",
+        "tests/gpu/shards.sh",
+        "tests/versions.sh",
+        ".ci/run",
+    ],
+)
+def test_scripts_are_executable_bash(script: str) -> None:
+    assert os.access(REPOSITORY / script, os.X_OK)
+    assert (REPOSITORY / script).read_text().startswith("#!/usr/bin/env bash\n")
+
+
+def test_the_first_start_makes_the_environment_from_the_lock(checkout: Checkout) -> None:
+    done = checkout.run("run_all.sh", STUB_GPU="NVIDIA H200")
+    assert done.returncode == 0, done.stderr
+    venv, lock, bytecode, package = checkout.calls()[:4]
+    assert venv == f"<-m><venv><--clear><{checkout.root}/.venv>"
+    assert f"<--requirement><{checkout.root}/requirements.lock>" in lock
+    assert "<--no-compile>" in lock
+    assert bytecode.startswith("<-m><compileall>") and bytecode.endswith(f"<{checkout.root}/.venv/lib>")
+    assert f"<--editable><{checkout.root}>" in package
+    assert "--no-deps" in package
+    assert "index-url" not in done.stderr + lock + package
+
+
+def test_a_second_start_reuses_it_and_says_so(checkout: Checkout) -> None:
+    checkout.run("run_all.sh", STUB_GPU="NVIDIA H200")
+    done = checkout.run("run_tests.sh")
+    assert "reusing it" in done.stderr
+    assert not any("pip" in call or "venv" in call for call in checkout.calls())
+
+
+def test_a_changed_lock_and_a_moved_folder_are_installed_again(checkout: Checkout) -> None:
+    checkout.run("run_all.sh")
+    with (checkout.root / "requirements.lock").open("a") as file:
+        file.write("another==1.0\n")
+    checkout.run("run_all.sh")
+    assert sum("<install>" in call for call in checkout.calls()) == 2
+    assert not any("<venv>" in call for call in checkout.calls())
+    checkout.root = checkout.root.rename(checkout.folder / "moved here")
+    checkout.run("run_all.sh")
+    assert f"<--editable><{checkout.root}>" in checkout.called("--editable")
+
+
+def test_an_install_that_fails_ends_the_script_and_is_tried_again(checkout: Checkout) -> None:
+    done = checkout.run("run_all.sh", STUB_PIP="7")
+    assert done.returncode == 7
+    assert not any("suite" in call for call in checkout.calls())
+    checkout.run("run_all.sh")
+    assert sum("<install>" in call for call in checkout.calls()) == 2
+
+
+@pytest.mark.parametrize("script", ["run_all.sh", "run_tests.sh"])
+def test_no_python_to_use_is_a_clear_error(checkout: Checkout, script: str) -> None:
+    tools = checkout.folder / "tools"
+    tools.mkdir()
+    for name in ("bash", "env", "dirname", "cat", "cmp", "rm"):
+        (tools / name).symlink_to(shutil.which(name) or "")
+    (tools / "python3").symlink_to(checkout.stub)
+    done = checkout.run(script, PATH=str(tools), PYTHON="", STUB_UNUSABLE="1")
+    assert done.returncode == 2
+    assert "3.11 or newer" in done.stderr
+    assert "PYTHON=" in done.stderr
+    assert not (checkout.root / ".venv").exists()
+
+
+def test_with_a_gpu_it_runs_everything_resumably_and_reports(checkout: Checkout) -> None:
+    done = checkout.run("run_all.sh", STUB_GPU="NVIDIA H200")
+    assert "measuring on NVIDIA H200" in done.stderr
+    assert (
+        checkout.calls()[-1] == f"<-P><{checkout.root}/encore/own_packages.py><suite><run><--resume><newest><--report>"
+    )
+
+
+def test_arguments_pass_through_unchanged(checkout: Checkout) -> None:
+    checkout.run("run_all.sh", "--quick", "EOS", "--out", "a folder", STUB_GPU="NVIDIA H200")
+    assert checkout.calls()[-1].endswith("<--report><--quick><EOS><--out><a folder>")
+
+
+def torchbench_checkout(checkout: Checkout) -> Path:
+    folder = checkout.folder / "torch bench"
+    (folder / "torchbenchmark").mkdir(parents=True)
+    (folder / "torchbenchmark" / "__init__.py").write_text("")
+    return folder
+
+
+def test_a_torchbench_checkout_is_on_the_path_and_measured_in_a_run_of_its_own(checkout: Checkout) -> None:
+    folder = torchbench_checkout(checkout)
+    done = checkout.run("run_all.sh", "--with-torchbench", str(folder), "--budget", "9m", STUB_GPU="NVIDIA H200")
+    assert done.returncode == 0, done.stderr
+    own, torchbench = checkout.calls()[-2:]
+    assert own.endswith("<suite><run><--resume><newest><--report><--budget><9m>")
+    assert "<suite><run><--resume><newest><--budget><9m><--budget-used><" in torchbench
+    assert torchbench.endswith("s><--set><torchbench>")
+    paths = (checkout.folder / "calls.paths").read_text().splitlines()
+    assert [path.split(os.pathsep)[0] for path in paths[-2:]] == 2 * [str(folder)]
+
+
+@pytest.mark.parametrize("arguments", [("--budget", "9m"), ("--budget=9m",), ("--quick",)])
+def test_what_the_first_run_took_of_a_budget_is_not_there_for_torchbench(
+    checkout: Checkout, arguments: tuple[str, ...]
+) -> None:
+    folder = torchbench_checkout(checkout)
+    done = checkout.run(
+        "run_all.sh", "--with-torchbench", str(folder), *arguments, STUB_GPU="NVIDIA H200", STUB_RUN_S="1.1"
+    )
+    assert done.returncode == 0, done.stderr
+    own, torchbench = checkout.calls()[-2:]
+    assert "budget-used" not in own
+    used = re.findall(r"<--budget-used><(\d+)s>", torchbench)
+    assert len(used) == (arguments != ("--quick",))
+    assert all(int(seconds) >= 2 for seconds in used)
+
+
+def test_a_set_given_with_a_torchbench_checkout_does_not_replace_its_models(checkout: Checkout) -> None:
+    """Of an option that is given twice, the last counts."""
+    folder = torchbench_checkout(checkout)
+    arguments = ("--with-torchbench", str(folder), "--set", "all")
+    assert checkout.run("run_all.sh", *arguments, STUB_GPU="NVIDIA H200").returncode == 0
+    own, torchbench = checkout.calls()[-2:]
+    assert own.endswith("<--report><--set><all>")
+    assert torchbench.endswith("<--set><torchbench>")
+
+
+def test_named_workloads_alone_are_measured_with_a_torchbench_checkout_too(checkout: Checkout) -> None:
+    folder = torchbench_checkout(checkout)
+    words = ("torchbench:alexnet", "--quick", "--out=a folder"), ("--quick", "--tag", "mine", "--out", "here", "EOS")
+    for given in (*words, ("--quick", "--", "EOS")):
+        assert checkout.run("run_all.sh", "--with-torchbench", str(folder), *given, STUB_GPU="H200").returncode == 0
+        assert checkout.calls()[-1].endswith("".join(f"<{word}>" for word in ("--report", *given)))
+        assert not any("<--set>" in call for call in checkout.calls())
+    for given in (("--quick", "--tag", "EOS"), ("--quick", "--tag=EOS"), ("--modes", "graph", "--json")):
+        assert checkout.run("run_all.sh", "--with-torchbench", str(folder), *given, STUB_GPU="H200").returncode == 0
+        assert any("<--set><torchbench>" in call for call in checkout.calls()), "the value of an option is no workload"
+
+
+def test_the_script_knows_which_options_of_a_run_take_no_value() -> None:
+    """Else it would take the word behind one for its value, or a value for a workload."""
+    (text,) = re.findall(r'^flags=" (.*) "$', (REPOSITORY / "run_all.sh").read_text(), re.MULTILINE)
+    command: Any = typer.main.get_command(app)
+    options = [each for each in command.commands["run"].params if each.param_type_name == "option"]
+    assert {*text.split()} == {"--help", *(name for each in options if each.is_flag for name in each.opts)}
+    assert all(name.startswith("--") for each in options for name in each.opts), "a value may stand in the word of -o"
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", ""])
+@pytest.mark.parametrize("given", [("nanogpt",), ("--quick", "NanoGPT", "EOS"), ("--", "nanogpt")])
+def test_nanogpt_is_refused_at_once_in_words_of_what_was_given(
+    checkout: Checkout, given: tuple[str, ...], gpu: str
+) -> None:
+    """`encore run` would refuse options that the script adds and the user has not given."""
+    folder = torchbench_checkout(checkout)
+    for before in ((), ("--with-torchbench", str(folder))):
+        done = checkout.run("run_all.sh", *before, *given, STUB_GPU=gpu)
+        assert done.returncode == 2
+        assert "`encore run nanogpt`" in done.stderr and "--resume" not in done.stderr
+        assert not checkout.calls()
+    assert checkout.run("run_all.sh", "--tag", "nanogpt", STUB_GPU="NVIDIA H200").returncode == 0
+
+
+@pytest.mark.parametrize("option", ["--out", "--resume", "--tp", "--variant", "--budget-used"])
+@pytest.mark.parametrize("equals", [True, False])
+def test_an_option_that_fits_one_run_is_refused_before_the_first_of_two(
+    checkout: Checkout, option: str, equals: bool
+) -> None:
+    """The second run would refuse it, hours later."""
+    folder = torchbench_checkout(checkout)
+    given = [f"{option}=2"] if equals else [option, "2"]
+    done = checkout.run("run_all.sh", "--with-torchbench", str(folder), "--quick", *given, STUB_GPU="NVIDIA H200")
+    assert done.returncode == 2
+    assert f"two runs, and {option} fits one only" in done.stderr
+    assert not checkout.calls()
+    named = ("--with-torchbench", str(folder), "EOS", *given)
+    assert checkout.run("run_all.sh", *named, STUB_GPU="NVIDIA H200").returncode == 0
+    assert "".join(f"<{word}>" for word in ("EOS", *given)) in checkout.calls()[-1]
+
+
+def test_a_last_double_dash_makes_no_workloads_of_the_options_of_the_second_run(checkout: Checkout) -> None:
+    folder = torchbench_checkout(checkout)
+    for given in (("--quick", "--"), ("--",)):
+        assert checkout.run("run_all.sh", "--with-torchbench", str(folder), *given, STUB_GPU="H200").returncode == 0
+        own, torchbench = checkout.calls()[-2:]
+        assert "<-->" not in own + torchbench
+        assert torchbench.endswith("<--set><torchbench>")
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", ""])
+def test_a_torchbench_checkout_behind_other_words_is_refused_at_once(checkout: Checkout, gpu: str) -> None:
+    """`encore run` has no such option; without a GPU it would have had no effect."""
+    folder = torchbench_checkout(checkout)
+    first = ("--with-torchbench", str(folder))
+    for given in (
+        ("--quick", *first),
+        ("EOS", "--with-torchbench"),
+        (f"--with-torchbench={folder}",),
+        (*first, *first),
+    ):
+        done = checkout.run("run_all.sh", *given, STUB_GPU=gpu)
+        assert done.returncode == 2
+        assert "before all options and workloads" in done.stderr
+        assert not checkout.calls()
+
+
+@pytest.mark.parametrize(("first", "second", "whole"), [("0", "1", 1), ("1", "0", 1), ("1", "130", 130), ("2", "0", 2)])
+def test_two_runs_have_one_exit_code(checkout: Checkout, first: str, second: str, whole: int) -> None:
+    folder = torchbench_checkout(checkout)
+    codes = {"STUB_RUN": first, "STUB_TORCHBENCH": second}
+    done = checkout.run("run_all.sh", "--with-torchbench", str(folder), STUB_GPU="NVIDIA H200", **codes)
+    assert done.returncode == whole
+    assert any("<--set>" in call for call in checkout.calls()) == (first in "01")
+
+
+@pytest.mark.parametrize("arguments", [["--with-torchbench"], ["--with-torchbench", "nowhere"]])
+def test_a_folder_without_torchbench_is_told_before_anything_is_set_up(
+    checkout: Checkout, arguments: list[str]
+) -> None:
+    done = checkout.run("run_all.sh", *arguments, STUB_GPU="NVIDIA H200")
+    assert done.returncode == 2
+    assert "no checkout of https://github.com/pytorch/benchmark" in done.stderr
+    assert not checkout.calls()
+
+
+@pytest.mark.parametrize("status", ["1", "2", "130"])
+def test_the_exit_code_of_the_run_is_that_of_the_script(checkout: Checkout, status: str) -> None:
+    assert checkout.run("run_all.sh", STUB_GPU="NVIDIA H200", STUB_RUN=status).returncode == int(status)
+
+
+@pytest.mark.parametrize("explained", [True, False])
+def test_run_all_without_gpu_reports_then_explains_four(checkout: Checkout, explained: bool) -> None:
+    folder = checkout.root / "results" / "recorded" / "explained"
+    if explained:
+        folder.mkdir(parents=True)
+    done = checkout.run("run_all.sh", "--quick")
+    assert done.returncode == 0
+    assert (
+        "encore: no NVIDIA GPU: no driver: showing the recorded runs, analysing workloads"
+        " (options have no effect: --quick)"
+    ) in done.stderr.splitlines()
+    report, explain = checkout.calls()[-2:]
+    of = f"<--explanations><{folder}>" if explained else ""
+    assert report.endswith(f"<suite><report><--recorded>{of}<--out><{checkout.root}/results/report>")
+    assert explain.endswith("<suite><explain><EOS><MMC><XLNET-I><ST>")
+    assert not any("<run>" in call for call in checkout.calls())
+
+
+def test_run_all_with_all_explains_the_whole_set(checkout: Checkout) -> None:
+    done = checkout.run("run_all.sh", "--all")
+    assert done.returncode == 0
+    explained = f"{checkout.root}/results/explained"
+    explain, report = checkout.calls()[-2:]
+    assert explain.endswith(f"<suite><explain><--set><grace><--reuse><--out><{explained}>")
+    assert f"<report><--recorded><--explanations><{explained}>" in report
+
+
+def test_run_all_with_all_measures_every_workload(checkout: Checkout) -> None:
+    checkout.run("run_all.sh", "--all", "--quick", STUB_GPU="NVIDIA H200")
+    assert checkout.calls()[-1].endswith("<--report><--set><all><--quick>")
+
+
+def test_without_a_gpu_a_torchbench_checkout_is_said_to_have_no_effect(checkout: Checkout) -> None:
+    folder = torchbench_checkout(checkout)
+    for more in ((), ("--quick",)):
+        done = checkout.run("run_all.sh", "--with-torchbench", str(folder), *more)
+        assert done.returncode == 0
+        assert f"(options have no effect: {' '.join(('--with-torchbench', *more))})" in done.stderr
+
+
+def test_run_all_fails_where_an_explanation_failed(checkout: Checkout) -> None:
+    assert checkout.run("run_all.sh", "--all", STUB_EXPLAIN="1").returncode == 1
+    assert "<report>" in checkout.calls()[-1]
+
+
+def test_a_broken_installation_is_not_taken_for_a_missing_gpu(checkout: Checkout) -> None:
+    done = checkout.run("run_all.sh", STUB_ENV="1")
+    assert done.returncode == 1
+    assert not any("<explain>" in call for call in checkout.calls())
+
+
+def test_all_checks_run_and_pytest_speaks_last(checkout: Checkout) -> None:
+    done = checkout.run("run_tests.sh")
+    assert done.returncode == 0
+    checks = checkout.calls()[4:]
+    checks.remove("<-m><mypy>")  # it runs at the same time as linters and the first tests, so its place is not fixed
+    for call, words in zip(
+        checks, ("<ruff><check>", "<ruff><format>", "importlinter", "compileall", "<pytest>", "<pytest>"), strict=True
+    ):
+        assert words in call
+    compiled = set(checks[3].strip("<>").split("><"))
+    assert {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} <= compiled, "all packages of Encore's own"
+    assert all("<-m><not gpu>" in call for call in checks[-2:])
+    apart = re.findall(r"<(tests/[\w/]+\.py)>", checks[-2])
+    assert apart, "files that come first, in their own processes"
+    assert re.findall(r"<--ignore=(tests/[\w/]+\.py)>", checks[-1]) == apart, "no file is run twice, or left out"
+    assert done.stdout.splitlines()[-1] == "=== 3 passed in 0.01s ==="
+
+
+@pytest.mark.parametrize(("check", "variable"), [("ruff check", "STUB_RUFF"), ("mypy", "STUB_MYPY")])
+def test_a_failed_check_fails_the_whole_although_the_tests_pass(checkout: Checkout, check: str, variable: str) -> None:
+    done = checkout.run("run_tests.sh", **{variable: "1"})
+    assert done.returncode == 1
+    assert f"failed so far: {check}" in done.stderr
+    assert "a wrong type" in done.stderr
+    assert done.stdout.splitlines()[-1] == "=== 3 passed in 0.01s ==="
+
+
+def test_failed_tests_fail_the_script(checkout: Checkout) -> None:
+    assert checkout.run("run_tests.sh", STUB_PYTEST="1").returncode == 1
+
+
+def test_arguments_go_to_pytest_alone(checkout: Checkout) -> None:
+    checkout.run("run_tests.sh", "tests/suite/results/test_store.py", "-k", "cut line")
+    assert checkout.calls()[-1] == "<-m><pytest><tests/suite/results/test_store.py><-k><cut line>"
+    assert not any("ruff" in call for call in checkout.calls())
+
+
+def test_gpu_tests_need_a_gpu(checkout: Checkout) -> None:
+    done = checkout.run("run_tests.sh", "--gpu")
+    assert done.returncode == 2
+    assert "no NVIDIA GPU" in done.stderr
+    assert not any("<pytest>" in call for call in checkout.calls())
+
+
+TOGETHER = "<-m><pytest><-m><gpu and not alone>"
+ALONE = "<-m><pytest><-m><gpu and alone>"
+
+
+def test_gpu_tests_run_several_at_a_time_and_then_those_that_measure_alone(checkout: Checkout) -> None:
+    for name in ("found", "other"):
+        (checkout.root / "tests" / f"test_{name}.py").write_text("@pytest.mark.gpu\n" if name == "found" else "")
+    in_turns = f"{TOGETHER}<--numprocesses><6><--dist><load><--maxschedchunk><1><-x>"
+    for given in ((), ("tests/test_other.py",), ("tests/test_other.py::test_it",)):
+        assert checkout.run("run_tests.sh", "--gpu", "-x", *given, STUB_GPU="NVIDIA H200").returncode == 0
+        files = "".join(f"<{name}>" for name in given or ("tests/test_found.py",))
+        assert checkout.calls()[-2:] == [f"{in_turns}{files}", f"{ALONE}<-x>{files}"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_c_plus_plus_can_use_is_found_out_once_for_gpu_tests(checkout: Checkout, fails: bool) -> None:
+    done = checkout.run("run_tests.sh", "--gpu", STUB_GPU="NVIDIA H200", STUB_TOOLCHAIN="1" if fails else "")
+    assert done.returncode == 0
+    made, *parts = checkout.calls()[-3:]
+    assert "<tests.gpu.toolchain>" in made and len(parts) == 2
+    assert ("each process finds out by itself" in done.stderr) == fails
+    folder = Path(made.split("<")[-1].rstrip(">"))
+    assert folder.is_absolute() and not folder.exists()
+    shared = checkout.folder / "shared by several runs"
+    for calls in (3, 2):
+        run = checkout.run("run_tests.sh", "--gpu", STUB_GPU="NVIDIA H200", ENCORE_TEST_TOOLCHAIN=str(shared))
+        assert run.returncode == 0 and (shared / "made").exists()
+        assert sum("toolchain" in call or "<pytest>" in call for call in checkout.calls()) == calls
+
+
+@pytest.mark.parametrize(
+    ("together", "alone", "verdict"),
+    [
+        (0, 0, 0),
+        (1, 0, 1),
+        (0, 1, 1),
+        (3, 1, 3),
+        (5, 0, 0),  # no test matched in one part,
+        (5, 1, 1),
+        (0, 5, 0),
+        (1, 5, 1),
+        (5, 5, 5),  # or in any
+    ],
+)
+def test_both_parts_of_the_gpu_tests_have_one_verdict(
+    checkout: Checkout, together: int, alone: int, verdict: int
+) -> None:
+    done = checkout.run(
+        "run_tests.sh", "--gpu", STUB_GPU="NVIDIA H200", STUB_PYTEST=str(together), STUB_ALONE=str(alone)
+    )
+    assert done.returncode == verdict
+    assert f"together: exit code {together}, alone: exit code {alone}" in done.stdout
+
+
+def test_an_interrupt_ends_both_parts(checkout: Checkout) -> None:
+    assert checkout.run("run_tests.sh", "--gpu", STUB_GPU="NVIDIA H200", STUB_PYTEST="2").returncode == 2
+    assert not any(ALONE in call for call in checkout.calls())
+
+
+def test_a_stay_may_bring_home_programs_and_nanogpt(checkout: Checkout) -> None:
+    done = stay(checkout, "--stages", "programs,nanogpt", "--minutes", "8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    programs = next(call for call in checkout.calls() if "programs.py" in call)
+    budget = int(programs.split("<--budget><")[1].split(">")[0])
+    assert budget == pytest.approx(480 - 50, abs=10)
+    assert "<--out><" in programs and "programs.jsonl>" in programs
+    assert any(call.startswith("<-P><-m><suite><run><nanogpt><--out>") for call in checkout.calls())
+    assert not any("<pytest>" in call or "<micro>" in call for call in checkout.calls())
+    assert "programs: exit code 0" in done.stdout and "nanogpt: exit code 0" in done.stdout
+
+
+def stay(checkout: Checkout, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """tests/gpu/run.sh with a GPU and a `timeout` that writes down its limit."""
+    tools = checkout.folder / "tools"
+    tools.mkdir(exist_ok=True)
+    (tools / "timeout").write_text('#!/bin/bash\necho "timeout $3" >>"$STUB_LOG"\nexec "${@:4}"\n')
+    (tools / "timeout").chmod(0o755)
+    path = f"{tools}:{os.environ['PATH']}"
+    out = checkout.folder / "brought home"
+    return checkout.run("tests/gpu/run.sh", str(out), *options, PATH=path, STUB_GPU="NVIDIA H200", **variables)
+
+
+def test_a_stay_on_a_gpu_machine_runs_tests_microbenchmarks_and_workloads(checkout: Checkout) -> None:
+    (checkout.root / "tests" / "test_found.py").write_text("@pytest.mark.gpu\n")
+    (checkout.root / "tests" / "test_other.py").write_text("# of no GPU\n")
+    done = stay(checkout, "EOS")
+    assert done.returncode == 0, done.stdout + done.stderr
+    calls = [call for call in checkout.calls() if "<env>" not in call and "importlib" not in call]
+    limits = [int(call.removeprefix("timeout ")) for call in calls if call.startswith("timeout ")]
+    assert limits == pytest.approx([0.4 * 540, 0.1 * 540, 540 - 60], abs=10), (
+        "a share of what is left; a minute to pack"
+    )
+    toolchain, together, alone, micro, run = (call for call in calls if not call.startswith("timeout "))
+    assert "<tests.gpu.toolchain>" in toolchain, "for both parts"
+    assert together.startswith(TOGETHER) and "/together.xml>" in together
+    assert alone.startswith(ALONE) and "/alone.xml>" in alone
+    assert all(call.endswith("<-p><no:cacheprovider><tests/test_found.py>") for call in (together, alone))
+    assert "<micro><--all>" in micro
+    assert "<suite><run>" in run and run.endswith("<EOS>")
+
+
+def test_what_is_brought_home_is_at_most_eight_files(checkout: Checkout) -> None:
+    done = stay(checkout, STUB_PYTEST="1")
+    assert done.returncode == 1
+    home = {path.name for path in (checkout.folder / "brought home").iterdir()}
+    assert home == {"summary.txt", "environment.json", "tests.log", "tests.tar.gz", "micro.log", "run.log"}
+    assert len(home | {"micro.tar.gz", "run.tar.gz"}) == 8
+    assert "tests: exit code 1" in (checkout.folder / "brought home" / "summary.txt").read_text()
+
+
+def test_stages_of_a_stay_can_be_chosen(checkout: Checkout) -> None:
+    assert stay(checkout, "--stages", "micro", "--minutes", "4").returncode == 0
+    (limit,) = [call for call in checkout.calls() if call.startswith("timeout ")]
+    assert int(limit.removeprefix("timeout ")) == pytest.approx(24, abs=4)
+    assert not any("<pytest>" in call for call in checkout.calls())
+
+
+@pytest.mark.parametrize(("locked", "newest", "code"), [(5, 0, 5), (0, 3, 3), (5, 3, 5), (0, 0, 0)])
+def test_ci_runs_both_rows(checkout: Checkout, locked: int, newest: int, code: int) -> None:
+    row = checkout.root / "tests" / "versions.sh"
+    row.write_text(f"#!/usr/bin/env bash\necho row $1\nexit {newest}\n")
+    row.chmod(0o755)
+    done = checkout.run(".ci/run", STUB_PYTEST=str(locked))
+    assert done.returncode == code
+    assert "row newest" in done.stderr and "row" not in done.stdout
+    assert "<not gpu>" in checkout.calls()[-1]
+
+
+@pytest.mark.parametrize("script", ["run_all.sh", "run_tests.sh"])
+def test_help_needs_no_set_up(checkout: Checkout, script: str) -> None:
+    done = checkout.run(script, "--help")
+    assert done.returncode == 0
+    assert f"Usage: ./{script}" in done.stdout
+    assert checkout.calls() == []
+
+
+@pytest.mark.parametrize("arguments", [("--quick", "--help"), ("EOS", "-h")])
+def test_help_is_shown_wherever_it_is_asked_for(checkout: Checkout, arguments: tuple[str, ...]) -> None:
+    done = checkout.run("run_all.sh", *arguments)
+    assert done.returncode == 0
+    assert "Usage: ./run_all.sh" in done.stdout
+    assert checkout.calls() == []
+
+
+def sharded(
+    checkout: Checkout, *options: str, script: str = "shards.sh", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """tests/gpu/shards.sh, or another one, with a `taskset` that writes down the GPU and the cores."""
+    variables = {**with_eight_cores(checkout), **variables}
+    return checkout.run(f"tests/gpu/{script}", str(checkout.folder / "out"), *options, **variables)
+
+
+def with_eight_cores(checkout: Checkout) -> dict[str, str]:
+    tools = checkout.folder / "tools"
+    tools.mkdir(exist_ok=True)
+    (tools / "taskset").write_text(
+        f'#!/bin/bash\necho "$CUDA_VISIBLE_DEVICES on $2" >>"{checkout.folder}/bound"\n"${{@:3}}"\n'
+    )
+    (tools / "nproc").write_text("#!/bin/bash\necho 8\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    return {"PATH": f"{tools}:{os.environ['PATH']}", "STUB_GPU": "NVIDIA H200"}
+
+
+def kill_once_packed(
+    checkout: Checkout, wanted: set[str], script: str, name: str, *options: str, **variables: str
+) -> None:
+    """Runs a script that does not come to its end, and kills it when the archive `name` has all that is wanted."""
+    archive = checkout.folder / "out" / name
+    # Its clock begins just before the first half minute has passed.
+    times = {"SECONDS": "28", "TMPDIR": str(checkout.folder)}
+    started = subprocess.Popen(
+        [str(checkout.root / "tests" / "gpu" / script), str(archive.parent), *options],
+        env=checkout.environment(**with_eight_cores(checkout), **times, **variables),
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        end = time.monotonic() + 100
+        while not (archive.exists() and wanted <= names_in(archive)):
+            assert started.poll() is None and time.monotonic() < end, "at work, and packing"
+            time.sleep(0.05)
+    finally:
+        started.kill()
+        started.wait()
+
+
+def names_in(archive: Path) -> set[str]:
+    with tarfile.open(archive) as packed:
+        return set(packed.getnames())
+
+
+def test_every_gpu_measures_its_shard_on_cores_of_its_own(checkout: Checkout) -> None:
+    done = sharded(checkout, "--gpus", "2", "EOS", "ALNET", "--measure-s", "6")
+    assert done.returncode == 0, done.stderr
+    runs = sorted(call for call in checkout.calls() if "<suite><run>" in call)
+    assert [re.findall(r"<--shard><(.*?)>", run) for run in runs] == [["1/2"], ["2/2"]]
+    assert all(run.endswith("<EOS><ALNET><--measure-s><6>") for run in runs)
+    assert sorted((checkout.folder / "bound").read_text().splitlines()) == ["0 on 0-3", "1 on 4-7"]
+    assert sorted(path.name for path in (checkout.folder / "out").iterdir()) == [
+        "environment.json",
+        "shard-1.log",
+        "shard-2.log",
+        "shards.tar.gz",
+        "summary.txt",
+    ]
+    assert "shard 2: exit code 0" in done.stdout
+
+
+def test_a_shard_that_fails_is_the_scripts_failure(checkout: Checkout) -> None:
+    done = sharded(checkout, "--gpus", "2", "EOS", "ALNET", STUB_RUN="1")
+    assert done.returncode == 1
+    assert done.stdout.count("exit code 1") == 2
+    for wrong in (("--gpus", "0"), ("--minutes", "x"), ("--runs", "missing.tar.gz")):
+        assert sharded(checkout, *wrong).returncode == 2
+
+
+def earlier_stay(checkout: Checkout) -> str:
+    """The archive of a stay whose first shard has begun."""
+    earlier = checkout.folder / "shards" / "shard-1"
+    earlier.mkdir(parents=True)
+    (earlier / "environment.json").write_text("{}")
+    archive = checkout.folder / "shards.tar.gz"
+    subprocess.run(["tar", "-C", checkout.folder, "-czf", archive, "shards"], check=True)
+    return str(archive)
+
+
+def test_shards_are_packed_while_they_are_measured(checkout: Checkout) -> None:
+    hold = checkout.folder / "calls.hold"
+    hold.touch()
+    runs = ("--gpus", "2", "--runs", earlier_stay(checkout))
+    try:
+        kill_once_packed(checkout, {"shards/shard-1/environment.json"}, "shards.sh", "shards.tar.gz", *runs)
+    finally:
+        hold.unlink()
+
+
+def test_shards_of_an_earlier_stay_are_resumed(checkout: Checkout) -> None:
+    archive = earlier_stay(checkout)
+    assert sharded(checkout, "--gpus", "2", "--runs", archive, "EOS", "ALNET").returncode == 0
+    resumed, new = sorted(
+        (call for call in checkout.calls() if "<suite><run>" in call), key=lambda call: "--out" in call
+    )
+    assert "<--resume>" in resumed and "EOS" not in resumed
+    assert "<--shard><2/2>" in new and "<EOS><ALNET>" in new
+
+
+ROUNDS = {
+    1: ["0 on 0-1", "0 on 2-3", "0 on 4-5", "0 on 0-7", "0 on 0-7", "0 on 0-7", "0 on 0-7"],
+    2: ["0 on 0-1", "1 on 2-3", "0 on 4-5", "0 on 0-3", "1 on 4-7", "0 on 0-3", "1 on 4-7"],
+    4: ["0 on 0-1", "1 on 2-3", "2 on 4-5", "3 on 6-7", "0 on 0-1", "1 on 2-3", "2 on 4-5"],
+}
+"""For each number of GPUs, where the tests and the random programs run on eight cores: all together, then alone."""
+
+
+@pytest.mark.parametrize("gpus", ROUNDS)
+def test_a_round_tests_three_times_fuzzes_and_measures_with_nothing_else_at_work(checkout: Checkout, gpus: int) -> None:
+    state = checkout.folder / "round"
+    done = sharded(checkout, "--gpus", str(gpus), "EOS", "ALNET", script="round.sh", ENCORE_ROUND=str(state))
+    assert done.returncode == 0, done.stderr + (state / "round.log").read_text()
+    assert done.stdout.rstrip().endswith("all is done")
+    words = ("<gpu and not alone>", "<gpu and alone>", "fuzz", "<run>")
+    kinds = [next((kind for kind in words if kind in call), "") for call in checkout.calls()]
+    suite = min(gpus, 2) * ["<run>"]
+    assert sorted(filter(None, kinds)) == sorted([*3 * words[:2], "fuzz", *suite])
+    assert kinds[-len(suite) :] == suite
+    assert sum("<tests.gpu.toolchain>" in call for call in checkout.calls()) == 1
+    bound = (checkout.folder / "bound").read_text().splitlines()
+    assert sorted(bound[:7]) == sorted(ROUNDS[gpus])
+    assert sorted(bound[7:]) == (["0 on 0-7"] if gpus == 1 else ["0 on 0-3", "1 on 4-7"])
+    brought = {path.name for path in (checkout.folder / "out").iterdir()}
+    assert brought == {"environment.json", "suite.tar.gz", "summary.txt", "tests.tar.gz"}
+    packed = names_in(checkout.folder / "out" / "tests.tar.gz")
+    assert {"tests-1.log", "tests-2.log", "tests-3.log", "fuzz.log"} <= packed
+
+
+TIMES = {
+    1: (["0 on 0-7"], ["0 on 0-7"] * 4),
+    2: (["0 on 0-3"], ["1 on 4-7"] * 4),
+}
+"""For each number of GPUs, where programs and what the host does are timed on eight cores."""
+
+
+@pytest.mark.parametrize("gpus", TIMES)
+def test_a_round_times_programs_and_the_host_on_gpus_of_their_own(checkout: Checkout, gpus: int) -> None:
+    state = str(checkout.folder / "round")
+    done = sharded(checkout, "--gpus", str(gpus), "--stages", "times", script="round.sh", ENCORE_ROUND=state)
+    assert done.returncode == 0, done.stderr
+    programs, micro = TIMES[gpus]
+    assert sorted((checkout.folder / "bound").read_text().splitlines()) == sorted(programs + micro)
+    calls = [call for call in checkout.calls() if "<micro>" in call or "programs.py" in call]
+    words = ("programs.py", "<host><EOS>", "<step><DCGAN><DR-T><DGPT2>")
+    assert [sum(word in call for call in calls) for word in words] == [1, 3, 1]
+    assert not any(word in call for call in checkout.calls() for word in ("<run>", "<gpu and alone>", "fuzz"))
+    assert sharded(checkout, "--stages", "time", script="round.sh", ENCORE_ROUND=state).returncode == 2
+
+
+def test_a_round_is_packed_while_it_goes_on_and_a_later_call_adds_the_rest(checkout: Checkout) -> None:
+    state = str(checkout.folder / "round")
+    hold = checkout.folder / "calls.hold"
+    hold.touch()
+    options = ("--gpus", "4", "--stages", "tests")
+    logs = {"tests-1.log", "tests-2.log", "tests-3.log"}
+    try:
+        kill_once_packed(checkout, logs, "round.sh", "tests.tar.gz", *options, ENCORE_ROUND=state)
+        assert "fuzz" not in (checkout.folder / "out" / "summary.txt").read_text()
+    finally:
+        hold.unlink()
+    done = sharded(checkout, *options, script="round.sh", ENCORE_ROUND=state)
+    assert done.returncode == 0 and done.stdout.rstrip().endswith("all is done")
+    assert "fuzz: exit code 0" in done.stdout
+    packed = checkout.folder / "out" / "tests.tar.gz"
+    assert logs | {"fuzz.log"} <= names_in(packed)
+    assert {path.name for path in packed.parent.iterdir()} == {"environment.json", "summary.txt", "tests.tar.gz"}
+
+
+def test_what_a_round_has_packed_is_packed_again_only_if_it_changed(checkout: Checkout) -> None:
+    state = checkout.folder / "round"
+    packed = checkout.folder / "out" / "tests.tar.gz"
+    options = ("--gpus", "2", "--stages", "tests")
+    sharded(checkout, *options, script="round.sh", ENCORE_ROUND=str(state))
+    files = [state, *state.rglob("*")]
+    for change in (None, state / "tests-2.log", state / "results" / "tests-1" / "new.xml"):
+        for file in files:
+            os.utime(file, (1, 1))
+        os.utime(packed, (1000, 1000))
+        if change is not None:
+            change.write_text("something new")
+        assert sharded(checkout, *options, script="round.sh", ENCORE_ROUND=str(state)).returncode == 0
+        assert (packed.stat().st_mtime == 1000) == (change is None)
+        assert change is None or str(change.relative_to(state)) in names_in(packed)
+
+
+def test_a_round_says_what_failed_and_a_later_call_begins_nothing_again(checkout: Checkout) -> None:
+    state = checkout.folder / "round"
+    for begun in (3, 0):
+        done = sharded(checkout, "--gpus", "3", "EOS", script="round.sh", ENCORE_ROUND=str(state), STUB_PYTEST="1")
+        assert done.returncode == 1
+        assert done.stdout.count("exit code 1") == 3 and "suite: exit code 0" in done.stdout
+        assert sum("<gpu and alone>" in call for call in checkout.calls()) == begun
+    assert sharded(checkout, "--timed", "no", script="round.sh", ENCORE_ROUND=str(state / "other")).returncode == 2
+
+
+def test_a_stay_with_several_gpus_says_how_it_is_used(checkout: Checkout) -> None:
+    assert checkout.run("tests/gpu/ranks.sh", "--help").returncode == 0
+    assert checkout.run("tests/gpu/ranks.sh").returncode == 2
+    out = str(checkout.folder / "out")
+    for wrong in (
+        ("--minutes", "0"),
+        ("--minutes", "many"),
+        ("--unknown",),
+        ("--stages",),
+        ("--run", "missing.tar.gz"),
+    ):
+        assert checkout.run("tests/gpu/ranks.sh", out, *wrong).returncode == 2
+    assert not checkout.calls()
+
+
+def test_gpu_tests_need_the_installed_package_and_say_so(tmp_path: Path) -> None:
+    """Without its entry point each test would fail by itself: the backend has no name."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    script = REPOSITORY / "tests" / "gpu" / "pytest.sh"
+    done = subprocess.run([script, python], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert "has no package encore" in done.stderr
