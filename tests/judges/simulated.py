@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import pytest
 from compiled_on_cpu import INDUCTOR, simulated

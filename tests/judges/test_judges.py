@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from judges import page, projects, rows, trial
 from judges.cases import copied
 from judges.databases import Task

@@ -8,8 +8,6 @@ import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from simulated_work import aligned
-from test_concurrency_in_calls import TwoKernels, called, faster
-from test_replay_named import LAUNCHED, Known
 from trees_on_cpu import COUNT, Compiled, Model, check, nodes, values
 
 from optimizations.concurrency.branches import BRANCHES, CHAIN
@@ -20,6 +18,8 @@ from optimizations.in_place.budget import spent_at_once
 from optimizations.in_place.generated import GeneratedCode, Launch
 from optimizations.in_place.without_placeholder import without_placeholder
 from optimizations.trees import node as node_module
+from tests.optimizations.concurrency.test_in_calls import TwoKernels, called, faster
+from tests.optimizations.trees.test_named import LAUNCHED, Known
 
 __all__ = ["cuda_on_cpu", "faster"]
 
