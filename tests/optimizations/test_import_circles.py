@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 PACKAGE = "optimizations"
-ROOT = Path(__file__).resolve().parents[1] / PACKAGE
+ROOT = Path(__file__).resolve().parents[2] / PACKAGE
 
 OPEN = (
     "trees.lean trees.manager trees.moved_inputs trees.node trees.pool_manager trees.results trees.results_node",
