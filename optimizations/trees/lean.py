@@ -191,7 +191,7 @@ def steady_call(node: EncoreNode) -> SteadyCall | None:
     """The steady call of a recording, if it can have one now."""
     options = torch_internals.inductor_config.triton
     debugging = options.fast_path_cudagraph_asserts or options.force_cudagraph_sync or options.force_cudagraphs_warmup
-    if debugging or node.function.returned_inputs or node.graph is None or node.reads_what_is_gone:
+    if debugging or node.function.returned_inputs or node.reads_what_is_gone or node.graph is None:
         return None
     return SteadyCall(node)
 
