@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Programs as people write them, eager, under stock CUDA graphs and under Encore: results, times, memory, recordings.
+"""Programs as people write them, eager, under plain compile, stock CUDA graphs and Encore: results, times, memory.
 
     python tests/gpu/programs.py --out programs.jsonl              on a GPU, all of them
+    python tests/gpu/programs.py --out FILE --processes 3          the speed floor: each program in three processes
     python tests/gpu/programs.py --device cpu --tiny --only NAME   the script itself, anywhere (eager and aot_eager)
     python tests/gpu/programs.py --table programs.jsonl            the table of rows that were written before
     python tests/gpu/programs.py --table a.jsonl b.jsonl           speeds over stock in several runs, with their medians
 
 Rows (JSON lines, one per program and mode) are written when their program is through; the table follows at the end.
-Exit codes: 0 fine; 1 a result other than eager's, no result where eager has one, a program that was not run; 2 wrong
-use; 130 interrupted.
+With `--processes`, programs that have their rows in FILE are not run again, so that a run that ended early can go on. A
+program is SLOW if the whole interval of its speed over plain compile's, over three processes or more, is below 0.95.
+
+Exit codes: 0 fine; 1 a result other than eager's, no result where eager has one, a program that was not run, a SLOW
+one; 2 wrong use; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -16,12 +20,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import difflib
 import json
 import os
 import platform
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,11 +35,12 @@ from typing import Any
 SOURCES = Path(__file__).resolve().parent
 sys.path[:0] = [str(SOURCES), str(SOURCES.parents[1])]
 
+from real_programs import floor  # noqa: E402
 from real_programs import rows as rows_of  # noqa: E402
 from real_programs.record import COMPILE, Program, programs  # noqa: E402
 
 INTERRUPTED = 130
-MODES = {"cuda": ("eager", "stock", "encore"), "cpu": ("eager", "aot_eager")}
+MODES = {"cuda": ("eager", "compile", "stock", "encore"), "cpu": ("eager", "aot_eager")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,8 +67,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             parser.error(str(error))
         if len(runs) > 1:
             print(rows_of.pooled(runs))
-            return 0
-        return _verdict(runs[0])
+        return _verdict(runs)
     chosen = _chosen(given.only, parser)
     modes = tuple(dict.fromkeys(given.modes.split(","))) if given.modes else MODES[given.device]
     for mode in modes:
@@ -82,6 +88,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 def _run(given: argparse.Namespace, chosen: list[Program], modes: tuple[str, ...]) -> int:
     from real_programs.conduct import Conductor, Plan
 
+    begun = time.monotonic()
     cores = len(os.sched_getaffinity(0))
     plan = Plan(
         modes=modes,
@@ -90,11 +97,11 @@ def _run(given: argparse.Namespace, chosen: list[Program], modes: tuple[str, ...
         jobs=given.jobs or max(1, cores - 2),
         alive=given.alive,
         timeout_s=given.timeout,
-        budget_s=given.budget,
+        budget_s=given.seconds,
         turn_s=given.turn or (0.05 if given.tiny else 0.12),
         settle_s=given.settle,
     )
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = _written(given)
     common = _common()
     with given.out.open("a", encoding="utf-8") if given.out else contextlib.nullcontext() as out:
 
@@ -108,13 +115,41 @@ def _run(given: argparse.Namespace, chosen: list[Program], modes: tuple[str, ...
             out.flush()
             os.fsync(out.fileno())
 
-        conductor = Conductor(plan, common, tell, lambda text: print(text, file=sys.stderr, flush=True))
         try:
-            asyncio.run(_until_signal(conductor, chosen))
+            for process in range(1, given.processes + 1):
+                left = given.seconds - (time.monotonic() - begun)
+                programs = _not_run(chosen, rows, modes, process)
+                if left > 0 and programs:
+                    its = dataclasses.replace(plan, budget_s=left)
+                    conductor = Conductor(its, {**common, "process": process}, tell, _say)
+                    asyncio.run(_until_signal(conductor, programs))
         except (KeyboardInterrupt, asyncio.CancelledError):
             print(f"interrupted; {len(rows)} rows were written", file=sys.stderr)
             return INTERRUPTED
-    return _verdict(rows)
+    remain = sum(len(_not_run(chosen, rows, modes, process)) for process in range(1, given.processes + 1))
+    if given.processes > 1 and remain:
+        print(f"{remain} runs of programs remain; start again with the same --out to go on", file=sys.stderr)
+    return max(_verdict([rows]), int(remain > 0))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _written(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows that a run with `--processes` goes on from."""
+    goes_on = given.processes > 1 and given.out and given.out.exists()
+    return [dict(row) for row in rows_of.read(given.out)] if goes_on else []
+
+
+def _not_run(
+    chosen: Sequence[Program], rows: Sequence[rows_of.Row], modes: Sequence[str], process: int
+) -> list[Program]:
+    """Return the programs that lack a row of this process in one of the modes."""
+    done = {
+        (row["program"], row["mode"]) for row in rows if row.get("process", 1) == process and row["status"] != "not_run"
+    }
+    return [program for program in chosen if not all((program.name, mode) in done for mode in modes)]
 
 
 async def _until_signal(conductor: Any, chosen: list[Program]) -> None:
@@ -125,11 +160,17 @@ async def _until_signal(conductor: Any, chosen: list[Program]) -> None:
     await conductor.run(chosen)
 
 
-def _verdict(rows: Sequence[rows_of.Row]) -> int:
-    print(rows_of.table(rows))
-    found = rows_of.findings(rows)
-    for finding in found:
-        print(f"FINDING: {finding}")
+def _verdict(runs: Sequence[Sequence[rows_of.Row]]) -> int:
+    """Print what the rows say, the table of the last process first. Return the exit code."""
+    processes = floor.by_process(runs)
+    if len(runs) == 1 and processes:
+        print(rows_of.table(processes[-1]))
+    speeds = floor.speeds(processes)
+    if speeds:
+        print(floor.text(speeds))
+    found = [f"FINDING: {one}" for rows in processes for one in rows_of.findings(rows)]
+    for line in (found := [*dict.fromkeys(found), *floor.slow(speeds)]):
+        print(line)
     return 1 if found else 0
 
 
@@ -176,7 +217,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--modes", metavar="MODES", help=f"of {', '.join(COMPILE)}; default: what the device can run")
     parser.add_argument("--device", choices=MODES, default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes for testing the script")
-    parser.add_argument("--budget", type=_seconds, default=360.0, metavar="SECONDS", help="time for all (360)")
+    parser.add_argument("--seconds", type=_seconds, default=360.0, metavar="LIMIT", help="time for all (360)")
+    parser.add_argument("--processes", type=_count, default=1, metavar="N", help="run each program so often (1)")
     parser.add_argument("--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="for one answer (120)")
     parser.add_argument(
         "--settle", type=_seconds, default=4.8, metavar="SECONDS", help="for Encore to have nothing pending (4.8)"

@@ -98,7 +98,7 @@ testing() {
 }
 
 programs() { # GPU FIRST CORES
-    said programs programs bound "$state/tmp-$1" "$@" "$python" "$root/tests/gpu/programs.py" --budget "$programs_s" \
+    said programs programs bound "$state/tmp-$1" "$@" "$python" "$root/tests/gpu/programs.py" --seconds "$programs_s" \
         --settle 14 --jobs $(($3 > 2 ? $3 - 2 : 1)) --out "$state/times/programs.jsonl"
 }
 

@@ -53,7 +53,7 @@ fi
 if [[ ",$stages," == *,programs,* ]]; then
     # The last processes are timed after the budget has ended, and their rows written.
     limit=$(($(left) - 20))
-    stage programs "$limit" "$python" "$root/tests/gpu/programs.py" --budget $((limit - 30)) --out "$out/programs.jsonl"
+    stage programs "$limit" "$python" "$root/tests/gpu/programs.py" --seconds $((limit - 30)) --out "$out/programs.jsonl"
 fi
 if [[ ",$stages," == *,nanogpt,* ]]; then
     stage nanogpt "$(left)" "$python" -P -m suite run nanogpt --out "$work/nanogpt"

@@ -20,6 +20,7 @@ import pytest
 GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
 sys.path.insert(0, str(GPU_TESTS))
 
+from real_programs import floor  # noqa: E402
 from real_programs import rows as rows_of  # noqa: E402
 from real_programs.conduct import TURNS  # noqa: E402
 from real_programs.record import Body, Program, Setting, programs  # noqa: E402
@@ -80,9 +81,9 @@ def test_eager_compiles_nothing_and_the_other_modes_do(monkeypatch: pytest.Monke
 
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(torch, "compile", lambda target, **keywords: (asked.append(keywords), target)[1])
-    for mode in ("eager", "stock", "encore"):
+    for mode in ("eager", "compile", "stock", "encore"):
         PROGRAMS["models_in_turns"].build(setting(mode))
-    assert asked == 3 * [{"mode": "reduce-overhead"}] + 3 * [{"backend": "encore"}]
+    assert asked == 3 * [{}] + 3 * [{"mode": "reduce-overhead"}] + 3 * [{"backend": "encore"}]
 
 
 def test_encores_own_counts_are_told_by_versions_that_have_them(monkeypatch: pytest.MonkeyPatch):
@@ -289,6 +290,52 @@ def test_a_program_is_surely_slower_where_the_interval_of_its_turns_says_so():
     assert "[" not in few
 
 
+def processes(**ratios: tuple[float, ...]) -> list[dict[str, Any]]:
+    """Rows of programs that are so much faster than plain compile in each process, and twice that over stock."""
+    rows = []
+    for program, values in ratios.items():
+        for process, value in enumerate(values, 1):
+            rows.append(row(program, "compile", turns_us=[100.0] * 3, process=process))
+            rows.append(row(program, "stock", turns_us=[200.0] * 3, process=process))
+            rows.append(row(program, turns_us=[100.0 / value] * 3, process=process))
+    return rows
+
+
+def test_program_is_slow_by_its_interval_over_processes():
+    rows = processes(slow=(0.80, 0.82, 0.81), noisy=(0.6, 0.9, 1.2), fast=(1.2, 1.21, 1.19))
+    speeds = floor.speeds(floor.by_process([rows]))
+    assert [line.split(",")[0] for line in floor.slow(speeds)] == ["SLOW: slow"]
+    over = {(one.program, one.reference): one.interval for one in speeds}
+    assert over["slow", "compile"].low < 0.81 < over["slow", "compile"].high < 0.95 < over["noisy", "compile"].high
+    assert over["fast", "stock"].estimate == pytest.approx(2.4, rel=1e-3)
+    text = floor.text(speeds)
+    assert "slow, encore/compile: 0.81 [0.79, 0.84] (0.80 0.82 0.81)" in text
+    assert "encore over compile: 0.94 [" in text and "encore over graph: 1.89 [" in text
+
+
+def test_speed_over_two_processes_has_no_interval():
+    speeds = floor.speeds(floor.by_process([processes(slow=(0.5, 0.5))]))
+    assert not floor.slow(speeds)
+    assert "no program is judged as slow: that takes 3 processes" in floor.text(speeds)
+    three = [*(processes(slow=(0.5,)) for _ in range(2)), processes(slow=(0.5001,))]
+    assert floor.slow(floor.speeds(floor.by_process(three))), "runs in several files are several processes"
+
+
+def test_later_row_of_a_process_stands_for_an_earlier_one():
+    rows = [row(status="not_run", process=1), row(process=2), row(process=1, whole_us=3.0)]
+    assert [[one.get("whole_us") for one in of] for of in floor.by_process([rows])] == [[3.0], [10.0]]
+
+
+def test_slow_program_is_told_and_ends_with_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "rows.jsonl"
+    module = loaded_script()
+    for ratio, code in ((0.8, 1), (1.1, 0)):
+        rows = processes(program=(ratio, ratio + 1e-3, ratio))
+        out.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        assert module.main(["--table", str(out)]) == code
+        assert ("SLOW: program, encore: 0.80" in capsys.readouterr().out) == bool(code)
+
+
 def test_lines_that_are_no_rows_are_named(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     for wrong in ("{}", "[]", "3", '{"program": ', "null"):
@@ -450,6 +497,27 @@ def test_the_script_compares_and_times_real_programs(tmp_path: Path):
     assert "aot_eager: 1 right" in drawn.stdout
 
 
+def test_run_of_several_processes_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from real_programs import conduct
+
+    ran: list[tuple[int, list[str]]] = []
+
+    async def run(conductor: Any, chosen: Any) -> None:
+        ran.append((conductor.common["process"], [one.name for one in chosen]))
+        for one in chosen[:1]:
+            for mode in conductor.plan.modes:
+                conductor.tell({**row(one.name, mode, verdict="right"), "process": conductor.common["process"]})
+
+    monkeypatch.setattr(conduct.Conductor, "run", run)
+    options = ["--device", "cpu", "--tiny", "--only", "side_stream,models_in_turns", "--processes", "2"]
+    options += ["--out", str(tmp_path / "rows.jsonl")]
+    module = loaded_script()
+    assert module.main(options) == 1, "programs remain"
+    assert module.main(options) == 0
+    both, left = ["side_stream", "models_in_turns"], ["models_in_turns"]
+    assert ran == [(1, both), (2, both), (1, left), (2, left)]
+
+
 def test_rows_need_not_be_kept():
     done = script("--device", "cpu", "--tiny", "--only", "side_stream", "--modes", "eager", "--turn", "0.01")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -470,9 +538,9 @@ def loaded_script() -> ModuleType:
         (["--only", "lama_generate"], "llama_generate"),
         (["--modes", "fast"], "unknown mode 'fast'"),
         (["--device", "cpu", "--modes", "eager,encore"], "needs --device cuda"),
-        (["--budget", "0"], "above 0"),
+        (["--seconds", "0"], "above 0"),
         (["--turn", "0"], "above 0"),
-        (["--budget", "soon"], "invalid"),
+        (["--seconds", "soon"], "invalid"),
         (["--jobs", "0"], "above 0"),
         (["--table", "none.jsonl"], "none.jsonl"),
         (["--device", "cpu", "--out", "no/such/folder/rows.jsonl"], "no/such/folder"),

@@ -494,7 +494,7 @@ def test_a_stay_may_bring_home_programs_and_nanogpt(checkout: Checkout) -> None:
     done = stay(checkout, "--stages", "programs,nanogpt", "--minutes", "8")
     assert done.returncode == 0, done.stdout + done.stderr
     programs = next(call for call in checkout.calls() if "programs.py" in call)
-    budget = int(programs.split("<--budget><")[1].split(">")[0])
+    budget = int(programs.split("<--seconds><")[1].split(">")[0])
     assert budget == pytest.approx(480 - 50, abs=10)
     assert "<--out><" in programs and "programs.jsonl>" in programs
     assert any(call.startswith("<-P><-m><suite><run><nanogpt><--out>") for call in checkout.calls())

@@ -17,6 +17,7 @@ FAMILIES = ("generation", "weights", "shapes", "kept", "training", "vision", "se
 
 COMPILE: Mapping[str, Mapping[str, str] | None] = {
     "eager": None,
+    "compile": {},
     "stock": {"mode": "reduce-overhead"},
     "encore": {"backend": "encore"},
     "aot_eager": {"backend": "aot_eager"},

@@ -13,7 +13,9 @@ from real_programs.interval import Interval, paired_interval
 
 Row = Mapping[str, Any]
 
-BASE, STOCK = "eager", "stock"
+BASE, PLAIN, STOCK = "eager", "compile", "stock"
+OTHERS = (BASE, PLAIN, STOCK)
+"""Modes that are not ours to judge."""
 
 PHASES = {"recording": "while recording", "learning": "while learning", "steady": "in steady state"}
 """Of a process: the calls that are compared; those until nothing is pending; those that are timed. Rows that were
@@ -56,8 +58,8 @@ def findings(rows: Iterable[Row]) -> list[str]:
     by_key = {(row["program"], row["mode"]): row for row in rows}
     for (program, mode), row in by_key.items():
         base = by_key.get((program, BASE))
-        if mode == STOCK:
-            continue  # not ours to judge
+        if mode in (PLAIN, STOCK):
+            continue
         if mode != BASE and base is not None and base["status"] not in ("ok", "not_run"):
             continue  # told once, of eager
         if row.get("verdict") == "wrong":
@@ -91,7 +93,7 @@ def table(rows: Sequence[Row]) -> str:
     by_key = {(row["program"], row["mode"]): row for row in rows}
     programs = list(dict.fromkeys(row["program"] for row in rows))
     modes = list(dict.fromkeys(row["mode"] for row in rows))
-    ours = [mode for mode in modes if mode not in (BASE, STOCK)]
+    ours = [mode for mode in modes if mode not in OTHERS]
     lines = [["program", *(f"{mode} us" for mode in modes)]]
     for mode in ours:
         lines[0] += [f"{mode}/stock", f"{mode}/eager", "verdict", "stock's bits", "captures (timed)", "kept", "memory"]
@@ -128,7 +130,7 @@ def pooled(runs: Sequence[Sequence[Row]]) -> str:
     for rows in runs:
         by_key = {(row["program"], row["mode"]): row for row in rows}
         for (program, mode), row in by_key.items():
-            value = None if mode in (BASE, STOCK) else ratio(row, by_key.get((program, STOCK)))
+            value = None if mode in OTHERS else ratio(row, by_key.get((program, STOCK)))
             if value is not None:
                 found.setdefault((program, mode), []).append(value)
     lines = [["program", "mode", "runs", "median", "over stock in each"]]
