@@ -72,7 +72,7 @@ def command() -> None:
     """The command `encore`."""
     put_first()
     try:
-        from suite.cli import main
+        from suite.cli.main import main
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in NAMES:
             raise

@@ -24,6 +24,6 @@ def load(run: str | Path, *, samples: bool = False) -> pd.DataFrame:
     """
     from suite.report.frame import rows_frame, samples_frame
     from suite.report.load import load_run
-    from suite.store import find_run
+    from suite.results.store import find_run
 
     return (samples_frame if samples else rows_frame)(load_run(find_run(str(run))))

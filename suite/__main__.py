@@ -1,5 +1,5 @@
 """`python -m suite` is `encore`."""
 
-from suite.cli import main
+from suite.cli.main import main
 
 main()

@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from suite.errors import WrongUse
-from suite.schema import Environment, Record
+from suite.results.errors import WrongUse
+from suite.results.schema import Environment, Record
 
 MATMUL_PRECISION: Literal["high"] = "high"
 """Of float32 matmuls, in PyTorch's terms: TF32 allowed, as the published runner has it for all workloads."""
 
 ENOUGH_TO_COMPARE = 3
 MOST_PROCESSES = 5
-"""Starts of each mode: at least, and where these differ much. See `suite.stats.enough_processes`."""
+"""Starts of each mode: at least, and where these differ much. See `suite.results.stats.enough_processes`."""
 
 
 class RunSettings(Record):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.schema import Grouping, Status
-from suite.store import read_run
+from suite.results.schema import Grouping, Status
+from suite.results.store import read_run
 
 
 def encore(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from optimizations import torch_internals
-from suite.store import REPOSITORY
+from suite.results.store import REPOSITORY
 
 SOURCES = sorted(
     path

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suite.cli_choices import JsonOption, Size
-from suite.console import print_json, say
-from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
+from suite.cli.choices import JsonOption, Size
+from suite.cli.console import print_json, say
+from suite.results.errors import EXIT_FINDING, EXIT_OK, WrongUse
 
 if TYPE_CHECKING:
     from suite.draw.records import DrawnGraph
@@ -53,7 +53,7 @@ def graph(
     from suite.draw import svg, text
     from suite.draw.records import as_json as saved_text
     from suite.draw.timeline import timeline
-    from suite.store import describe, write_atomically
+    from suite.results.store import describe, write_atomically
 
     if (workload is None) == (saved is None):
         raise WrongUse("name a workload (`encore list --workloads` shows them), or give --from FILE")
@@ -89,7 +89,7 @@ def _graphs(workload: str | None, saved: Path | None, variant: str | None, size:
 
         return list(read_graphs(saved))
     assert workload is not None
-    from suite.console import Progress
+    from suite.cli.console import Progress
     from suite.draw.measured import measured_graphs
 
     return measured_graphs(

@@ -26,13 +26,13 @@ from models.registry import Size
 from optimizations.in_place.budget import spent_at_once
 from optimizations.torch_internals.graph_keys import mark_graphs
 from suite.draw.records import DrawnGraph, graphs_of
-from suite.errors import WrongUse
-from suite.gpu import require_gpu
-from suite.iteration import callable_for, iteration, seed_all, set_numerics
-from suite.matrix import require_whole, select_workloads
 from suite.measure.coverage import graph_launches
+from suite.measure.gpu import require_gpu
+from suite.measure.iteration import callable_for, iteration, seed_all, set_numerics
+from suite.measure.modes import LANES_MODE, MODES, PLACEMENT_MODE
 from suite.measure.profiling import PROFILED_ITERATIONS, load_profiler, trace
-from suite.modes import LANES_MODE, MODES, PLACEMENT_MODE
+from suite.results.errors import WrongUse
+from suite.run.matrix import require_whole, select_workloads
 
 SETTLE_S = 60.0
 """How long a workload is called until its graphs are settled, at most."""

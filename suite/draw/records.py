@@ -16,10 +16,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from optimizations.report.recordings import RecordingReport
-from suite.errors import WrongUse
 from suite.measure.encore_report import with_short_paths
-from suite.schema import Record
-from suite.store import describe
+from suite.results.errors import WrongUse
+from suite.results.schema import Record
+from suite.results.store import describe
 
 DRAWN_VERSION: Literal[1] = 1
 """Of the files."""

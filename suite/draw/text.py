@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from suite.draw.records import DrawnGraph
 from suite.draw.timeline import Timeline
-from suite.source_line import short_line
+from suite.measure.source_line import short_line
 
 COLUMNS = 96
 """Of the time line."""

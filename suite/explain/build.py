@@ -20,9 +20,9 @@ from models.own_program import Called, Made
 from models.parts import CompiledInParts
 from models.registry import Size, Workload
 from optimizations import torch_internals
-from suite.explain.known_values import KnownValuesMode
 from suite.explain.pretended_gpu import named_gpu
-from suite.iteration import set_numerics
+from suite.measure.iteration import set_numerics
+from suite.measure.known_values import KnownValuesMode
 
 SEED = 1337
 

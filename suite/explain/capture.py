@@ -23,14 +23,14 @@ from optimizations.stack_trace import Frame
 from suite.explain.build import Program
 from suite.explain.fx_graph import read_fx_graph
 from suite.explain.generated_code import Body, not_captured_again
-from suite.explain.known_values import UnknownValue
 from suite.explain.lowering import LoweredGraph, LoweredPair, LoweringFailed, lower, lower_pair
 from suite.explain.placed import lower_placed, placed, staging_copies
 from suite.explain.pretended_gpu import H100, pretended_gpu
 from suite.explain.records import TO_THE_END, FxGraph, GraphBreak, Lowering
 from suite.explain.steps import announce
-from suite.modes import GRAPH_MODE, MODES, PLACEMENT_MODE
-from suite.source_line import line_of_frame, short_path
+from suite.measure.known_values import UnknownValue
+from suite.measure.modes import GRAPH_MODE, MODES, PLACEMENT_MODE
+from suite.measure.source_line import line_of_frame, short_path
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {name: MODES[name].options for name in (GRAPH_MODE, "graph-unpartitioned")}
 """Inductor options of each lowering, by the mode that uses them; the first are stock PyTorch's own."""
@@ -306,7 +306,7 @@ def user_place(error: BaseException) -> str | None:
 
 
 def _innermost(stack: Sequence[traceback.FrameSummary]) -> str | None:
-    own = short_path(__file__).rpartition("/")[0]
+    own = "suite/"
     for frame in reversed(stack):
         if not short_path(frame.filename).startswith(("torch/", own, "<")):
             return line_of_frame(Frame(frame.filename, frame.lineno or 0, frame.name, frame.line or ""))

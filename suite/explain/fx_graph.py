@@ -17,7 +17,7 @@ from optimizations.placement import residency_of
 from optimizations.placement.observe import CannotObserve
 from optimizations.placement.residency import Residency, ResidentNode, source_line
 from suite.explain.records import CpuKind, ExplainedCopy, ExplainedCpuNode, FxGraph, NonStaticInput
-from suite.source_line import short_line
+from suite.measure.source_line import short_line
 
 
 def read_fx_graph(

@@ -15,7 +15,7 @@ from optimizations.report import PlacementReport
 from suite.explain.fx_graph import short_source_line
 from suite.explain.lowering import LoweredPair
 from suite.explain.records import LeftInPlace, Placed, PlacedForm, PlacedValue
-from suite.modes import GRAPH_MODE, MODES
+from suite.measure.modes import GRAPH_MODE, MODES
 
 Lower = Callable[..., LoweredPair]
 """Lowers a graph with inputs under `options`, as `lowering.lower_pair` does."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from suite.schema import NotCaptured, Record
+from suite.results.schema import NotCaptured, Record
 
 TO_THE_END = "seen to its end"
 """What `Explanation.seen` is where nothing cut the call short."""

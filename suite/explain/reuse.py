@@ -18,7 +18,7 @@ from optimizations.atomic_file import write_atomically
 from suite.explain.records import Explanation
 from suite.explain.run import file_name
 from suite.explain.targets import Target
-from suite.store import REPOSITORY
+from suite.results.store import REPOSITORY
 
 STAMP = ".made-by"
 PACKAGES = ("encore", "suite", "models", "optimizations")

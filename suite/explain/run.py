@@ -20,12 +20,12 @@ from pydantic import ValidationError
 from encore.own_packages import script
 from models import registry
 from models.registry import Size
-from suite import guard
-from suite.errors import WrongUse
 from suite.explain.records import Explanation, WorkerAnswer
 from suite.explain.targets import Target, find_targets, unexplained
-from suite.store import CannotWrite, describe, make_folder, write_atomically
-from suite.supervise import Supervised, end
+from suite.results.errors import WrongUse
+from suite.results.store import CannotWrite, describe, make_folder, write_atomically
+from suite.run import guard
+from suite.run.supervise import Supervised, end
 
 WORKER_COMMAND = script("suite.explain.worker")
 TIMEOUT_S = 900.0

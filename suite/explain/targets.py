@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from models import registry
 from models.registry import Size, UnknownWorkload, Workload, is_program
-from suite.checkout import git_state
-from suite.errors import WrongUse
 from suite.explain.records import Explanation
-from suite.matrix import require_program_name, require_whole, select_workloads
-from suite.schema import EXPLANATION_VERSION
-from suite.store import REPOSITORY
+from suite.measure.checkout import git_state
+from suite.results.errors import WrongUse
+from suite.results.schema import EXPLANATION_VERSION
+from suite.results.store import REPOSITORY
+from suite.run.matrix import require_program_name, require_whole, select_workloads
 
 if TYPE_CHECKING:
     from models.own_program import Made

@@ -21,7 +21,7 @@ from suite.explain.records import (
     Placed,
     PlacedValue,
 )
-from suite.modes import GRAPH_MODE
+from suite.measure.modes import GRAPH_MODE
 
 MOST_ROWS = 16
 """Longer lists are cut; the JSON output has all of it."""

@@ -65,8 +65,8 @@ import torch
 from models.instance import Instance, autocast_dtype
 from models.nests import map_tensors, tensors_of
 from models.registry import Inputs
-from suite.iteration import full_precision, iteration
 from suite.measure.compare import errors, misshapen
+from suite.measure.iteration import full_precision, iteration
 from suite.measure.mixed_inputs import result_of_other_inputs
 from suite.measure.results import GRADIENT, Results, State, run_checked, run_unchecked
 
@@ -125,7 +125,7 @@ more doubling would already be infinite in float16."""
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Outcome of comparing one or several inputs; the names are those of `suite.schema.Correctness`."""
+    """Outcome of comparing one or several inputs; the names are those of `suite.results.schema.Correctness`."""
 
     passed: bool
     compared_tensors: int

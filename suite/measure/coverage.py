@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any
 
 from suite.measure.kernels import count_kernels, kernel_key
-from suite.schema import Coverage, HostToDeviceCopy
+from suite.results.schema import Coverage, HostToDeviceCopy
 
 _GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch(_|$)")
 _MEMCPY = re.compile(r"Memcpy (?P<direction>\w+) \((?P<source>.+) -> (?P<target>.+)\)")

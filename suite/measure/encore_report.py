@@ -1,6 +1,7 @@
 """What Encore says it did with each graph of a cell, as JSON values for the cell's row.
 
-Texts hold no path of this machine: a source line is written as `suite.source_line` does, and so is what Inductor says.
+Texts hold no path of this machine: a source line is written as `suite.measure.source_line` does, and so is what
+Inductor says.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from pydantic import JsonValue
 
 import optimizations
 from optimizations.in_place.budget import is_about_memory
-from suite.environment import without_paths
-from suite.source_line import reason_and_line, short_line
+from suite.measure.environment import without_paths
+from suite.measure.source_line import reason_and_line, short_line
 
 _SOURCE_LINE = "source_line"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml
 
-from suite.schema import GpuState
+from suite.results.schema import GpuState
 
 _PREFIXES = ("nvmlClocksEventReason", "nvmlClocksThrottleReason")
 _NO_REASONS = ("None", "All", "GpuIdle")

@@ -15,8 +15,8 @@ from optimizations import torch_internals
 from optimizations.report import CompiledGraph
 from optimizations.torch_internals import outcome
 from optimizations.trees.containers import managers
-from suite.reasons import Reasons
-from suite.schema import GraphCounts
+from suite.measure.reasons import Reasons
+from suite.results.schema import GraphCounts
 
 
 class GraphLog:

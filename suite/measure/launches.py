@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from optimizations.torch_internals import replaced_attribute
-from suite.schema import Record
+from suite.results.schema import Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from models.nests import attributes_of
 from models.own_program import Called
 from models.registry import Inputs
 from optimizations import torch_internals
-from suite.iteration import Iterate, seed_all
 from suite.measure.fingerprint import sketch, texts, words
+from suite.measure.iteration import Iterate, seed_all
 
 GRADIENT = "gradient "
 BUFFER = "buffer "

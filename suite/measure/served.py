@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import JsonValue
 
-from suite.schema import ServedFunction
+from suite.results.schema import ServedFunction
 
 CANDIDATE_OF = {"no graph": "none", "copies": "copy", "in place": "indirection"}
 """The names that rows have for the decisions of `optimizations.selection`."""

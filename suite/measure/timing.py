@@ -18,8 +18,8 @@ import torch
 
 from models.instance import tensors_of
 from models.registry import Inputs
-from suite.iteration import Iterate
-from suite.schema import Block, GpuState
+from suite.measure.iteration import Iterate
+from suite.results.schema import Block, GpuState
 
 
 class DeviceTimer(Protocol):

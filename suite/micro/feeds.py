@@ -11,7 +11,7 @@ from rich.table import Table
 
 from optimizations.byte_units import format_bytes
 from suite.micro.feed_costs import FeedCost, measure_steady_feeds
-from suite.schema import Environment, Record
+from suite.results.schema import Environment, Record
 
 SCALARS = (0, 1, 6, 12, 24)
 """Attributes of rank 0. Six and twelve are those of ST's encoder and decoder graphs."""

@@ -27,12 +27,12 @@ from models import registry
 from models.instance import instantiate
 from models.registry import Size
 from optimizations import torch_internals
-from suite.errors import WrongUse
-from suite.iteration import callable_for, iteration, set_numerics
+from suite.measure.iteration import callable_for, iteration, set_numerics
 from suite.measure.launches import graphs_of, moving
+from suite.measure.modes import Mode
 from suite.measure.served import CANDIDATE_OF
 from suite.micro.host_cost import CALL, ENTRY, GRAPH, FullCalls, HostCost, Judged, LayerTime, least
-from suite.modes import Mode
+from suite.results.errors import WrongUse
 
 PARAMETERS = (0, 100, 1114)
 """Of the modules that are measured where no workload is named; MobileBERT has 1,114 parameters and buffers."""

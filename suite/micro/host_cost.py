@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from suite.schema import Environment, Record
+from suite.results.schema import Environment, Record
 
 CALL, ENTRY, GRAPH = "call", "entry", "graph"
 """The compiled module; the function that Dynamo's code calls after guards and loading; the function that Inductor made

@@ -25,11 +25,11 @@ from optimizations.graph.pointers import find_pointer_uses
 from optimizations.graph.read import read_graph
 from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
-from suite.errors import EncoreError
 from suite.measure.gpu_state import gpu_reader
 from suite.micro.kernel import ELEMENTS, compiled, launch
 from suite.micro.records import MeasuredPoint, Series
 from suite.micro.sweeps import VARIANTS, Point, Variant
+from suite.results.errors import EncoreError
 
 LEAD_IN = 3
 """Replays before the samples of each round that are not timed."""

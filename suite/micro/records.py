@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from suite.errors import WrongUse
 from suite.micro.sweeps import Point, Sweep, Variant
-from suite.schema import Environment, GpuState, Record
-from suite.store import read_unpacked
+from suite.results.errors import WrongUse
+from suite.results.schema import Environment, GpuState, Record
+from suite.results.store import read_unpacked
 
 MICRO_SCHEMA_VERSION = 1
 

@@ -31,15 +31,15 @@ from models.nests import tensors_of
 from models.registry import Inputs, Size
 from optimizations import torch_internals
 from optimizations.byte_units import format_bytes
-from suite.captured_iteration import host_draws
-from suite.errors import WrongUse
-from suite.iteration import callable_for, iteration, set_numerics
 from suite.measure.graphs import recorded_graphs
+from suite.measure.iteration import callable_for, iteration, set_numerics
 from suite.measure.launches import HostParts, host_parts
+from suite.measure.modes import Mode, select_modes
 from suite.measure.profiling import load_profiler, profile_iterations
 from suite.micro.in_turns import timed_us, times_in_turns
-from suite.modes import Mode, select_modes
-from suite.schema import Environment, Record
+from suite.results.errors import WrongUse
+from suite.results.schema import Environment, Record
+from suite.worker.captured_iteration import host_draws
 
 COMPILED = ("compile", "graph", "indirection")
 """Modes whose graphs end where the module ends."""

@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from suite.errors import WrongUse
-from suite.modes import MODES, Mode
+from suite.measure.modes import MODES, Mode
+from suite.results.errors import WrongUse
 
 EAGER, REPLAY, GRAPH = "eager", "replay", "graph"
 

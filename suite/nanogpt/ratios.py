@@ -22,7 +22,7 @@ import numpy as np
 
 from suite.nanogpt.paths import EAGER, GRAPH, PATHS
 from suite.nanogpt.records import Generation
-from suite.stats import CONFIDENCE, REPLICATES, interval, log_medians
+from suite.results.stats import CONFIDENCE, REPLICATES, interval, log_medians
 
 MINIMUM_ROUNDS = 5
 """With fewer rounds no interval is given. The true median lies between the least and the greatest of four ratios in

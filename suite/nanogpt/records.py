@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from suite.schema import Environment, Record
+from suite.results.schema import Environment, Record
 
 NANOGPT_SCHEMA_VERSION = 1
 

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from encore.own_packages import script
 from models.nanogpt.configurations import NAMED, SIZES, SWEEP, Configuration
 from models.registry import Size
-from suite import guard
 from suite.nanogpt.paths import DecodePath
 from suite.nanogpt.records import (
     ANSWERS,
@@ -32,8 +31,9 @@ from suite.nanogpt.records import (
     Settle,
     Settled,
 )
-from suite.schema import Environment
-from suite.supervise import Supervised, await_exit, end
+from suite.results.schema import Environment
+from suite.run import guard
+from suite.run.supervise import Supervised, await_exit, end
 
 WORKER_COMMAND = script("suite.nanogpt.worker")
 STOP_GRACE_S = 10.0

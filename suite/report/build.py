@@ -11,9 +11,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from suite.errors import WrongUse
 from suite.explain.records import Explanation
-from suite.metrics import metrics
+from suite.measure.metrics import metrics
 from suite.micro.records import read_micro_run
 from suite.report import (
     cell_tables,
@@ -39,8 +38,9 @@ from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
 from suite.report.row_tables import later_processes, shortages, superseded_failures
 from suite.report.table import Table, to_csv, to_markdown
-from suite.schema import Cell, Record
-from suite.store import REPOSITORY, CannotWrite, make_folder, write_atomically
+from suite.results.errors import WrongUse
+from suite.results.schema import Cell, Record
+from suite.results.store import REPOSITORY, CannotWrite, make_folder, write_atomically
 
 HEADLINE = "headline"
 """The table of a run that the README has, and the name of its generated part there."""

@@ -8,14 +8,14 @@ from itertools import chain
 
 import numpy as np
 
-from suite.metrics import Metric, metrics
-from suite.modes import MODES
+from suite.measure.metrics import Metric, metrics
+from suite.measure.modes import MODES
 from suite.report import same_time
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
 from suite.report.selected import CANDIDATES, selected_functions
 from suite.report.table import Table, make_table
-from suite.schema import Block, Cell, CompileTimes, Status
+from suite.results.schema import Block, Cell, CompileTimes, Status
 
 Row = dict[str, object]
 
@@ -41,7 +41,7 @@ def all_tables(run: Run, published: Published) -> tuple[Table, ...]:
 
 
 def of_metric(run: Run, metric: Metric) -> Table:
-    """The table of a metric of `suite.metrics`."""
+    """The table of a metric of `suite.measure.metrics`."""
     return _cell_table(
         run,
         metric.name,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from suite.explain.records import Explanation
-from suite.modes import DEFAULT_MODE, GRAPH_MODE, MODES, REFERENCE_MODE
+from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, MODES, REFERENCE_MODE
 from suite.report import compare
 from suite.report.cell_tables import compile_conditions, host_median_us, replay_peak_bytes
 from suite.report.chart import Bar, Chart, Scale
@@ -23,8 +23,8 @@ from suite.report.groups import RowGroup, row_groups
 from suite.report.load import Run, cell_label, mode_order
 from suite.report.load import is_as_published as cell_is_as_published
 from suite.report.published import Published
-from suite.schema import Cell, Status
-from suite.stats import Verdict
+from suite.results.schema import Cell, Status
+from suite.results.stats import Verdict
 
 GEOMEAN = "geomean"
 NOT_LOWERED = "not lowered"

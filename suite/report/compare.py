@@ -12,12 +12,12 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from suite import stats
-from suite.errors import EncoreError
 from suite.measure.kernels import difference, only_moves
-from suite.modes import MODES, REFERENCE_MODE
+from suite.measure.modes import MODES, REFERENCE_MODE
 from suite.report.load import Run, cell_label
-from suite.schema import Block, Cell, Grouping, Status
+from suite.results import stats
+from suite.results.errors import EncoreError
+from suite.results.schema import Block, Cell, Grouping, Status
 
 
 class TimeKind(StrEnum):

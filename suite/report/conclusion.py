@@ -11,17 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from suite.checkout import shown_code
 from suite.explain.records import Explanation
-from suite.modes import GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
+from suite.measure.checkout import shown_code
+from suite.measure.modes import GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
 from suite.report import provenance, same_program
 from suite.report.compare import Comparison, TimeKind, mean_over
 from suite.report.explain_tables import lowerings_of
 from suite.report.groups import RowGroup, row_groups
 from suite.report.load import Run, cell_label
 from suite.report.published import Published
-from suite.schema import Cell, Environment, Status
-from suite.stats import Verdict
+from suite.results.schema import Cell, Environment, Status
+from suite.results.stats import Verdict
 
 DECIDED_SHARE = 0.9
 """Of all verdicts, so many must decide something for the whole to count as decided."""

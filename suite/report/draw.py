@@ -23,10 +23,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from optimizations.byte_units import format_bytes
-from suite.modes import MODES
+from suite.measure.modes import MODES
 from suite.report.chart import Bar, Chart, Line, LineChart, Scale
 from suite.report.provenance import Provenance
-from suite.schema import Status
+from suite.results.schema import Status
 
 WIDTH = 9.0
 """Inches. At 1,000 pixels a point is 1.5 pixels, so that text of 7 points is 11 pixels high."""

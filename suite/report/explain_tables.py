@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from suite.explain.records import ExplainedCopy, Explanation, Lowering
-from suite.modes import GRAPH_MODE, PLACEMENT_MODE
+from suite.measure.modes import GRAPH_MODE, PLACEMENT_MODE
 from suite.report.load import FULL_SIZE, row_label
 from suite.report.published import PUBLISHED_VARIANT, Published
 from suite.report.table import Table, make_table

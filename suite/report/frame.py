@@ -1,8 +1,9 @@
 """A run as a pandas DataFrame.
 
-Columns of rows: those of `suite.history.HistoryRow` (times in microseconds, ratios with 95 % intervals), and `batch`,
-`settled`, `error`, `cuda_graphs`, `coverage_percent` (kernels launched by CUDA graphs), `placeholder_bytes` (copied in
-an iteration), `peak_reserved_bytes` (of steady replay) and `first_call_s` (compilation until the first result).
+Columns of rows: those of `suite.report.history.HistoryRow` (times in microseconds, ratios with 95 % intervals), and
+`batch`, `settled`, `error`, `cuda_graphs`, `coverage_percent` (kernels launched by CUDA graphs), `placeholder_bytes`
+(copied in an iteration), `peak_reserved_bytes` (of steady replay) and `first_call_s` (compilation until the first
+result).
 
 Columns of samples: `workload`, `mode`, `process`, `block`, `turn`, `host_us` and `device_us`.
 """
@@ -14,10 +15,10 @@ from itertools import zip_longest
 
 import pandas as pd
 
-from suite.history.rows import rows_of
 from suite.report.compare import has_settled
+from suite.report.history.rows import rows_of
 from suite.report.load import Run, cell_label
-from suite.schema import Cell
+from suite.results.schema import Cell
 
 
 def rows_frame(run: Run) -> pd.DataFrame:

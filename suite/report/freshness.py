@@ -11,9 +11,9 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from suite.errors import WrongUse
 from suite.report.markdown_pages import generated_part
-from suite.store import ENVIRONMENT, InvalidResults, read_environment
+from suite.results.errors import WrongUse
+from suite.results.store import ENVIRONMENT, InvalidResults, read_environment
 
 MOST_COMMITS = 200
 """So many commits may have touched the backend since a row was measured."""

@@ -6,10 +6,10 @@ a newer run in which a workload was measured like that does not take the place o
 unless a mode was not measured then, or passed in one of them only. Of other programs, rows say since 2026-11-26 what
 they did meanwhile. Older rows count as alone where nothing is known against it.
 
-Note [Interrupted]: rows of a workload that a run ended in (`suite.unfinished`) have fewer processes, so that hardly a
-ratio has a verdict. They do not take the place of an older run that was through with the workload and where all of
-these modes passed. Where it lacks one, the newer rows are all that there is of it. Where one has failed
-since, nothing hides that.
+Note [Interrupted]: rows of a workload that a run ended in (`suite.results.unfinished`) have fewer processes, so that
+hardly a ratio has a verdict. They do not take the place of an older run that was through with the workload and where
+all of these modes passed. Where it lacks one, the newer rows are all that there is of it. Where one has failed since,
+nothing hides that.
 
 Note [Captured iterations]: modes that capture a whole iteration or its module (`step`, `callables`) run where they are
 named, and then next to a few others, as a rule. Such a run does not take the place of an older one that has modes which
@@ -24,12 +24,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from optimizations.uncollected import uncollected
-from suite.errors import WrongUse
-from suite.modes import MODES
+from suite.measure.modes import MODES
 from suite.report.load import Run, Superseded, cell_label, cell_order, load_run
 from suite.report.same_time import beside_others
-from suite.schema import Status
-from suite.store import InvalidResults
+from suite.results.errors import WrongUse
+from suite.results.schema import Status
+from suite.results.store import InvalidResults
 
 
 def load_runs(folders: Sequence[Path]) -> Run:

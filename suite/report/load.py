@@ -1,4 +1,4 @@
-"""What a report is made of, read strictly: runs (by `suite.store`) and the results of `encore explain`."""
+"""What a report is made of, read strictly: runs (by `suite.results.store`) and the results of `encore explain`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from suite.errors import WrongUse
 from suite.explain.records import Explanation
-from suite.modes import MODES
+from suite.measure.modes import MODES
 from suite.report.published import PUBLISHED_VARIANT
-from suite.schedule import missing_shards
-from suite.schema import EXPLANATION_VERSION, Cell, Environment, Status
-from suite.store import InvalidResults, RecordedRun, describe, read_retried, read_run
+from suite.results.errors import WrongUse
+from suite.results.schema import EXPLANATION_VERSION, Cell, Environment, Status
+from suite.results.store import InvalidResults, RecordedRun, describe, read_retried, read_run
+from suite.run.schedule import missing_shards
 
 FULL_SIZE = "full"
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from suite.errors import WrongUse
 from suite.report.units import NOTHING
-from suite.store import write_atomically
+from suite.results.errors import WrongUse
+from suite.results.store import write_atomically
 
 if TYPE_CHECKING:
     from suite.report.paper import Exhibit, Made

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from optimizations.byte_units import format_bytes
-from suite.modes import DEFAULT_MODE, EAGER_MODE, GRAPH_MODE, REFERENCE_MODE
+from suite.measure.modes import DEFAULT_MODE, EAGER_MODE, GRAPH_MODE, REFERENCE_MODE
 from suite.report.cell_tables import host_median_us, replay_peak_bytes
 from suite.report.compare import Comparison, Kernels, TimeKind, compare, find
 from suite.report.load import Run
-from suite.schema import Cell, CompileConditions, Status
+from suite.results.schema import Cell, CompileConditions, Status
+from suite.results.stats import Verdict
 from suite.settings import recorded_plan
-from suite.stats import Verdict
 
 BUSY_SHARE = 0.9
 """Kernels that take this share of an iteration keep the GPU busy: CUDA graphs have nothing to remove."""

@@ -17,15 +17,15 @@ import jinja2
 from markupsafe import Markup
 
 from optimizations.byte_units import format_bytes
-from suite import stats
-from suite.checkout import shown_code
-from suite.modes import MODES
+from suite.measure.checkout import shown_code
+from suite.measure.modes import MODES
 from suite.report.conclusion import Conclusion
 from suite.report.provenance import Provenance
 from suite.report.published import Source
 from suite.report.table import Detailed, Table, printed_rows
 from suite.report.units import NOTHING, format_heading, is_missing, sort_key
-from suite.schema import Environment, Status
+from suite.results import stats
+from suite.results.schema import Environment, Status
 
 _PAGE = Path(__file__).parent / "page"
 LONG_TABLE = 260

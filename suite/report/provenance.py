@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from suite.checkout import shown_code
 from suite.explain.records import Explanation
+from suite.measure.checkout import shown_code
 from suite.report.load import FULL_SIZE, Run
-from suite.schema import Environment
+from suite.results.schema import Environment
 
 
 @dataclass(frozen=True, slots=True)

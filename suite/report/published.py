@@ -11,9 +11,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from optimizations.byte_units import parse_bytes
-from suite.errors import EncoreError
-from suite.modes import MODES
-from suite.schema import Record
+from suite.measure.modes import MODES
+from suite.results.errors import EncoreError
+from suite.results.schema import Record
 
 PUBLISHED_PATH = Path(__file__).resolve().parents[2] / "results" / "published.json"
 PUBLISHED_VARIANT = "published"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from suite.report.load import Run, cell_label
 from suite.report.table import Table, make_table
-from suite.schema import LaterProcess
+from suite.results.schema import LaterProcess
 
 TUNING = "CachingAutotuner.benchmark_all_configs"
 """Inductor's timer around the runs of a kernel's configurations."""

@@ -2,7 +2,7 @@
 
 Every FAST or SLOW between two modes that are the same program is a false finding, so their share among these pairs
 tells how far the other verdicts can be trusted. Modes are taken for the same program where one says so of the other
-(`suite.modes.Mode.same_as`) and both ran the same kernels in as many graphs and copied as much.
+(`suite.measure.modes.Mode.same_as`) and both ran the same kernels in as many graphs and copied as much.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from suite import stats
-from suite.modes import MODES
+from suite.measure.modes import MODES
 from suite.report.compare import Comparison, Kernels, TimeKind, against
 from suite.report.load import Run, cell_label
 from suite.report.table import Table, make_table
-from suite.schema import Cell, Status
+from suite.results import stats
+from suite.results.schema import Cell, Status
 
 METRICS = (TimeKind.LATENCY, TimeKind.DEVICE)
 

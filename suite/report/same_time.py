@@ -2,7 +2,7 @@
 
 On one host they disturb each other's host times, most of all those of mode `compile`, whose host has most to do. Shards
 of one run may be on the GPUs of one host: a row does not say which host it is of, so shards on several hosts are named
-as well. Of other programs only rows since 2026-11-26 know (`suite.schema.HostUse`).
+as well. Of other programs only rows since 2026-11-26 know (`suite.results.schema.HostUse`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from suite.report.load import Run, cell_label
-from suite.schema import Cell, Environment, HostUse
+from suite.results.schema import Cell, Environment, HostUse
 
 ROUNDING = timedelta(seconds=1)
 """Of the time at which a row begins. Workloads of one process of the suite follow one another, and overlap by less."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from suite.measure.served import CANDIDATE_OF
-from suite.schema import Cell, Status
+from suite.results.schema import Cell, Status
 
 CANDIDATES = ("none", "copy", "indirection")
 """Ways to serve a call, simplest first: without a graph, by one whose inputs are copied, by one that reads them in

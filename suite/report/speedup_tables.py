@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from suite.metrics import floor
-from suite.modes import DEFAULT_MODE, GRAPH_MODE, REFERENCE_MODE
+from suite.measure.metrics import floor
+from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, REFERENCE_MODE
 from suite.report import compare
 from suite.report.cell_tables import Row, host_median_us
 from suite.report.compare import Comparison, Kernels, TimeKind
@@ -14,8 +14,8 @@ from suite.report.groups import row_groups
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
 from suite.report.table import Detailed, Table, make_table
-from suite.schema import Status
-from suite.stats import GeometricMean, Verdict
+from suite.results.schema import Status
+from suite.results.stats import GeometricMean, Verdict
 
 KERNELS_NOTE = (
     f"{Kernels.RETUNED.value}: the modes do not run the same kernels; {Kernels.UNKNOWN.value}: each tuned its kernels "

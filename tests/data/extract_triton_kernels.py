@@ -84,7 +84,7 @@ def kernels_of(name: str) -> Iterator[dict[str, Any]]:
     from suite.explain.build import build_workload
     from suite.explain.capture import capture
     from suite.explain.generated_code import triton_kernels
-    from suite.modes import GRAPH_MODE, MODES
+    from suite.measure.modes import GRAPH_MODE, MODES
 
     program = build_workload(find(name), variant=None, size="full")
     found = capture(program, {GRAPH_MODE: MODES[GRAPH_MODE].options})

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.store import REPOSITORY
+from suite.results.store import REPOSITORY
 
 DOCUMENT = (REPOSITORY / "docs" / "extending.md").read_text(encoding="utf-8")
 PLACED = re.compile(

@@ -9,13 +9,13 @@ import pytest
 import typer.main
 from recorded_runs import comparisons, joined
 
-from suite.cli import app
-from suite.modes import MODES
+from suite.cli.main import app
+from suite.measure.modes import MODES
 from suite.report import provenance, speedup_tables
 from suite.report.build import headline_part
 from suite.report.markdown_pages import generated_part
 from suite.report.published import load_published
-from suite.store import REPOSITORY
+from suite.results.store import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))

@@ -9,12 +9,12 @@ from fixtures.report_pages import undrawn  # noqa: F401  # a fixture is used by 
 from fixtures.synthetic_results import cell, write_run
 from recorded_runs import joined
 
-from suite.cli_report import further_results
+from suite.cli.report import further_results
 from suite.report.build import build_report, paper_results
 from suite.report.markdown_pages import generated_names, generated_part, paper_part
 from suite.report.paper import EXHIBITS, Exhibit, Made
 from suite.report.published import load_published
-from suite.store import REPOSITORY
+from suite.results.store import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "results.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -14,8 +14,8 @@ import pytest
 
 from encore import own_packages
 from suite.explain import run
-from suite.process import WORKER_COMMAND
-from suite.store import REPOSITORY
+from suite.results.store import REPOSITORY
+from suite.run.process import WORKER_COMMAND
 
 PROJECT = {
     "models/net.py": """if True:
@@ -122,8 +122,8 @@ def test_only_names_that_the_user_has_give_way(project: Path) -> None:
     code = """if True:
         from encore import own_packages
         own_packages.put_first()
-        import host_tuning, models.registry, suite.errors
-        mine = suite.errors
+        import host_tuning, models.registry, suite.results.errors
+        mine = suite.results.errors
         own_packages.give_way()
         import models.blocks, suite.sizes
         assert suite.sizes.WIDTH == 8 and models.blocks.__file__.endswith("project/models/blocks.py")

@@ -15,7 +15,7 @@ import optimizations
 from optimizations import torch_internals
 from optimizations.graph.records import Capture, Provenance, RecordedCaptures
 from optimizations.report.recordings import RecordingReport
-from suite.gpu import find_gpu
+from suite.measure.gpu import find_gpu
 
 SEED = 1337
 
@@ -40,7 +40,7 @@ def allocated() -> int:
 
 
 def default_numerics() -> None:
-    """As PyTorch starts with; workloads choose others (`suite.iteration.set_numerics`)."""
+    """As PyTorch starts with; workloads choose others (`suite.measure.iteration.set_numerics`)."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.benchmark = False
 

@@ -178,9 +178,9 @@ def _common() -> dict[str, Any]:
     """What every row says of where it was made."""
     from importlib.metadata import version
 
-    from suite.checkout import git_state
-    from suite.gpu import NoGpu, find_gpu
-    from suite.store import REPOSITORY
+    from suite.measure.checkout import git_state
+    from suite.measure.gpu import NoGpu, find_gpu
+    from suite.results.store import REPOSITORY
 
     try:
         driver = find_gpu().driver

@@ -11,7 +11,7 @@ import torch
 
 from host_tuning import Disturbance, check
 from host_tuning.gpu import Nvml
-from suite.store import REPOSITORY
+from suite.results.store import REPOSITORY
 
 pytestmark = pytest.mark.gpu
 

@@ -15,11 +15,11 @@ from indirection_on_gpu import SEED, Searched, forget, recordings, said, save_ca
 
 from models.instance import Instance, instantiate
 from models.registry import Inputs, find, workloads
-from suite.iteration import callable_for, iteration, set_numerics
 from suite.measure.copies import counting
+from suite.measure.iteration import callable_for, iteration, set_numerics
 from suite.measure.memory import Peak, peak, restart_peak
+from suite.measure.modes import MODES
 from suite.measure.results import Results, State, run_checked
-from suite.modes import MODES
 
 pytestmark = pytest.mark.gpu
 

@@ -12,8 +12,8 @@ from suite.measure.gpu_state import gpu_reader
 from suite.measure.launches import least_graph
 from suite.measure.profiling import PROFILED_ITERATIONS, profile_iterations
 from suite.measure.timing import CudaTimer, measure_block
-from suite.protocol import CellSpec, Measure
-from suite.schema import Metrics
+from suite.results.schema import Metrics
+from suite.worker.protocol import CellSpec, Measure
 
 pytestmark = pytest.mark.gpu
 

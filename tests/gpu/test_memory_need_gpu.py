@@ -7,8 +7,8 @@ import torch
 
 from models.instance import instantiate
 from models.registry import find
-from suite.iteration import iteration, set_numerics
-from suite.memory_need import memory_need
+from suite.measure.iteration import iteration, set_numerics
+from suite.worker.memory_need import memory_need
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.store import REPOSITORY
+from suite.results.store import REPOSITORY
 
 pytestmark = pytest.mark.gpu
 

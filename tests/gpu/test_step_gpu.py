@@ -25,7 +25,7 @@ from models.registry import find
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import StepRefused
 from optimizations.graph.pools import others_have_graphs
-from suite.protocol import CellSpec
+from suite.worker.protocol import CellSpec
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fixtures.tiny_run import tiny_run
 
-from suite.schema import Status
+from suite.results.schema import Status
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(420)]
 

@@ -15,7 +15,7 @@ from host_tuning import __main__ as command_line
 from host_tuning.check import Finding
 from host_tuning.gpu import GpuError, Nvml, throttle_names
 from host_tuning.machine import BOOST, CPU, NO_TURBO, SMT_CONTROL
-from suite.store import REPOSITORY
+from suite.results.store import REPOSITORY
 
 ITEMS = (
     "governor", "frequency", "turbo", "c_states", "smt", "load", "numa", "gpu_processes", "gpu_clock",

@@ -140,8 +140,8 @@ def _facts(given: argparse.Namespace, compilers: Sequence[str]) -> dict[str, Any
     """Return what a run says of where it was made."""
     import torch
 
-    from suite.checkout import git_state
-    from suite.store import REPOSITORY
+    from suite.measure.checkout import git_state
+    from suite.results.store import REPOSITORY
 
     commit, dirty = git_state(REPOSITORY)
     return {

@@ -13,8 +13,8 @@ import pytest
 
 from models.instance import instantiate
 from models.registry import find, sets
-from suite.memory_need import memory_need
 from suite.report.published import load_published
+from suite.worker.memory_need import memory_need
 
 MIB = 2**20
 

@@ -13,8 +13,8 @@ from models import registry
 from models.instance import Instance, instantiate
 from models.networks.generation import FollowedBy
 from models.parts import CompiledInParts
-from suite import iteration
-from suite.modes import MODES
+from suite.measure import iteration
+from suite.measure.modes import MODES
 
 ACRONYMS = ("LLAMA-G", "LLAMA-G-8", "WHISPER-G")
 

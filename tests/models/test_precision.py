@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from models.precision import precision_kept
-from suite.iteration import full_precision
+from suite.measure.iteration import full_precision
 
 CUDNN: Any = torch.backends.cudnn
 MATMUL: Any = torch.backends.cuda.matmul

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from models.instance import instantiate
 from models.registry import find
 from rank_ends import leave
-from suite.iteration import seed_all
+from suite.measure.iteration import seed_all
 
 torch.set_num_threads(1)
 torch.distributed.init_process_group(

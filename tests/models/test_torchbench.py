@@ -21,13 +21,13 @@ from models.instance import Instance, instantiate
 from models.nests import tensors_of
 from models.registry import UnknownWorkload, find, find_set
 from models.torchbench import TorchBenchRefuses, TorchBenchUnavailable
-from suite.errors import WrongUse
 from suite.explain.build import build_workload, replaced_on_move
-from suite.explain.known_values import KnownValuesMode
 from suite.explain.pretended_gpu import named_gpu
 from suite.explain.run import explain_many
 from suite.explain.targets import Target, find_targets
-from suite.iteration import iteration
+from suite.measure.iteration import iteration
+from suite.measure.known_values import KnownValuesMode
+from suite.results.errors import WrongUse
 
 
 @pytest.fixture

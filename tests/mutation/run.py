@@ -1,7 +1,7 @@
 """Which small changes to the code no test notices.
 
     python tests/mutation/run.py                               # the named ones, each with the tests that must notice it
-    python tests/mutation/run.py --sample 40 suite/stats.py suite/measure optimizations
+    python tests/mutation/run.py --sample 40 suite/results/stats.py suite/measure optimizations
 
 Each change is made in a copy of the repository, and the tests of the changed module run there. Prints the survivors and
 exits with 1 if there is one.

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
 from optimizations.report.recordings import RecordingReport
-from suite.cli import app
+from suite.cli.main import app
 from suite.draw import svg, text
 from suite.draw.measured import GraphWork, times_of, with_times, work_of_graphs
 from suite.draw.records import DrawnConcurrency, DrawnGraph, DrawnLaunch, as_json, graphs_of, read_graphs
 from suite.draw.timeline import timeline
-from suite.errors import WrongUse
+from suite.results.errors import WrongUse
 
 SPLIT = ((), (0,), (0,), (1, 2))
 """What each of four launches waits for: two branches between a first launch and a last one."""

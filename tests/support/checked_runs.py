@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 
 from models.instance import Instance
-from suite.iteration import iteration
 from suite.measure.correctness import (
     Agreement,
     compare_with_eager,
 )
+from suite.measure.iteration import iteration
 from suite.measure.results import Results, State, run_checked
 
 SEED = 11

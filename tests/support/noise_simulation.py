@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from recorded_runs import paths, read_recorded
 
-from suite import stats
-from suite.schedule import Sampling, sampling_for
-from suite.schema import Cell, Status
+from suite.results import stats
+from suite.results.schema import Cell, Status
+from suite.results.store import list_runs, read_run
+from suite.run.schedule import Sampling, sampling_for
 from suite.settings import RunSettings
-from suite.store import list_runs, read_run
 
 SETTINGS = RunSettings()
 NOISE = Path(__file__).parents[1] / "data" / "recorded_noise"

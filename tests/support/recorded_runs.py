@@ -9,7 +9,7 @@ from pathlib import Path
 from suite.report.compare import Comparison, compare
 from suite.report.join import join_runs
 from suite.report.load import Run, run_of
-from suite.store import ENVIRONMENT, RECORDED, InvalidResults, RecordedRun, list_runs, read_run
+from suite.results.store import ENVIRONMENT, RECORDED, InvalidResults, RecordedRun, list_runs, read_run
 
 
 @functools.cache

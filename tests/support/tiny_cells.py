@@ -8,11 +8,11 @@ import pytest
 import torch
 from tiny_workloads import WholeCell, workload_of
 
-import suite.compilation
+import suite.worker.compilation
 from models import registry
 from optimizations import torch_internals
-from suite.compile_cache import JUDGED
-from suite.protocol import CellSpec
+from suite.worker.compile_cache import JUDGED
+from suite.worker.protocol import CellSpec
 
 
 @pytest.fixture
@@ -58,4 +58,6 @@ class Mlp(torch.nn.Module):
 
 
 def replaced_call(monkeypatch, wrong):
-    monkeypatch.setattr(suite.compilation, "callable_for", lambda mode, module: lambda *inputs: wrong(module, *inputs))
+    monkeypatch.setattr(
+        suite.worker.compilation, "callable_for", lambda mode, module: lambda *inputs: wrong(module, *inputs)
+    )

@@ -9,9 +9,9 @@ import torch
 
 from models.instance import Instance, instantiate
 from models.registry import Inputs, Workload
-from suite.live_cell import LiveCell
-from suite.protocol import Prepared
-from suite.schema import CompileConditions
+from suite.results.schema import CompileConditions
+from suite.worker.live_cell import LiveCell
+from suite.worker.protocol import Prepared
 
 
 def normal_inputs(*shape: int) -> Callable[..., Inputs]:

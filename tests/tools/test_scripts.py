@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import typer
 
-from suite.cli import app
-from suite.store import REPOSITORY
+from suite.cli.main import app
+from suite.results.store import REPOSITORY
 
 SCRIPTS = (
     "run_all.sh",

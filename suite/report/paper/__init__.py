@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from suite.errors import WrongUse
 from suite.report.paper import (
     copies,
     costs,
@@ -17,6 +16,7 @@ from suite.report.paper import (
     workload_table,
 )
 from suite.report.paper.exhibit import Exhibit, Made, Point, Results
+from suite.results.errors import WrongUse
 
 _MODULES = (speedups, tensor_parallel, copies, costs, graphs, indirection_latency, nanogpt, workload_table)
 _KINDS = ("Fig", "Table", "first", "second", "section")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 
 from optimizations.byte_units import format_bytes, parse_bytes
-from suite.metrics import floor
-from suite.modes import GRAPH_MODE, INDIRECTION_MODE, PLACEMENT_MODE, UNPARTITIONED_MODE
+from suite.measure.metrics import floor
+from suite.measure.modes import GRAPH_MODE, INDIRECTION_MODE, PLACEMENT_MODE, UNPARTITIONED_MODE
 from suite.report.chart import Scale
 from suite.report.paper.exhibit import NOT_HELD, NOT_MEASURED, Exhibit, Made, Point, Results, labels_of
 from suite.report.paper.grid import Grid, Series, Value, known, make_grid

@@ -6,14 +6,14 @@ import json
 import math
 from pathlib import Path
 
-from suite.errors import WrongUse
-from suite.modes import DEFAULT_MODE, GRAPH_MODE, INDIRECTION_MODE, PLACEMENT_MODE, UNPARTITIONED_MODE
+from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, INDIRECTION_MODE, PLACEMENT_MODE, UNPARTITIONED_MODE
 from suite.report.cell_tables import compile_conditions
 from suite.report.chart import Scale
 from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Point, Results, geomean, labels_of
 from suite.report.paper.grid import Grid, Mean, Series, Value, known, make_grid, plain_means
 from suite.report.selected import judged_groups
-from suite.store import describe, read_unpacked
+from suite.results.errors import WrongUse
+from suite.results.store import describe, read_unpacked
 
 _PHASES = {"compiling": ("compile", "recording"), "replaying": ("replay", "steady")}
 """What rows of the suite and rows of programs call each phase."""

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from suite import stats
+from suite.measure.modes import DEFAULT_MODE, INDIRECTION_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.micro.records import MicroRun
-from suite.modes import DEFAULT_MODE, INDIRECTION_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.nanogpt.records import NanoGptRun
 from suite.report import compare, provenance
 from suite.report.chart import Chart, LineChart
@@ -18,8 +17,9 @@ from suite.report.load import Run
 from suite.report.provenance import Provenance
 from suite.report.published import Published
 from suite.report.table import Table
-from suite.schema import Cell, Environment, Status
-from suite.stats import Verdict
+from suite.results import stats
+from suite.results.schema import Cell, Environment, Status
+from suite.results.stats import Verdict
 
 NOT_MEASURED = "not measured"
 NOT_HELD = "not in results/published.json"

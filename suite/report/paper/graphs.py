@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from models.registry import TP_MARK
-from suite.modes import DEFAULT_MODE, GRAPH_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
+from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report.chart import Bar, Chart, Line, LineChart, Scale
 from suite.report.paper.exhibit import NOT_HELD, NOT_MEASURED, Exhibit, Made, Point, Results, labels_of
 from suite.report.selected import judged_groups, selected_functions

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Point, Results, geomean, reasons
 from suite.report.table import make_table
-from suite.stats import Verdict
+from suite.results.stats import Verdict
 
 GEOMEAN = "geomean"
 

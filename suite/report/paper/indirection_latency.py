@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from suite.micro.figure import lines as micro_lines
 from suite.micro.records import MicroRun
 from suite.micro.sweeps import VARIANTS, Sweep
 from suite.report.chart import Line, LineChart
+from suite.report.micro_figure import lines as micro_lines
 from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Point, Results, of_environment
 from suite.report.provenance import Provenance
 from suite.report.table import make_table

@@ -10,7 +10,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from models.nanogpt.configurations import NAMED, SWEEP, Configuration
-from suite.errors import WrongUse
 from suite.nanogpt.paths import EAGER, GRAPH, PATHS, REPLAY
 from suite.nanogpt.ratios import PAIRED, RoundRatio, median_ms, step_over_eager, whole_over_eager, whole_over_graph
 from suite.nanogpt.records import NANOGPT_SCHEMA_VERSION, Generation, NanoGptRun
@@ -18,7 +17,8 @@ from suite.report.chart import Bar, Chart, Scale
 from suite.report.paper.exhibit import NOT_MEASURED, NOTHING, Exhibit, Made, Point, Results, of_environment
 from suite.report.provenance import Provenance
 from suite.report.table import Detailed, make_table
-from suite.store import describe, read_unpacked
+from suite.results.errors import WrongUse
+from suite.results.store import describe, read_unpacked
 
 _AMORTISED = "long_generation"
 """The configuration whose generations pay for a warm-up: the longest after a prompt of 8."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from suite import stats
-from suite.errors import EncoreError
-from suite.modes import (
+from suite.measure.modes import (
     DEFAULT_MODE,
     GRAPH_MODE,
     INDIRECTION_MODE,
@@ -20,6 +18,8 @@ from suite.report.compare import Kernels, TimeKind, compare_kernels, samples_by_
 from suite.report.load import row_label
 from suite.report.paper.exhibit import NOT_HELD, NOT_MEASURED, VOID, Exhibit, Made, Point, Results, labels_of
 from suite.report.paper.grid import Grid, Series, Value, make_grid, ratio_means, ratio_series, ratio_value
+from suite.results import stats
+from suite.results.errors import EncoreError
 
 SHOWN = (1 / 8, 8)
 WHISKERS = "Whiskers: 95 % intervals."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from models.registry import TP_MARK
-from suite.modes import GRAPH_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
+from suite.measure.modes import GRAPH_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report.cell_tables import host_median_us
 from suite.report.chart import Scale
 from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Point, Results

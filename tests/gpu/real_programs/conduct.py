@@ -24,7 +24,7 @@ from typing import Any
 from real_programs.compare import difference
 from real_programs.record import Program
 from real_programs.rows import BASE, STOCK, judged
-from suite.environment import without_paths
+from suite.measure.environment import without_paths
 
 SOURCES = Path(__file__).resolve().parents[1]
 REPOSITORY = SOURCES.parents[1]

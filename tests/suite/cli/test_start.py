@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny_cells import Mlp, cell
 
-import suite.start
-from suite.start import start
+import suite.worker.start
+from suite.worker.start import start
 
 __all__ = ["cell"]
 
@@ -20,7 +20,7 @@ def test_what_waits_imports_its_model_and_starts_the_compilers_once_it_is_known_
 ):
     built, toolchains = [], []
     spec = cell(lambda: built.append("tiny") or Mlp(), mode, spec={"size": "full", "vec_isa_ok": known})._spec
-    monkeypatch.setattr(suite.start, "start_toolchain", lambda device, *rest: toolchains.append(device.type))
+    monkeypatch.setattr(suite.worker.start, "start_toolchain", lambda device, *rest: toolchains.append(device.type))
     start(spec.model_copy(update={"device": "cuda"}))
     assert built == ["tiny"]
     assert toolchains == ["cpu"] * started, "the GPU is not touched"
@@ -28,7 +28,7 @@ def test_what_waits_imports_its_model_and_starts_the_compilers_once_it_is_known_
 
 def test_what_is_asked_finds_out_what_the_compilers_can_do(cell, monkeypatch):
     asked = []
-    monkeypatch.setattr(suite.start, "start_toolchain", lambda *given: asked.append(given) or True)
+    monkeypatch.setattr(suite.worker.start, "start_toolchain", lambda *given: asked.append(given) or True)
     spec = cell(Mlp, "compile", spec={"vec_isa_ok": None})._spec
     assert start(spec).vec_isa_ok is None and not asked
     assert start(spec, asked=True).vec_isa_ok is True

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from fixtures.synthetic_results import GPU, block, cell, environment, failed_cell, write_run
 
-from suite.cli import main
-from suite.cli_compare import parse_share
-from suite.compare import Comparison, Outcome, Pair, compare_sides, find_side
-from suite.errors import EXIT_FINDING, EXIT_OK, EXIT_UNDECIDED, EXIT_WRONG_USE, WrongUse
+from suite.cli.compare import parse_share
+from suite.cli.main import main
 from suite.measure.kernels import kernel_key
 from suite.report.compare import TimeKind
-from suite.schema import Cell, Environment, Status
+from suite.report.two_runs import Comparison, Outcome, Pair, compare_sides, find_side
+from suite.results.errors import EXIT_FINDING, EXIT_OK, EXIT_UNDECIDED, EXIT_WRONG_USE, WrongUse
+from suite.results.schema import Cell, Environment, Status
 
 STOCK = ("eager", "compile", "graph", "graph-unpartitioned")
 SEED = 7

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from suite.compare.change import change_between, change_within, mean_change, own_variance
-from suite.stats import UNKNOWN, Spread
+from suite.report.two_runs.change import change_between, change_within, mean_change, own_variance
+from suite.results.stats import UNKNOWN, Spread
 
 
 def test_change_is_the_difference_of_the_means() -> None:

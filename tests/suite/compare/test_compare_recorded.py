@@ -14,11 +14,11 @@ from collections.abc import Iterator
 import pytest
 from recorded_runs import load_recorded
 
-from suite.compare import Comparison, Outcome, Pair, Side, compare_sides
-from suite.errors import EXIT_FINDING
 from suite.report.load import Run, cell_label
-from suite.schema import Block, Cell
-from suite.store import RECORDED
+from suite.report.two_runs import Comparison, Outcome, Pair, Side, compare_sides
+from suite.results.errors import EXIT_FINDING
+from suite.results.schema import Block, Cell
+from suite.results.store import RECORDED
 
 RUNS = ("20261125-025731-h200", "20261125-090424-h200")
 """Thirteen workloads in eight modes, three to five processes of each, on two H200s; at two commits."""

@@ -9,7 +9,7 @@ from capture_programs import FAILS_BACKWARD
 from explain_seen import Seen, at, captured
 
 from suite.explain.capture import SETTINGS
-from suite.modes import PLACEMENT_MODE
+from suite.measure.modes import PLACEMENT_MODE
 
 NAMES = (
     "layer_norm",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from models.own_program import checked
 from models.registry import find
 from suite.explain.build import build_program, build_workload, replaced_on_move
-from suite.explain.known_values import KnownValuesMode
+from suite.measure.known_values import KnownValuesMode
 
 
 class Tied(nn.Module):

@@ -18,10 +18,10 @@ from fixtures.fake_runs import default_signals, living
 from rich.console import Console
 
 from suite.explain import run
+from suite.explain.progress import AnalysisDisplay
 from suite.explain.run import explain_many
 from suite.explain.targets import Target
-from suite.progress import AnalysisDisplay
-from suite.store import CannotWrite
+from suite.results.store import CannotWrite
 
 FAKE = Path(__file__).parents[2] / "support" / "fixtures" / "fake_explain.py"
 FAKE_WORKER = Path(__file__).parents[2] / "support" / "fixtures" / "fake_explain_worker.py"

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from suite.explain import known_values
-from suite.explain.known_values import KnownValuesMode, UnknownValue
+from suite.measure import known_values
+from suite.measure.known_values import KnownValuesMode, UnknownValue
 
 
 @pytest.fixture

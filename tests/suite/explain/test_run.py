@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite.errors import WrongUse
 from suite.explain.records import Explanation
 from suite.explain.run import explain_many, explain_target, file_name
 from suite.explain.targets import Target
+from suite.results.errors import WrongUse
 
 PROGRAMS = Path(__file__).parents[2] / "support"
 TIMEOUT_S = 120.0

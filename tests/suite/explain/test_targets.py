@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from models import registry
-from suite.errors import WrongUse
 from suite.explain.targets import Target, find_targets, load_program, unexplained
+from suite.results.errors import WrongUse
 
 PROGRAMS = Path(__file__).parents[2] / "support"
 

@@ -17,7 +17,7 @@ from suite.explain.records import (
     Placed,
 )
 from suite.explain.text import MOST_ROWS, render, summary
-from suite.schema import EXPLANATION_VERSION, NotCaptured
+from suite.results.schema import EXPLANATION_VERSION, NotCaptured
 
 LINE = "program.py:3 in forward: y = x + self.mask.to(x.device)"
 

@@ -14,7 +14,6 @@ from tiny_workloads import instance_of, normal_inputs
 from models import registry
 from models.instance import Instance, instantiate
 from models.registry import DtypePolicy, Inputs
-from suite.iteration import iteration
 from suite.measure.correctness import (
     LOSS_SCALES,
     SMALL,
@@ -25,6 +24,7 @@ from suite.measure.correctness import (
     higher_precision,
     loss_scales,
 )
+from suite.measure.iteration import iteration
 from suite.measure.results import Results, State, run_checked
 
 

@@ -14,7 +14,7 @@ from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
 from optimizations.report.recordings import FullWay, KeptResults, RecordingReport, ReplayedInput, UncapturedCalls
 from optimizations.report.selection import SelectionReport
 from suite.measure.encore_report import encore_report
-from suite.schema import Metrics
+from suite.results.schema import Metrics
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.torch_internals.outcome import NO_CUDA_WORK
-from suite.iteration import callable_for
 from suite.measure.compile_times import restart_timers
 from suite.measure.graphs import GraphLog, recorded_graphs
-from suite.modes import MODES
+from suite.measure.iteration import callable_for
+from suite.measure.modes import MODES
 
 FRAME = 'File "/x/site-packages/mine/net.py", line 12, in forward\n    y = x + self.table\n'
 LINE = "mine/net.py:12 in forward: y = x + self.table"

@@ -15,10 +15,10 @@ from manual_clock import Clock
 
 from suite.measure import launches
 from suite.measure.launches import Graphs, HostParts, graphs_of, host_parts, timed_launches
-from suite.metrics import PreparedCell, metrics
-from suite.metrics.floor import FEWEST, METRIC, MOST, MOST_LAUNCHES_WITH_ONE_WAIT
-from suite.modes import MODES
-from suite.schema import Cell, Coverage, Metrics, RankPart
+from suite.measure.metrics import PreparedCell, metrics
+from suite.measure.metrics.floor import FEWEST, METRIC, MOST, MOST_LAUNCHES_WITH_ONE_WAIT
+from suite.measure.modes import MODES
+from suite.results.schema import Cell, Coverage, Metrics, RankPart
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from models.registry import Inputs
-from suite.iteration import IterationOutput, iteration
+from suite.measure.iteration import IterationOutput, iteration
 from suite.measure.results import Results, State, named_tensors, run_checked
 
 

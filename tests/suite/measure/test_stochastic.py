@@ -12,7 +12,6 @@ from tiny_workloads import instance_of, normal_inputs
 
 from models import registry
 from models.instance import Instance, instantiate
-from suite.iteration import iteration
 from suite.measure import correctness
 from suite.measure.compare import relative_error
 from suite.measure.correctness import (
@@ -23,6 +22,7 @@ from suite.measure.correctness import (
     higher_precision,
     without_dropout,
 )
+from suite.measure.iteration import iteration
 from suite.measure.results import State, run_checked
 
 

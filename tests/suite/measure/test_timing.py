@@ -11,8 +11,8 @@ from manual_clock import Clock
 
 from models.instance import instantiate
 from models.registry import Inputs, find
-from suite.iteration import IterationOutput
 from suite.measure import timing
+from suite.measure.iteration import IterationOutput
 from suite.measure.timing import (
     HostTimer,
     InputsShareMemory,
@@ -20,7 +20,7 @@ from suite.measure.timing import (
     measure_block,
     require_distinct_addresses,
 )
-from suite.schema import GpuState
+from suite.results.schema import GpuState
 
 LEAD_IN = 2
 

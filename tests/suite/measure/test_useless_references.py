@@ -9,7 +9,6 @@ import pytest
 import torch
 from tiny_workloads import instance_of
 
-from suite.iteration import iteration
 from suite.measure.correctness import (
     MOST_ERROR,
     TOLERANCE,
@@ -17,6 +16,7 @@ from suite.measure.correctness import (
     compare_widened,
     compare_with_eager,
 )
+from suite.measure.iteration import iteration
 from suite.measure.results import Results, State, run_checked
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from suite.cli import app
-from suite.errors import WrongUse
+from suite.cli.main import app
 from suite.micro import feeds
 from suite.micro import host as micro_host
 from suite.micro.feed_costs import measure_steady_feeds
 from suite.micro.feeds import FeedRun
+from suite.results.errors import WrongUse
 
 
 def test_guards_cost_more_than_no_guards_and_every_one_of_them_counts() -> None:

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 import optimizations
 from optimizations import torch_internals
 from optimizations.report.recordings import FullWay
-from suite.cli import app, main
-from suite.errors import EXIT_WRONG_USE
+from suite.cli.main import app, main
+from suite.measure.modes import MODES
 from suite.micro import host
 from suite.micro.host import Case, measure
 from suite.micro.host_cost import CALL, ENTRY, GRAPH, NONE, FullCalls, HostCost, HostRun, Judged, LayerTime, table
-from suite.modes import MODES
+from suite.results.errors import EXIT_WRONG_USE
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,15 @@ from optimizations.graph.pointers import PointerUse
 from optimizations.graph.ptx_rewriting import dereference, read_kernel
 from optimizations.graph.records import CapturedGraph
 from optimizations.graph.registry import APPLIERS
-from suite import cli_micro, environment
-from suite.cli import app, main
-from suite.errors import EXIT_WRONG_USE, WrongUse
-from suite.gpu import NoGpu
-from suite.micro import figure, records
+from suite.cli import micro as cli_micro
+from suite.cli.main import app, main
+from suite.measure import environment
+from suite.measure.gpu import NoGpu
+from suite.micro import records
 from suite.micro.records import MICRO_SCHEMA_VERSION, MeasuredPoint, MicroRun, Series, read_micro_run
 from suite.micro.sweeps import VARIANTS, Point, points
+from suite.report import micro_figure as figure
+from suite.results.errors import EXIT_WRONG_USE, WrongUse
 from tests.optimizations.graph.test_appliers import analysis_of
 from tests.optimizations.graph.test_plan import kernel, word
 
@@ -136,7 +138,7 @@ def test_a_plan_with_another_applier_is_not_the_variant() -> None:
 
 def test_without_a_gpu_the_command_says_so_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("suite.gpu.require_gpu", lambda: (_ for _ in ()).throw(NoGpu("no NVIDIA GPU here")))
+        patch.setattr("suite.measure.gpu.require_gpu", lambda: (_ for _ in ()).throw(NoGpu("no NVIDIA GPU here")))
         with pytest.raises(SystemExit) as ended:
             main(["micro", "indirection"])
     assert ended.value.code == EXIT_WRONG_USE
@@ -189,7 +191,7 @@ class FakeBench:
 def test_an_interrupt_keeps_the_points_measured_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from suite.micro import indirection
 
-    monkeypatch.setattr("suite.gpu.require_gpu", lambda: None)
+    monkeypatch.setattr("suite.measure.gpu.require_gpu", lambda: None)
     monkeypatch.setattr(indirection, "Bench", FakeBench)
     with pytest.raises(RuntimeError, match="the device is gone"):
         cli_micro.measure_indirection(out=tmp_path)

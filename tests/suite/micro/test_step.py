@@ -24,9 +24,9 @@ from models import registry
 from models.instance import instantiate
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step.graphed_step import GraphedStep
-from suite.cli import main
-from suite.errors import EXIT_WRONG_USE, WrongUse
+from suite.cli.main import main
 from suite.measure.launches import HostParts
+from suite.measure.modes import MODES
 from suite.micro import step
 from suite.micro.in_turns import Times
 from suite.micro.step import (
@@ -40,7 +40,7 @@ from suite.micro.step import (
     table,
     training_workloads,
 )
-from suite.modes import MODES
+from suite.results.errors import EXIT_WRONG_USE, WrongUse
 
 
 def test_all_training_workloads_are_the_default_and_inference_is_wrong_use() -> None:

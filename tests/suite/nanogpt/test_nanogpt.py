@@ -11,11 +11,11 @@ import torch
 from models.nanogpt.configurations import NAMED, SIZES, SWEEP, Configuration
 from models.nanogpt.decoding import CompiledDecoder, EagerDecoder, generate
 from models.nanogpt.network import CachedAttention, NanoGPT
-from suite.errors import WrongUse
-from suite.modes import MODES
+from suite.measure.modes import MODES
 from suite.nanogpt import worker
 from suite.nanogpt.paths import PATHS, select_paths
 from suite.report.published import load_published
+from suite.results.errors import WrongUse
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 
 from models.nanogpt.configurations import NAMED, SWEEP
 from models.registry import Size
-from suite import environment
-from suite.cli_nanogpt import RESULTS
+from suite.cli.nanogpt import RESULTS
+from suite.measure import environment
 from suite.nanogpt.paths import PATHS
 from suite.nanogpt.records import NanoGptRun
 from suite.nanogpt.run import run_paths
@@ -279,7 +279,7 @@ def test_the_command_runs_what_a_cpu_can_run(tmp_path: Path):
 def test_wrong_use_is_told_before_anything_starts(
     arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ):
-    from suite import cli
+    from suite.cli import main as cli
 
     with pytest.raises(SystemExit) as exit:
         cli.main(["run", *arguments])

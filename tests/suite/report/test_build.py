@@ -20,13 +20,13 @@ from fixtures.synthetic_results import (
     write_run,
 )
 
-from suite.errors import WrongUse
 from suite.report import build, cell_tables, speedup_tables
 from suite.report.build import build_report
 from suite.report.join import load_runs
 from suite.report.page import LONG_TABLE, SHOWN_OF_LONG
 from suite.report.published import load_published
-from suite.schema import Status
+from suite.results.errors import WrongUse
+from suite.results.schema import Status
 
 HOSTILE = '<script>alert("x")</script>'
 

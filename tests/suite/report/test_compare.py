@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from fixtures.synthetic_results import block, cell, environment, failed_cell, metrics
 
-from suite import stats
-from suite.errors import EncoreError
 from suite.report import compare
 from suite.report.compare import Kernels, TimeKind
 from suite.report.load import Run
-from suite.schema import Grouping, LaterProcess, Shortage, Status
+from suite.results import stats
+from suite.results.errors import EncoreError
+from suite.results.schema import Grouping, LaterProcess, Shortage, Status
 
 
 def run_of(*cells):

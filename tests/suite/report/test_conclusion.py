@@ -9,7 +9,7 @@ from suite.report import compare, conclusion, same_program
 from suite.report.conclusion import Trust
 from suite.report.load import Run, Superseded
 from suite.report.published import load_published
-from suite.schema import Block, Cell, GpuState, Shortage, Status
+from suite.results.schema import Block, Cell, GpuState, Shortage, Status
 
 PUBLISHED = load_published()
 KERNELS = {"triton_poi_fused_0 grid 4 block 128": 1}

@@ -20,14 +20,14 @@ from fixtures.synthetic_results import (
 )
 from matplotlib.colors import to_hex
 
-from suite.modes import MODES
+from suite.measure.modes import MODES
 from suite.report import charts, compare, provenance
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.draw import colour, draw, to_pdf, to_png, to_svg
 from suite.report.load import Run
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
-from suite.schema import Status
+from suite.results.schema import Status
 
 PUBLISHED = load_published()
 ORIGIN = Provenance("run synthetic", "SYNTHETIC GPU", "0123456789", "0.0", None)

@@ -11,10 +11,10 @@ from fixtures.synthetic_results import (
     write_run,
 )
 
-from suite.errors import WrongUse
 from suite.report import build
 from suite.report.build import build_report
-from suite.store import CannotWrite, InvalidResults
+from suite.results.errors import WrongUse
+from suite.results.store import CannotWrite, InvalidResults
 
 
 @pytest.mark.usefixtures("undrawn")

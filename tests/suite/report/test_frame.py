@@ -13,9 +13,9 @@ import pytest
 from fixtures.synthetic_results import cell, environment, failed_cell, write_run
 
 import suite
-from suite.errors import WrongUse
-from suite.schema import Status
-from suite.store import REPOSITORY
+from suite.results.errors import WrongUse
+from suite.results.schema import Status
+from suite.results.store import REPOSITORY
 
 
 @pytest.fixture

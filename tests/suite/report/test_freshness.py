@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from fixtures.synthetic_results import cell, environment, write_run
 
-from suite import store
-from suite.cli import main
-from suite.errors import WrongUse
+from suite.cli.main import main
 from suite.report import freshness
 from suite.report.freshness import commits_since, stale_rows
+from suite.results import store
+from suite.results.errors import WrongUse
 
 PAGE = "<!-- generated: headline -->\n{text}\n<!-- end: headline -->\n"
 

@@ -7,12 +7,12 @@ import json
 import pytest
 from fixtures.synthetic_results import GPU, cell, environment, explanation, failed_cell, write_explanations, write_run
 
-from suite.errors import WrongUse
 from suite.report import provenance
 from suite.report.join import join_runs, load_recorded, load_runs
 from suite.report.load import is_as_published, load_explanations, load_run, row_label
-from suite.schema import HostUse, Status
-from suite.store import InvalidResults
+from suite.results.errors import WrongUse
+from suite.results.schema import HostUse, Status
+from suite.results.store import InvalidResults
 
 
 def test_cells_come_by_workload_and_mode_whatever_the_order_they_ended_in(tmp_path):

@@ -15,7 +15,7 @@ from fixtures.synthetic_results import (
 
 from suite.report import build
 from suite.report.page import environment_facts
-from suite.schema import Status
+from suite.results.schema import Status
 
 
 @pytest.mark.usefixtures("undrawn")

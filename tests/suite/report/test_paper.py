@@ -13,8 +13,7 @@ from fixtures.synthetic_results import cell, environment, failed_cell, metrics, 
 from recorded_runs import joined
 
 from models import registry
-from suite.cli import main
-from suite.errors import WrongUse
+from suite.cli.main import main
 from suite.micro.records import read_micro_run
 from suite.nanogpt.records import Generation, MeasuredConfiguration, NanoGptRun, PathRecord
 from suite.report.build import build_exhibits
@@ -28,8 +27,9 @@ from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
 from suite.report.selected import judged_groups
-from suite.schema import Cell, CompileConditions, RankPart, Status
-from suite.store import RECORDED
+from suite.results.errors import WrongUse
+from suite.results.schema import Cell, CompileConditions, RankPart, Status
+from suite.results.store import RECORDED
 
 PUBLISHED = load_published()
 EXPECTED = [

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from suite.errors import EncoreError
 from suite.report.published import PUBLISHED_PATH, load_published
+from suite.results.errors import EncoreError
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import pytest
 from fixtures.report_pages import few_exhibits, undrawn  # noqa: F401  # fixtures are used by their names
 from fixtures.synthetic_results import cell, explanation, write_explanations, write_run
 
-from suite.errors import WrongUse
 from suite.report.build import build_report
 from suite.report.markdown_pages import generated_part, update_page
+from suite.results.errors import WrongUse
 
 README = """# Title
 <!-- generated: explained -->

@@ -7,7 +7,7 @@ from fixtures.synthetic_results import block, cell, environment, failed_cell, me
 
 from suite.report.load import Run
 from suite.report.same_program import false_findings, process_pairs, same_program, same_program_pairs
-from suite.schema import Status
+from suite.results.schema import Status
 
 
 def steady(host_us, **changes):

@@ -24,7 +24,7 @@ from suite.report.load import Run
 from suite.report.published import load_published
 from suite.report.row_tables import later_processes, shortages
 from suite.report.table import make_table, to_csv, to_markdown
-from suite.schema import (
+from suite.results.schema import (
     Cell,
     CompileTimes,
     HostUse,

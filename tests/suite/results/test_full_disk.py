@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from fixtures.synthetic_results import cell, environment
 
-from suite import store
-from suite.run_writer import RESERVE, RESERVE_BYTES, UNSAVED, RunWriter
+from suite.results import store
+from suite.results.run_writer import RESERVE, RESERVE_BYTES, UNSAVED, RunWriter
+from suite.results.store import CannotWrite, read_run
 from suite.settings import FULL, RunPlan
-from suite.store import CannotWrite, read_run
 
 Write = Callable[[int, bytes], int]
 
@@ -131,8 +131,8 @@ def test_a_limit_on_the_size_of_a_file_leaves_the_rows_in_another_one(run: Path)
         import resource, signal, sys
         from pathlib import Path
         from fixtures.synthetic_results import cell
-        from suite.run_writer import RunWriter
-        from suite.store import CannotWrite
+        from suite.results.run_writer import RunWriter
+        from suite.results.store import CannotWrite
         writer, _ = RunWriter.reopen(Path(sys.argv[1]))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)

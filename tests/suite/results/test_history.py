@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from fixtures.synthetic_results import cell, environment, failed_cell, write_run
 
-from suite import store
-from suite.cli import main
-from suite.errors import WrongUse
-from suite.history import HistoryRow, read_history, rows, rows_of, write_history
-from suite.history.lines import directions, lines_of
-from suite.history.recording import PAGE, listing, record_run, retire_runs
+from suite.cli.main import main
+from suite.report.history import HistoryRow, read_history, rows, rows_of, write_history
+from suite.report.history.lines import directions, lines_of
+from suite.report.history.recording import PAGE, listing, record_run, retire_runs
 from suite.report.load import load_run
-from suite.schema import Status
-from suite.store import list_runs
+from suite.results import store
+from suite.results.errors import WrongUse
+from suite.results.schema import Status
+from suite.results.store import list_runs
 
 PAGE_TEXT = "# Recorded\n\n<!-- generated: recorded -->\n<!-- end: recorded -->\n"
 

@@ -10,15 +10,15 @@ import pytest
 from noise_simulation import NOISE
 from recorded_runs import read_recorded
 
-from suite.cli_report import recorded_file
-from suite.history.recording import PAGE, PART, listing
+from suite.cli.report import recorded_file
 from suite.micro.records import read_micro_run
+from suite.report.history.recording import PAGE, PART, listing
 from suite.report.join import load_runs
 from suite.report.load import load_explanations
 from suite.report.markdown_pages import generated_part
 from suite.report.paper.nanogpt import read_nanogpt
-from suite.schema import READABLE_VERSIONS, SCHEMA_VERSION, Status
-from suite.store import ENVIRONMENT, PACKED, RECORDED, read_unpacked
+from suite.results.schema import READABLE_VERSIONS, SCHEMA_VERSION, Status
+from suite.results.store import ENVIRONMENT, PACKED, RECORDED, read_unpacked
 
 RUNS = sorted(path.parent for path in RECORDED.glob(f"*/{PACKED}"))
 OLDEST = NOISE / "20261120-131935-h200"
@@ -47,7 +47,7 @@ def test_recorded_files_stay_small() -> None:
 
 def test_recorded_page_lists_every_run_and_file() -> None:
     part = generated_part((RECORDED / PAGE).read_text(encoding="utf-8"), PART)
-    assert part.strip() == listing(RECORDED), "renew it: encore record, or suite.history.recording.renew_page"
+    assert part.strip() == listing(RECORDED), "renew it: encore record, or suite.report.history.recording.renew_page"
 
 
 def test_recorded_runs_are_packed() -> None:

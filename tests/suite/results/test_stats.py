@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import stdtrit
 
-from suite import stats
-from suite.modes import MODES, REFERENCE_MODE
-from suite.stats import Ratio, Verdict, enough_processes
+from suite.measure.modes import MODES, REFERENCE_MODE
+from suite.results import stats
+from suite.results.stats import Ratio, Verdict, enough_processes
 
 times = st.floats(min_value=1.0, max_value=1e6, allow_nan=False)
 process = st.lists(st.lists(times, min_size=1, max_size=4), min_size=1, max_size=7)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from noise_simulation import Noise, rates, recorded_noise
 
-from suite.stats import Verdict
+from suite.results.stats import Verdict
 
 TRIALS = 20
 

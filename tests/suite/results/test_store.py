@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from fixtures.synthetic_results import cell, environment, failed_cell
 
-from suite import run_writer, store
-from suite.errors import EXIT_FINDING, EXIT_WRONG_USE, WrongUse
-from suite.merge import merge_runs
-from suite.run_writer import RunIsBusy, RunWriter
-from suite.schema import Cell, Environment, Status
+from suite.results import run_writer, store
+from suite.results.errors import EXIT_FINDING, EXIT_WRONG_USE, WrongUse
+from suite.results.run_writer import RunIsBusy, RunWriter
+from suite.results.schema import Cell, Environment, Status
+from suite.results.store import CannotWrite, InvalidResults, find_run, new_folder, read_run, write_atomically
+from suite.run.merge import merge_runs
 from suite.settings import FULL, RunPlan
-from suite.store import CannotWrite, InvalidResults, find_run, new_folder, read_run, write_atomically
 
 
 def plan(**changes: object) -> RunPlan:
@@ -224,7 +224,7 @@ def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
     code = """if True:
         import os, sys
         from pathlib import Path
-        from suite.run_writer import RunWriter
+        from suite.results.run_writer import RunWriter
         RunWriter.reopen(Path(sys.argv[1]))
         os._exit(0)
     """

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 from fixtures import fake_worker
 
-from suite.bitwise import bitwise_failure, compare_bitwise
-from suite.modes import MODES, Mode
-from suite.schema import Correctness
+from suite.measure.modes import MODES, Mode
+from suite.results.schema import Correctness
+from suite.run.bitwise import bitwise_failure, compare_bitwise
 
 
 def correctness(digests: Sequence[str], deterministic: bool = True) -> Correctness:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.bytecode import BYTECODE, bytecode_environment
-from suite.supervise import Supervised, await_exit, end
+from suite.run.bytecode import BYTECODE, bytecode_environment
+from suite.run.supervise import Supervised, await_exit, end
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from suite import checkout
-from suite.checkout import code_id, git_state, shown_code
-from suite.store import REPOSITORY
+from suite.measure import checkout
+from suite.measure.checkout import code_id, git_state, shown_code
+from suite.results.store import REPOSITORY
 
 SHELL_LINE = "git ls-tree -r {commit} -- encore suite models optimizations pyproject.toml requirements.lock | sha256sum"
 """As the documentation has it."""
@@ -105,7 +105,7 @@ def test_the_id_of_a_clean_tree_is_what_the_shell_line_prints(repository: Path) 
     assert code_id(repository) == by_shell(repository)
     assert shown_code(code_id(repository)) == by_shell(repository)[:12]
     assert SHELL_LINE.split()[5:-2] == list(checkout.CODE)
-    for page in ("docs/running.md", "suite/checkout.py"):
+    for page in ("docs/running.md", "suite/measure/checkout.py"):
         assert SHELL_LINE.format(commit="COMMIT") in (REPOSITORY / page).read_text(encoding="utf-8")
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from suite.compile_cache import CompileCache
-from suite.modes import MODES
-from suite.schema import CompileConditions
+from suite.measure.modes import MODES
+from suite.results.schema import CompileConditions
+from suite.worker.compile_cache import CompileCache
 
 COMPILE, GRAPH, UNPARTITIONED = (MODES[name] for name in ("compile", "graph", "graph-unpartitioned"))
 

@@ -15,12 +15,12 @@ import pytest
 import torch
 from tiny_cells import Mlp, cell
 
-import suite.compile_order
+import suite.worker.compile_order
 from optimizations import torch_internals
 from optimizations.torch_internals.generated_modules import before_kernels, when_launched
-from suite.compile_order import REAL, TRIAL, Place
 from suite.measure.compile_times import restart_timers, start_toolchain, timer_seconds
-from suite.schema import CompileConditions
+from suite.results.schema import CompileConditions
+from suite.worker.compile_order import REAL, TRIAL, Place
 
 __all__ = ["cell"]
 
@@ -29,7 +29,7 @@ WAIT_S = 1.0
 LEADING = """
 import sys
 from pathlib import Path
-from suite.compile_order import Place
+from suite.worker.compile_order import Place
 place = Place(Path(sys.argv[1]), leads=True, follows=False)
 with place.built():
     print("leads", flush=True)
@@ -125,7 +125,7 @@ def leader(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 def goes_on(folder: Path, name: str = REAL, then: Callable[[], object] = lambda: None) -> bool:
     """Whether one that follows goes on: at once, or once `then` has happened."""
-    follower = Place(folder, leads=False, follows=True, most_wait_s=suite.compile_order.MOST_WAIT_S)
+    follower = Place(folder, leads=False, follows=True, most_wait_s=suite.worker.compile_order.MOST_WAIT_S)
     began, went = threading.Event(), threading.Event()
 
     def call() -> None:
@@ -146,7 +146,7 @@ def goes_on(folder: Path, name: str = REAL, then: Callable[[], object] = lambda:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite.compile_order, "MOST_WAIT_S", WAIT_S)
+    monkeypatch.setattr(suite.worker.compile_order, "MOST_WAIT_S", WAIT_S)
 
 
 def test_others_wait_until_the_leader_has_launched_its_graph_in_that_place(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_a_cell_that_follows_waits_in_both_of_its_compilations_and_its_times_are
     spec = {"cache_dir": str(tmp_path), "follows": True}
     live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec=spec)
     waits: list[tuple[int, float]] = []
-    wait = suite.compile_order.Follower._wait_for
+    wait = suite.worker.compile_order.Follower._wait_for
     begun = threading.Event()
 
     def noted(self, descriptor: int, graphs: int) -> None:
@@ -317,7 +317,7 @@ def test_a_cell_that_follows_waits_in_both_of_its_compilations_and_its_times_are
         wait(self, descriptor, graphs)
         waits.append((graphs, time.monotonic() - begin))
 
-    monkeypatch.setattr(suite.compile_order.Follower, "_wait_for", noted)
+    monkeypatch.setattr(suite.worker.compile_order.Follower, "_wait_for", noted)
     with leader(tmp_path) as process:
         assert process.stdin is not None
         with later(begun, lambda: print(file=process.stdin, flush=True)):
@@ -359,9 +359,9 @@ def goes_on_after(folder: Path, name: str) -> Iterator[None]:
     went = threading.Event()
 
     def call() -> None:
-        descriptor = suite.compile_order._opened(folder / name)
+        descriptor = suite.worker.compile_order._opened(folder / name)
         try:
-            suite.compile_order.Follower(folder / name, 60.0)._wait_for(descriptor, 10)
+            suite.worker.compile_order.Follower(folder / name, 60.0)._wait_for(descriptor, 10)
         finally:
             os.close(descriptor)
         went.set()

@@ -16,13 +16,13 @@ import pytest
 from fixtures.fake_nvml import FakeNvml, nvml
 from fixtures.synthetic_results import environment as synthetic
 
-from suite import gpu
-from suite.checkout import code_id
-from suite.environment import collect, cpu_info, differences, without_folder, without_paths
-from suite.errors import EXIT_WRONG_USE
-from suite.gpu import NoGpu, find_gpu, require_gpu
-from suite.schema import Environment
-from suite.store import REPOSITORY
+from suite.measure import gpu
+from suite.measure.checkout import code_id
+from suite.measure.environment import collect, cpu_info, differences, without_folder, without_paths
+from suite.measure.gpu import NoGpu, find_gpu, require_gpu
+from suite.results.errors import EXIT_WRONG_USE
+from suite.results.schema import Environment
+from suite.results.store import REPOSITORY
 
 __all__ = ["nvml"]
 
@@ -120,7 +120,8 @@ def test_the_record_names_neither_machine_nor_user_nor_paths(collected: Environm
 
 
 def test_collecting_imports_no_torch() -> None:
-    code = "import sys; from suite.environment import collect; collect('x', [], {}); sys.exit('torch' in sys.modules)"
+    collecting = "from suite.measure.environment import collect; collect('x', [], {})"
+    code = f"import sys; {collecting}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-import suite.gpu_turns
-from suite.gpu_turns import GpuTurns
+import suite.worker.gpu_turns
+from suite.worker.gpu_turns import GpuTurns
 
 OTHER = """
 import sys
 from pathlib import Path
-from suite.gpu_turns import GpuTurns
+from suite.worker.gpu_turns import GpuTurns
 with getattr(GpuTurns(Path(sys.argv[1])), sys.argv[2])():
     print("has it", flush=True)
     sys.stdin.read()
@@ -41,12 +41,12 @@ def gets(turns: GpuTurns, turn: str) -> bool:
     """Whether it gets this turn before it stops to wait."""
     begin = time.monotonic()
     with getattr(turns, turn)():
-        return time.monotonic() - begin < suite.gpu_turns.MOST_WAIT_S
+        return time.monotonic() - begin < suite.worker.gpu_turns.MOST_WAIT_S
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite.gpu_turns, "MOST_WAIT_S", 0.3)
+    monkeypatch.setattr(suite.worker.gpu_turns, "MOST_WAIT_S", 0.3)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_call_that_has_to_tune_does_not_wait_for_another_that_has_to(tmp_path:
         begin = time.monotonic()
         with pytest.raises(KeyError), turns.alone():
             raise KeyError  # it waited in vain, for the other calls
-        assert time.monotonic() - begin >= suite.gpu_turns.MOST_WAIT_S
+        assert time.monotonic() - begin >= suite.worker.gpu_turns.MOST_WAIT_S
         assert not gets(others, "alone"), "the turn to call is back"
     with turns.calling():
         with turns.alone():

@@ -7,8 +7,8 @@ from fixtures.bench import FOUR, Bench, bench
 from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_workload
 
 from models.registry import Sharding
-from suite.modes import MODES, select_modes
-from suite.schema import Cell, Grouping, Status
+from suite.measure.modes import MODES, select_modes
+from suite.results.schema import Cell, Grouping, Status
 
 __all__ = ["bench"]
 

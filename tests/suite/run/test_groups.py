@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs
 
-from suite.modes import select_modes
-from suite.schema import Grouping, Status
-from suite.store import read_run
+from suite.measure.modes import select_modes
+from suite.results.schema import Grouping, Status
+from suite.results.store import read_run
 
 __all__ = ["bench"]
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from fixtures.fake_runs import living
 
-from suite import guard
-from suite.supervise import Supervised, end
+from suite.run import guard
+from suite.run.supervise import Supervised, end
 
 PROGRAM = r'''
 import subprocess, sys, time
 from pathlib import Path
-from suite.guard import temporary_folder
-from suite.supervise import Supervised
+from suite.run.guard import temporary_folder
+from suite.run.supervise import Supervised
 
 SLEEP = "import time; time.sleep(600)"
 STRAY = f"""if True:

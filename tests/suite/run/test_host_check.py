@@ -15,9 +15,9 @@ from fixtures.fake_runs import fake_worker
 from rich.console import Console
 
 from host_tuning import Disturbance, Finding
-from suite import host_check
-from suite.host_check import HOST_CHECK, record_host_check
-from suite.store import CannotWrite, read_run
+from suite.results.store import CannotWrite, read_run
+from suite.run import host_check
+from suite.run.host_check import HOST_CHECK, record_host_check
 
 FAKE_ENCORE = Path(__file__).parents[2] / "support" / "fixtures" / "fake_encore.py"
 FINDINGS = (

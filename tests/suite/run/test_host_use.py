@@ -11,10 +11,10 @@ import pynvml
 import pytest
 from fixtures.fake_nvml import FakeNvml, nvml
 
-from suite import host_use
-from suite.gpu import GpuBeside, gpus_beside
-from suite.host_use import Look, between, look, most, own_cpu_s
-from suite.schema import HostUse
+from suite.measure.gpu import GpuBeside, gpus_beside
+from suite.results.schema import HostUse
+from suite.run import host_use
+from suite.run.host_use import Look, between, look, most, own_cpu_s
 
 __all__ = ["nvml"]
 

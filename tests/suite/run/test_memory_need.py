@@ -15,15 +15,15 @@ from torch import nn
 
 from models.instance import instantiate
 from models.registry import Inputs, find, workloads
-from suite import cell_program
-from suite import memory_need as memory_need_module
-from suite.cell_errors import OomExpected, OomTogether
-from suite.live_cell import LiveCell
 from suite.measure.results import named_tensors
-from suite.memory_need import memory_need, require_memory
-from suite.protocol import CellSpec
-from suite.schema import Grouping, Status
-from suite.worker import failure
+from suite.results.schema import Grouping, Status
+from suite.worker import cell_program
+from suite.worker import memory_need as memory_need_module
+from suite.worker.cell_errors import OomExpected, OomTogether
+from suite.worker.live_cell import LiveCell
+from suite.worker.main import failure
+from suite.worker.memory_need import memory_need, require_memory
+from suite.worker.protocol import CellSpec
 
 __all__ = ["bench"]
 

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from fixtures.fake_runs import fake_worker, living, recorded_pids
 
-from suite import process, supervise
-from suite.process import Answer, Worker, converse, end
-from suite.protocol import (
+from suite.results.schema import CompileConditions, Status
+from suite.run import process, supervise
+from suite.run.process import Answer, Worker, converse, end
+from suite.run.supervise import kill_strays
+from suite.worker.protocol import (
     Built,
     CellSpec,
     Collected,
@@ -29,8 +31,6 @@ from suite.protocol import (
     Prepared,
     Settle,
 )
-from suite.schema import CompileConditions, Status
-from suite.supervise import kill_strays
 
 COMPILE = Compile(conditions=CompileConditions.COLD_ALONE)
 MEASURE = Measure(index=1, turn=3, samples=4, throughput_iterations=2)

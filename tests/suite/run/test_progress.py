@@ -9,8 +9,8 @@ import pytest
 from fixtures.synthetic_results import cell, failed_cell
 from rich.console import Console
 
-from suite.progress import Display, LineDisplay, LiveDisplay, TimeLeft, display_for, outcome
-from suite.schema import Shortage, Status
+from suite.results.schema import Shortage, Status
+from suite.run.progress import Display, LineDisplay, LiveDisplay, TimeLeft, display_for, outcome
 
 
 def go_through_a_workload(display: Display) -> None:

@@ -18,16 +18,26 @@ from fixtures.bench import Bench
 from fixtures.fake_runs import SETTINGS, default_signals, fake_worker, fake_workers_alive, fake_workload, living
 
 from models.registry import Sharding, UnknownWorkload, find
-from suite import process
-from suite.errors import WrongUse
 from suite.explain.targets import find_targets
-from suite.matrix import parse_degrees, require_whole, split_names
 from suite.measure.across_ranks import largest_spread
-from suite.modes import MODES
-from suite.protocol import Built, Collected, CollectMetrics, Command, Compiled, Failed, Measured, Prepared, Settle
-from suite.ranked_worker import Answered, RankedWorker, converse_ranked, end, worst
-from suite.schema import Status
-from suite.store import read_run
+from suite.measure.modes import MODES
+from suite.results.errors import WrongUse
+from suite.results.schema import Status
+from suite.results.store import read_run
+from suite.run import process
+from suite.run.matrix import parse_degrees, require_whole, split_names
+from suite.run.ranked_worker import Answered, RankedWorker, converse_ranked, end, worst
+from suite.worker.protocol import (
+    Built,
+    Collected,
+    CollectMetrics,
+    Command,
+    Compiled,
+    Failed,
+    Measured,
+    Prepared,
+    Settle,
+)
 from tests.suite.run.test_process import COMPILE, MEASURE, prepare
 
 COMPILE_MODE = (MODES["compile"],)
@@ -167,7 +177,7 @@ def test_real_ranks_that_wait_for_a_dead_one_end(tmp_path: Path) -> None:
         for line in run.stderr:
             if "eager: measure" in line:
                 break
-        ranks = [one for one in psutil.Process(run.pid).children() if "suite.worker" in " ".join(one.cmdline())]
+        ranks = [one for one in psutil.Process(run.pid).children() if "suite.worker.main" in " ".join(one.cmdline())]
         assert len(ranks) == 2
         os.kill(max(one.pid for one in ranks), signal.SIGKILL)
         began = time.monotonic()
@@ -214,8 +224,8 @@ def test_other_commands_take_no_workload_that_is_split() -> None:
 
 
 def test_more_gpus_than_there_are_is_wrong_use(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    from suite import launch
     from suite.cli import main
+    from suite.run import launch
 
     monkeypatch.setattr(launch, "require_gpu", lambda: None)
     monkeypatch.setattr(launch, "visible_gpus", lambda: ["0", "1"])

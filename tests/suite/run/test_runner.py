@@ -14,15 +14,15 @@ import pytest
 from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs, told
 from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_workload, living, recorded_pids
 
-import suite.group
-import suite.schedule
-from suite import store
-from suite.compile_cache import CompileCache
-from suite.modes import MODES, Mode
-from suite.protocol import Failed, Prepare, Start
-from suite.runner import plan_jobs
-from suite.schema import CompileTimes, Correctness, Grouping, Status
-from suite.store import CannotWrite, read_run
+import suite.run.group
+import suite.run.schedule
+from suite.measure.modes import MODES, Mode
+from suite.results import store
+from suite.results.schema import CompileTimes, Correctness, Grouping, Status
+from suite.results.store import CannotWrite, read_run
+from suite.run.runner import plan_jobs
+from suite.worker.compile_cache import CompileCache
+from suite.worker.protocol import Failed, Prepare, Start
 
 __all__ = ["bench"]
 
@@ -30,7 +30,7 @@ __all__ = ["bench"]
 @pytest.fixture(autouse=True)
 def memory_to_wait_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little this host has: fake workers need none."""
-    monkeypatch.setattr(suite.group, "WORKER_BYTES", 0)
+    monkeypatch.setattr(suite.run.group, "WORKER_BYTES", 0)
 
 
 def test_a_good_run_has_a_row_per_mode_with_all_samples(bench: Bench) -> None:
@@ -119,14 +119,14 @@ def test_where_none_waits_one_of_the_first_finds_it_out_before_they_are_built(be
 def test_later_processes_start_in_their_turn_where_the_host_has_no_memory_for_them_to_wait(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suite.group, "WORKER_BYTES", 2**60)
+    monkeypatch.setattr(suite.run.group, "WORKER_BYTES", 2**60)
     bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 3}))
     assert ["graph", "later"] not in [words[1:] for words in events(bench.folder) if words[0] == "started"]
     assert [cell.processes for cell in bench.cells().values()] == [3, 3]
 
 
 def test_blocks_that_take_long_are_half_as_many(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite.schedule, "LONG_MEASURE_S", 1e-9)
+    monkeypatch.setattr(suite.run.schedule, "LONG_MEASURE_S", 1e-9)
     bench.run(modes=FOUR[1:3])
     assert [len(cell.blocks) for cell in bench.cells().values()] == [3, 3], "of five"
 
@@ -134,7 +134,7 @@ def test_blocks_that_take_long_are_half_as_many(bench: Bench, monkeypatch: pytes
 def test_of_later_processes_as_many_wait_as_the_host_has_memory_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suite.group, "WORKER_BYTES", 1)
+    monkeypatch.setattr(suite.run.group, "WORKER_BYTES", 1)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=6, total=2**40))
     bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 4}))
     started = [words[1:] for words in events(bench.folder) if words[0] == "started"]
@@ -420,23 +420,23 @@ def test_compile_times_with_empty_caches_are_taken_of_each_mode_alone(bench: Ben
 def test_a_compilation_with_empty_caches_that_fails_is_said_and_its_times_are_not_taken(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judged = suite.group.bitwise_failure
+    judged = suite.run.group.bitwise_failure
     failed = Failed(status=Status.FAIL_ACCURACY, error="other bits")
     compiled: list[str] = []
     taken: dict[str, object] = {}
-    cold_compile_times = suite.group.GroupSession.cold_compile_times
+    cold_compile_times = suite.run.group.GroupSession.cold_compile_times
 
-    def cold(session: suite.group.GroupSession, mode: Mode, cache: CompileCache) -> CompileTimes | None:
+    def cold(session: suite.run.group.GroupSession, mode: Mode, cache: CompileCache) -> CompileTimes | None:
         times = taken[mode.name] = cold_compile_times(session, mode, cache)
         return times
 
-    monkeypatch.setattr(suite.group.GroupSession, "cold_compile_times", cold)
+    monkeypatch.setattr(suite.run.group.GroupSession, "cold_compile_times", cold)
 
     def failure(mode: Mode, correctness: Correctness) -> Failed | None:
         compiled.append(mode.name)
         return failed if compiled.count("graph") == 2 and mode.name == "graph" else judged(mode, correctness)
 
-    monkeypatch.setattr(suite.group, "bitwise_failure", failure)
+    monkeypatch.setattr(suite.run.group, "bitwise_failure", failure)
     bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"cold_compile_times": True}))
     assert {cell.status for cell in bench.cells().values()} == {Status.PASS}
     assert {name: times is not None for name, times in taken.items()} == {"compile": True, "graph": False}

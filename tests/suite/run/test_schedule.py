@@ -15,11 +15,12 @@ from recorded_runs import paths, read_recorded
 
 from models import registry
 from models.registry import TP_MARK
-from suite.errors import WrongUse
-from suite.matrix import select_modes_for, select_workloads
-from suite.modes import MODES, Mode
-from suite.recorded_seconds import RECORDED_MODES, RECORDED_S
-from suite.schedule import (
+from suite.measure.modes import MODES, Mode
+from suite.results.errors import WrongUse
+from suite.results.schema import Cell, Grouping, Status
+from suite.run.matrix import select_modes_for, select_workloads
+from suite.run.recorded_seconds import RECORDED_MODES, RECORDED_S
+from suite.run.schedule import (
     BLOCK_US,
     DEFAULT_ESTIMATE_S,
     ESTIMATE_MARGIN,
@@ -29,7 +30,6 @@ from suite.schedule import (
     MOST_SAMPLES,
     Estimates,
     Shard,
-    core_for,
     halves,
     least_blocks,
     orders,
@@ -39,8 +39,8 @@ from suite.schedule import (
     shard_rule,
     usual_seconds,
 )
-from suite.schema import Cell, Grouping, Status
 from suite.settings import QUICK, RunSettings, format_duration, parse_duration
+from suite.worker.protocol import core_for
 
 
 @given(st.floats(10.0, 1e6))
@@ -155,7 +155,7 @@ def test_the_seconds_that_shards_go_by_are_those_of_the_newest_recorded_rows() -
         for name, seconds in recorded.items()
         if abs(RECORDED_S[name] - seconds) > max(20, 0.25 * seconds)
     }
-    assert not off, "put the newer seconds into suite/recorded_seconds.py, with their runs"
+    assert not off, "put the newer seconds into suite/run/recorded_seconds.py, with their runs"
     assert len(select_modes_for("cuda", None)) == RECORDED_MODES + 1, "and `lanes`"
 
 

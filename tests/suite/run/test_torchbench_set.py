@@ -14,9 +14,9 @@ from fixtures.fake_torchbench import install
 
 from models import registry, torchbench_models
 from models.instance import instantiate
-from suite import store
-from suite.errors import WrongUse
-from suite.matrix import select_workloads
+from suite.results import store
+from suite.results.errors import WrongUse
+from suite.run.matrix import select_workloads
 
 POISON = 'raise SystemExit("listing imports nothing")\n'
 

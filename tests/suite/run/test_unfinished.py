@@ -8,20 +8,20 @@ import pytest
 from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs
 from fixtures.fake_runs import SETTINGS, fake_workers_alive, fake_workload
 
-import suite.group
+import suite.run.group
 from models.registry import Sharding
-from suite import unfinished
-from suite.compile_cache import CompileCache
-from suite.group import GroupSession
-from suite.interrupt import Interrupted
-from suite.modes import Mode
-from suite.progress import LineDisplay
-from suite.ranked_worker import RankedWorker, end
+from suite.measure.modes import Mode
 from suite.report import compare
 from suite.report.load import load_run
-from suite.run_writer import RunWriter
-from suite.schema import Cell, CompileTimes, Grouping, Status
-from suite.store import UNFINISHED, read_run
+from suite.results import unfinished
+from suite.results.run_writer import RunWriter
+from suite.results.schema import Cell, CompileTimes, Grouping, Status
+from suite.results.store import UNFINISHED, read_run
+from suite.run.group import GroupSession
+from suite.run.interrupt import Interrupted
+from suite.run.progress import LineDisplay
+from suite.run.ranked_worker import RankedWorker, end
+from suite.worker.compile_cache import CompileCache
 from tests.suite.cli.test_cli import fake
 
 __all__ = ["bench", "fake"]
@@ -159,7 +159,7 @@ def test_an_interrupt_while_the_processes_of_the_last_half_end_leaves_final_rows
             raise Interrupted("SIGTERM")
         end(workers, ask_first=ask_first)
 
-    monkeypatch.setattr(suite.group, "end", stopped)
+    monkeypatch.setattr(suite.run.group, "end", stopped)
     with pytest.raises(Interrupted):
         bench.run(fits=3)
     assert fake_workers_alive() == [] and kept(bench) == {}
@@ -327,6 +327,6 @@ def test_the_kernels_of_processes_that_are_alike_are_compared_at_no_cost(
     def compared(*arguments: object) -> None:
         raise AssertionError("they are equal")
 
-    monkeypatch.setattr("suite.member.difference", compared)
+    monkeypatch.setattr("suite.run.member.difference", compared)
     bench.run(settings=THREE_PROCESSES)
     assert all(row.processes == 3 and not row.other_kernels for row in bench.cells().values())

@@ -13,17 +13,17 @@ import pytest
 from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs
 from fixtures.synthetic_results import cell, environment, failed_cell, unfinished_cell, write_run
 
-from suite import run_writer, stats, store, unfinished
-from suite.compare.pairs import Outcome, compare_sides
-from suite.compare.sides import find_side
-from suite.merge import merge_runs
 from suite.report import compare
 from suite.report.join import join_runs
 from suite.report.load import load_run
-from suite.run_writer import RESERVE, RunWriter
-from suite.schema import Cell, Status
+from suite.report.two_runs.pairs import Outcome, compare_sides
+from suite.report.two_runs.sides import find_side
+from suite.results import run_writer, stats, store, unfinished
+from suite.results.run_writer import RESERVE, RunWriter
+from suite.results.schema import Cell, Status
+from suite.results.store import UNFINISHED, CannotWrite, read_run
+from suite.run.merge import merge_runs
 from suite.settings import FULL, RunPlan
-from suite.store import UNFINISHED, CannotWrite, read_run
 from tests.suite.cli.test_cli import CPU, Fake, fake
 
 __all__ = ["bench", "fake"]
@@ -47,7 +47,7 @@ def test_only_the_last_write_may_use_the_reserve(writer: RunWriter, monkeypatch:
             raise CannotWrite("the disk is full")
         write(path, content)
 
-    monkeypatch.setattr("suite.run_writer.write_atomically", full)
+    monkeypatch.setattr("suite.results.run_writer.write_atomically", full)
     assert writer.keep_unfinished(ROWS) is False
     assert reserve.exists() and not (writer.path / UNFINISHED).exists()
     assert writer.keep_unfinished(ROWS, last=True) is True
@@ -262,7 +262,7 @@ def test_a_disk_without_room_for_unfinished_rows_costs_nothing_else(
         refused.append(path)
         raise CannotWrite("the disk is full")
 
-    monkeypatch.setattr("suite.run_writer.write_atomically", full)
+    monkeypatch.setattr("suite.results.run_writer.write_atomically", full)
     monkeypatch.setattr(unfinished, "EVERY_S", 0.0)
     bench.run()
     assert len(refused) > 5 and len(bench.cells()) == 4
@@ -283,7 +283,7 @@ def test_a_folder_that_has_become_read_only_does_not_hide_what_ended_the_run(
 
     with interrupted_once_it_hangs(bench.path / "logs" / "FAKE.graph.log"), monkeypatch.context() as changed:
         changed.setattr(Path, "unlink", refused)
-        changed.setattr("suite.run_writer.write_atomically", _after_creation(read_only))
+        changed.setattr("suite.results.run_writer.write_atomically", _after_creation(read_only))
         bench.run({"graph": "hang@metrics"})
     assert (
         "what was measured of eager, compile, graph, graph-unpartitioned could not be written"

@@ -20,18 +20,18 @@ from models import registry
 from models.instance import instantiate
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step.graphed_step import GraphedStep
-from suite.captured_iteration import CallableIteration, StepIteration, captured_iteration
-from suite.cell_errors import Unsupported
-from suite.errors import WrongUse
-from suite.iteration import iteration
-from suite.matrix import select_modes_for
 from suite.measure import launches
-from suite.metrics import PreparedCell
-from suite.metrics.floor import METRIC
-from suite.modes import MODES
-from suite.protocol import CellSpec, Measure
-from suite.schema import Status
-from suite.worker import failure
+from suite.measure.iteration import iteration
+from suite.measure.metrics import PreparedCell
+from suite.measure.metrics.floor import METRIC
+from suite.measure.modes import MODES
+from suite.results.errors import WrongUse
+from suite.results.schema import Status
+from suite.run.matrix import select_modes_for
+from suite.worker.captured_iteration import CallableIteration, StepIteration, captured_iteration
+from suite.worker.cell_errors import Unsupported
+from suite.worker.main import failure
+from suite.worker.protocol import CellSpec, Measure
 
 CAPTURING = ("step", "callables")
 

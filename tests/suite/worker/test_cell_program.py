@@ -6,11 +6,11 @@ import pytest
 import torch
 from tiny_cells import Mlp, cell
 
-import suite.cell_program
+import suite.worker.cell_program
 from models import registry
-from suite.cell_errors import Unsupported
-from suite.schema import Status
-from suite.worker import failure
+from suite.results.schema import Status
+from suite.worker.cell_errors import Unsupported
+from suite.worker.main import failure
 
 __all__ = ["cell"]
 
@@ -30,7 +30,7 @@ def test_what_an_input_set_took_while_it_was_made_is_given_back_before_the_next(
         events.append("made")
         return registry.Inputs(args=(torch.randn(4, 8, generator=generator),))
 
-    monkeypatch.setattr(suite.cell_program, "release", lambda device: events.append("given back"))
+    monkeypatch.setattr(suite.worker.cell_program, "release", lambda device: events.append("given back"))
     live = cell(Mlp, inputs=inputs, spec={"input_sets": 3})
     live.build()
     assert events == ["made", "given back"] * 3

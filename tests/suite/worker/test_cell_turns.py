@@ -7,14 +7,14 @@ import time
 
 import torch
 
-import suite.gpu_turns
-from suite.cell_turns import alone_to_tune
-from suite.gpu_turns import GpuTurns
+import suite.worker.gpu_turns
+from suite.worker.cell_turns import alone_to_tune
+from suite.worker.gpu_turns import GpuTurns
 
 
 def test_a_rank_that_tunes_does_not_wait_for_one_that_waits_to_tune(monkeypatch, tmp_path):
     """Two modes of two ranks. Each rank has a GPU with turns of its own; a collective needs both ranks of a mode."""
-    monkeypatch.setattr(suite.gpu_turns, "MOST_WAIT_S", 10.0)
+    monkeypatch.setattr(suite.worker.gpu_turns, "MOST_WAIT_S", 10.0)
     pending = threading.local()
 
     def synchronize() -> None:

@@ -12,12 +12,12 @@ from tiny_cells import Mlp, cell, replaced_call
 from torch._dynamo.utils import counters
 from torch._inductor.runtime.autotune_cache import AutotuneCache
 
-import suite.compilation
+import suite.worker.compilation
 from optimizations.in_place.budget import FEWEST_REPLAYS, Use
-from suite.cell_errors import OomTogether
-from suite.compilation import CALLS_TO_REPLAY
-from suite.protocol import Measure
-from suite.schema import CompileConditions
+from suite.results.schema import CompileConditions
+from suite.worker.cell_errors import OomTogether
+from suite.worker.compilation import CALLS_TO_REPLAY
+from suite.worker.protocol import Measure
 
 __all__ = ["cell"]
 
@@ -61,7 +61,7 @@ def test_work_on_graphs_is_not_spread_over_their_use(cell, monkeypatch):
         due.append(use.due)
         return len(due) > FEWEST_REPLAYS
 
-    monkeypatch.setattr(suite.compilation.optimizations, "settled", settled)
+    monkeypatch.setattr(suite.worker.compilation.optimizations, "settled", settled)
     cell(Mlp, "encore").prepare()
     assert any(due)
 
@@ -94,7 +94,7 @@ def test_warm_up_takes_the_iterations_asked_for(cell, monkeypatch):
 def test_a_cell_is_called_until_encores_graphs_have_settled(cell, monkeypatch):
     calls, answers = [], iter([False, False, False])
     replaced_call(monkeypatch, lambda module, x: calls.append(x) or module(x))
-    monkeypatch.setattr(suite.compilation.optimizations, "settled", lambda: next(answers, True))
+    monkeypatch.setattr(suite.worker.compilation.optimizations, "settled", lambda: next(answers, True))
     live = cell(Mlp, spec={"warm_up": 11})
     live.build()
     times = live._compilation._settle(live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE))
@@ -104,8 +104,8 @@ def test_a_cell_is_called_until_encores_graphs_have_settled(cell, monkeypatch):
 def test_a_cell_that_waits_for_its_turn_has_its_time_to_settle_nevertheless(cell, monkeypatch):
     """Another one may judge its results for longer than that, alone on the GPU."""
     answers = iter([False] * 3)
-    monkeypatch.setattr(suite.compilation.optimizations, "settled", lambda: next(answers, True))
-    monkeypatch.setattr(suite.compilation, "SETTLE_S", 0.05)
+    monkeypatch.setattr(suite.worker.compilation.optimizations, "settled", lambda: next(answers, True))
+    monkeypatch.setattr(suite.worker.compilation, "SETTLE_S", 0.05)
     live = cell(Mlp, "encore", spec={"warm_up": 11})
     live._program.build()
     times = live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE)
@@ -114,8 +114,8 @@ def test_a_cell_that_waits_for_its_turn_has_its_time_to_settle_nevertheless(cell
 
 
 def test_a_graph_that_never_settles_is_measured_all_the_same_and_the_row_says_so(cell, monkeypatch):
-    monkeypatch.setattr(suite.compilation.optimizations, "settled", lambda: False)
-    monkeypatch.setattr(suite.compilation, "SETTLE_S", 0.05)
+    monkeypatch.setattr(suite.worker.compilation.optimizations, "settled", lambda: False)
+    monkeypatch.setattr(suite.worker.compilation, "SETTLE_S", 0.05)
     live = cell(Mlp)
     live.build()
     times = live._compilation._settle(live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE))
@@ -152,7 +152,7 @@ def test_graphs_that_wait_for_memory_which_other_modes_have_are_not_measured(cel
     live = cell(Mlp, "encore", spec={"alive_together": alive})
     live.build()
     times = live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE)
-    monkeypatch.setattr(suite.compilation.optimizations, "report", lambda: (graph,))
+    monkeypatch.setattr(suite.worker.compilation.optimizations, "report", lambda: (graph,))
     if fits:
         assert live._compilation._settle(times).settled is not None
         return

@@ -10,13 +10,13 @@ import pytest
 import torch
 from tiny_cells import Mlp, cell, replaced_call
 
-import suite.eager_comparison
-import suite.gpu_turns
-from suite.cell_errors import Inaccurate
-from suite.cell_turns import TURNS
-from suite.gpu_turns import GpuTurns
-from suite.schema import Status
-from suite.worker import failure
+import suite.worker.eager_comparison
+import suite.worker.gpu_turns
+from suite.results.schema import Status
+from suite.worker.cell_errors import Inaccurate
+from suite.worker.cell_turns import TURNS
+from suite.worker.gpu_turns import GpuTurns
+from suite.worker.main import failure
 
 __all__ = ["cell"]
 
@@ -78,7 +78,7 @@ def test_another_mode_with_the_same_bits_gets_the_verdict_without_a_comparison(c
     """Comparing takes as long as compiling where it needs a program in higher precision."""
     first = cell(Mlp, task="training").prepare().correctness
     refuse = unittest.mock.Mock(side_effect=AssertionError("compared again"))
-    monkeypatch.setattr(suite.eager_comparison, "compare_with_eager", refuse)
+    monkeypatch.setattr(suite.worker.eager_comparison, "compare_with_eager", refuse)
     assert cell(Mlp, task="training").prepare().correctness == first
     replaced_call(monkeypatch, lambda module, x: module(x) * (1 + 1e-6))
     assert cell(Mlp, task="training").prepare().correctness.passed, "each tensor is within the tolerance"
@@ -116,7 +116,7 @@ def test_what_was_not_found_right_is_no_excuse_for_others(cell, monkeypatch):
 def test_a_cell_waits_with_a_clock_of_its_own_while_another_compares(cell, monkeypatch, tmp_path):
     """Comparing may take longer than `MOST_WAIT_S`: XLNET-T is compiled in float64 for it. Eight at once do not fit."""
     others = GpuTurns(tmp_path / TURNS)
-    monkeypatch.setattr(suite.gpu_turns, "MOST_WAIT_S", 0.01)
+    monkeypatch.setattr(suite.worker.gpu_turns, "MOST_WAIT_S", 0.01)
     live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec={"cache_dir": str(tmp_path)})
     took = threading.Event()
 

@@ -8,8 +8,8 @@ from tiny_workloads import instance_of, normal_inputs
 
 from optimizations.capture.step.host_state import Slots
 from optimizations.capture.step.reach import reach
-from suite.iteration import callable_for, full_precision, iteration, seed_all, set_numerics
-from suite.modes import MODES, Mode
+from suite.measure.iteration import callable_for, full_precision, iteration, seed_all, set_numerics
+from suite.measure.modes import MODES, Mode
 
 
 def linear() -> torch.nn.Module:

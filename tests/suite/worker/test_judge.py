@@ -9,13 +9,13 @@ import torch
 from tiny_cells import Mlp, cell, replaced_call
 from torch._dynamo.utils import counters
 
-import suite.compilation
-import suite.judge
+import suite.worker.compilation
+import suite.worker.judge
 from optimizations import torch_internals
-from suite.cell_errors import Inaccurate
 from suite.measure.correctness import LOSS_SCALES
-from suite.protocol import Measure
-from suite.schema import CompileConditions
+from suite.results.schema import CompileConditions
+from suite.worker.cell_errors import Inaccurate
+from suite.worker.protocol import Measure
 
 __all__ = ["cell"]
 
@@ -100,7 +100,7 @@ def test_where_attention_drops_eager_and_trial_compute_it_from_single_operators(
 
 def test_a_trial_that_fails_leaves_the_algorithms_as_they_were(cell, monkeypatch):
     live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, tried_deterministic=True)
-    monkeypatch.setattr(suite.compilation, "callable_for", lambda mode, module: 1 / 0)
+    monkeypatch.setattr(suite.worker.compilation, "callable_for", lambda mode, module: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         live.build()
     assert not torch.are_deterministic_algorithms_enabled()
@@ -191,7 +191,7 @@ class Doubled(torch.autograd.Function):
 @pytest.mark.parametrize(("size", "scale"), [(1e-6, 2.0**15), (1e3, 2.0**7), (1e6, 1.0)])
 def test_a_trial_finds_wrong_gradients_that_are_too_small_for_float16(cell, monkeypatch, size, scale):
     """And its losses are not scaled so far that eager's gradients are infinite."""
-    monkeypatch.setattr(suite.judge, "loss_scales", lambda instance: LOSS_SCALES)
+    monkeypatch.setattr(suite.worker.judge, "loss_scales", lambda instance: LOSS_SCALES)
     options = {"task": "training", "stochastic": True, "loss": lambda output: output.mean() * size}
     seen = []
     replaced_call(monkeypatch, lambda module, x: seen.append(live._program.instance.loss_scale) or module(x))
@@ -209,20 +209,20 @@ def test_a_trial_finds_wrong_gradients_that_are_too_small_for_float16(cell, monk
 
 def test_losses_are_as_they_were_where_eager_itself_ends_with_an_error(cell, monkeypatch):
     """The cell may go on: another one is told that the trial gave no verdict."""
-    monkeypatch.setattr(suite.judge, "loss_scales", lambda instance: LOSS_SCALES)
+    monkeypatch.setattr(suite.worker.judge, "loss_scales", lambda instance: LOSS_SCALES)
     live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True)
 
     def exhausted(*arguments):
         raise torch.OutOfMemoryError("eager")
 
-    monkeypatch.setattr(suite.judge, "run_checked", exhausted)
+    monkeypatch.setattr(suite.worker.judge, "run_checked", exhausted)
     with pytest.raises(torch.OutOfMemoryError):
         live.build()
     assert live._program.instance.loss_scale == 1.0
 
 
 def test_without_scaled_losses_it_would_not_be_found(cell, monkeypatch):
-    monkeypatch.setattr(suite.judge, "loss_scales", lambda instance: (1.0,))
+    monkeypatch.setattr(suite.worker.judge, "loss_scales", lambda instance: (1.0,))
     replaced_call(monkeypatch, lambda module, x: Doubled.apply(module(x)))
     options = {"task": "training", "stochastic": True, "loss": lambda output: output.mean() * 1e-9}
     cell(lambda: HalfGradients(0.5), "compile", **options).build()
@@ -231,7 +231,7 @@ def test_without_scaled_losses_it_would_not_be_found(cell, monkeypatch):
 def test_nothing_of_the_trial_is_left_to_wait_for_calls(cell, monkeypatch):
     """A graph that is not called any more never settles, and each cell waited 20 s for it."""
     forgotten = []
-    monkeypatch.setattr(suite.compilation.optimizations, "reset", lambda: forgotten.append(len(calls)))
+    monkeypatch.setattr(suite.worker.compilation.optimizations, "reset", lambda: forgotten.append(len(calls)))
     calls = []
     replaced_call(monkeypatch, lambda module, x: calls.append(x) or module(x))
     live = cell(lambda: Mlp(0.5), "encore", task="training", stochastic=True)

@@ -6,16 +6,16 @@ import fcntl
 
 from tiny_cells import Mlp, cell, replaced_call
 
-import suite.compilation
-import suite.eager_comparison
-import suite.gpu_turns
-import suite.judge
-import suite.live_cell
-import suite.measured_once
-from suite.cell_turns import TURNS
-from suite.gpu_turns import GpuTurns
-from suite.protocol import Measure
-from suite.schema import CompileConditions
+import suite.worker.compilation
+import suite.worker.eager_comparison
+import suite.worker.gpu_turns
+import suite.worker.judge
+import suite.worker.live_cell
+import suite.worker.measured_once
+from suite.results.schema import CompileConditions
+from suite.worker.cell_turns import TURNS
+from suite.worker.gpu_turns import GpuTurns
+from suite.worker.protocol import Measure
 
 __all__ = ["cell"]
 
@@ -41,7 +41,7 @@ def test_a_cell_of_the_eager_mode(cell):
 
 def test_how_long_an_iteration_takes_is_asked_of_the_first_process(cell, monkeypatch):
     assert 0 < cell(Mlp).prepare().iteration_us != 77.0
-    monkeypatch.setattr(suite.live_cell, "iteration_us", None)
+    monkeypatch.setattr(suite.worker.live_cell, "iteration_us", None)
     assert cell(Mlp, spec={"known_iteration_us": 77.0}).prepare().iteration_us == 77.0
 
 
@@ -51,15 +51,15 @@ def test_all_processes_of_a_workload_give_back_what_only_checks_need(cell, monke
     events = []
 
     def judged(*arguments, **named):
-        monkeypatch.setattr(suite.gpu_turns, "MOST_WAIT_S", 0.01)
+        monkeypatch.setattr(suite.worker.gpu_turns, "MOST_WAIT_S", 0.01)
         with turns.calling():
             events.append("judged")
         return compare(*arguments, **named)
 
-    compare = suite.eager_comparison.compare_with_eager
-    for module in (suite.compilation, suite.eager_comparison, suite.judge):
+    compare = suite.worker.eager_comparison.compare_with_eager
+    for module in (suite.worker.compilation, suite.worker.eager_comparison, suite.worker.judge):
         monkeypatch.setattr(module, "release", lambda device: events.append("release"))
-    monkeypatch.setattr(suite.eager_comparison, "compare_with_eager", judged)
+    monkeypatch.setattr(suite.worker.eager_comparison, "compare_with_eager", judged)
     replaced_call(monkeypatch, lambda module, x: (events.append("call"), module(x))[1])
     live = cell(lambda: Mlp(0.5), "encore", task="training", stochastic=True, spec={"cache_dir": str(tmp_path)})
     live.build()
@@ -71,7 +71,7 @@ def test_all_processes_of_a_workload_give_back_what_only_checks_need(cell, monke
 
 def test_a_cell_judges_while_it_has_the_gpu_for_itself_and_warms_up_while_nobody_has(cell, monkeypatch, tmp_path):
     others = GpuTurns(tmp_path / TURNS)
-    monkeypatch.setattr(suite.gpu_turns, "MOST_WAIT_S", 0.01)
+    monkeypatch.setattr(suite.worker.gpu_turns, "MOST_WAIT_S", 0.01)
     seen = []
 
     def free():
@@ -83,9 +83,9 @@ def test_a_cell_judges_while_it_has_the_gpu_for_itself_and_warms_up_while_nobody
             others._take(fcntl.LOCK_UN)
         return tuple(found)
 
-    compare = suite.eager_comparison.compare_with_eager
+    compare = suite.worker.eager_comparison.compare_with_eager
     monkeypatch.setattr(
-        suite.eager_comparison,
+        suite.worker.eager_comparison,
         "compare_with_eager",
         lambda *rest, **named: (seen.append(("judge", free())), compare(*rest, **named))[1],
     )
@@ -102,10 +102,10 @@ def test_a_cell_judges_while_it_has_the_gpu_for_itself_and_warms_up_while_nobody
 
 def test_a_cell_restarts_peaks_before_compiling_before_timing_and_before_replaying(cell, monkeypatch):
     events = []
-    for module in (suite.compilation, suite.live_cell, suite.measured_once):
+    for module in (suite.worker.compilation, suite.worker.live_cell, suite.worker.measured_once):
         monkeypatch.setattr(module, "restart_peak", lambda device: events.append("restart"))
-    monkeypatch.setattr(suite.compilation, "release_workspaces", lambda device: events.append("workspaces"))
-    for module in (suite.compilation, suite.measured_once):
+    monkeypatch.setattr(suite.worker.compilation, "release_workspaces", lambda device: events.append("workspaces"))
+    for module in (suite.worker.compilation, suite.worker.measured_once):
         monkeypatch.setattr(module, "peak", lambda device: events.append("peak"))
     replaced_call(monkeypatch, lambda module, x: (events.append("call"), module(x))[1])
     live = cell(Mlp)

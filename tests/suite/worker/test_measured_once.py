@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 from tiny_cells import Mlp, cell
 
-import suite.measured_once
+import suite.worker.measured_once
 from suite.measure import launches
 
 __all__ = ["cell"]
@@ -22,7 +22,7 @@ def test_copies_into_placeholders_come_from_the_count_and_the_rest_from_the_prof
     """With a profile and a count as a GPU would give them: each stands in its own field."""
     from suite.measure.copies import CopyCount
     from suite.measure.coverage import IterationProfile
-    from suite.schema import Coverage
+    from suite.results.schema import Coverage
 
     @contextlib.contextmanager
     def counting():
@@ -37,11 +37,11 @@ def test_copies_into_placeholders_come_from_the_count_and_the_rest_from_the_prof
     live.build()
     live._compilation.iterate = live._compilation.compiled_iteration(live._program.instance.module)
     loaded = []
-    monkeypatch.setattr(suite.measured_once.copies, "counting", counting)
-    monkeypatch.setattr(suite.measured_once, "load_profiler", loaded.append)
-    monkeypatch.setattr(suite.measured_once, "profile_iterations", lambda iterate, agreed, sources: profile)
-    monkeypatch.setattr(suite.measured_once, "recorded_graphs", lambda device: [])
-    monkeypatch.setattr(suite.measured_once.MeasuredOnce, "_replay_memory", lambda once: None)
+    monkeypatch.setattr(suite.worker.measured_once.copies, "counting", counting)
+    monkeypatch.setattr(suite.worker.measured_once, "load_profiler", loaded.append)
+    monkeypatch.setattr(suite.worker.measured_once, "profile_iterations", lambda iterate, agreed, sources: profile)
+    monkeypatch.setattr(suite.worker.measured_once, "recorded_graphs", lambda device: [])
+    monkeypatch.setattr(suite.worker.measured_once.MeasuredOnce, "_replay_memory", lambda once: None)
     monkeypatch.setattr(launches, "least_graph", lambda: lambda: None)
     live._program.instance = replace(live._program.instance, device=torch.device("cuda"))
     metrics = live.once.whole()
@@ -57,10 +57,10 @@ def test_a_cell_that_was_measured_without_a_profiler_is_not_measured_again_with_
     live = cell(Mlp)
     live.prepare()
     order = []
-    monkeypatch.setattr(suite.measured_once, "restart_peak", lambda device: order.append("memory"))
-    monkeypatch.setattr(suite.measured_once.MeasuredOnce, "_on_gpu", True)
-    monkeypatch.setattr(suite.measured_once, "load_profiler", lambda iterate: order.append("load"))
-    monkeypatch.setattr(suite.measured_once, "profile_iterations", lambda *given: order.append("profile"))
+    monkeypatch.setattr(suite.worker.measured_once, "restart_peak", lambda device: order.append("memory"))
+    monkeypatch.setattr(suite.worker.measured_once.MeasuredOnce, "_on_gpu", True)
+    monkeypatch.setattr(suite.worker.measured_once, "load_profiler", lambda iterate: order.append("load"))
+    monkeypatch.setattr(suite.worker.measured_once, "profile_iterations", lambda *given: order.append("profile"))
     live.once.without_profiler()
     live.once.load_profiler()
     assert order == ["memory", "load"]
@@ -108,13 +108,13 @@ def test_whatever_is_counted_or_profiled_finds_its_inputs_moved(cell, monkeypatc
     live._compilation.iterate = lambda inputs: took.append(
         next(place for place, one in enumerate(live._program.input_sets) if one is inputs)
     )
-    monkeypatch.setattr(suite.measured_once.copies, "counting", counting)
+    monkeypatch.setattr(suite.worker.measured_once.copies, "counting", counting)
     monkeypatch.setattr(torch.profiler, "profile", Profiler)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
-    monkeypatch.setattr(suite.measured_once, "recorded_graphs", lambda device: [])
-    monkeypatch.setattr(suite.measured_once.MeasuredOnce, "_on_gpu", True)
+    monkeypatch.setattr(suite.worker.measured_once, "recorded_graphs", lambda device: [])
+    monkeypatch.setattr(suite.worker.measured_once.MeasuredOnce, "_on_gpu", True)
     last = SimpleNamespace(name="last", values=lambda prepared: prepared.iterate(0) or {})
-    monkeypatch.setattr(suite.measured_once, "metrics", lambda: (last,))
+    monkeypatch.setattr(suite.worker.measured_once, "metrics", lambda: (last,))
     for _ in range(2):
         live.once.whole()
         live.once.kernels()

@@ -16,19 +16,19 @@ from models import registry
 from models.instance import Instance, instantiate
 from models.own_program import Called, WrongProgram, load
 from optimizations import torch_internals
-from suite import own_program
-from suite.cell_errors import Inaccurate
-from suite.errors import WrongUse
 from suite.explain.records import TO_THE_END, Explanation
 from suite.explain.run import explain_target
 from suite.explain.text import summary
-from suite.iteration import iteration
+from suite.measure.iteration import iteration
 from suite.measure.results import State, run_checked
-from suite.own_program import Examined, examine, examine_programs, name_programs
-from suite.protocol import CellSpec
 from suite.report.load import Run
 from suite.report.own_program import six_lines
-from suite.schema import Status
+from suite.results.errors import WrongUse
+from suite.results.schema import Status
+from suite.run import own_program
+from suite.run.own_program import Examined, examine, examine_programs, name_programs
+from suite.worker.cell_errors import Inaccurate
+from suite.worker.protocol import CellSpec
 
 
 def built(name: str) -> Instance:
@@ -211,7 +211,7 @@ def test_wrong_step_is_inaccurate(own_cell: Callable[..., WholeCell], monkeypatc
 
         return call
 
-    monkeypatch.setattr("suite.compilation.callable_for", without_optimizer)
+    monkeypatch.setattr("suite.worker.compilation.callable_for", without_optimizer)
     with pytest.raises(Inaccurate):
         own_cell("trainer").prepare()
 

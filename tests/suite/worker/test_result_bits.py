@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny_cells import Mlp, cell, replaced_call
 
-import suite.eager_comparison
-from suite.cell_errors import Inaccurate
+import suite.worker.eager_comparison
 from suite.measure.fingerprint import SKETCH
+from suite.worker.cell_errors import Inaccurate
 
 __all__ = ["cell"]
 
@@ -44,7 +44,9 @@ def known(digests):
 def test_a_later_process_with_the_known_bits_is_not_compared_again(cell, monkeypatch):
     digests = cell(Mlp).prepare().correctness.digests
     compared = []
-    monkeypatch.setattr(suite.eager_comparison, "compare_with_eager", lambda *arguments: compared.append(arguments))
+    monkeypatch.setattr(
+        suite.worker.eager_comparison, "compare_with_eager", lambda *arguments: compared.append(arguments)
+    )
     prepared = cell(Mlp, spec=known(digests)).prepare()
     assert prepared.correctness is None
     assert compared == []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-import suite.source_line
-from suite.source_line import short_path, user_line
+import suite.measure.source_line
+from suite.measure.source_line import short_path, user_line
 
 TRACE = """
   File "/home/x/venv/lib/python3.12/site-packages/transformers/models/gpt2/modeling_gpt2.py", line 573, in forward
@@ -40,4 +40,4 @@ def test_frames_without_code_do_not_swallow_the_next_frame():
 def test_real_traces_of_this_project_are_relative_to_it():
     trace = "".join(traceback.format_stack())
     assert user_line(trace).startswith(f"tests/suite/worker/{Path(__file__).name}:")
-    assert short_path(suite.source_line.__file__) == "suite/source_line.py"
+    assert short_path(suite.measure.source_line.__file__) == "suite/measure/source_line.py"

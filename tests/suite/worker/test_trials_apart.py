@@ -14,17 +14,17 @@ from fixtures.bench import Bench, bench, told
 from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_workload
 from tiny_cells import Mlp, cell
 
-import suite.compilation
-import suite.judge
-from suite.cell_errors import Inaccurate
-from suite.cell_program import CellProgram
-from suite.cell_turns import TURNS
-from suite.compile_cache import JUDGED
-from suite.gpu_turns import GpuTurns
-from suite.modes import MODES
-from suite.protocol import Prepare, Settle, Try
-from suite.schema import CompileConditions, Correctness, Status
-from suite.trial_apart import try_apart
+import suite.worker.compilation
+import suite.worker.judge
+from suite.measure.modes import MODES
+from suite.results.schema import CompileConditions, Correctness, Status
+from suite.worker.cell_errors import Inaccurate
+from suite.worker.cell_program import CellProgram
+from suite.worker.cell_turns import TURNS
+from suite.worker.compile_cache import JUDGED
+from suite.worker.gpu_turns import GpuTurns
+from suite.worker.protocol import Prepare, Settle, Try
+from suite.worker.trial_apart import try_apart
 
 __all__ = ["bench", "cell"]
 
@@ -141,8 +141,8 @@ def test_a_trial_that_fails_leaves_the_eager_cell_as_it_was(fresh, monkeypatch) 
     eager = fresh("eager")
     eager.build()
     reference, instance = eager._judge.eager, eager._program.instance
-    monkeypatch.setattr(suite.judge, "loss_scales", lambda instance: (8.0,))
-    monkeypatch.setattr(suite.compilation, "callable_for", lambda mode, module: 1 / 0)
+    monkeypatch.setattr(suite.worker.judge, "loss_scales", lambda instance: (8.0,))
+    monkeypatch.setattr(suite.worker.compilation, "callable_for", lambda mode, module: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         eager.try_out("compile")
     assert (eager._compilation.mode.name, eager._judge.eager, eager._program.instance) == ("eager", reference, instance)

@@ -14,7 +14,9 @@ import psutil
 import pytest
 import torch
 
-from suite.protocol import (
+from suite.results.schema import CompileConditions, Record, Status
+from suite.worker.main import failure, status_of
+from suite.worker.protocol import (
     REPLIES,
     Built,
     CellSpec,
@@ -33,8 +35,6 @@ from suite.protocol import (
     Stop,
     encode,
 )
-from suite.schema import CompileConditions, Record, Status
-from suite.worker import failure, status_of
 
 PATIENCE_S = 250.0
 
@@ -83,7 +83,7 @@ class Peer:
 
 @pytest.fixture
 def worker(tmp_path) -> Iterator[Peer]:
-    peer = Peer(sys.executable, "-P", "-m", "suite.worker", log=tmp_path / "log")
+    peer = Peer(sys.executable, "-P", "-m", "suite.worker.main", log=tmp_path / "log")
     yield peer
     peer.close()
 
@@ -109,7 +109,7 @@ def spec(cache_dir):
 def test_a_program_that_ends_its_process_is_a_failure_with_its_reason(spec, tmp_path):
     code = """
         import sys
-        from suite import worker
+        from suite.worker import main as worker
         worker.enter_environment = lambda spec: sys.exit("ERROR: no data")
         worker.main()
     """
@@ -206,9 +206,9 @@ def test_the_end_of_the_command_pipe_ends_an_idle_worker(worker):
 
 BUSY = """
     import subprocess, sys, time
-    import suite.live_cell, suite.worker
+    import suite.worker.live_cell, suite.worker.main
 
-    suite.worker.ORPHAN_GRACE_S = 0.3
+    suite.worker.main.ORPHAN_GRACE_S = 0.3
 
     class Busy:
         def __init__(self, spec, announce):
@@ -220,9 +220,9 @@ BUSY = """
             self.announce("compile")
             time.sleep(600)
 
-    suite.worker.enter_environment = lambda spec: None
-    suite.live_cell.LiveCell = Busy
-    sys.exit(suite.worker.main())
+    suite.worker.main.enter_environment = lambda spec: None
+    suite.worker.live_cell.LiveCell = Busy
+    sys.exit(suite.worker.main.main())
 """
 
 
@@ -253,8 +253,8 @@ def test_the_cells_environment_is_set_before_torch_is_there(tmp_path, spec):
     made = spec(cache_dir=str(tmp_path / "new"), cpu_threads=3, compile_threads=5)
     script = f"""
         import os, sys
-        from suite.worker import enter_environment
-        from suite.protocol import CellSpec
+        from suite.worker.main import enter_environment
+        from suite.worker.protocol import CellSpec
         assert "torch" not in sys.modules
         spec = CellSpec.model_validate_json({made.model_dump_json()!r})
         enter_environment(spec)

@@ -1,0 +1,64 @@
+"""`encore compare`. Imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from suite.cli.choices import JsonOption
+from suite.cli.console import console, print_json
+from suite.results.errors import WrongUse
+
+
+class MetricName(StrEnum):
+    latency = "latency"
+    throughput = "throughput"
+
+
+def parse_share(text: str, option: str) -> float:
+    """0.05 or 5%, as a share.
+
+    Raises:
+        WrongUse: it is neither.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip(), re.ASCII)
+    if match is None or (share := float(match[1]) / (100 if match[2] else 1)) >= 1:
+        raise WrongUse(f"{option} {text!r} is not a share below 100 %; write it as 5% or 0.05")
+    return share
+
+
+def compare(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="A run, or a mode of one as RUN:MODE.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="What to compare with it.")],
+    threshold: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE",
+            help="How much slower a row must be to be a regression, as 5% or 0.05; half of it in a mean.",
+        ),
+    ] = "5%",
+    metric: Annotated[
+        MetricName, typer.Option(help="Time of one iteration to completion, or of iterations back to back.")
+    ] = MetricName.latency,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide whether a run is slower than another; exit 1 if it is, 3 if that cannot be decided."""
+    from suite.report.compare import TimeKind
+    from suite.report.two_runs import compare_sides, find_side
+    from suite.report.two_runs.text import print_terminal, to_json, to_markdown
+
+    if markdown and as_json:
+        raise WrongUse("--markdown and --json exclude each other")
+    share = parse_share(threshold, "--threshold")
+    made = compare_sides(find_side(base), find_side(new), TimeKind(metric.value), share)
+    if as_json:
+        print_json(to_json(made))
+    elif markdown:
+        print(to_markdown(made), end="")
+    else:
+        print_terminal(made, console())
+    raise typer.Exit(made.exit_code)

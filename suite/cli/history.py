@@ -1,0 +1,82 @@
+"""`encore record` and `encore history`. Imports what it needs when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from suite.cli.choices import JsonOption
+from suite.cli.console import console, print_json
+from suite.results.errors import WrongUse
+
+
+def record(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Finished runs to pack into results/recorded.", show_default=False),
+    ] = None,
+    retire: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RUN", help="A recorded run to delete: results/history.csv keeps its rows."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Pack runs into results/recorded, and renew the table there."""
+    from suite.report.history import rows
+    from suite.report.history.recording import record_run, renew_page, retire_runs
+    from suite.results import store
+
+    if not runs and not retire:
+        raise WrongUse("nothing to record: name a finished run, or --retire a recorded one")
+    old = [store.find_run(name, (store.RECORDED,)) for name in retire or ()]
+    if strangers := [folder for folder in old if store.RECORDED not in folder.resolve().parents]:
+        raise WrongUse(f"--retire {store.describe(strangers[0])}: it is not in {store.describe(store.RECORDED)}")
+    packed = [store.describe(record_run(store.find_run(name), store.RECORDED, rows.HISTORY)) for name in runs or ()]
+    retire_runs(old, rows.HISTORY)
+    renew_page(store.RECORDED)
+    if as_json:
+        print_json({"recorded": packed, "retired": [folder.name for folder in old]})
+        return
+    for where in packed:
+        print(f"{where}: recorded")
+    for folder in old:
+        print(f"{folder.name}: deleted, its rows are in {store.describe(rows.HISTORY)}")
+
+
+def history(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Runs of your own, after the recorded ones.", show_default=False),
+    ] = None,
+    mode: Annotated[str, typer.Option(metavar="MODE", help="The mode whose speed-up is shown.")] = "encore",
+    over: Annotated[str, typer.Option(metavar="MODE", help="Over which mode: graph or compile.")] = "graph",
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Part of a device's name; default: that of the newest run.")
+    ] = None,
+    last: Annotated[int, typer.Option(min=1, metavar="N", help="How many commits to show.")] = 10,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a figure of it, as PNG.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a line for each workload: its speed-up in one recorded run after another."""
+    from suite.report.draw import to_png
+    from suite.report.history import read_history, rows, rows_of
+    from suite.report.history.figure import draw_history
+    from suite.report.history.lines import as_json as to_json
+    from suite.report.history.lines import lines_of, to_table
+    from suite.report.load import load_run
+    from suite.results import store
+
+    if figure is not None and figure.is_dir():
+        raise WrongUse(f"--figure {figure}: it is a folder; give the name of a PNG file")
+    own = [row for name in runs or () for row in rows_of(load_run(store.find_run(name)))]
+    found = lines_of([*read_history(rows.HISTORY), *own], mode, over, device, last)
+    if figure is not None:
+        store.write_atomically(figure, to_png(draw_history(found)))
+    if as_json:
+        print_json(to_json(found))
+        return
+    console().print(to_table(found))
+    if figure is not None:
+        print(store.describe(figure))

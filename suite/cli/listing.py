@@ -1,0 +1,102 @@
+"""Tables and JSON of `encore list` and `encore env`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from models.registry import Workload
+from optimizations.byte_units import format_bytes
+from suite.measure.checkout import shown_code
+from suite.measure.modes import Mode
+from suite.results.schema import Environment
+
+
+def as_json(workloads: Sequence[Workload], modes: Sequence[Mode]) -> dict[str, list[dict[str, Any]]]:
+    """What `encore list --json` prints: a key for each kind that was asked for."""
+    listed: dict[str, list[dict[str, Any]]] = {}
+    if workloads:
+        listed["workloads"] = [
+            {
+                "acronym": workload.acronym,
+                "name": workload.name,
+                "suite": workload.suite,
+                "task": workload.task,
+                "batch": workload.batch,
+                "dtype_policy": workload.dtype_policy,
+                "variants": list(workload.variants),
+                "sets": list(workload.sets),
+                "tp_batch": workload.sharding.batch if workload.sharding else None,
+                "parameters": workload.parameters,
+                "notes": workload.notes,
+            }
+            for workload in workloads
+        ]
+    if modes:
+        listed["modes"] = [
+            {"name": mode.name, "summary": mode.summary, "baselines": list(mode.baselines)} for mode in modes
+        ]
+    return listed
+
+
+def tables(workloads: Sequence[Workload], modes: Sequence[Mode]) -> list[RenderableType]:
+    """What `encore list` prints: a table for each kind, then what is special about some workloads."""
+    listed: list[RenderableType] = []
+    if workloads:
+        table = Table("workload", "model", "suite", "task", "batch", "dtypes", "variants", "sets", box=None)
+        for workload in workloads:
+            table.add_row(
+                workload.acronym,
+                workload.name,
+                workload.suite,
+                workload.task,
+                str(workload.batch),
+                workload.dtype_policy,
+                ", ".join(workload.variants),
+                ", ".join(workload.sets),
+            )
+        listed.append(table)
+    if modes:
+        table = Table("mode", "what it is", "compared with", box=None)
+        for mode in modes:
+            table.add_row(mode.name, mode.summary, ", ".join(mode.baselines) or "-")
+        listed.append(table)
+    notes = [f"{workload.acronym}: {workload.notes}" for workload in workloads if workload.notes]
+    split = [f"{each.acronym} (batch {each.sharding.batch})" for each in workloads if each.sharding is not None]
+    if split:
+        notes.append(f"`encore run --tp N,N` splits over GPUs: {', '.join(split)}")
+    return [*listed, Text("\n".join(notes))] if notes else listed
+
+
+def environment_table(environment: Environment) -> Table:
+    """What `encore env` prints. What is not known is a dash."""
+    gpu, cpu = environment.gpu, environment.cpu
+    table = Table(box=None, show_header=False)
+    rows = {
+        "GPU": f"{gpu.name}, compute capability {gpu.compute_capability}, {format_bytes(gpu.memory_bytes)}, "
+        f"{gpu.multiprocessors} multiprocessors"
+        if gpu
+        else "none",
+        "GPUs": environment.gpu_count,
+        "driver": environment.driver,
+        "torch": environment.torch,
+        "CUDA of torch": environment.torch_cuda,
+        "cuDNN": environment.cudnn,
+        "Python": environment.python,
+        "platform": environment.platform,
+        "CPU": f"{cpu.model}, {cpu.logical_cores} logical cores, {format_bytes(cpu.memory_bytes)}",
+        "CPU governor": cpu.governor,
+        "SMT": {None: None, True: "on", False: "off"}[cpu.smt],
+        "NUMA nodes": cpu.numa_nodes,
+        "commit": environment.git_commit,
+        "code changed": {None: None, True: "yes", False: "no"}[environment.git_dirty],
+        "code": shown_code(environment.code),
+        "packages": f"{len(environment.packages)} (--json lists them)",
+    }
+    for name, value in rows.items():
+        table.add_row(name, "-" if value is None else str(value))
+    return table

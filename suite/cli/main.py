@@ -1,0 +1,216 @@
+"""The command line: `encore`, which is also `python -m encore`.
+
+Commands import what they need when they run: `encore --help` must not wait for torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from suite.cli import compare as cli_compare
+from suite.cli import history as cli_history
+from suite.cli import micro as cli_micro
+from suite.cli import report as cli_report
+from suite.cli import run as cli_run
+from suite.cli.choices import JsonOption, Size, refuse_empty_paths
+from suite.cli.console import console, print_json, say
+from suite.draw import command as draw
+from suite.results.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG_USE, EncoreError, WrongUse
+from suite.run.interrupt import Interrupted, interruptible
+from suite.run.supervise import kill_children
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="CUDA graphs under PyTorch 2: run real workloads, measure them, draw what was measured.",
+    epilog="Start with: encore list",
+)
+
+app.add_typer(cli_micro.app, name="micro")
+app.add_typer(draw.app, name="draw")
+app.command("compare", epilog="Example: encore compare 20260101-120000-h200 20260102-120000-h200 --threshold 5%")(
+    cli_compare.compare
+)
+app.command("record", epilog="Example: encore record 20260102-120000-h200 --retire 20260101-120000-h200")(
+    cli_history.record
+)
+app.command("history", epilog="Example: encore history --mode encore --over compile --figure history.png")(
+    cli_history.history
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit: 0 fine, 1 a finding or a failed row, 2 wrong use, 3 nothing decided, 130 interrupted."""
+    try:
+        with interruptible(to_the_end=True):
+            refuse_empty_paths(app, sys.argv[1:] if arguments is None else arguments)
+            app(arguments, prog_name="encore")
+    except EncoreError as error:
+        say(f"encore: {error}")
+        sys.exit(error.exit_code)
+    except Interrupted as signal:
+        say(f"encore: ended by {signal}")
+        kill_children()
+        sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:
+        say(f"encore: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        # Only who gives the command gives names.
+        sys.exit(EXIT_WRONG_USE if error.errno == errno.ENAMETOOLONG else EXIT_FINDING)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"encore {version('encore')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """What stands before the command."""
+
+
+@app.command("list", epilog="Example: encore list --json")
+def list_command(
+    workloads: Annotated[bool, typer.Option("--workloads", help="Only workloads.")] = False,
+    modes: Annotated[bool, typer.Option("--modes", help="Only modes.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List workloads and modes."""
+    from models import registry
+    from suite.cli import listing
+    from suite.measure.modes import MODES
+
+    both = workloads == modes
+    chosen = list(registry.workloads().values()) if workloads or both else []
+    chosen_modes = list(MODES.values()) if modes or both else []
+    if as_json:
+        print_json(listing.as_json(chosen, chosen_modes))
+        return
+    for table in listing.tables(chosen, chosen_modes):
+        console().print(table, "")
+
+
+app.command("run", epilog="Example: encore run ALNET EOS --modes compile,graph --processes 3")(cli_run.run)
+
+
+@app.command(epilog="Example: encore merge shard-1 shard-2 --out results/runs/whole")
+def merge(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Runs of one environment.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the joined run.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Join runs made in one environment, such as the shards of one."""
+    from suite.results.store import describe
+    from suite.run.merge import merge_runs
+
+    merged = merge_runs(runs, out, ("encore", *sys.argv[1:]))
+    missing = ", ".join(merged.missing_shards)
+    if missing:
+        say(f"encore: none of these runs is of shard {missing}, and what that has is missing in {describe(out)}")
+    if as_json:
+        print_json({"run": describe(out), "cells": merged.cells, "missing_shards": list(merged.missing_shards)})
+    else:
+        without = f", without shard {missing}" if missing else ""
+        print(f"{describe(out)}: {merged.cells} cells of {len(runs)} runs{without}")
+
+
+app.command("report", epilog="Example: encore report 20260102-120000-h200")(cli_report.report)
+
+
+@app.command(epilog="Example: encore explain XLNET-I (a program of your own: encore explain mymodule:make)")
+def explain(
+    targets: Annotated[
+        list[str] | None, typer.Argument(help="Workloads, or programs as module:callable.", show_default=False)
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every workload in every variant, a line each.")] = False,
+    workload_set: Annotated[
+        str | None, typer.Option("--set", metavar="SET", help="The same for the workloads of a set, such as grace.")
+    ] = None,
+    variant: Annotated[str | None, typer.Option(help="Variant of the workloads.")] = None,
+    size: Annotated[Size, typer.Option(help="Published size, or one small enough for tests.")] = Size.full,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for one JSON file per target, for `encore report`.")
+    ] = None,
+    reuse: Annotated[
+        bool, typer.Option("--reuse", help="Keep what this code has explained in the folder of --out before.")
+    ] = False,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Processor time that one target may take.")] = "15m",
+    as_json: JsonOption = False,
+) -> None:
+    """Show what keeps a model from CUDA graphs and what each call copies. Needs no GPU."""
+    from suite.explain.progress import AnalysisDisplay
+    from suite.explain.reuse import reusable
+    from suite.explain.run import explain_many
+    from suite.explain.targets import find_targets
+    from suite.explain.text import render, summary
+    from suite.results.store import describe
+    from suite.settings import parse_duration
+
+    if (everything or workload_set is not None) == bool(targets):
+        raise WrongUse("name what to explain (`encore list --workloads` shows the workloads), or give --all or --set")
+    everything = everything or workload_set is not None
+    if reuse and out is None:
+        raise WrongUse("--reuse needs --out DIR, the folder it may find explanations in")
+    timeout_s = parse_duration(timeout, "--timeout")
+    wanted = find_targets(targets or (), variant=variant, size=size.value, workload_set=workload_set)
+    kept = reusable(wanted, out) if reuse and out else {}
+    if kept and out:
+        say(f"{len(kept)} of {len(wanted)} are explained in {describe(out)} already, by this very code")
+    explanations = list(kept.values())
+    remaining = [target for target in wanted if target not in kept]
+    try:
+        with (
+            AnalysisDisplay(console(stderr=True), timeout_s) as display,
+            closing(explain_many(remaining, out=out, timeout_s=timeout_s, watcher=display)) as explained,
+        ):
+            for each in explained:
+                explanations.append(each.explanation)
+                with display.paused():
+                    if as_json or everything:
+                        line = f"{each.done} of {each.total}: {each.target.label}: {summary(each.explanation)}"
+                        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+                    else:
+                        console().print(render(each.explanation))
+    except Interrupted:
+        say(f"interrupted: {len(explanations)} of {len(wanted)} are explained")
+        raise
+    finally:
+        # What is finished is printed whatever ends this early: it took minutes.
+        if as_json and (explanations or not remaining):
+            print_json([explanation.model_dump(mode="json") for explanation in explanations])
+    raise typer.Exit(EXIT_FINDING if any(explanation.error for explanation in explanations) else EXIT_OK)
+
+
+@app.command(epilog="Example: encore env --json")
+def env(
+    require_gpu: Annotated[
+        bool, typer.Option("--require-gpu", help="Only check for a GPU that can be used; exit 2 without one.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a run records of this machine."""
+    from suite.cli import listing
+    from suite.measure import environment, gpu
+
+    if require_gpu:
+        print(gpu.require_gpu().info.name)
+        return
+    record = environment.collect("none", ("encore", *sys.argv[1:]), {})
+    if as_json:
+        print_json(record.model_dump(mode="json"))
+    else:
+        console().print(listing.environment_table(record))

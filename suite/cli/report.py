@@ -1,0 +1,190 @@
+"""`encore report`: its options, and what it writes and prints. Imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from suite.cli.choices import JsonOption
+from suite.cli.console import print_json, say
+from suite.results.errors import EXIT_FINDING, EXIT_OK, WrongUse
+
+if TYPE_CHECKING:
+    from suite.report.build import Further, Report
+
+
+def report(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Names or folders of runs made with one GPU model, driver and PyTorch; default: the newest. "
+            "Of a workload that several measured, all rows are of one: the newest, or one in which it was alone.",
+            show_default=False,
+        ),
+    ] = None,
+    recorded: Annotated[
+        bool, typer.Option("--recorded", help="All runs in results/recorded; where there are none, explanations alone.")
+    ] = False,
+    explanations: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="What `encore explain --out DIR` wrote.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to write; default: `report` in the run; of several: in results."),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write figures as PNG and PDF there, too; without it the page has them."),
+    ] = None,
+    readme: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A Markdown file whose generated tables to renew.")
+    ] = None,
+    micro: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What `encore micro indirection` wrote; --recorded has its own.")
+    ] = None,
+    nanogpt: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What `encore run nanogpt` wrote; --recorded has its own.")
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Only these figures and tables of the papers, as fig10,pygraph-table2."),
+    ] = None,
+    check_fresh: Annotated[
+        bool,
+        typer.Option(
+            "--check-fresh",
+            help="Write nothing; exit 1 if rows of the README (or of --readme) are of another version than this tree, "
+            "or many commits old.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Render tables, figures and report.html from results; exit 1 if the runs have no row."""
+    from suite.results import store
+
+    if check_fresh:
+        _check_fresh(readme or store.REPOSITORY / "README.md")
+    if recorded and runs:
+        raise WrongUse(f"--recorded picks the runs itself; leave it or {', '.join(map(repr, runs))} out")
+    if recorded:
+        found = store.list_runs(store.RECORDED)
+    elif runs:
+        found = [store.find_run(name) for name in runs]
+    else:
+        newest = store.newest_run(store.RUNS, store.RECORDED)
+        found = [newest] if newest else []
+    further = further_results(micro, nanogpt, recorded=recorded)
+    if only is not None:
+        report_only(only, found, further, out, figures, as_json=as_json)
+        return
+    if recorded and not found and explanations is None:
+        say(f"nothing is recorded in {store.describe(store.RECORDED)}, so there is no report")
+        return
+    made = build_report(found, explanations, out, figures, readme, further, all_recorded=recorded)
+    if as_json:
+        print_json(made.model_dump(mode="json"))
+    else:
+        print(f"{store.describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
+    # What is missing is in the report; whoever goes on by the exit code must not take it for results.
+    raise typer.Exit(EXIT_FINDING if made.run_id is not None and not made.cells else EXIT_OK)
+
+
+def _check_fresh(readme: Path) -> NoReturn:
+    """Print what is stale in a page's table, and exit with 1 if anything is."""
+    from suite.report.freshness import stale_rows
+    from suite.results import store
+
+    stale = stale_rows(readme, store.RECORDED, store.REPOSITORY)
+    for text in stale:
+        say(f"encore: {text}")
+    advice = "measure GraCE's workloads again (`encore run --set grace`), record the run, and renew the page"
+    print(f"{store.describe(readme)}: {f'{len(stale)} findings; {advice}' if stale else 'the rows are fresh'}")
+    raise typer.Exit(EXIT_FINDING if stale else EXIT_OK)
+
+
+def further_results(micro: Path | None = None, nanogpt: Path | None = None, *, recorded: bool) -> Further:
+    """Results next to runs: the given files, and with `recorded` those of the repository for what is not given."""
+    from suite.report.build import Further
+    from suite.results.store import RECORDED
+
+    if not recorded:
+        return Further(micro, nanogpt)
+    programs = tuple(sorted(RECORDED.glob("programs-*/*.jsonl.gz")))
+    return Further(micro or recorded_file("indirection.json"), nanogpt or recorded_file("nanogpt.json"), programs)
+
+
+def build_report(
+    runs: list[Path],
+    explanations: Path | None,
+    out: Path | None,
+    figures: Path | None,
+    readme: Path | None = None,
+    further: Further | None = None,
+    *,
+    all_recorded: bool = False,
+) -> Report:
+    """The report of runs, and what there is to warn of; `out` is in the folder of the one run, or of all results.
+
+    Raises:
+        WrongUse: there is nothing to report, it does not belong into one report, or a folder cannot be written to.
+        InvalidResults: a file has wrong fields.
+        CannotWrite: the disk is full.
+    """
+    from suite.cli.console import Progress
+    from suite.report import build
+    from suite.results import store
+
+    folder = out or (runs[0] if len(runs) == 1 else store.REPOSITORY / "results") / "report"
+    made = build.build_report(
+        runs,
+        explanations,
+        folder,
+        figures,
+        readme,
+        further or build.Further(),
+        announce=Progress("report"),
+        all_recorded=all_recorded,
+    )
+    if made.warning:
+        say(f"encore: {made.warning}")
+    return made
+
+
+def recorded_file(name: str) -> Path | None:
+    """Return the recorded file of this name, packed or not; of several that in the last folder; None without any."""
+    from suite.results.store import RECORDED
+
+    return max((*RECORDED.glob(f"*/{name}"), *RECORDED.glob(f"*/{name}.gz")), default=None)
+
+
+def report_only(
+    names: str, runs: list[Path], further: Further, out: Path | None, figures: Path | None, *, as_json: bool
+) -> None:
+    """Write the figures and tables of these names, separated by commas, and print the tables as Markdown.
+
+    Raises:
+        WrongUse: a name is unknown, none is given, or the runs do not belong into one report.
+        InvalidResults: a file has wrong fields.
+        CannotWrite: the disk is full.
+    """
+    from suite.report.build import build_exhibits
+    from suite.report.paper import EXHIBITS
+    from suite.results import store
+
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if not wanted:
+        raise WrongUse(f"--only names nothing; known: {', '.join(EXHIBITS)}")
+    folder = out or (runs[0] if len(runs) == 1 else store.REPOSITORY / "results") / "report"
+    files = build_exhibits(wanted, runs, folder, figures, further)
+    if as_json:
+        print(json.dumps({"files": [str(path) for path in files]}, indent=2))
+        return
+    for path in files:
+        if path.suffix == ".md":
+            print(path.read_text(encoding="utf-8"))
+    for path in files:
+        print(store.describe(path))

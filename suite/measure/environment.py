@@ -1,0 +1,169 @@
+"""Where a run was made: everything another reader needs to judge or repeat it, and nothing that names the machine.
+
+Read without importing torch. No host name, no user name, no path of the machine goes in.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import runpy
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+
+import psutil
+from pydantic import JsonValue
+
+from suite.measure.checkout import code_id, git_state, shown_code
+from suite.measure.gpu import Gpu, NoGpu, find_gpu
+from suite.results.schema import SCHEMA_VERSION, CpuInfo, Environment
+from suite.results.store import ENVIRONMENT, REPOSITORY
+
+MUST_AGREE = ("torch", "torch_cuda", "cudnn", "driver", "python")
+"""Environment fields that must be equal for rows to stand in one run, next to the schema's version and the code. GPU,
+CPU and packages are looked into."""
+MOST_PACKAGES = 5
+"""Of packages that differ, so many are named: two machines may differ in more than a hundred."""
+
+
+def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, JsonValue]) -> Environment:
+    """The environment of a run that starts now on this machine."""
+    torch, cuda = _torch_versions()
+    gpu = _gpu_or_none()
+    commit, dirty = git_state(REPOSITORY)
+    return Environment(
+        schema_version=SCHEMA_VERSION,
+        run_id=run_id,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command_line=[without_folder(argument) for argument in command_line],
+        git_commit=commit,
+        git_dirty=dirty,
+        code=code_id(REPOSITORY),
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+        packages=_packages(),
+        torch=torch,
+        torch_cuda=cuda,
+        cudnn=_cudnn_version(),
+        driver=gpu.driver if gpu else None,
+        gpu=gpu.info if gpu else None,
+        gpu_count=gpu.count if gpu else 0,
+        cpu=cpu_info(),
+        settings=dict(settings),
+    )
+
+
+def differences(there: Environment, here: Environment) -> list[str]:
+    """What keeps rows of two environments from being compared, as "torch: 2.11.0 there, 2.12.0 here".
+
+    Another GPU of the same model is not a difference, because a leased machine is rarely the same one twice. Nor is
+    another commit of the same code, or that code before it was committed, where both runs have an id of their code.
+    """
+    pairs: dict[str, tuple[object, object]] = {"schema_version": (there.schema_version, here.schema_version)}
+    if there.code is None or here.code is None:
+        pairs["git_commit"] = (there.git_commit, here.git_commit)
+        pairs["git_dirty"] = (there.git_dirty, here.git_dirty)
+    elif there.code != here.code:
+        pairs["code"] = (shown_code(there.code), shown_code(here.code))
+    pairs.update({name: (getattr(there, name), getattr(here, name)) for name in MUST_AGREE})
+    for name in ("name", "compute_capability", "memory_bytes"):
+        pairs[f"gpu {name}"] = (getattr(there.gpu, name, None), getattr(here.gpu, name, None))
+    for name in ("model", "logical_cores"):
+        pairs[f"cpu {name}"] = (getattr(there.cpu, name), getattr(here.cpu, name))
+    names = sorted(there.packages.keys() | here.packages.keys())
+    versions = {f"package {name}": (there.packages.get(name), here.packages.get(name)) for name in names}
+    found, packages = (
+        [f"{name}: {old} there, {new} here" for name, (old, new) in each.items() if old != new]
+        for each in (pairs, versions)
+    )
+    found += packages[:MOST_PACKAGES]
+    if (more := len(packages) - MOST_PACKAGES) > 0:
+        found.append(f"and {more} more package{'s' if more > 1 else ''}, named in {ENVIRONMENT}")
+    return found
+
+
+def without_paths(text: str) -> str:
+    """The text with the folders of this machine replaced by what they mean: `.`, `<python>`, `~`, `<tmp>`."""
+    folders = {
+        str(REPOSITORY): ".",
+        sys.prefix: "<python>",
+        sys.base_prefix: "<python>",
+        **_home(),
+        tempfile.gettempdir(): "<tmp>",
+    }
+    for folder in sorted((f for f in folders if f != "/"), key=len, reverse=True):
+        text = re.sub(rf"{re.escape(folder)}(?![\w.-])", folders[folder].replace("\\", r"\\"), text)
+    return text
+
+
+def without_folder(argument: str) -> str:
+    """A command-line argument with an absolute path in it reduced to the last part of that path."""
+    option, equals, value = argument.rpartition("=")
+    return f"{option}{equals}{Path(value).name}" if value.startswith(("/", "~")) else argument
+
+
+def _torch_versions() -> tuple[str, str | None]:
+    """(torch version with its local part, CUDA version) from torch's version file, without importing torch."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return "not installed", None
+    names = runpy.run_path(str(Path(found.origin).with_name("version.py")))
+    return str(names["__version__"]), names["cuda"]
+
+
+def _packages() -> dict[str, str]:
+    found = {re.sub(r"[-_.]+", "-", item.name).lower(): item.version for item in distributions() if item.name}
+    return dict(sorted(found.items()))
+
+
+def _cudnn_version() -> str | None:
+    for package in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _gpu_or_none() -> Gpu | None:
+    try:
+        return find_gpu()
+    except NoGpu:
+        return None
+
+
+def cpu_info(proc: Path = Path("/proc"), sys_devices: Path = Path("/sys/devices/system")) -> CpuInfo:
+    """The CPU as Linux describes it; what it does not tell (in a container, a virtual machine) is None."""
+    names = re.findall(r"^model name\s*:\s*(.+)$", _read(proc / "cpuinfo") or "", re.MULTILINE)
+    smt = _read(sys_devices / "cpu" / "smt" / "active")
+    nodes = sum(1 for _ in (sys_devices / "node").glob("node[0-9]*"))
+    return CpuInfo(
+        model=names[0].strip() if names else platform.machine(),
+        logical_cores=len(os.sched_getaffinity(0)),
+        physical_cores=psutil.cpu_count(logical=False),
+        governor=_read(sys_devices / "cpu" / "cpu0" / "cpufreq" / "scaling_governor"),
+        smt=None if smt is None else smt == "1",
+        numa_nodes=nodes or None,
+        memory_bytes=psutil.virtual_memory().total,
+    )
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _home() -> dict[str, str]:
+    """The user's home directory and its short name; a user id that the system does not know has none."""
+    try:
+        return {str(Path.home()): "~"}
+    except (RuntimeError, KeyError):
+        return {}

@@ -1,0 +1,171 @@
+"""The GPU a run uses, identified by NVML: no CUDA context, no torch import.
+
+A run uses one GPU, the first that CUDA makes visible. CUDA numbers GPUs by speed unless told otherwise, NVML by bus;
+the runner therefore starts workers with CUDA_DEVICE_ORDER=PCI_BUS_ID, so that both mean the same one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from suite.results.errors import WrongUse
+from suite.results.schema import GpuInfo
+
+LEAST_COMPUTE_CAPABILITY = (7, 0)
+"""What the GPU back end of PyTorch's compiler (Triton) supports."""
+
+_INSTEAD = (
+    "Without one: `encore explain --all` analyses the workloads' capture obstacles, and `encore run --device cpu "
+    "--size tiny` tries the machinery in small."
+)
+
+
+class NoGpu(WrongUse):
+    """There is no NVIDIA GPU a run can use; the message says why and what can be done instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The GPU a run uses, the driver's version, and how many GPUs the machine has."""
+
+    info: GpuInfo
+    driver: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBeside:
+    """A GPU of the host that a run does not use: compute processes on it, and how much of the last second or less it
+    was at work. None: it does not tell."""
+
+    processes: int | None
+    busy_percent: int | None
+
+
+def find_gpu() -> Gpu:
+    """The GPU that CUDA shows first.
+
+    Raises:
+        NoGpu: there is no driver, no GPU, or none visible.
+    """
+    with device() as handle:
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        info = GpuInfo(
+            name=_text(pynvml.nvmlDeviceGetName(handle)),
+            compute_capability=f"{major}.{minor}",
+            memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+            multiprocessors=_multiprocessors(handle, (major, minor)),
+            uuid_sha256=hashlib.sha256(_text(pynvml.nvmlDeviceGetUUID(handle)).encode()).hexdigest(),
+        )
+        return Gpu(info, _text(pynvml.nvmlSystemGetDriverVersion()), pynvml.nvmlDeviceGetCount())
+
+
+def require_gpu() -> Gpu:
+    """The GPU that CUDA shows first, if it is new enough.
+
+    Raises:
+        NoGpu: there is none, or its compute capability is below 7.0.
+    """
+    gpu = find_gpu()
+    if tuple(map(int, gpu.info.compute_capability.split("."))) < LEAST_COMPUTE_CAPABILITY:
+        least = ".".join(map(str, LEAST_COMPUTE_CAPABILITY))
+        raise NoGpu(
+            f"{gpu.info.name} has compute capability {gpu.info.compute_capability}; "
+            f"torch.compile needs {least} (Volta) or newer. {_INSTEAD}"
+        )
+    return gpu
+
+
+@contextmanager
+def device() -> Iterator[Any]:
+    """NVML's handle of the GPU that CUDA shows first, while NVML is open.
+
+    Raises:
+        NoGpu: there is no driver, no GPU, or none visible.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NoGpu(f"no NVIDIA GPU: the driver does not answer ({error}). {_INSTEAD}") from error
+    try:
+        yield _handle(os.environ)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[str]:
+    """The GPUs that a process may use, each as `CUDA_VISIBLE_DEVICES` names it, in CUDA's order.
+
+    Raises:
+        NoGpu: there is none.
+    """
+    with device():
+        count = pynvml.nvmlDeviceGetCount()
+    named = variables.get("CUDA_VISIBLE_DEVICES")
+    return [str(number) for number in range(count)] if named is None else [one.strip() for one in named.split(",")]
+
+
+def gpus_beside(own: int, variables: Mapping[str, str] = os.environ) -> list[GpuBeside] | None:
+    """GPUs of the host other than the first `own` that a run may use; None where these are parts of one (MIG).
+
+    Raises:
+        NoGpu: there is no NVIDIA driver, or no GPU that the run may use.
+    """
+    names = visible_gpus(variables)[:own]
+    with device():
+        handles = [_handle({"CUDA_VISIBLE_DEVICES": name}) for name in names]
+        uuids = {_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles}
+        if any(uuid.startswith("MIG") for uuid in uuids):
+            return None
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with suppress(pynvml.NVMLError):  # it is there, and not this program's to look at
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                if _text(pynvml.nvmlDeviceGetUUID(handle)) not in uuids:
+                    found.append(GpuBeside(_processes(handle), _busy_percent(handle)))
+        return found
+
+
+def _processes(handle: Any) -> int | None:
+    try:
+        return len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    except pynvml.NVMLError:
+        return None
+
+
+def _busy_percent(handle: Any) -> int | None:
+    try:
+        return int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    except pynvml.NVMLError:
+        return None
+
+
+def _handle(variables: Mapping[str, str]) -> Any:
+    first = variables.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    if not first or first == "-1":
+        raise NoGpu(f"no NVIDIA GPU: CUDA_VISIBLE_DEVICES hides them all. {_INSTEAD}")
+    try:
+        if first.isdigit():
+            return pynvml.nvmlDeviceGetHandleByIndex(int(first))
+        return pynvml.nvmlDeviceGetHandleByUUID(first)
+    except pynvml.NVMLError as error:
+        raise NoGpu(f"no NVIDIA GPU: there is no device {first!r} ({error}). {_INSTEAD}") from error
+
+
+def _multiprocessors(handle: Any, compute_capability: tuple[int, int]) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetAttributes_v2(handle).multiprocessorCount)
+    except pynvml.NVMLError:  # not a GPU that can be split; cores per multiprocessor are fixed by the architecture
+        per_multiprocessor = 64 if compute_capability <= (8, 0) else 128
+        return int(pynvml.nvmlDeviceGetNumGpuCores(handle)) // per_multiprocessor
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,234 @@
+"""The ways a workload is run. A mode is one record; its baselines say what its numbers are compared with.
+
+Adding a mode is adding a record to `MODES`: runner, worker and report only read the fields. This module imports
+no torch, so that the command line can list and check modes at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from suite.results.errors import WrongUse
+
+Captures = Literal["graphs", "step", "callables"]
+
+CAPTURED: dict[Captures, str] = {
+    "graphs": "each torch.compile graph",
+    "callables": "forward and backward",
+    "step": "whole iteration",
+}
+"""What becomes a CUDA graph, in words: the least first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How `torch.compile` is called for this mode, and which modes it is compared with.
+
+    `backend` None means the module runs uncompiled. `baselines[0]` is the one it alternates with when the GPU does
+    not hold more than two modes. `bitwise_with` names modes, one of which it must reproduce bit for bit (of those that
+    are deterministic with themselves); other bits are `fail_accuracy`, not a remark. `same_as` names modes that this
+    one is the same program as, wherever kernels, launches and copies come out the same: then a difference found between
+    the two is a false finding. A partitioned function is not the same as an unpartitioned one: it checks sizes and
+    strides of all inputs outside of its graphs, in each call. `captures` says what becomes a CUDA graph around what the
+    backend compiled: the whole iteration ("step"), or the module with its loss ("callables").
+
+    In reports: `colour` is that of its bars (#RRGGBB; without one it gets any). `published_coverage` and
+    `published_copies` say which of the papers' values stand next to it: coverage of stock graphs or of those after
+    placement, bytes before indirection (with placement) or after.
+    """
+
+    name: str
+    summary: str
+    baselines: tuple[str, ...]
+    backend: str | None = "inductor"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    uses_cuda_graphs: bool = False
+    bitwise_with: tuple[str, ...] = ()
+    same_as: tuple[str, ...] = ()
+    captures: Captures = "graphs"
+    colour: str | None = None
+    published_coverage: Literal["stock", "placement"] | None = None
+    published_copies: Literal["before", "after"] | None = None
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether the mode makes no sense without CUDA graphs."""
+        return self.uses_cuda_graphs or self.captures_more
+
+    @property
+    def captures_more(self) -> bool:
+        """Whether more is captured than what the backend compiles. Such modes are measured where they are named."""
+        return self.captures != "graphs"
+
+    @property
+    def captured(self) -> str:
+        """What becomes a CUDA graph, in words."""
+        return CAPTURED[self.captures] if self.needs_gpu else "no graph"
+
+    @property
+    def times_calls(self) -> bool:
+        """Return whether Encore times calls of the program to choose how it is served. Nothing should disturb them."""
+        return self.options.get("selection") == "measure"
+
+    @property
+    def is_encores(self) -> bool:
+        """Whether it is Encore that makes the CUDA graphs."""
+        return self.backend == "encore" or self.captures_more
+
+    @property
+    def compared_with(self) -> tuple[str, ...]:
+        """Modes whose time is compared with this one's: the reference of all figures, and its own baselines."""
+        return tuple(dict.fromkeys(name for name in (REFERENCE_MODE, *self.baselines) if name != self.name))
+
+
+MODES: dict[str, Mode] = {
+    mode.name: mode
+    for mode in (
+        Mode("eager", "the module as it is, not compiled", baselines=("compile",), backend=None, colour="#8C8C8C"),
+        Mode("compile", "torch.compile without CUDA graphs", baselines=(), colour="#56B4E9"),
+        Mode(
+            "graph",
+            "stock CUDA graphs: mode='reduce-overhead'",
+            baselines=("compile",),
+            options={"triton.cudagraphs": True},
+            uses_cuda_graphs=True,
+            colour="#E69F00",
+            published_coverage="stock",
+            published_copies="before",
+        ),
+        Mode(
+            "graph-unpartitioned",
+            "stock CUDA graphs with graph_partition=False: the whole FX graph or nothing",
+            baselines=("compile", "graph"),
+            options={"triton.cudagraphs": True, "graph_partition": False},
+            uses_cuda_graphs=True,
+            colour="#D55E00",
+            published_coverage="stock",
+            published_copies="before",
+        ),
+        Mode(
+            "placement",
+            "Encore's placement, then stock CUDA graphs",
+            baselines=("compile", "graph", "graph-unpartitioned"),
+            backend="encore",
+            options={"indirection": "off", "lean": False},
+            uses_cuda_graphs=True,
+            # Stock graphs compute some chains of constants on the GPU (XLNet's table), and the bits differ;
+            # unpartitioned ones, and placement, compute them where the program does. And Inductor may tune a kernel
+            # differently in each process; other tilings round differently.
+            bitwise_with=("graph", "graph-unpartitioned", "compile"),
+            same_as=("graph",),
+            colour="#009E73",
+            published_coverage="placement",
+            published_copies="before",
+        ),
+        Mode(
+            "indirection",
+            "Encore's placement, then CUDA graphs that read their inputs in place",
+            baselines=("compile", "graph", "placement"),
+            backend="encore",
+            options={"indirection": "auto", "lean": False, "selection": "off"},
+            uses_cuda_graphs=True,
+            bitwise_with=("placement", "graph", "graph-unpartitioned", "compile"),
+            colour="#CC79A7",
+            published_coverage="placement",
+            published_copies="after",
+        ),
+        Mode(
+            "lean",
+            "as indirection, with the host out of the way of replay",
+            baselines=("compile", "graph", "indirection"),
+            backend="encore",
+            options={"indirection": "auto", "selection": "off"},
+            uses_cuda_graphs=True,
+            bitwise_with=("indirection", "placement", "graph", "graph-unpartitioned", "compile"),
+            colour="#6A51A3",
+            published_coverage="placement",
+            published_copies="after",
+        ),
+        Mode(
+            "lanes",
+            "as lean, and independent kernels of a graph at the same time where that is faster",
+            baselines=("compile", "graph", "lean"),
+            backend="encore",
+            options={"indirection": "auto", "selection": "off", "concurrency": "auto"},
+            uses_cuda_graphs=True,
+            bitwise_with=("lean", "indirection", "placement", "graph", "graph-unpartitioned", "compile"),
+            colour="#B2DF8A",
+            published_coverage="placement",
+            published_copies="after",
+        ),
+        Mode(
+            "encore",
+            "as lean, and each graph only where it pays, by rules",
+            baselines=("compile", "graph", "lean"),
+            backend="encore",
+            options={"indirection": "auto"},
+            uses_cuda_graphs=True,
+            bitwise_with=("lean", "indirection", "placement", "graph", "graph-unpartitioned", "compile"),
+            same_as=("lean",),
+            colour="#0072B2",
+            published_coverage="placement",
+            published_copies="after",
+        ),
+        Mode(
+            "step",
+            "torch.compile inside of graph_step: a training iteration as one CUDA graph; where it is named",
+            baselines=("compile", "graph", "indirection"),
+            captures="step",
+            colour="#F0E442",
+        ),
+        Mode(
+            "callables",
+            "torch.compile inside of graph_callables: module and loss, forward and backward; where it is named",
+            baselines=("compile", "graph", "indirection"),
+            captures="callables",
+            colour="#7F3B08",
+        ),
+    )
+}
+
+REFERENCE_MODE = "compile"
+"""Every speed-up figure divides by this mode's time."""
+
+EAGER_MODE = "eager"
+"""The program as its users run it without a compiler."""
+
+GRAPH_MODE = "graph"
+"""Outputs of other graph modes are compared with this mode's, bit for bit."""
+
+UNPARTITIONED_MODE = "graph-unpartitioned"
+"""Stock graphs as the papers had them: a CPU value costs the whole FX graph."""
+
+PLACEMENT_MODE = "placement"
+"""The mode whose name stands for placement alone where graphs are analysed without a GPU."""
+
+INDIRECTION_MODE = "indirection"
+"""Placement, and graphs that read their inputs in place."""
+
+LEAN_MODE = "lean"
+"""The same with lean replay."""
+
+LANES_MODE = "lanes"
+"""The same with independent kernels of a graph at the same time."""
+
+DEFAULT_MODE = "encore"
+"""What users get who change nothing: all of it, with the rules of selection."""
+
+
+def select_modes(names: Iterable[str]) -> tuple[Mode, ...]:
+    """Modes of these names, in the order of `MODES`.
+
+    Raises:
+        WrongUse: a name is unknown; the message lists the nearest ones.
+    """
+    wanted = list(names)
+    for name in wanted:
+        if name not in MODES:
+            near = difflib.get_close_matches(name, MODES, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(MODES)}"
+            raise WrongUse(f"unknown mode {name!r}; {hint} (`encore list --modes` shows all)")
+    return tuple(mode for mode in MODES.values() if mode.name in wanted)

@@ -1,0 +1,45 @@
+"""The line of a user's program in a stack trace, written the same way on every machine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from optimizations.stack_trace import Frame, reason_and_frame, user_frame
+
+_PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
+_LINE = re.compile(r"(?P<path>.+?)(?P<rest>:\d+ in .*)", re.DOTALL)
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def user_line(stack_trace: str | None) -> str | None:
+    """The innermost line of `stack_trace` outside PyTorch, as "path:line in function: code"; None without a frame."""
+    frame = user_frame(stack_trace)
+    return None if frame is None else line_of_frame(frame)
+
+
+def line_of_frame(frame: Frame) -> str:
+    """A frame as "path:line in function: code"."""
+    return str(replace(frame, path=short_path(frame.path)))
+
+
+def reason_and_line(message: str) -> tuple[str, str | None]:
+    """One of Inductor's messages as (reason, the user's source line); see `stack_trace.reason_and_frame`."""
+    reason, frame = reason_and_frame(message)
+    return reason, None if frame is None else line_of_frame(frame)
+
+
+def short_line(line: str) -> str:
+    """A line as `stack_trace.Frame` prints it, its path shortened."""
+    place = _LINE.fullmatch(line)
+    return line if place is None else short_path(place["path"]) + place["rest"]
+
+
+def short_path(path: str) -> str:
+    """`path` without what differs between machines: below the packages, else below this project, else the name."""
+    if _PACKAGES.match(path):
+        return _PACKAGES.sub("", path)
+    if Path(path).is_relative_to(_ROOT):
+        return str(Path(path).relative_to(_ROOT))
+    return Path(path).name

@@ -1,0 +1,172 @@
+"""What `results/recorded` keeps in git: runs packed small, a page that lists them, and history rows of the others."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from suite.report.history.rows import read_history, rows_of, write_history
+from suite.report.load import load_run
+from suite.report.markdown_pages import update_page
+from suite.results.errors import WrongUse
+from suite.results.schema import Cell, Environment
+from suite.results.store import (
+    CELLS,
+    ENVIRONMENT,
+    PACKED,
+    describe,
+    lines_of,
+    read_environment,
+    read_run,
+    read_unpacked,
+    write_atomically,
+)
+
+PAGE, PART = "README.md", "recorded"
+"""The page of the folder, and the name of its generated part."""
+_WHAT = {
+    "programs-": "`tests/gpu/programs.py`",
+    "library-steps-": "`tests/gpu/library_steps.py`",
+    "ranks-": "`tests/gpu/test_ranks_gpu.py`",
+    "nanogpt-": "`encore run nanogpt`",
+    "explained": "`encore explain`",
+    "micro-step-": "`encore micro step`",
+    "micro-host": "`encore micro host`",
+    "micro-feeds": "`encore micro feeds`",
+    "micro-indirection": "`encore micro indirection`",
+}
+"""What wrote the files of a folder that holds no run, by the beginning of its name."""
+_MOST_NAMES = 6
+"""Workloads and modes are counted instead of named where there are more."""
+
+
+def record_run(run: Path, recorded: Path, history: Path) -> Path:
+    """Pack a finished run into the folder of recorded runs, add its rows to the history, and return where it is.
+
+    Sketches of outputs that vary between calls are left out: they serve only to go on with a run, and take most of
+    the space of a large training workload.
+
+    Raises:
+        WrongUse: the run is not finished, or one of its name is recorded.
+        InvalidResults: a file of the run has wrong fields.
+        CannotWrite: the disk is full.
+    """
+    read = read_run(run)
+    if read.cut_line is not None or read.unfinished or not read.cells:
+        raise WrongUse(f"{describe(run)} is not finished; finish it with `encore run --resume {describe(run)}`")
+    folder = recorded / read.environment.run_id
+    if folder.exists():
+        raise WrongUse(f"{describe(folder)} exists; a run is recorded once")
+    pack_cells(read.cells, folder)
+    write_atomically(folder / ENVIRONMENT, (run / ENVIRONMENT).read_bytes())
+    _add_rows([folder], history)
+    return folder
+
+
+def pack_cells(cells: Iterable[Cell], folder: Path) -> None:
+    """Write rows packed and without sketches of varying outputs. The same rows always give the same bytes."""
+    small = [
+        cell.model_copy(update={"correctness": cell.correctness.model_copy(update={"varying": None})})
+        if cell.correctness and cell.correctness.varying
+        else cell
+        for cell in cells
+    ]
+    write_atomically(folder / PACKED, gzip.compress(lines_of(small).encode(), compresslevel=9, mtime=0))
+
+
+def retire_runs(folders: Sequence[Path], history: Path) -> None:
+    """Make sure that the history has the rows of runs, then delete the runs.
+
+    Raises:
+        InvalidResults: a file of a run has wrong fields.
+        CannotWrite: the disk is full; nothing was deleted.
+    """
+    _add_rows(folders, history)
+    for folder in folders:
+        shutil.rmtree(folder)
+
+
+def _add_rows(folders: Sequence[Path], history: Path) -> None:
+    rows = (row for folder in folders for row in rows_of(load_run(folder)))
+    write_history([*read_history(history), *rows], history)
+
+
+def renew_page(recorded: Path) -> None:
+    """Write the table of recorded runs into the folder's page.
+
+    Raises:
+        WrongUse: the page has no place for the table.
+    """
+    update_page(recorded / PAGE, {PART: listing(recorded)})
+
+
+def listing(recorded: Path) -> str:
+    """List what is recorded as a Markdown table, one line for each run and each other file."""
+    runs = sorted(path.parent for path in recorded.rglob(ENVIRONMENT))
+    folders = sorted({path.parent for path in recorded.rglob("*.json*")} - {*runs, recorded})
+    lines = ["| what | made by | device | commit | workloads | modes | processes |", f"|{' --- |' * 7}"]
+    lines += [_line(*_of_run(run, recorded)) for run in runs]
+    for folder in folders:
+        lines += [_line(*columns) for columns in _of_files(folder, recorded)]
+    return "\n".join(lines)
+
+
+def _of_run(run: Path, recorded: Path) -> tuple[str, ...]:
+    environment = read_environment(run)
+    file = run / PACKED if (run / PACKED).exists() else run / CELLS
+    rows = [json.loads(line) for line in read_unpacked(file).splitlines()]
+    with_optimizer = " --with-optimizer" if environment.settings.get("with_optimizer") else ""
+    processes = {row_count for row in rows if (row_count := len({block.get("process", 0) for block in row["blocks"]}))}
+    return (
+        f"`{run.relative_to(recorded)}`",
+        f"`encore run{with_optimizer}`",
+        _device(environment),
+        (environment.git_commit or "unknown")[:10],
+        _named(row["workload"] for row in rows),
+        _named(row["mode"] for row in rows),
+        " to ".join(str(count) for count in sorted({min(processes, default=0), max(processes, default=0)})),
+    )
+
+
+def _of_files(folder: Path, recorded: Path) -> Iterable[tuple[str, ...]]:
+    """Describe each file of measurements in a folder; the many files of explanations in one line."""
+    made_by = next((what for name, what in _WHAT.items() if folder.name.startswith(name)), "")
+    files = [path for path in sorted(folder.glob("*.json*")) if path.name != "machine.json"]
+    if folder.name == "explained":
+        commits = {str(_first_record(path).get("commit"))[:10] for path in files}
+        yield (f"`{folder.name}`", made_by, "none", ", ".join(sorted(commits)), str(len(files)), "", "")
+        return
+    for path in files:
+        record = _first_record(path)
+        environment = record.get("environment", {})
+        gpu, cpu = environment.get("gpu"), environment.get("cpu")
+        name = folder.name.removesuffix("-x2").rpartition("-")[2].upper()
+        device = gpu["name"] if gpu else f"CPU {cpu['model']}" if cpu else f"NVIDIA {name}"
+        commit = environment.get("git_commit") or record.get("commit") or path.name.split(".")[0]
+        yield (f"`{path.relative_to(recorded)}`", made_by, device, str(commit)[:10], "", "", "")
+
+
+def _first_record(path: Path) -> dict[str, Any]:
+    """Read a JSON file, or the first line of a file of lines."""
+    text = read_unpacked(path)
+    found = json.loads(text.splitlines()[0] if ".jsonl" in path.name else text)
+    assert isinstance(found, dict), path
+    return found
+
+
+def _device(environment: Environment) -> str:
+    count = f"{environment.gpu_count} x " if environment.gpu_count > 1 else ""
+    return f"{count}{environment.gpu.name}" if environment.gpu else f"CPU {environment.cpu.model}"
+
+
+def _named(names: Iterable[str]) -> str:
+    found = list(dict.fromkeys(names))
+    return ", ".join(found) if len(found) <= _MOST_NAMES else str(len(found))
+
+
+def _line(*columns: str) -> str:
+    return f"| {' | '.join(columns)} |"

@@ -1,0 +1,368 @@
+"""Rows of two runs, or of two modes, that belong together, and the decision whether NEW is slower.
+
+Note [Decision]: a row is a regression if the whole 95 % interval of its change is slower by more than the threshold,
+if the same kernels take longer by more than it, or if it passed and now fails. A mode's geometric mean over workloads
+is better known than any row: it is a regression if its whole interval is below 1 and it is slower by more than half of
+the threshold. `tests/suite/compare/test_compare_recorded.py` has the rates of wrong and missed findings on recorded
+runs.
+
+Note [Controls]: modes that Encore has no part in are the same program in both runs where PyTorch, driver and GPU are
+equal. Their changes are shown, and are no findings: they tell how far two runs differ when nothing has changed.
+
+Note [Kernels]: Inductor may tune kernels anew in every run, and a time then compares two results of tuning. Within a
+run a mode and its baseline run the same kernels, so the ratio of the two stays comparable. Where both runs have the
+same kernels, the sums of kernel times are compared as well, relative to those of the controls; on recorded runs they
+agree within 1 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from suite.measure.kernels import difference
+from suite.measure.modes import GRAPH_MODE, MODES, REFERENCE_MODE
+from suite.report.compare import SAMPLES, TimeKind
+from suite.report.load import Run, cell_label, mode_order
+from suite.report.provenance import of_run
+from suite.report.two_runs.change import Change, mean_change
+from suite.report.two_runs.ratios import BASELINES, NOT_SETTLED, ONE_PROCESS, OTHER_KERNELS, WithinRuns
+from suite.report.two_runs.sides import Side
+from suite.report.two_runs.surroundings import STOCK_SOFTWARE, Difference, differences
+from suite.results.errors import EXIT_FINDING, EXIT_OK, EXIT_UNDECIDED, WrongUse
+from suite.results.schema import Cell, Status
+
+DEFAULT_THRESHOLD = 0.05
+LEAST_IN_MEAN = 3
+"""Workloads that a geometric mean needs to be judged: of fewer, the rows say all there is."""
+_MOST_MORE = 10
+"""No run is measured with more times as many processes."""
+_SHAPE = ("task", "batch", "dtype_policy", "device", "parameters", "input_bytes")
+"""Fields of a row that must agree: with another batch it is another workload."""
+
+
+class Outcome(StrEnum):
+    """What the comparison of a row, or of a mode's mean, says of NEW."""
+
+    REGRESSION = "regression"
+    FASTER = "faster"
+    SAME = "same"
+    UNDECIDED = "undecided"
+    CONTROL = "same program"
+    NOT_COMPARABLE = "not comparable"
+
+
+DECIDED = (Outcome.REGRESSION, Outcome.FASTER, Outcome.SAME)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A row of both sides. `change` says how many times faster NEW is, by its ratio over `baseline` in its own run.
+
+    `ratios` are these ratios, of BASE and of NEW. `kernel_change` is how many times faster the same kernels are.
+    `base_us` and `new_us` are medians over all samples. `reason` says why nothing is decided, or what failed.
+    """
+
+    label: str
+    base_mode: str
+    new_mode: str
+    outcome: Outcome
+    baseline: str | None = None
+    ratios: tuple[float, ...] = ()
+    change: Change | None = None
+    kernel_change: float | None = None
+    base_us: float | None = None
+    new_us: float | None = None
+    reason: str | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def modes(self) -> str:
+        return self.base_mode if self.base_mode == self.new_mode else f"{self.base_mode} to {self.new_mode}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The geometric mean of a mode's changes over workloads, and what it says."""
+
+    change: Change
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything `encore compare` says. `means` are by mode; `advice` says what would decide what is undecided."""
+
+    base: str
+    new: str
+    metric: TimeKind
+    threshold: float
+    differences: tuple[Difference, ...]
+    remarks: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+    means: Mapping[str, Mean]
+    advice: tuple[str, ...]
+
+    @property
+    def regressions(self) -> tuple[str, ...]:
+        """Names of the rows, and of the modes in the mean, that are slower or fail now."""
+        rows = [f"{pair.label} {pair.modes}" for pair in self.pairs if pair.outcome is Outcome.REGRESSION]
+        means = [f"{modes} in the mean" for modes, mean in self.means.items() if mean.outcome is Outcome.REGRESSION]
+        return (*means, *rows)
+
+    @property
+    def exit_code(self) -> int:
+        """1 if there is a regression, 3 if nothing was decided, otherwise 0."""
+        if self.regressions:
+            return EXIT_FINDING
+        outcomes = [*(pair.outcome for pair in self.pairs), *(mean.outcome for mean in self.means.values())]
+        return EXIT_OK if any(outcome in DECIDED for outcome in outcomes) else EXIT_UNDECIDED
+
+
+def compare_sides(
+    base: Side, new: Side, metric: TimeKind = TimeKind.LATENCY, threshold: float = DEFAULT_THRESHOLD
+) -> Comparison:
+    """Compare two runs mode by mode, or one mode with another, and decide.
+
+    Args:
+        base: the side that was there before.
+        new: the side in question; changes above 1 mean that it is faster.
+        metric: time of one iteration to completion, or per iteration of iterations issued back to back.
+        threshold: how much slower a row must be to be a regression, 0.05 = 5 %; see Note [Decision].
+
+    Raises:
+        WrongUse: the threshold is not a share, one side names a mode and the other does not, both are the same, the
+            devices differ, or no row is in both; the message says what to do.
+        EncoreError: a recorded time is not positive.
+    """
+    if not (math.isfinite(threshold) and 0 <= threshold < 1):
+        raise WrongUse(f"--threshold {threshold:g} is not a share between 0 and 1; 0.05 is 5 %")
+    if (base.mode is None) != (new.mode is None):
+        named, other = (base, new) if base.mode else (new, base)
+        raise WrongUse(
+            f"{named.name} names a mode and {other.name} does not; compare runs, or modes: {other.name}:MODE"
+        )
+    same_run = _is_same_run(base, new)
+    if same_run and base.mode == new.mode:
+        raise WrongUse(f"{base.name} and {new.name} are the same; name two runs, or two modes of one: {base.name}:MODE")
+    if base.run.device != new.run.device:
+        raise WrongUse(
+            f"{base.name} was measured on {base.run.device} and {new.name} on {new.run.device}: times of different "
+            "devices say nothing about the code. Make a report of each: encore report RUN --out DIR"
+        )
+    matched = list(_matched(base, new))
+    if not any(ours and theirs for _, ours, theirs in matched):
+        raise WrongUse(_nothing_in_common(base, new))
+    differ = () if same_run else differences(base.run, new.run)
+    other_programs = [each.what for each in differ if each.what in STOCK_SOFTWARE]
+    rows = _Compared(base.run, new.run, metric, threshold, same_run=same_run, other_programs=bool(other_programs))
+    pairs = [
+        rows.pair(label, ours, theirs)
+        if ours and theirs and _comparable(ours, theirs)
+        else _without_ratio(label, base, new, ours, theirs)
+        for label, ours, theirs in matched
+    ]
+    means = _means(pairs, threshold)
+    remarks = [*_about_side("BASE", base), *([] if same_run else _about_side("NEW", new))]
+    if other_programs:
+        remarks.append(f"{', '.join(other_programs)} differ, so no mode is known to be the same program in both runs")
+    return Comparison(
+        base.name, new.name, metric, threshold, differ, tuple(remarks), tuple(pairs), means, _advice(pairs, threshold)
+    )
+
+
+class _Compared:
+    """Compares rows that passed in both runs."""
+
+    def __init__(
+        self, base: Run, new: Run, metric: TimeKind, threshold: float, *, same_run: bool, other_programs: bool
+    ) -> None:
+        self._within = WithinRuns(base, new, metric, same_run=same_run)
+        self._metric, self._threshold = metric, threshold
+        self._same_run, self._other_programs = same_run, other_programs
+        after = {(cell_label(cell), cell.mode): cell for cell in new.cells}
+        both = ((cell, after.get((cell_label(cell), cell.mode))) for cell in base.cells if self._is_control(cell.mode))
+        drift = (_kernel_change(ours, theirs) for ours, theirs in both if theirs)
+        self._kernel_drift = median([each for each in drift if each is not None] or [1.0])
+
+    def pair(self, label: str, ours: Cell, theirs: Cell) -> Pair:
+        """Compare `ours` of BASE with `theirs` of NEW."""
+        found = self._within.change(label, ours.mode, theirs.mode)
+        outcome, reason = _outcome(found.change, self._threshold), found.reason
+        kernels = None if self._same_run else _kernel_change(ours, theirs)
+        kernels = kernels and kernels / self._kernel_drift
+        if self._is_control(ours.mode) and ours.mode == theirs.mode:
+            outcome = Outcome.CONTROL
+        elif kernels is not None and kernels < 1 / (1 + self._threshold):
+            outcome, reason = Outcome.REGRESSION, f"the same kernels take {1 / kernels - 1:.0%} longer"
+        return Pair(
+            label,
+            ours.mode,
+            theirs.mode,
+            outcome,
+            found.baseline,
+            found.ratios,
+            found.change,
+            kernels,
+            _median_us(ours, self._metric),
+            _median_us(theirs, self._metric),
+            reason,
+            _remarks(ours, theirs),
+        )
+
+    def _is_control(self, mode: str) -> bool:
+        """Tell whether a mode is the same program in both runs: see Note [Controls]."""
+        return not (self._other_programs or self._same_run) and mode in MODES and not MODES[mode].is_encores
+
+
+def _outcome(change: Change | None, threshold: float) -> Outcome:
+    """Judge a row by Note [Decision]. SAME: the whole interval is within the threshold."""
+    if change is None:
+        return Outcome.UNDECIDED
+    slower, faster = 1 / (1 + threshold), 1 + threshold
+    if change.high < slower:
+        return Outcome.REGRESSION
+    if change.low > faster:
+        return Outcome.FASTER
+    return Outcome.SAME if slower <= change.low and change.high <= faster else Outcome.UNDECIDED
+
+
+def _means(pairs: Sequence[Pair], threshold: float) -> dict[str, Mean]:
+    """Return the mean of each mode over the workloads that have a change, judged by Note [Decision]."""
+    changes: dict[str, list[Change]] = {}
+    controls = {pair.modes for pair in pairs if pair.outcome is Outcome.CONTROL}
+    for pair in pairs:
+        if pair.change is not None:
+            changes.setdefault(pair.modes, []).append(pair.change)
+    found = {}
+    for modes, of_mode in changes.items():
+        mean = mean_change(of_mode)
+        outcome = _outcome(mean, threshold)
+        if mean.high < 1 and mean.value < 1 / (1 + threshold / 2):
+            outcome = Outcome.REGRESSION
+        elif mean.low > 1 and mean.value > 1 + threshold / 2:
+            outcome = Outcome.FASTER
+        if len(of_mode) < LEAST_IN_MEAN:
+            outcome = Outcome.UNDECIDED
+        found[modes] = Mean(mean, Outcome.CONTROL if modes in controls else outcome)
+    return found
+
+
+def _advice(pairs: Sequence[Pair], threshold: float) -> tuple[str, ...]:
+    """Say what would decide the rows that are undecided."""
+    undecided = [pair for pair in pairs if pair.outcome is Outcome.UNDECIDED]
+    if not undecided and not any(pair.outcome in DECIDED for pair in pairs):
+        return ("The runs share no mode of Encore's that passed in both: measure one, as --modes graph,encore.",)
+    advice = []
+    if wide := [pair.change.half_width / math.log1p(threshold) for pair in undecided if pair.change and threshold]:
+        more = (2 * median(wide)) ** 2  # an interval narrows with the root of the number of processes
+        processes = f"measure both runs with about {max(more, 1.5):.1f} times as many processes (--processes), "
+        advice.append(
+            f"{_rows(len(wide))} an interval too wide for {threshold:.0%}: {processes if more <= _MOST_MORE else ''}"
+            "use a quiet host, or give a larger --threshold."
+        )
+    for words, what in (
+        (ONE_PROCESS, "one process in each run: measure with --processes 3."),
+        (
+            f"{BASELINES[0]} was not",
+            f"no common baseline: measure with --modes {REFERENCE_MODE},{GRAPH_MODE},MODE.",
+        ),
+        (NOT_SETTLED, "no ratio, because Encore had not settled: measure again, with more time (--timeout)."),
+        (OTHER_KERNELS, "other kernels than the baseline within a run: measure that run again."),
+    ):
+        if found := sum(words in (pair.reason or "") for pair in undecided):
+            advice.append(f"{_rows(found)} {what}")
+    return tuple(advice)
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'s have' if count != 1 else ' has'}"
+
+
+def _kernel_change(ours: Cell, theirs: Cell) -> float | None:
+    """Return how many times faster the kernels of NEW's row are; None where the two do not run the same kernels."""
+    before, after = ours.metrics, theirs.metrics
+    if not (before and after and before.kernels and after.kernels and before.kernel_time_us and after.kernel_time_us):
+        return None
+    found = difference(before.kernels, after.kernels)
+    return None if found.retuned or found.generated else before.kernel_time_us / after.kernel_time_us
+
+
+def _median_us(cell: Cell, metric: TimeKind) -> float | None:
+    samples = [time for block in cell.blocks for time in SAMPLES[metric](block)]
+    return median(samples) if samples else None
+
+
+def _is_same_run(base: Side, new: Side) -> bool:
+    one, other = base.run.environment, new.run.environment
+    return (one.run_id, one.created_at) == (other.run_id, other.created_at)
+
+
+def _about_side(side: str, of: Side) -> list[str]:
+    """Say that it is a smoke run, what is wrong with its files, and what was not run yet."""
+    remarks = [f"{side} is a {warning}"] if (warning := of_run(of.run).warning) else []
+    remarks += [f"{side}: {remark}" for remark in of.run.remarks]
+    missing: dict[str, list[str]] = {}
+    for workload, mode in of.missing:
+        missing.setdefault(workload, []).append(mode)
+    if missing:
+        names = "; ".join(f"{workload} in {', '.join(modes)}" for workload, modes in missing.items())
+        remarks.append(f"{side} is not finished; not run yet: {names}")
+    return remarks
+
+
+def _nothing_in_common(base: Side, new: Side) -> str:
+    rows = [sorted({cell_label(cell) for cell in side.cells}) for side in (base, new)]
+    modes = [sorted({cell.mode for cell in side.cells}, key=mode_order) for side in (base, new)]
+    return (
+        f"{base.name} and {new.name} have no row in common: BASE has {', '.join(rows[0]) or 'no workload'} in "
+        f"{', '.join(modes[0]) or 'no mode'}, NEW has {', '.join(rows[1]) or 'no workload'} in "
+        f"{', '.join(modes[1]) or 'no mode'}. To compare two modes, name them: RUN:MODE"
+    )
+
+
+def _matched(base: Side, new: Side) -> Iterator[tuple[str, Cell | None, Cell | None]]:
+    """Yield (label, row of BASE, row of NEW) for every workload and mode that either side has, in their order."""
+    by_key = [{(cell_label(cell), "" if side.mode else cell.mode): cell for cell in side.cells} for side in (base, new)]
+    for key in sorted(by_key[0].keys() | by_key[1].keys(), key=lambda key: (key[0], mode_order(key[1]))):
+        yield key[0], by_key[0].get(key), by_key[1].get(key)
+
+
+def _shape_differences(ours: Cell, theirs: Cell) -> list[str]:
+    pairs = ((name, getattr(ours, name), getattr(theirs, name)) for name in _SHAPE)
+    return [
+        f"{name.replace('_', ' ')} {old} in BASE, {now} in NEW"
+        for name, old, now in pairs
+        if old != now and (name not in ("parameters", "input_bytes") or None not in (old, now))
+    ]
+
+
+def _comparable(ours: Cell, theirs: Cell) -> bool:
+    return ours.status is theirs.status is Status.PASS and not _shape_differences(ours, theirs)
+
+
+def _remarks(ours: Cell, theirs: Cell) -> tuple[str, ...]:
+    checked = [cell.correctness for cell in (ours, theirs) if cell.correctness and cell.correctness.deterministic]
+    other_bits = len(checked) == 2 and ours.seed == theirs.seed and checked[0].digests != checked[1].digests
+    return ("other bits",) if other_bits else ()
+
+
+def _without_ratio(label: str, base: Side, new: Side, ours: Cell | None, theirs: Cell | None) -> Pair:
+    either = ours or theirs
+    assert either is not None, "a row is matched because a side has it"
+    modes = [side.mode or (cell or either).mode for side, cell in ((base, ours), (new, theirs))]
+    outcome = Outcome.NOT_COMPARABLE
+    if ours is None or theirs is None:
+        here, lacking, mode = ("BASE", new, modes[1]) if theirs is None else ("NEW", base, modes[0])
+        planned = (either.workload, mode) in lacking.missing
+        reason = f"only in {here}{', not run yet in the other' if planned else ''}"
+    elif shape := _shape_differences(ours, theirs):
+        reason = "; ".join(shape)
+    elif ours.status is Status.PASS:
+        outcome, reason = Outcome.REGRESSION, f"passed in BASE, {theirs.status.value} in NEW"
+    else:
+        reason = f"{ours.status.value} in BASE, {theirs.status.value} in NEW"
+    return Pair(label, modes[0], modes[1], outcome, reason=reason)

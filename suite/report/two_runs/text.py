@@ -1,0 +1,191 @@
+"""Print a comparison as Markdown, as JSON, or on a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from suite.report.two_runs.change import Change
+from suite.report.two_runs.pairs import Comparison, Outcome, Pair
+from suite.report.units import NOTHING, format_value
+from suite.results.errors import EXIT_UNDECIDED
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_COLUMNS = (
+    "workload",
+    "mode",
+    "BASE (µs)",
+    "NEW (µs)",
+    "over",
+    "in BASE",
+    "in NEW",
+    "NEW is faster by",
+    "outcome",
+    "notes",
+)
+_SHOWN_DIFFERENCES = 20
+_MOST_NAMED = 4
+_HOW = (
+    "In each run the mode is compared with a baseline of the same run; NEW is faster by the ratio of these two ratios, "
+    "with its 95 % interval."
+)
+_Table = tuple[str, Sequence[Sequence[str]], Sequence[str]]
+
+
+def headline(comparison: Comparison) -> str:
+    """Say in one sentence what was decided."""
+    if found := comparison.regressions:
+        named = ", ".join(found[:_MOST_NAMED]) + (
+            f" and {len(found) - _MOST_NAMED} more" if found[_MOST_NAMED:] else ""
+        )
+        return f"{len(found)} regression{'s' * (len(found) != 1)} beyond {comparison.threshold:.0%}: {named}"
+    outcomes = Counter(pair.outcome for pair in comparison.pairs)
+    counts = ", ".join(
+        f"{outcomes[outcome]} {outcome.value}"
+        for outcome in Outcome
+        if outcomes[outcome] or outcome is Outcome.UNDECIDED
+    )
+    if comparison.exit_code == EXIT_UNDECIDED:
+        return f"nothing can be decided: {counts}"
+    return f"no regression beyond {comparison.threshold:.0%}: {counts}"
+
+
+def to_json(comparison: Comparison) -> dict[str, JsonValue]:
+    """Return everything, with raw numbers."""
+    return {
+        "base": comparison.base,
+        "new": comparison.new,
+        "metric": comparison.metric.value,
+        "threshold": comparison.threshold,
+        "exit_code": comparison.exit_code,
+        "regressions": list(comparison.regressions),
+        "advice": list(comparison.advice),
+        "differences": [{"what": each.what, "base": each.base, "new": each.new} for each in comparison.differences],
+        "remarks": list(comparison.remarks),
+        "cells": [_pair_json(pair) for pair in comparison.pairs],
+        "geomeans": [
+            {"mode": modes, "outcome": mean.outcome.value, "count": mean.change.count, **_change_json(mean.change)}
+            for modes, mean in comparison.means.items()
+        ],
+    }
+
+
+def _change_json(change: Change | None) -> dict[str, JsonValue]:
+    return {name: getattr(change, name) if change else None for name in ("value", "low", "high")}
+
+
+def _pair_json(pair: Pair) -> dict[str, JsonValue]:
+    return {
+        "workload": pair.label,
+        "base_mode": pair.base_mode,
+        "new_mode": pair.new_mode,
+        "outcome": pair.outcome.value,
+        "baseline": pair.baseline,
+        "ratios": list(pair.ratios),
+        **_change_json(pair.change),
+        "kernel_change": pair.kernel_change,
+        "base_us": pair.base_us,
+        "new_us": pair.new_us,
+        "reason": pair.reason,
+        "remarks": list(pair.remarks),
+    }
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """Return a page: the decision, what differs around the runs, remarks, means, rows, and what has no partner."""
+    lines = [f"# {comparison.base} and {comparison.new}", "", f"{headline(comparison)}.", ""]
+    lines += [f"By {comparison.metric.value}. {_HOW}", ""]
+    lines += ["## What differs around them", ""]
+    if comparison.differences:
+        lines += _table(("", "BASE", "NEW"), [(each.what, each.base, each.new) for each in comparison.differences])
+    else:
+        lines += ["Nothing that was recorded."]
+    lines += ["", *(f"- {remark}" for remark in (*comparison.remarks, *comparison.advice))]
+    for title, rows, columns in _tables(comparison):
+        lines += ["", f"## {title}", "", *_table(columns, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def print_terminal(comparison: Comparison, console: Console) -> None:
+    """Print the same on a terminal, with a long list of differences cut."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[Table | Text] = [Text(f"BASE {comparison.base}, NEW {comparison.new}, by {comparison.metric.value}")]
+    for each in comparison.differences[:_SHOWN_DIFFERENCES]:
+        parts.append(Text(f"differs: {each.what}: {each.base} in BASE, {each.new} in NEW"))
+    if (more := len(comparison.differences) - _SHOWN_DIFFERENCES) > 0:
+        parts.append(Text(f"differs: {more} more; --json has all"))
+    parts += [Text(remark) for remark in comparison.remarks] + [Text(_HOW)]
+    for title, rows, columns in _tables(comparison):
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        for place, column in enumerate(columns):
+            table.add_column(column, overflow="fold", no_wrap=place in (0, 1, 7, 8) and len(columns) == len(_COLUMNS))
+        for row in rows:
+            table.add_row(*(Text(text) for text in row))
+        parts.append(table)
+    for part in (*parts, *map(Text, comparison.advice), Text(headline(comparison))):
+        console.print(part, soft_wrap=isinstance(part, Text))
+
+
+def _tables(comparison: Comparison) -> list[_Table]:
+    """Return (title, rows, columns) of the tables that have rows."""
+    compared = [
+        _row(pair) for pair in comparison.pairs if pair.base_us is not None and pair.outcome is not Outcome.CONTROL
+    ]
+    means = [
+        (modes, _interval(mean.change), str(mean.change.count), mean.outcome.value)
+        for modes, mean in comparison.means.items()
+    ]
+    without = [pair for pair in comparison.pairs if pair.base_us is None]
+    failed = [(pair.label, pair.modes, pair.reason or "") for pair in without if pair.outcome is Outcome.REGRESSION]
+    modes: dict[tuple[str, str], list[str]] = {}
+    for pair in without:
+        if pair.outcome is Outcome.NOT_COMPARABLE:
+            modes.setdefault((pair.label, pair.reason or ""), []).append(pair.modes)
+    labels: dict[tuple[str, str], list[str]] = {}
+    for (label, reason), of_label in modes.items():
+        labels.setdefault((", ".join(of_label), reason), []).append(label)
+    left = [(", ".join(of_modes), shown, reason) for (shown, reason), of_modes in labels.items()]
+    found: list[_Table] = [
+        ("Geometric means", means, ("mode", "NEW is faster by", "workloads", "outcome")),
+        ("Rows", compared, _COLUMNS),
+        ("Passed in BASE, fail in NEW", failed, ("workload", "mode", "what")),
+        ("Not comparable", left, ("workloads", "modes", "why")),
+    ]
+    return [each for each in found if each[1]]
+
+
+def _row(pair: Pair) -> tuple[str, ...]:
+    ratios = [f"{ratio:.3f}" for ratio in pair.ratios] if pair.baseline else []
+    kernels = [] if pair.kernel_change is None else [f"same kernels: {pair.kernel_change:.3f}"]
+    return (
+        pair.label,
+        pair.modes,
+        format_value("base_us", pair.base_us),
+        format_value("new_us", pair.new_us),
+        pair.baseline or NOTHING,
+        *(ratios or (NOTHING, NOTHING)),
+        _interval(pair.change) if pair.change else NOTHING,
+        pair.outcome.value,
+        "; ".join([*([pair.reason] if pair.reason else []), *kernels, *pair.remarks]),
+    )
+
+
+def _interval(change: Change) -> str:
+    return f"{change.value:.3f} [{change.low:.3f}, {change.high:.3f}]"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [_line(columns), _line(["---"] * len(columns)), *(_line(row) for row in rows)]
+
+
+def _line(texts: Sequence[str]) -> str:
+    shown = (text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|") for text in texts)
+    return f"| {' | '.join(' '.join(text.split()) for text in shown)} |"

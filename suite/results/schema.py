@@ -1,0 +1,437 @@
+"""Records of a run: what `environment.json` and each line of `cells.jsonl` hold.
+
+Units stand in the names (`host_us`, `copied_bytes`). A field that was not measured is `None`, never 0. Unknown
+fields are refused, so that a file of another schema version cannot be read by mistake.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
+
+SCHEMA_VERSION = 2
+"""Of rows and environments written now. Version 1 had no names of kernels and one process per cell."""
+
+READABLE_VERSIONS = (1, 2)
+"""What is added in a version is optional, so that recorded runs stay readable."""
+
+EXPLANATION_VERSION = 1
+"""Of what `encore explain` writes."""
+
+
+class Record(BaseModel):
+    """Base of everything written to disk: immutable, and strict about field names.
+
+    A float that is not a number (the error of an output with NaN in it) is written as the string "NaN" or "Infinity":
+    valid JSON, and read back as that float instead of being refused.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class Status(StrEnum):
+    """How a cell ended. Everything but `PASS` makes `encore run` exit with 1."""
+
+    PASS = "pass"
+    FAIL_ACCURACY = "fail_accuracy"
+    MODEL_FAIL_TO_LOAD = "model_fail_to_load"
+    COMPILE_ERROR = "compile_error"
+    RUN_ERROR = "run_error"
+    OOM = "oom"
+    OOM_EXPECTED = "oom_expected"
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    BAD_OUTPUT = "bad_output"
+    UNSUPPORTED = "unsupported"
+
+
+class Grouping(StrEnum):
+    """Which modes of a workload were alive on the GPU while this one was measured."""
+
+    TOGETHER = "together"
+    HALVES = "halves"
+    PAIRS = "pairs"
+    SEQUENTIAL = "sequential"
+
+
+class GpuState(Record):
+    """One NVML reading. `throttle_reasons` are NVML's names of the active clock-event reasons, idle left out."""
+
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    power_w: float | None
+    temperature_c: int | None
+    throttle_reasons: list[str]
+
+
+class Block(Record):
+    """Consecutive samples of one mode. Those of index k are measured one after another in all modes of a group, in an
+    order that changes with k; `turn` is the place in time. Turns and indices begin again with each `process`.
+
+    `host_us[i]` is wall time from the call to completion on the device, `device_us[i]` the CUDA-event time of the
+    same iteration (None on a CPU), `input_sets[i]` the input set it ran on. `throughput_us` is the mean time per
+    iteration over `throughput_iterations` iterations issued back to back with one synchronise at the end. `core` is the
+    logical core that the calling thread was bound to, None where it was bound to none.
+    """
+
+    process: int = 0
+    core: int | None = None
+    index: int
+    turn: int
+    host_us: list[float]
+    device_us: list[float] | None
+    input_sets: list[int]
+    throughput_us: float | None
+    throughput_iterations: int
+    gpu_before: GpuState | None
+    gpu_after: GpuState | None
+
+
+class Correctness(Record):
+    """Comparison with eager on `input_count` inputs, made before any timing.
+
+    `max_relative_error` is the largest ||x - ref|| / ||ref|| over outputs, loss and gradients, in the L2 norm and, in
+    newer rows, the maximum norm; `worst` is the name of the tensor that has it, `tolerance` what was allowed for the
+    compute dtype. `reference_error` is eager's own distance from a float32 (float64) run, present only where the plain
+    tolerance did not decide; of a stochastic workload that of eager without dropout, NaN where it is infinite.
+    `digests[i]` is the SHA-256 over the bits of output, loss and gradients of input set i; `deterministic` says whether
+    a second call on the same inputs and seed gave the same. In newer rows, digests are over the tensors that were the
+    same, and `varying[i]` has the others, with sketches of their values (`suite.measure.fingerprint`). `bitwise`
+    compares with the mode named in `bitwise_with` (of several that would do, one that is equal) and is None where none
+    of them ran or is deterministic with itself, or where it equals none and they also differ from one another.
+    """
+
+    passed: bool
+    input_count: int
+    compared_tensors: int
+    compute_dtype: str
+    tolerance: float
+    max_relative_error: float
+    worst: str
+    reference_error: float | None
+    fallback_random: bool
+    deterministic: bool
+    digests: list[str]
+    bitwise_with: str | None
+    bitwise: bool | None
+    ranks_equal: bool | None = None
+    """Where the workload is split over GPUs: whether all ranks' results have the same bits, on all inputs."""
+    ranks_spread: float | None = None
+    """There: the largest relative difference of the norms of one tensor on two ranks. Eager is the whole module then,
+    on each rank by itself."""
+    varying: list[dict[str, list[float]]] | None = None
+    widened_error: float | None = None
+    """Of the mode compiled in higher precision, against eager there; made where eager in the own dtype is so far from
+    the truth that it is not a reference."""
+
+
+class NotCaptured(Record):
+    """Why Inductor left a graph or a partition out of CUDA graphs: its own words, and the user's source line."""
+
+    reason: str
+    source_line: str | None
+    count: int
+
+
+class Coverage(Record):
+    """Kernels of one steady iteration by how they were launched (torch.profiler); copies and memsets apart.
+
+    `percent` = 100 * graph_kernels / (graph_kernels + eager_kernels), None where no kernel ran.
+    `captured_kernel_nodes` counts the kernel nodes of all captured graphs at capture time (the cross-check).
+    """
+
+    graph_kernels: int
+    eager_kernels: int
+    percent: float | None
+    graph_launches: int
+    graph_memcpys: int
+    graph_memsets: int
+    eager_memcpys: int
+    eager_memsets: int
+    captured_kernel_nodes: int | None
+    profiled_iterations: int
+
+
+class GraphCounts(Record):
+    """What one cell compiled to. `cuda_graphs` counts recordings, `partitions` the captured or capturable pieces."""
+
+    fx_graphs: int
+    graph_breaks: int
+    partitions: int | None
+    cuda_graphs: int | None
+    not_captured: list[NotCaptured]
+
+
+class HostToDeviceCopy(Record):
+    """One kind of host-to-device copy in a steady iteration; `blocking` when the host waits (pageable memory).
+
+    `copied_bytes` is the sum over its `count` copies.
+    """
+
+    copied_bytes: int
+    count: int
+    memory: str
+    blocking: bool
+
+
+class Copies(Record):
+    """Bytes moved per steady iteration.
+
+    `placeholder_bytes` is data copied into graph placeholders, counted where it is copied; `pointer_bytes` what
+    replaced it. `device_to_device_bytes` is the profiler's sum over memcpy activities (the cross-check).
+    """
+
+    placeholder_bytes: int | None
+    placeholder_tensors: int | None
+    pointer_bytes: int | None
+    device_to_device_bytes: int | None
+    host_to_device: list[HostToDeviceCopy]
+
+
+class Memory(Record):
+    """Peak bytes of PyTorch's allocator while compiling and recording, and while replaying steadily."""
+
+    compile_peak_allocated_bytes: int | None
+    compile_peak_reserved_bytes: int | None
+    replay_peak_allocated_bytes: int | None
+    replay_peak_reserved_bytes: int | None
+
+
+class CompileConditions(StrEnum):
+    """What else there was while a compile time was taken: caches of earlier compilations, other modes compiling."""
+
+    COLD_ALONE = "cold, alone"
+    """Nothing was cached but what the toolchain itself needs, and no other mode of the run was at work."""
+    COLD_FOLLOWED = "cold, others followed"
+    """The same, while other modes of the workload compiled too, each up to its first kernel."""
+    KERNELS_ALONE = "kernels cached, alone"
+    """Kernels that modes before it in the list had compiled and tuned were cached, graphs were not."""
+    KERNELS_SIDE_BY_SIDE = "kernels cached, side by side"
+    """The same, while other modes of the workload compiled too. Since 2026-11-24 the mode that compiles first is among
+    them, and each waits for its kernels before it needs them (`CompileTimes.waited_s`)."""
+    WARM = "cached"
+    """All was cached: kernels and graphs."""
+
+
+class CompileTimes(Record):
+    """Seconds to the first result (`first_call_s`) and through all of warm-up; `parts` as Dynamo's timers name them.
+
+    `conditions` None: all modes compiled side by side, each with cold caches of its own, and the C++ toolchain started
+    in some of them only. `settle_calls` came after warm-up, until no CUDA graph of Encore's waited for more calls;
+    `settled` says whether that was reached. Until 2026-11-24 first processes spread Encore's work on its graphs over
+    these calls, as a user's do. `waited_s` is how long the mode waited for the kernels of the one that compiles first;
+    that is in no other of these times.
+    """
+
+    first_call_s: float
+    warm_up_s: float
+    warm_cache: bool
+    parts: dict[str, float]
+    conditions: CompileConditions | None = None
+    waited_s: float = 0.0
+    settle_calls: int | None = None
+    settled: bool | None = None
+
+
+class Metrics(Record):
+    """What a worker measures once per cell, after the timed blocks."""
+
+    coverage: Coverage | None
+    graphs: GraphCounts | None
+    copies: Copies | None
+    memory: Memory | None
+    kernel_time_us: float | None
+    """Sum of kernel durations of one steady iteration; iteration time over this is the distance to the limit."""
+    encore_report: list[JsonValue] | None = None
+    kernels: dict[str, int] | None = None
+    """Kernels of one steady iteration with their launch configurations, and how often each ran
+    (`suite.measure.kernels`)."""
+    more: dict[str, dict[str, float | None]] = {}
+    """Values of the metrics in `suite.measure.metrics`, by metric and column."""
+
+
+class RankPart(Record):
+    """What one rank of a cell brought, where the workload is split over GPUs. The row's own blocks have of each sample
+    the slowest rank's time."""
+
+    rank: int
+    correctness: Correctness | None
+    compile: CompileTimes | None
+    metrics: Metrics | None
+    blocks: list[Block]
+
+
+class ServedFunction(Record):
+    """How one function is served: see `optimizations.report.selection.SelectionReport`. `voided` and `calls` are of
+    rows of Encore 0.1."""
+
+    direction: str
+    state: str
+    reason: str | None
+    kept: str | None
+    source: str | None
+    voided: list[str]
+    calls: int
+
+
+class LaterProcess(Record):
+    """What a start of the mode after the first did otherwise; its blocks are among the row's.
+
+    `compile`: all was cached, and no work on graphs was spread over their use; what `parts` says of tuning should not
+    be there. `retuned`: kernels and launch configurations that either this process or the first one ran, and the other
+    did not.
+    """
+
+    process: int
+    compile: CompileTimes | None
+    retuned: list[str]
+    selection: list[ServedFunction]
+
+
+class Shortage(Record):
+    """What a row with samples lacks, and why. The samples stand.
+
+    `phase` tells what is missing. "prepare": the process, which has no block, and those after it. "measure": the blocks
+    that its group went on to measure without it, the kernels that it runs, and later processes. "metrics": what is
+    measured once and was not told before, and the kernels. Of a first process that is `Cell.metrics`, as far as they
+    are None. `reason` "memory": there was not enough of it. "interrupted": the run ended before the workload was
+    through, and each of its rows has such an entry, of modes that have failed too.
+    """
+
+    mode: str
+    process: int
+    phase: Literal["prepare", "measure", "metrics"]
+    error: str
+    reason: Literal["memory", "interrupted"] = "memory"
+
+    def __str__(self) -> str:
+        what = "lacked memory" if self.reason == "memory" else "was interrupted"
+        return f"process {self.process + 1} {what} in phase {self.phase!r}: {self.error}"
+
+
+class HostUse(Record):
+    """What programs that are not of the run did on the host while blocks of a mode were measured, in the worst of its
+    processes: CPU cores that they kept busy, in the mean; of the GPUs that the run does not use, how many were at work
+    right before or right behind, and how many processes computed on them."""
+
+    cpu_cores: float | None
+    gpus_at_work: int | None
+    gpu_processes: int | None
+
+
+class Cell(Record):
+    """One line of `cells.jsonl`: a workload in a mode, from the row's identity to its verdict-relevant numbers."""
+
+    schema_version: int
+    workload: str
+    name: str
+    suite: str
+    task: str
+    batch: int
+    dtype_policy: str
+    variant: str
+    size: str
+    mode: str
+    baselines: list[str]
+    device: str
+    with_optimizer: bool
+    seed: int
+    status: Status
+    error: str | None
+    log_tail: str | None
+    started_at: str
+    wall_s: float
+    grouping: Grouping
+    group: list[str]
+    parameters: int | None
+    input_bytes: int | None
+    correctness: Correctness | None
+    compile: CompileTimes | None
+    metrics: Metrics | None
+    blocks: list[Block]
+    baseline_blocks: dict[str, list[Block]]
+    """In `halves` and `pairs`: blocks of baselines that alternated with this cell's and stand in no row of theirs."""
+    processes: int = 1
+    """Starts of the mode that blocks are of."""
+    other_kernels: list[int] = []
+    """Processes that ran other kernels than the first, in this mode or in one of `baseline_blocks`."""
+    later: list[LaterProcess] = []
+    """The mode's own processes after the first."""
+    shortages: list[Shortage] = []
+    """What is missing behind samples, in this mode or in one of `baseline_blocks`."""
+    others: HostUse | None = None
+    """Other programs on the host meanwhile; older rows do not know of any."""
+    tp: int | None = None
+    """Over how many GPUs the workload is split (tensor parallelism); None: it is not such a row."""
+    ranks: list[RankPart] = []
+    """All ranks, where there are several; correctness, compile times and metrics are those of the first process."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_single_baseline(cls, fields: Any) -> Any:
+        """Rows from before there were halves have one baseline at most, in two fields."""
+        if not isinstance(fields, dict) or "paired_blocks" not in fields:
+            return fields
+        rest = {name: value for name, value in fields.items() if name not in ("paired_baseline", "paired_blocks")}
+        baseline = fields.get("paired_baseline")
+        return {**rest, "baseline_blocks": {} if baseline is None else {baseline: fields["paired_blocks"]}}
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What makes a cell unique within a run: (workload, variant, size, mode)."""
+        return (self.workload, self.variant, self.size, self.mode)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether its run ended before the workload was through."""
+        return any(one.reason == "interrupted" for one in self.shortages)
+
+    @property
+    def first_error_line(self) -> str:
+        """Why the cell did not pass, in one line."""
+        return (self.error or "").strip().partition("\n")[0] or "no error given"
+
+
+class GpuInfo(Record):
+    name: str
+    compute_capability: str
+    memory_bytes: int
+    multiprocessors: int
+    uuid_sha256: str
+
+
+class CpuInfo(Record):
+    model: str
+    logical_cores: int
+    physical_cores: int | None
+    governor: str | None
+    smt: bool | None
+    numa_nodes: int | None
+    memory_bytes: int
+
+
+class Environment(Record):
+    """`environment.json`: everything another reader needs to judge or repeat the run."""
+
+    schema_version: int
+    run_id: str
+    created_at: str
+    command_line: list[str]
+    git_commit: str | None
+    git_dirty: bool | None
+    code: str | None = None
+    """An id of the code that ran, committed or not: see `suite.measure.checkout.code_id`. Older runs have none."""
+    python: str
+    platform: str
+    packages: dict[str, str]
+    torch: str
+    torch_cuda: str | None
+    cudnn: str | None
+    driver: str | None
+    gpu: GpuInfo | None
+    gpu_count: int
+    cpu: CpuInfo
+    settings: dict[str, JsonValue]
+    """Options that shape the numbers: samples, blocks, input sets, seed, size, tf32, cache policy."""

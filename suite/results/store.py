@@ -1,0 +1,359 @@
+"""Runs on disk: a folder with `environment.json` and `cells.jsonl`, read with checks and written line by line.
+
+A line is appended with one write and synced when its cell is final, so that whatever ends the process leaves whole
+lines behind; a last line cut short (power loss) is moved to a file next to it. One process writes a run at a time.
+Every key (workload, variant, size, mode) stands in a file once; a failed cell that is to be run again moves to
+`retried.jsonl` first. Of a run that is complete `gzip -9n cells.jsonl` makes a file of a fifth of the size, which is
+read as it is; such a run is not gone on with. Rows of a workload that is not through are in `unfinished.jsonl`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import gzip
+import itertools
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from optimizations import atomic_file
+from optimizations.uncollected import uncollected
+from suite.results.errors import EncoreError, WrongUse
+from suite.results.schema import READABLE_VERSIONS, Cell, Environment, Record
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RUNS = REPOSITORY / "results" / "runs"
+RECORDED = REPOSITORY / "results" / "recorded"
+
+ENVIRONMENT = "environment.json"
+CELLS = "cells.jsonl"
+PACKED = f"{CELLS}.gz"
+RETRIED = "retried.jsonl"
+UNFINISHED = "unfinished.jsonl"
+"""Rows of workloads that the run ended in, or is in: see `suite.results.unfinished`."""
+
+_READABLE = " and ".join(map(str, READABLE_VERSIONS))
+
+_R = TypeVar("_R", bound=Record)
+
+
+class InvalidResults(WrongUse):
+    """A results file that is not what the schema says; the message has the file and the line."""
+
+
+class CannotWrite(EncoreError):
+    """The disk is full, or a quota reached. What was written before is intact."""
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run as read from disk. `cut_line` is a last line without its end, left out of `cells`; `unfinished` are rows of
+    workloads that are not through, of cells that have no other."""
+
+    path: Path
+    environment: Environment
+    cells: tuple[Cell, ...]
+    cut_line: bytes | None
+    unfinished: tuple[Cell, ...] = ()
+
+    def missing(self) -> list[tuple[str, str]]:
+        """(workload, mode) pairs the run set out to measure and has no line for."""
+        settings = self.environment.settings
+        done = {(cell.workload, cell.mode) for cell in (*self.cells, *self.unfinished)}
+        workloads, modes = settings.get("workloads"), settings.get("modes")
+        if not isinstance(workloads, list) or not isinstance(modes, list):
+            return []
+        return [(str(w), str(m)) for w in workloads for m in modes if (w, m) not in done]
+
+
+def describe(path: Path) -> str:
+    """The path as it is shown to a user: relative to the working directory where that is shorter."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+LONGEST_SHOWN = 80
+
+
+def shortened(name: str) -> str:
+    """A name as a message shows it that is about its length."""
+    return name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}..."
+
+
+_WHAT_TO_DO: dict[type[Record], str] = {
+    Cell: "Take the line out, and `encore run --resume` of this run measures its cell again.",
+    Environment: "Restore it: without it, nobody knows what the rows were measured with.",
+}
+"""For a text that is not JSON at all."""
+
+
+def _parse(kind: type[_R], text: bytes, place: str) -> _R:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        if first["type"] == "json_invalid":
+            raise InvalidResults(f"{place} is damaged: {first['msg']}. {_WHAT_TO_DO[kind]}") from error
+        raise InvalidResults(
+            f"{place}: {f'field {where!r}: ' if where else ''}{first['msg']}{more}. The file was made by another "
+            f"version of Encore or edited; this one reads schema versions {_READABLE}."
+        ) from error
+
+
+def _check_version(record: Environment | Cell, place: str) -> None:
+    if record.schema_version not in READABLE_VERSIONS:
+        raise InvalidResults(
+            f"{place}: schema version {record.schema_version}, this Encore reads {_READABLE}; "
+            "use the commit named in the run's environment.json"
+        )
+
+
+def read_environment(run: Path) -> Environment:
+    """`environment.json` of a run.
+
+    Raises:
+        InvalidResults: it is missing, or not of this schema.
+    """
+    path = run / ENVIRONMENT
+    try:
+        text = _content(path)
+    except FileNotFoundError:
+        raise InvalidResults(f"{describe(run)} is not a run: it has no {ENVIRONMENT}") from None
+    environment = _parse(Environment, text, describe(path))
+    _check_version(environment, describe(path))
+    return environment
+
+
+def read_run(run: Path) -> RecordedRun:
+    """A run and all its cells, checked. A last line that was cut short is left out and reported in `cut_line`.
+
+    Raises:
+        InvalidResults: a file is missing or damaged, a line is not of this schema, or a cell is there twice.
+    """
+    environment = read_environment(run)
+    begun = b""
+    with contextlib.suppress(FileNotFoundError):  # read first: a run that goes on meanwhile makes them final, and goes
+        begun = _content(run / UNFINISHED)
+    path, text = _rows_of(run)
+    whole, _, rest = text.rpartition(b"\n")
+    cells = _checked_rows(path, whole)
+    unfinished = _checked_rows(run / UNFINISHED, begun.removesuffix(b"\n"))
+    left = tuple(cell for key, cell in unfinished.items() if key not in cells)
+    return RecordedRun(run, environment, tuple(cells.values()), rest or None, left)
+
+
+@uncollected()  # looking for cycles among millions of numbers takes four fifths of the time of reading
+def _checked_rows(path: Path, text: bytes) -> dict[tuple[str, str, str, str], Cell]:
+    """The rows in these lines, by key."""
+    cells: dict[tuple[str, str, str, str], Cell] = {}
+    for number, line in enumerate(text.split(b"\n") if text else (), start=1):
+        place = f"{describe(path)} line {number}"
+        cell = _parse(Cell, line, place)
+        _check_version(cell, place)
+        if cell.key in cells:
+            raise InvalidResults(f"{place}: {'/'.join(cell.key)} is in the file already; each cell may be there once")
+        _check_blocks(cell, place)
+        cells[cell.key] = cell
+    return cells
+
+
+def _content(path: Path) -> bytes:
+    """What is in a file of a run.
+
+    Raises:
+        InvalidResults: it is a folder, or may not be read.
+        FileNotFoundError: it is not there.
+    """
+    try:
+        return path.read_bytes()
+    except (IsADirectoryError, PermissionError) as error:
+        raise InvalidResults(f"{describe(path)} cannot be read: {error.strerror}") from error
+
+
+def read_unpacked(path: Path) -> bytes:
+    """Read a file, unpacked where its name ends in `.gz`.
+
+    Raises:
+        OSError: it cannot be read, or is damaged.
+    """
+    content = path.read_bytes()
+    if path.suffix != ".gz":
+        return content
+    try:
+        return gzip.decompress(content)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise OSError(errno.EIO, f"the packed file is damaged: {error}") from error
+
+
+def _rows_of(run: Path) -> tuple[Path, bytes]:
+    """The file that holds a run's rows, and its text; empty where none is final yet."""
+    plain, packed = run / CELLS, run / PACKED
+    if not packed.exists():
+        return plain, _content(plain) if plain.exists() else b""
+    if plain.exists():
+        raise InvalidResults(f"{describe(run)} has both {CELLS} and {PACKED}; take away the one that is not to be read")
+    whole = _content(packed)
+    try:
+        if not whole:
+            raise EOFError("it is empty")
+        return packed, gzip.decompress(whole)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InvalidResults(f"{describe(packed)} is damaged: {error}. Restore it from where it was made") from error
+
+
+def _check_blocks(cell: Cell, place: str) -> None:
+    """Refuses two blocks of one index: readers find the block that alternated with another one by its index."""
+    for blocks in (cell.blocks, *cell.baseline_blocks.values()):
+        seen = set()
+        for block in blocks:
+            number = (getattr(block, "process", None), block.index)
+            if number in seen:
+                raise InvalidResults(
+                    f"{place}: {'/'.join(cell.key)} has two blocks of index {block.index}; each may be there once"
+                )
+            seen.add(number)
+
+
+def read_retried(run: Path) -> tuple[Cell, ...]:
+    """Rows of failed cells that were run again since, oldest first; none where no cell was.
+
+    Raises:
+        InvalidResults: a line is not of this schema.
+    """
+    path = run / RETRIED
+    return parse_lines(path) if path.exists() else ()
+
+
+def parse_lines(path: Path) -> tuple[Cell, ...]:
+    """The rows of a file in which every line is whole.
+
+    Raises:
+        InvalidResults: a line is not of this schema.
+    """
+    lines = _content(path).splitlines()
+    return tuple(_parse(Cell, line, f"{describe(path)} line {n}") for n, line in enumerate(lines, start=1))
+
+
+def list_runs(folder: Path) -> list[Path]:
+    """Folders of runs, oldest first by creation time. Runs of another schema version are left out."""
+    runs = []
+    for path in folder.glob(f"*/{ENVIRONMENT}"):
+        with contextlib.suppress(InvalidResults):
+            runs.append((read_environment(path.parent).created_at, path.parent))
+    return [run for _, run in sorted(runs)]
+
+
+def newest_run(*folders: Path) -> Path | None:
+    """The newest run of the first folder that has one."""
+    for folder in folders:
+        if runs := list_runs(folder):
+            return runs[-1]
+    return None
+
+
+def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
+    """The run of this name in the results folders, or at this path.
+
+    Raises:
+        WrongUse: there is none; the message names the nearest ones.
+    """
+    if not name:
+        raise WrongUse("'' names no run; give a name in results/runs or results/recorded, or a folder")
+    folders = (RUNS, RECORDED) if folders is None else folders
+    for candidate in (*(folder / name for folder in folders), Path(name)):
+        try:
+            if (candidate / ENVIRONMENT).is_file():
+                return candidate
+        except OSError as error:  # its name is too long, or it may not be looked into
+            raise WrongUse(f"run {shortened(name)!r}: {error.strerror}") from error
+    known = [path.parent.name for folder in folders for path in sorted(folder.glob(f"*/{ENVIRONMENT}"))]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    newest = f"known: {', '.join(known[-5:]) or 'none yet'}"
+    if len(known) > 5:
+        newest += f", and {len(known) - 5} more"
+    hint = f"did you mean {', '.join(near)}?" if near else newest
+    where = f"; the folder has no {ENVIRONMENT}" if Path(name).is_dir() else ""
+    if Path(name).is_file():
+        where = "; this is a file, give the folder of the run that it is in"
+    raise WrongUse(
+        f"unknown run {name!r}{where}; {hint} (a run is a name in results/runs or results/recorded, or a folder)"
+    )
+
+
+def make_folder(path: Path, option: str) -> Path:
+    """The folder that an option names, made if it is not there.
+
+    Raises:
+        WrongUse: a file is in the way, or nothing may be written there.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise WrongUse(f"{option} {path}: a file is in the way; give a folder") from error
+    except (PermissionError, OSError) as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOENT):
+            raise
+        raise WrongUse(f"{option} {path}: {error.strerror}; give a folder that can be written to") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise WrongUse(f"{option} {path}: nothing may be written there; give another folder")
+    return path
+
+
+def new_folder(parent: Path, name: str, option: str) -> Path:
+    """A folder of this name that this call has made, with "-2", "-3" and so on behind it where others are there: of two
+    commands started in the same second each gets its own. `option` is what would have named another place.
+
+    Raises:
+        WrongUse: nothing may be written in `parent`, or a file is in the way.
+    """
+    make_folder(parent, option)
+    for number in itertools.count(1):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise AssertionError("numbers do not end")
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes a file, and its folder, so that a reader or a crash sees the old content or the new, never a part.
+
+    Raises:
+        CannotWrite: the disk is full; the old content is intact.
+        WrongUse: a file stands where the folder should be.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise WrongUse(f"{describe(path.parent)}: a file is in the way; give a folder") from error
+    try:
+        atomic_file.write_atomically(path, content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path, error: OSError) -> OSError | CannotWrite:
+    """The error to raise for one met when writing a file, of a run or not: a full disk says what to do."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return error
+    is_run = (path.parent / ENVIRONMENT).is_file()
+    again = f"then go on with `encore run --resume {describe(path.parent)}`" if is_run else "and give the command again"
+    return CannotWrite(
+        f"cannot write {describe(path)}: {error.strerror}. What was written before is intact; make room, {again}."
+    )
+
+
+def lines_of(cells: Iterable[Cell]) -> str:
+    """The text of a `cells.jsonl` with these cells."""
+    return "".join(cell.model_dump_json() + "\n" for cell in cells)

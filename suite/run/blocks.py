@@ -1,0 +1,117 @@
+"""Blocks of processes that are alive together, in turn, and whether there are enough of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from models.registry import Workload
+from suite.results import stats
+from suite.run.bench import Bench
+from suite.run.member import Member
+from suite.run.ranked_worker import converse_ranked
+from suite.run.schedule import THROUGHPUT_EVERY, least_blocks, orders, sampling_for
+from suite.settings import RunSettings
+from suite.worker.protocol import BLOCKS_PER_CORE, Failed, Measure, Measured, core_for
+
+
+def measure_blocks(
+    bench: Bench, workload: Workload, members: Sequence[Member], between: Callable[[], None] = lambda: None
+) -> None:
+    """Blocks of all members, in an order that changes from block to block. A member that fails drops out.
+
+    At least as many as the settings say, then more until every ratio would be narrow enough or the time is over.
+    `between` is called when all members have had a block.
+    """
+    settings = bench.settings
+    cores = sorted(os.sched_getaffinity(0)) if settings.device == "cuda" else []
+    by_name = {member.mode.name: member for member in members}
+    seed = f"{settings.seed} {workload.acronym} {members[0].process if members else 0}"
+    begin = time.monotonic()
+    turn = 0
+    for index, order in enumerate(orders(list(by_name), seed)):
+        seconds = time.monotonic() - begin
+        if index >= least_blocks(seconds, settings) and _enough(settings, members, index, seconds):
+            break
+        asked = [by_name[name] for name in order if by_name[name].failure is None]
+        if not asked:
+            break
+        for member in asked:
+            if index == 0:
+                bench.display.phase(member.mode.name, "measure")
+            ask = _measure_command(settings, member, index, turn, cores)
+            turn += 1
+            if (answer := _ask(bench, member, ask)) is not None:
+                member.blocks.append(answer.block)
+                bench.display.block_measured(member.mode.name, index + 1, max(settings.blocks, index + 2))
+        between()
+    for member in members:
+        if member.failure is None:
+            member.timed = True
+            bench.display.block_measured(member.mode.name, len(member.blocks), len(member.blocks))
+
+
+def _enough(settings: RunSettings, members: Sequence[Member], blocks: int, seconds: float) -> bool:
+    if blocks >= settings.most_blocks or seconds >= settings.measure_s:
+        return True
+    if blocks % BLOCKS_PER_CORE:
+        return False
+    samples = {m.mode.name: [block.host_us for block in m.blocks] for m in members if m.failure is None}
+    return all(
+        stats.narrow_enough(samples[baseline], samples[member.mode.name], settings.processes or 1)
+        for member in members
+        for baseline in member.mode.compared_with
+        if member.mode.name in samples and baseline in samples
+    )
+
+
+def enough_processes(processes: Mapping[str, Sequence[Member]], more: int = 0) -> bool:
+    """Whether these processes of each mode decide how modes compare that launch CUDA graphs; with `more`, whether
+    so many others like them will do (`suite.results.stats`)."""
+    samples = {
+        name: [[block.host_us for block in member.blocks] for member in members]
+        for name, members in processes.items()
+        if members and not any(member.drops_out for member in members)
+    }
+    pairs = {
+        (baseline, name): (samples[baseline], own)
+        for name, own in samples.items()
+        for baseline in processes[name][0].mode.compared_with
+        if baseline in samples
+    }
+    spread = stats.process_spread(list(pairs.values()), len(samples))
+    graphed = {name for name in samples if processes[name][0].has_graphs}
+    deciding = [pair for names, pair in pairs.items() if graphed.issuperset(names)]
+    return stats.enough_processes([stats.speed_up(theirs, ours, spread=spread) for theirs, ours in deciding], more)
+
+
+def _measure_command(
+    settings: RunSettings, member: Member, index: int, turn: int, cores: Sequence[int]
+) -> list[Measure]:
+    """A command for each rank: they differ in the core."""
+    assert member.prepared is not None, "a member without a failure is prepared"
+    sampling = sampling_for(member.prepared.iteration_us, settings)
+    ranks = len(member.worker.ranks)
+    return [
+        Measure(
+            process=member.process,
+            index=index,
+            turn=turn,
+            samples=sampling.samples,
+            throughput_iterations=0 if index % THROUGHPUT_EVERY else sampling.samples,
+            lead_in=sampling.lead_in,
+            core=core_for(index, cores, process=member.process, rank=rank, ranks=ranks),
+        )
+        for rank in range(ranks)
+    ]
+
+
+def _ask(bench: Bench, member: Member, commands: Sequence[Measure]) -> Measured | None:
+    answer = converse_ranked({member.worker: commands}, bench.timeout_s)[member.worker]
+    member.by_rank.append(answer.by_rank)
+    if isinstance(answer.whole, Failed):
+        member.failure, member.failed_rank = answer.whole, answer.failed_rank
+        return None
+    assert isinstance(answer.whole, Measured), "converse lets only the answer to the command through"
+    return answer.whole

@@ -1,0 +1,142 @@
+"""What the processes of a workload's modes are told: their commands, by what is known of the others. Nothing runs here.
+
+Note [Tuning]: all modes share one compile cache, and compile side by side. One of them leads, the reference mode if it
+is there: the others get as far as their first kernel, and wait there until it has compiled and tuned its own, alone on
+the GPU, for what others do meanwhile would disturb the timing that Inductor's tuning goes by
+(`suite.worker.compile_order`). They find what it tuned; whatever else a mode tunes, it tunes in its turn, while no
+other warms up (`suite.worker.gpu_turns`), and the others find that too. Then they settle side by side, but for modes
+where Encore's selection times calls: their processes settle alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+
+from models.registry import Workload
+from suite.measure.modes import REFERENCE_MODE, Mode
+from suite.results.schema import CompileConditions, Correctness
+from suite.run.bench import Bench
+from suite.run.member import Member
+from suite.run.trials import TrialsApart
+from suite.worker.compile_cache import CompileCache
+from suite.worker.protocol import CellSpec, Compile, Prepare, Settle, Start
+
+
+class CellCommands:
+    """Commands for members of one workload, one for each rank. `modes` are those that are alive at the same time.
+
+    Attributes:
+        first: by mode, what its first process was found to compute. Later ones are told.
+        iteration_us: by mode, the time of an iteration there.
+    """
+
+    def __init__(self, bench: Bench, workload: Workload, variant: str, trials: TrialsApart) -> None:
+        self._bench = bench
+        self._workload = workload
+        self._variant = variant
+        self._trials = trials
+        self.first: dict[str, Correctness] = {}
+        self.iteration_us: dict[str, float] = {}
+
+    def start(
+        self, members: Sequence[Member], modes: Sequence[Mode], cache: CompileCache, *, asked: bool = False
+    ) -> dict[Member, list[Start]]:
+        """`asked`: to find out what the host's compilers can do."""
+        return {
+            member: [Start(spec=each.spec, asked=asked) for each in self.prepare(member, modes, cache)]
+            for member in members
+        }
+
+    def prepare(
+        self, member: Member, modes: Sequence[Mode], cache: CompileCache, *, tried_elsewhere: int | None = None
+    ) -> list[Prepare]:
+        """`tried_elsewhere`: as in `CellSpec`."""
+        spec = self.spec(member, modes, cache)
+        own = {"tp": self._workload.tp, "rendezvous": member.worker.rendezvous, "tried_elsewhere": tried_elsewhere}
+        return [
+            Prepare(spec=spec.model_copy(update={**own, "rank": rank, "cache_dir": str(cache.of_rank(rank))}))
+            for rank in range(len(member.worker.ranks))
+        ]
+
+    def compile(
+        self,
+        members: Sequence[Member],
+        fresh: Collection[Member],
+        modes: Sequence[Mode],
+        cache: CompileCache,
+        *,
+        next_to: int,
+    ) -> dict[Member, list[Compile]]:
+        """To those that have not failed, with what there is for them when they compile, next to so many trials.
+        `fresh`: those whose modes have not compiled before."""
+        leader = _first_to_compile(modes, cache)
+        there = [member for member in fresh if member.failure is None]
+        led = any(member.mode is leader for member in there)
+        found = {}
+        for member in members:
+            if member.failure is None:
+                conditions = CompileConditions.WARM
+                if member in there:
+                    conditions = cache.conditions(len(there) + next_to, follows=led and member.mode is not leader)
+                found[member] = [Compile(conditions=conditions)] * len(member.worker.ranks)
+        return found
+
+    def settle(self, member: Member, alike: Sequence[tuple[str | None, Correctness]]) -> list[Settle]:
+        """`alike`: verdicts on other modes that were tried, with their backends."""
+        if member.process or member.mode.backend is None:
+            return [Settle()] * len(member.worker.ranks)
+        # Those of the same backend are looked at first: most likely they are the same program.
+        near = sorted(alike, key=lambda one: one[0] != member.mode.backend)
+        tried = self._trials.verdicts.get(member.mode.name)
+        return [Settle(tried=tried, alike=[one for _, one in near])] * len(member.worker.ranks)
+
+    def spec(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> CellSpec:
+        """All that a member is told of its cell, but for what differs from rank to rank."""
+        settings, mode, later = self._bench.settings, member.mode, member.process > 0
+        toolchain = self._bench.toolchain
+        cores = max(1, len(os.sched_getaffinity(0)) // (self._workload.tp or 1))
+        share = max(1, cores // len(modes))
+        leader = None if later else _first_to_compile(modes, cache)
+        leads = mode is leader
+        follows = leader is not None and not leads and mode.backend is not None
+        # A pool of compilers takes seconds to start. Those that find their kernels need none.
+        uses_all = leads or (not later and self._trials.tries_reference(mode, modes))
+        compile_threads = 1 if later or follows or cache.has(mode) else cores if uses_all else share
+        first = self.first.get(mode.name)
+        return CellSpec(
+            workload=self._workload.acronym,
+            variant=self._variant,
+            size=settings.size,
+            mode=mode.name,
+            device=settings.device,
+            with_optimizer=settings.with_optimizer,
+            seed=settings.seed,
+            input_sets=settings.input_sets,
+            warm_up=settings.warm_up,
+            check_inputs=settings.check_inputs,
+            cpu_threads=share,
+            compile_threads=compile_threads,
+            leads=leads,
+            follows=follows,
+            most_wait_s=self._bench.timeout_s / 2,  # or a leader that hangs would use up the time of the others
+            later=later,
+            alive_together=1 if later else len(modes),  # more than one later process only where the memory is there
+            known_digests=first.digests if first and first.passed else None,
+            known_varying=first.varying if first and first.passed else None,
+            known_iteration_us=self.iteration_us.get(mode.name),
+            cache_dir=str(cache.folder),
+            warm_cache=settings.warm_cache,
+            vec_isa_ok=toolchain.vec_isa_ok,
+            headers_dir=str(toolchain.headers) if toolchain.headers else None,
+            being_asked=toolchain.being_asked,
+            stochastic=self._workload.own is not None and self._workload.stochastic,
+        )
+
+
+def _first_to_compile(modes: Sequence[Mode], cache: CompileCache) -> Mode | None:
+    """The mode that leads when these compile: see Note [Tuning]. None where one has compiled already."""
+    if cache.has_kernels:
+        return None
+    compiled = sorted((m for m in modes if m.backend is not None), key=lambda mode: mode.name != REFERENCE_MODE)
+    return compiled[0] if compiled else None

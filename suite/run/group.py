@@ -1,0 +1,342 @@
+"""One workload's cells while they live: started, prepared, compared, profiled, ended.
+
+Which modes are alive at the same time is the runner's business; a `GroupSession` does the steps for those it is given.
+What it tells them is made in `suite.run.cell_commands`. Between the steps `suite.run.blocks` asks for blocks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import psutil
+
+from models.registry import Workload
+from suite.measure.modes import Mode
+from suite.results.schema import Cell, CompileTimes, Correctness, Grouping
+from suite.results.unfinished import UnfinishedRows
+from suite.run.bench import Bench
+from suite.run.bitwise import bitwise_failure, compare_bitwise
+from suite.run.cell_commands import CellCommands
+from suite.run.member import Member, cell_of
+from suite.run.ranked_worker import RankedWorker, converse_ranked, end, send
+from suite.run.trials import TRIED, TrialsApart
+from suite.worker.compile_cache import CompileCache
+from suite.worker.protocol import (
+    Built,
+    Collected,
+    CollectMetrics,
+    Command,
+    Failed,
+    LoadProfiler,
+    MeasureOnce,
+    Prepared,
+    Start,
+    Try,
+)
+
+WORKER_BYTES = 3 * 2**30
+"""Memory of the host that is taken to be enough for a worker that has imported torch and waits."""
+
+CONTEXT_BYTES = 2**30
+"""Memory of the GPU that is taken to be enough for what a process needs there besides tensors."""
+
+
+class GroupSession:
+    """The steps of a group of modes of one workload.
+
+    `known` holds the correctness of modes of this workload that were prepared before, for the bitwise comparison. What
+    is prepared again, in another group, is one more to compare with.
+
+    Note [Later processes]: importing torch, starting the compilers and calling a program for the first time takes
+    longer than measuring, and most of it happens on one core. So later processes start while the first ones compile
+    side by side, and wait, where the host has the memory for it. Those that may turn out not to be needed do not: where
+    there are many, the compilation of a small program is over before they have started.
+    On the GPU they have a context at most, and no tensors. So do the first ones of the workload that comes next
+    (`ahead`). And several processes of each mode are prepared side by side, where the GPU has memory for all of them.
+    They are measured one after another: while one process of each mode is, the others wait.
+
+    Attributes:
+        ahead: the session of the workload that comes next, if its processes may start with later ones of this one.
+        trials: who tries what is random, and what was found (Note [Trials] in `suite.run.trials`).
+        unfinished: the workload's rows until they are final.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        workload: Workload,
+        variant: str,
+        known: Mapping[str, Correctness],
+        cache: CompileCache,
+        unfinished: UnfinishedRows,
+    ) -> None:
+        self.bench = bench
+        self.workload = workload
+        self.variant = variant
+        self._known = {name: [correctness] for name, correctness in known.items()}
+        self.trials = TrialsApart(workload)
+        self._commands = CellCommands(bench, workload, variant, self.trials)
+        self._was_tried = False
+        self._cache = cache
+        self._waiting: dict[tuple[str, int], Member] = {}
+        self._expected: Sequence[Mode] = ()
+        self.ahead: GroupSession | None = None
+        self.unfinished = unfinished
+
+    @contextmanager
+    def alive(
+        self, modes: Sequence[Mode], processes: Sequence[int] = (0,), cache: CompileCache | None = None
+    ) -> Iterator[list[Member]]:
+        """Workers of these modes, prepared and compared bit for bit. All are ended on the way out."""
+        members: list[Member] = []
+        finished = False
+        try:
+            for process in processes:
+                for mode in modes:
+                    members.append(self._waiting_or_new(mode, process))
+            self._prepare(members, cache or self._cache)
+            yield members
+            finished = True
+        finally:
+            # One that failed is not asked: it hangs, or has nothing more to say.
+            end([m.worker for m in members if m.failure is not None or not finished], ask_first=False)
+            end([m.worker for m in members if m.failure is None and finished], ask_first=True)
+
+    @contextmanager
+    def later_processes(self) -> Iterator[None]:
+        """Those that were expected, and that nobody has used, are ended on the way out."""
+        try:
+            yield
+        finally:
+            unused = list(self._waiting.values())
+            self._waiting.clear()
+            end([member.worker for member in unused], ask_first=False)
+
+    def expect(self, modes: Sequence[Mode], processes: Sequence[int]) -> None:
+        """These processes of each mode start when modes compile side by side the next time, here or in the session that
+        this one is ahead of: see Note [Later processes]. Of what the host has no memory for, the last ones do not."""
+        self._expected = modes
+        of_each = len(modes) * (self.workload.tp or 1) * WORKER_BYTES
+        there = psutil.virtual_memory().available
+        for count, process in enumerate(processes, start=1):
+            if count * of_each < there:
+                for mode in modes:
+                    self._waiting[mode.name, process] = self._start(mode, process)
+
+    def side_by_side(self, processes: Mapping[str, Sequence[Member]], wanted: Sequence[int]) -> Sequence[int]:
+        """Those of the next processes that are prepared together: all that are wanted, or the first of them where the
+        GPU may not have memory for twice what the first process of each mode needs, or the host for so many workers."""
+        living = [members[0] for members in processes.values() if not any(member.drops_out for member in members)]
+        reserved = [member.prepared.reserved_bytes for member in living if member.prepared is not None]
+        known = [own for own in reserved if own is not None]
+        workers = len(wanted) * len(living)
+        if (self.workload.tp or 1) > 1 or self.bench.gpu_bytes is None or len(known) < len(living):
+            return wanted[:1]
+        gpu = len(wanted) * (2 * sum(known) + len(living) * CONTEXT_BYTES)
+        fits = gpu <= self.bench.gpu_bytes and workers * WORKER_BYTES <= psutil.virtual_memory().total
+        return wanted if fits else wanted[:1]
+
+    def collect(self, members: Sequence[Member], whole: Collection[Member]) -> None:
+        """Metrics, one member after the other: what is timed, and a profiler, must not see its neighbours' load.
+
+        All load the profiler at the same time. Those that are not in `whole` only say which kernels they run, and do
+        all of it at the same time.
+        """
+        for member in members:
+            if member.failure is None:
+                self.bench.display.phase(member.mode.name, "metrics")
+        for member in members:
+            if member in whole:
+                self._tell([member], MeasureOnce())
+        self._tell([member for member in members if member in whole], LoadProfiler())
+        for member in members:
+            if member in whole:
+                self._tell([member], CollectMetrics())
+                member.collected = True
+        self._tell([member for member in members if member not in whole], CollectMetrics(kernels_only=True))
+        for member in members:
+            member.collected = True
+
+    def cell(
+        self, processes: Sequence[Member], grouping: Grouping, group: Sequence[str], guests: Sequence[Member] = ()
+    ) -> Cell:
+        """The row of a mode from its processes: see `cell_of`."""
+        return cell_of(self.workload, self.variant, self.bench.settings, processes, grouping, group, guests)
+
+    def cold_compile_times(self, mode: Mode, cache: CompileCache) -> CompileTimes | None:
+        """What the mode takes to compile alone with an empty cache; None if it fails, which is said then: the row has
+        other times, and passes as its own processes did."""
+        with self.alive([mode], cache=cache) as (member,):
+            if member.failure is not None:
+                self.bench.display.note(
+                    f"{self.workload.acronym} {mode.name}: no compile times with an empty cache: {member.failure.error}"
+                )
+                return None
+            return member.prepared.compile if member.prepared else None
+
+    def _waiting_or_new(self, mode: Mode, process: int) -> Member:
+        member = self._waiting.pop((mode.name, process), None)
+        if member is None:
+            return self._start(mode, process)
+        member.started_at, member.started = datetime.now(UTC), time.monotonic()  # it may wait since the last workload
+        return member
+
+    def _start(self, mode: Mode, process: int) -> Member:
+        log = self.bench.logs / f"{self.workload.acronym}.{mode.name}.log"
+        now = time.monotonic()
+        worker = RankedWorker(self.bench.worker_command, log, self.workload.tp or 1, self.bench.settings.device)
+        return Member(mode, process, worker, datetime.now(UTC), now)
+
+    def _prepare(self, members: Sequence[Member], cache: CompileCache) -> None:
+        modes = [member.mode for member in members if member.process == members[0].process]
+        self._was_tried = False
+        toolchain, asked = self.bench.toolchain, self._asked(members, modes, cache)
+        toolchain.asked |= bool(asked)
+        if not asked.keys().isdisjoint(members):  # one of those that are prepared next, who have to know it then
+            self._converse({**self._commands.start(members, modes, cache), **asked})
+            asked = {}
+        # In a later group the modes of the first one know their results, and there is less memory than was thought.
+        trying = {} if self._commands.first else self.trials.who(members, modes, self._waiting)
+        if not asked.keys().isdisjoint(trying.values()):  # who tries something needs it for that
+            self._converse(asked)
+            asked = {}
+        toolchain.being_asked = bool(asked)
+        apart = sum(member not in members for member in trying.values()) if trying else None
+        preparing: dict[Member, Sequence[Command]] = {
+            member: self._commands.prepare(member, modes, cache, tried_elsewhere=apart)
+            for member in members
+            if not member.failure
+        }
+        send({member.worker: commands for member, commands in asked.items()})
+        self._converse(preparing)
+        if do_not_fit(members):
+            toolchain.being_asked = False
+            self._converse(asked, sent=asked)
+            return  # they will be measured in smaller groups, and those that wait would start for nothing
+        if self._was_tried:
+            trying = {}
+        fresh = [m for m in members if m.mode.backend is not None and not cache.has(m.mode)]
+        compiling = self._commands.compile(members, fresh, modes, cache, next_to=len(trying))
+        idle = {member: compiling.pop(member) for member in trying.values() if member in compiling}
+        trials = self.trials.commands(trying, lambda member: self._commands.spec(member, modes, cache))
+        waiting = self._all_waiting()
+        toolchain.being_asked = False
+        self._converse({**waiting, **trials, **asked, **compiling}, sent=asked)
+        self._note_trials(trying)
+        if idle:
+            self._converse({member: commands for member, commands in idle.items() if not member.failure})
+        self._settle(members)
+        for member in fresh:
+            if member.failure is None:  # or there may be nothing in the cache
+                cache.compiled(member.mode)
+        first = self._commands.first
+        for member in members:
+            if member.prepared is not None:
+                own = member.prepared.correctness or first[member.mode.name]
+                first.setdefault(member.mode.name, own)
+                self._known.setdefault(member.mode.name, []).append(own)
+        for member in members:
+            if member.prepared is not None:
+                own = member.prepared.correctness or first[member.mode.name]
+                member.correctness = compare_bitwise(member.mode, own, self._known)
+                member.failure = bitwise_failure(member.mode, member.correctness)
+
+    def _asked(
+        self, members: Sequence[Member], modes: Sequence[Mode], cache: CompileCache
+    ) -> dict[Member, list[Start]]:
+        """Who is to find out what the host's compilers can do, with its command; nobody where that is known.
+
+        It takes most of a minute. One of those that wait does it, while the first ones are built and compile; where
+        none waits, one of the first.
+        """
+        if self.bench.toolchain.asked:
+            return {}
+        waiting = sorted(self._waiting.values(), key=lambda member: member.mode.name in TRIED)
+        for member in (*waiting, *members):
+            if member.mode.backend is not None and not member.by_rank:
+                own = (self._expected, self._cache) if member not in members else (modes, cache)
+                return self._commands.start([member], *own, asked=True)
+        return {}
+
+    def _note_trials(self, trying: Mapping[str, Member]) -> None:
+        for line in self.trials.note(trying):
+            self.bench.display.note(f"{self.workload.acronym} {line}")
+        for name, member in trying.items():
+            if member.failure and self._waiting.get((name, 1)) is member:  # another is started where it is needed
+                del self._waiting[name, 1]
+                end([member.worker], ask_first=False)
+
+    def _settle(self, members: Sequence[Member]) -> None:
+        """Side by side, but one after another where selection times calls. Modes that were tried come first: others
+        that have their bits are as right as they are."""
+        first = [member for member in members if member.mode.name in self.trials.verdicts and not member.process]
+        self._settle_some(first, [])
+        alike = [
+            (member.mode.backend, member.prepared.correctness)
+            for member in first
+            if member.prepared is not None and member.prepared.correctness is not None
+        ]
+        self._settle_some([member for member in members if member not in first], alike)
+
+    def _settle_some(self, members: Sequence[Member], alike: Sequence[tuple[str | None, Correctness]]) -> None:
+        living = [member for member in members if not member.failure]
+        self._converse(
+            {member: self._commands.settle(member, alike) for member in living if not member.mode.times_calls}
+        )
+        for member in living:
+            if member.mode.times_calls:
+                self._converse({member: self._commands.settle(member, alike)})
+
+    def _tell(self, members: Sequence[Member], command: Command) -> None:
+        """Gives all of them that have not failed the same command, at the same time."""
+        self._converse({m: [command] * len(m.worker.ranks) for m in members if m.failure is None})
+
+    def _converse(self, commands: Mapping[Member, Sequence[Command]], sent: Collection[Member] = ()) -> None:
+        """Gives each member its command (one for each rank), all at the same time, and keeps what it answers. Those
+        that were `sent` theirs before are waited for with the others."""
+        members = {member.worker: member for member in commands}
+        answers = converse_ranked(
+            {member.worker: command for member, command in commands.items()},
+            self.bench.timeout_s,
+            lambda worker, phase: self._show(members[worker], commands[members[worker]], phase),
+            sent=[member.worker for member in sent],
+        )
+        for worker, answer in answers.items():
+            member = members[worker]
+            member.by_rank.append(answer.by_rank)
+            match answer.whole:
+                case Prepared() as prepared:
+                    member.prepared = prepared
+                    self._commands.iteration_us.setdefault(member.mode.name, prepared.iteration_us)
+                case Collected(metrics=metrics):
+                    member.metrics = metrics
+                case Built() as built:
+                    self._was_tried |= built.was_tried
+                    toolchain = self.bench.toolchain
+                    toolchain.vec_isa_ok = toolchain.vec_isa_ok or built.vec_isa_ok
+                case Failed() as failure:
+                    member.failure, member.failed_rank = failure, answer.failed_rank
+                    member.correctness = failure.correctness or member.correctness  # what was found before stands
+
+    def _show(self, member: Member, commands: Sequence[Command], phase: str) -> None:
+        """Of who waits to be measured nothing is shown: it may try a mode that is shown as it compiles."""
+        if not isinstance(commands[0], Try) or not member.process:
+            self.bench.display.phase(member.mode.name, phase)
+
+    def _all_waiting(self) -> dict[Member, list[Start]]:
+        return self._start_waiting() | (self.ahead._start_waiting() if self.ahead is not None else {})
+
+    def _start_waiting(self) -> dict[Member, list[Start]]:
+        """To those that wait and have not been told to start."""
+        waiting = [member for member in self._waiting.values() if not member.by_rank]
+        return self._commands.start(waiting, self._expected, self._cache)
+
+
+def do_not_fit(members: Sequence[Member]) -> bool:
+    """Whether these, which are alive at the same time, are to be fewer. Where one is the only later process of its
+    mode, the others go on without it: what was measured of its group stands."""
+    several = not members[0].process or members[0].process != members[-1].process
+    return several and len(members) > 1 and any(member.out_of_memory for member in members)

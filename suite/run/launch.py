@@ -1,0 +1,443 @@
+"""`encore run` from its options to its exit code: a new run, or one to go on with, checked before anything starts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+from rich.console import Console
+
+from models.registry import DEFAULT_SET, TP_MARK, find, is_program
+from optimizations.user_cache import user_cache
+from suite.measure import environment
+from suite.measure.gpu import find_gpu, require_gpu, visible_gpus
+from suite.measure.modes import MODES, select_modes
+from suite.results import store
+from suite.results.errors import EXIT_FINDING, EXIT_OK, WrongUse
+from suite.results.run_writer import RunWriter
+from suite.results.schema import Cell, Environment, Status
+from suite.results.store import InvalidResults, RecordedRun, describe
+from suite.run.host_check import record_host_check
+from suite.run.interrupt import Interrupted
+from suite.run.matrix import matching, select_modes_for, select_workloads, split_names
+from suite.run.own_program import examine_programs, name_programs
+from suite.run.process import WORKER_COMMAND
+from suite.run.progress import display_for
+from suite.run.runner import Job, Runner, RunOutcome, plan_jobs
+from suite.run.schedule import Estimates, Shard, usual_seconds
+from suite.settings import Preset, RunPlan, RunSettings, recorded_plan, setting_differences
+
+NEWEST = "newest"
+"""`--resume newest`: the newest run that was asked for the same in the same environment, else a new one."""
+
+MOST_DIFFERENCES = 8
+"""How many differences a message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for. `given` holds the settings that were written on the command line, by field name."""
+
+    preset: Preset
+    given: Mapping[str, Any]
+    command_line: Sequence[str]
+    workloads: Sequence[str] = ()
+    workload_set: str | None = None
+    pattern: str | None = None
+    modes: Sequence[str] | None = None
+    shard: Shard | None = None
+    resume: str | None = None
+    retry_failed: bool = False
+    budget_s: float | None = None
+    timeout_s: float = 600.0
+    out: Path | None = None
+    tag: str | None = None
+    host_check: bool = False
+    tp: Sequence[int] | None = None
+    starts: bool = True
+    """Whether anything is measured: what is only planned needs no GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run after this start of it: the rows of all its starts, and what the budget left for a later one."""
+
+    path: Path
+    cells: Sequence[Cell]
+    new_cells: int
+    not_started: Sequence[str]
+
+    @property
+    def failed(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.status is not Status.PASS]
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_FINDING if self.failed else EXIT_OK
+
+    def summary(self) -> dict[str, JsonValue]:
+        """For `--json`."""
+        return {
+            "run": describe(self.path),
+            "cells": len(self.cells),
+            "new_cells": self.new_cells,
+            "failed": [{"workload": c.workload, "mode": c.mode, "status": c.status.value} for c in self.failed],
+            "not_started": list(self.not_started),
+        }
+
+
+def launch(request: Request, console: Console, worker_command: Sequence[str] = WORKER_COMMAND) -> Finished:
+    """Makes or continues a run and measures what it misses. Progress and remarks go to the console.
+
+    Raises:
+        WrongUse: a name, an option or a combination is wrong, there is no GPU, or the run to resume does not fit.
+        CannotWrite: the disk is full.
+        Interrupted: Ctrl-C; the console has said how to go on.
+    """
+    run = _open(request, console)
+    with run.writer:
+        where = describe(run.writer.path)
+        if request.host_check:
+            record_host_check(run.writer.path, console)
+        jobs = plan_jobs(
+            # A plan without a workload is not one of all workloads.
+            select_workloads(run.plan.workloads, run.plan.variant, planned=True) if run.plan.workloads else (),
+            select_modes(run.plan.modes),
+            run.plan.size,
+            run.done,
+        )
+        if not jobs:
+            console.print(f"{where} has all of its {len(run.done)} cells already; nothing to run")
+            outcome = RunOutcome()
+        else:
+            missing = sum(len(job.missing) for job in jobs)
+            console.print(f"{where}: {missing} cells to measure, {len(run.done)} are there")
+            try:
+                outcome = _measure(request, console, run, jobs, worker_command)
+            except Interrupted:
+                console.print(f"interrupted; go on with: {_again(request, where)}")
+                raise
+            except OSError as error:
+                raise store.write_error(run.writer.path / store.CELLS, error) from error
+    finished = Finished(run.writer.path, [*run.done, *outcome.cells], len(outcome.cells), outcome.not_started)
+    _say_result(console, finished, _again(request, where))
+    return finished
+
+
+def _again(request: Request, where: str) -> str:
+    """The command that goes on with this start of a run, with what it was to hold beyond the run's own plan."""
+    words = ["encore", "run", "--resume", where]
+    if request.resume not in (None, NEWEST):
+        words += request.workloads
+        words += ["--set", request.workload_set] if request.workload_set is not None else []
+        words += ["--modes", ",".join(request.modes)] if request.modes else []
+        words += ["--tp", ",".join(map(str, request.tp))] if request.tp else []
+    return shlex.join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenRun:
+    """A run, locked for writing: the rows it has, and what it is to hold."""
+
+    writer: RunWriter
+    done: Sequence[Cell]
+    plan: RunPlan
+
+
+def _measure(
+    request: Request, console: Console, run: _OpenRun, jobs: Sequence[Job], worker_command: Sequence[str]
+) -> RunOutcome:
+    plan = run.plan
+    estimates_s = _estimates_s(jobs, run.done, run.writer.path, plan)
+    with display_for(console, estimates_s) as display:
+        runner = Runner(
+            writer=run.writer,
+            settings=plan.settings,
+            estimates_s=estimates_s,
+            display=display,
+            warm_cache=user_cache() / "compiled",
+            timeout_s=request.timeout_s,
+            budget_s=request.budget_s,
+            gpu_bytes=find_gpu().info.memory_bytes if plan.device == "cuda" else None,
+            worker_command=worker_command,
+        )
+        return runner.run(jobs)
+
+
+def _open(request: Request, console: Console) -> _OpenRun:
+    if request.resume is not None and request.resume != NEWEST:
+        return _go_on(request, console, store.find_run(request.resume), None)
+    plan = _new_plan(request, console)
+    if request.resume == NEWEST and (fitting := _newest_that_fits(request, plan, console)):
+        return _go_on(request, console, fitting, plan)
+    path = _new_folder(request, plan)
+    return _OpenRun(RunWriter.create(path, _environment(path.resolve().name, request, plan)), (), plan)
+
+
+def _go_on(request: Request, console: Console, path: Path, plan: RunPlan | None) -> _OpenRun:
+    """Opens a run that is there. `plan` None: what to do is in the run, and whether it fits is yet to be checked."""
+    writer, recorded = RunWriter.reopen(path)
+    try:
+        plan = plan or _resumed_plan(request, recorded, console)
+        if recorded.cut_line is not None:
+            console.print(f"{describe(path)}: its last line was cut short and is moved aside; that cell runs again")
+        if recorded.unfinished:
+            console.print(_about_unfinished(recorded), markup=False)
+        done = writer.set_aside(recorded.cells, lambda cell: _runs_again(request, plan, cell))
+        if request.retry_failed:
+            _say_what_stays(console, path, [cell for cell in done if cell.shortages and _is_chosen(plan, cell)])
+    except BaseException:
+        writer.close()
+        raise
+    return _OpenRun(writer, done, plan)
+
+
+def _about_unfinished(recorded: RecordedRun) -> str:
+    names = ", ".join(dict.fromkeys(cell.workload for cell in recorded.unfinished))
+    return (
+        f"{describe(recorded.path)} ended before {names} was through; that is measured again from the beginning, and "
+        "what was measured before stays until then"
+    )
+
+
+def _is_chosen(plan: RunPlan, cell: Cell) -> bool:
+    return cell.workload in plan.workloads and cell.mode in plan.modes
+
+
+def _runs_again(request: Request, plan: RunPlan, cell: Cell) -> bool:
+    return request.retry_failed and _is_chosen(plan, cell) and cell.status is not Status.PASS
+
+
+def _say_what_stays(console: Console, path: Path, short: Sequence[Cell]) -> None:
+    """Rows that lack something for want of memory have passed: their samples are true, and were taken next to all other
+    modes. Measured again a mode would only be next to its baseline, and might lack as much."""
+    if short:
+        names = ", ".join(f"{cell.workload} {cell.mode}" for cell in short)
+        console.print(
+            f"memory was short for {names}: these rows have passed and stay as they are, for measured again they would "
+            f"only be next to their baseline. To do it all the same, take their lines out of {describe(path)}/"
+            f"{store.CELLS} and give the command again",
+            markup=False,
+        )
+
+
+def _new_plan(request: Request, console: Console) -> RunPlan:
+    settings = request.preset.settings.model_copy(update=dict(request.given)).checked()
+    _examine(request.workloads, settings, request, console)
+    elsewhere = request.workload_set is not None or bool(request.tp) or request.pattern is not None
+    names = request.workloads or (() if elsewhere else request.preset.workloads)
+    if request.tp:
+        names = split_names(names, request.tp, request.workload_set)
+        workloads = select_workloads(names, settings.variant)
+    else:
+        default = None if names else DEFAULT_SET
+        chosen = default if request.workload_set is None else request.workload_set
+        workloads = select_workloads(names, settings.variant, chosen)
+    workloads = matching(workloads, request.pattern)
+    if request.shard:
+        whole = workloads
+        seconds = {
+            workload.acronym: usual_seconds(workload.acronym, workload.task, size=settings.size, device=settings.device)
+            for workload, _ in whole
+        }
+        part = request.shard.of(seconds)
+        workloads = [each for each in whole if each[0].acronym in part]
+        if not workloads:
+            names = ", ".join(workload.acronym for workload, _ in whole)
+            raise WrongUse(
+                f"--shard {request.shard} is empty: of {len(whole)} ({names}), part {request.shard.index} has none; "
+                f"give --shard I/N with an N of at most {len(whole)}"
+            )
+    modes = request.modes or _usual_modes(request, settings)
+    plan = RunPlan(
+        **settings.model_dump(),
+        workloads=[workload.acronym for workload, _ in workloads],
+        modes=[mode.name for mode in select_modes_for(settings.device, modes)],
+        shard=request.shard.recorded if request.shard else None,
+    )
+    if request.starts:
+        _require_device(plan)
+    return plan
+
+
+def _usual_modes(request: Request, settings: RunSettings) -> list[str] | None:
+    """Return the modes of the preset that the device can run; None: all."""
+    usual = request.preset.modes
+    return None if usual is None else [name for name in usual if settings.device == "cuda" or not MODES[name].needs_gpu]
+
+
+def planned_jobs(request: Request, console: Console) -> tuple[list[Job], dict[str, float]]:
+    """Return what a start of this request would measure, with the seconds of each workload. Nothing is made or started.
+
+    Raises:
+        WrongUse: a name, an option or a combination is wrong, or the run to resume does not fit.
+    """
+    request = replace(request, starts=False)
+    path: Path | None = None
+    done: tuple[Cell, ...] = ()
+    if request.resume not in (None, NEWEST):
+        recorded = store.read_run(store.find_run(str(request.resume)))
+        path, plan = recorded.path, _resumed_plan(request, recorded, console)
+    else:
+        plan = _new_plan(request, console)
+        path = _newest_that_fits(request, plan, console) if request.resume == NEWEST else None
+    if path is not None:
+        done = tuple(cell for cell in store.read_run(path).cells if not _runs_again(request, plan, cell))
+    chosen = select_workloads(plan.workloads, plan.variant, planned=True) if plan.workloads else ()
+    jobs = plan_jobs(chosen, select_modes(plan.modes), plan.size, done)
+    return jobs, _estimates_s(jobs, done, path, plan)
+
+
+def _estimates_s(jobs: Sequence[Job], done: Sequence[Cell], path: Path | None, plan: RunPlan) -> dict[str, float]:
+    estimates = Estimates([done, *_earlier_rows(path, plan)])
+    return {
+        job.workload.acronym: estimates.seconds(
+            job.workload.acronym, job.workload.task, size=plan.size, device=plan.device, modes=job.missing
+        )
+        for job in jobs
+    }
+
+
+def _examine(names: Sequence[str], settings: RunSettings, request: Request, console: Console) -> None:
+    """Examine programs of the user's own: see `suite.run.own_program`."""
+    programs = [name for name in names if is_program(name)]
+    if programs and (request.tp or settings.variant is not None or settings.size != "full"):
+        raise WrongUse(
+            f"{programs[0]} is a program of your own: --tp, --variant and --size are for workloads; leave them out"
+        )
+    name_programs(programs)
+    if not request.starts or not programs:
+        return
+    if settings.device == "cuda":
+        require_gpu()
+    examine_programs(programs, settings.device, settings.seed, lambda text: console.print(text, markup=False))
+
+
+def _resumed_plan(request: Request, recorded: RecordedRun, console: Console) -> RunPlan:
+    """What a run to go on with is to hold: what it set out for, unless other workloads or modes are named now."""
+    plan = recorded_plan(recorded.environment)
+    if request.starts:
+        _require_device(plan)
+    shard = {"shard": request.shard.recorded} if request.shard else {}
+    here = _environment(recorded.environment.run_id, request, plan)
+    found = setting_differences(plan, {**request.given, **shard}) + environment.differences(recorded.environment, here)
+    if found:
+        raise WrongUse(
+            f"{describe(recorded.path)} was made with other settings or in another environment, and its rows would not "
+            f"compare: {_listed(found)}. Leave these options out or restore that environment, or start a new run."
+        )
+    names = request.workloads or (plan.workloads if request.workload_set is None else ())
+    if request.tp and not request.workloads:
+        raise WrongUse("--tp with --resume needs names of workloads; the run itself says over how many GPUs each is")
+    if request.tp:
+        names = split_names(names, request.tp, None)
+    _examine(names, plan, request, console)
+    wanted = bool(names or request.workload_set is not None)
+    kept = names is plan.workloads
+    chosen = select_workloads(names, plan.variant, request.workload_set, planned=kept) if wanted else ()
+    workloads = [workload.acronym for workload, _ in matching(chosen, request.pattern)]
+    modes = [mode.name for mode in select_modes_for(plan.device, request.modes or plan.modes)]
+    return plan.model_copy(update={"workloads": workloads, "modes": modes})
+
+
+def _newest_that_fits(request: Request, plan: RunPlan, console: Console) -> Path | None:
+    """The newest run with this very plan and environment, finished or not; says why the newest one is not taken."""
+    if request.out is not None:
+        candidates = [request.out] if (request.out / store.ENVIRONMENT).exists() else []
+    else:
+        candidates = store.list_runs(store.RUNS)[::-1]
+    here = _environment(NEWEST, request, plan)
+    for number, path in enumerate(candidates):
+        there = store.read_environment(path)
+        try:
+            found = setting_differences(recorded_plan(there), plan.model_dump(exclude={"parts"}))
+        except WrongUse as error:
+            found = [str(error)]
+        found += environment.differences(there, here)
+        if not found:
+            console.print(f"going on with {describe(path)}")
+            return path
+        if number == 0:
+            console.print(f"not going on with {describe(path)}: {_listed(found)}")
+    return None
+
+
+def _environment(run_id: str, request: Request, plan: RunPlan) -> Environment:
+    return environment.collect(run_id, request.command_line, plan.model_dump())
+
+
+def _require_device(plan: RunPlan) -> None:
+    if plan.device != "cuda":
+        return
+    require_gpu()
+    degrees = {name: find(name).tp or 1 for name in plan.workloads if TP_MARK in name.lower()}
+    most = max(degrees.values(), default=1)
+    if most > 1 and most > (there := len(visible_gpus())):
+        lacking = ", ".join(name for name, degree in degrees.items() if degree > there)
+        raise WrongUse(
+            f"{lacking}: {there} GPUs can be used here; give --tp degrees up to {there}, or show more of them with "
+            "CUDA_VISIBLE_DEVICES"
+        )
+
+
+def _new_folder(request: Request, plan: RunPlan) -> Path:
+    """`--out`, or a new folder named by time, device and tag."""
+    if request.out is not None:
+        return request.out
+    require_tag(request.tag)
+    device = find_gpu().info.name.removeprefix("NVIDIA ") if plan.device == "cuda" else "cpu"
+    parts = (f"{datetime.now(UTC):%Y%m%d-%H%M%S}", re.sub(r"\W+", "-", device).strip("-").lower(), request.tag)
+    return store.new_folder(store.RUNS, "-".join(part for part in parts if part), "--out")
+
+
+def require_tag(tag: str | None) -> None:
+    """Refuses a `--tag` that cannot be part of a folder's name.
+
+    Raises:
+        WrongUse: it has other characters than names of folders here.
+    """
+    if tag is not None and not re.fullmatch(r"[\w.-]+", tag):
+        raise WrongUse(f"--tag {tag!r}: only letters, digits, '.', '_' and '-' can be part of a folder's name")
+
+
+def _earlier_rows(current: Path | None, plan: RunPlan) -> Iterator[Sequence[Cell]]:
+    """Rows of other runs, for estimates: newest first, this checkout's own before recorded ones.
+
+    Runs in another size or on another device tell nothing, and it takes seconds to read what is recorded of full ones.
+    """
+    for folder in (store.RUNS, store.RECORDED):
+        for path in store.list_runs(folder)[::-1]:
+            if current is None or path.resolve() != current.resolve():
+                with suppress(InvalidResults):
+                    if _tells_of(store.read_environment(path).settings, plan):
+                        yield store.read_run(path).cells
+
+
+def _tells_of(settings: Mapping[str, object], plan: RunPlan) -> bool:
+    return (settings.get("size", plan.size), settings.get("device", plan.device)) == (plan.size, plan.device)
+
+
+def _listed(found: Sequence[str]) -> str:
+    more = f"; and {len(found) - MOST_DIFFERENCES} more" if len(found) > MOST_DIFFERENCES else ""
+    return "; ".join(found[:MOST_DIFFERENCES]) + more
+
+
+def _say_result(console: Console, finished: Finished, again: str) -> None:
+    """`again`: the command that goes on."""
+    where = describe(finished.path)
+    passed = len(finished.cells) - len(finished.failed)
+    console.print(f"{where}: {passed} of {len(finished.cells)} cells passed")
+    for cell in finished.failed:
+        console.print(f"  {cell.workload} {cell.mode}: {cell.status}, see {where}/logs")
+    if finished.failed:
+        console.print(f"run the failed ones again with: {again} --retry-failed")
+    if finished.not_started:
+        names = ", ".join(finished.not_started)
+        console.print(f"not started for lack of time: {names}; go on with: {again}")

@@ -1,0 +1,236 @@
+"""A process of a mode while it is measured, what it has brought, and the row that all processes of the mode make."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from models.registry import Workload
+from suite.measure.environment import without_paths
+from suite.measure.kernels import difference
+from suite.measure.modes import Mode
+from suite.measure.served import served_functions
+from suite.results.schema import (
+    SCHEMA_VERSION,
+    Block,
+    Cell,
+    Correctness,
+    Grouping,
+    HostUse,
+    LaterProcess,
+    Metrics,
+    RankPart,
+    Shortage,
+    Status,
+)
+from suite.run.host_use import most
+from suite.run.process import Answer
+from suite.run.ranked_worker import RankedWorker
+from suite.settings import RunSettings
+from suite.worker.protocol import Collected, Failed, Measured, Prepared
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A process of a mode (or several, one for each rank), and what it has brought so far.
+
+    `failure` set means its worker is not asked again. `by_rank` are the answers of all ranks, where there are several.
+    `timed`: all of its blocks are measured; `collected`: so are its metrics. `others`: what other programs did on the
+    host meanwhile.
+    """
+
+    mode: Mode
+    process: int
+    worker: RankedWorker
+    started_at: datetime
+    started: float
+    correctness: Correctness | None = None
+    prepared: Prepared | None = None
+    blocks: list[Block] = field(default_factory=list)
+    timed: bool = False
+    metrics: Metrics | None = None
+    collected: bool = False
+    failure: Failed | None = None
+    failed_rank: int = 0
+    by_rank: list[tuple[Answer, ...]] = field(default_factory=list)
+    others: HostUse | None = None
+
+    @property
+    def out_of_memory(self) -> bool:
+        return self.failure is not None and self.failure.status is Status.OOM
+
+    @property
+    def drops_out(self) -> bool:
+        """Whether its mode is not started again. Lack of memory behind its blocks is one of its metrics alone."""
+        return self.failure is not None and not (self.timed and self.out_of_memory)
+
+    @property
+    def shortage(self) -> Shortage | None:
+        """What it lacked memory for, where it did; of what has samples that is no failure."""
+        if self.failure is None or not self.out_of_memory:
+            return None
+        return Shortage(
+            mode=self.mode.name,
+            process=self.process,
+            phase="metrics" if self.timed else "measure" if self.blocks else "prepare",
+            error=without_paths(self.failure.error),
+        )
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether the mode uses CUDA graphs, and launches any for this workload, as far as it was profiled."""
+        coverage = self.metrics.coverage if self.metrics else None
+        return self.mode.uses_cuda_graphs and (coverage is None or coverage.graph_launches > 0)
+
+    @property
+    def kernels(self) -> dict[str, int] | None:
+        return self.metrics.kernels if self.metrics else None
+
+
+def cell_of(
+    workload: Workload,
+    variant: str,
+    settings: RunSettings,
+    processes: Sequence[Member],
+    grouping: Grouping,
+    group: Sequence[str],
+    guests: Sequence[Member] = (),
+) -> Cell:
+    """The row of a mode from its processes. `guests` are those of its group whose own rows have other blocks.
+
+    A mode one of whose processes failed has failed. Lack of memory is no failure of a mode that has blocks: they stand,
+    and the row says what is missing.
+    """
+    first = processes[0]
+    has_blocks = any(one.blocks for one in processes)
+    member = next((one for one in processes if one.failure and not (has_blocks and one.out_of_memory)), first)
+    failure = None if has_blocks and member.out_of_memory else member.failure
+    prepared = first.prepared
+    begun = [one for one in processes if one.blocks or not (has_blocks and one.out_of_memory)]
+    log_tail = without_paths(member.worker.ranks[member.failed_rank].log_tail()) if failure else None
+    baselines = [guest for guest in guests if guest.mode.name in first.mode.baselines]
+    retuned = _retuned(processes)
+    return Cell(
+        schema_version=SCHEMA_VERSION,
+        workload=workload.acronym,
+        name=workload.name,
+        suite=workload.suite,
+        task=workload.task,
+        batch=workload.batch,
+        dtype_policy=workload.dtype_policy,
+        variant=variant,
+        size=settings.size,
+        mode=member.mode.name,
+        baselines=list(member.mode.baselines),
+        device=settings.device,
+        with_optimizer=settings.with_optimizer,
+        seed=settings.seed,
+        status=failure.status if failure else Status.PASS,
+        error=without_paths(_told(member, failure)) if failure else None,
+        log_tail=log_tail or None,
+        started_at=first.started_at.isoformat(timespec="seconds"),
+        wall_s=round(time.monotonic() - first.started, 3),
+        grouping=grouping,
+        group=list(group),
+        parameters=prepared.parameters if prepared else None,
+        input_bytes=prepared.input_bytes if prepared else None,
+        correctness=member.correctness or first.correctness,
+        compile=prepared.compile if prepared else None,
+        metrics=first.metrics,
+        blocks=[block for one in processes for block in one.blocks],
+        baseline_blocks={
+            name: [block for guest in baselines if guest.mode.name == name for block in guest.blocks]
+            for name in dict.fromkeys(guest.mode.name for guest in baselines)
+        },
+        processes=len(begun),
+        other_kernels=sorted(retuned.keys() | _retuned(baselines).keys()),
+        later=_later_processes(begun, retuned),
+        shortages=_shortages([*processes, *baselines]) if has_blocks else [],
+        others=most([one.others for one in processes if one.others is not None]),
+        tp=workload.tp,
+        ranks=_rank_parts(processes),
+    )
+
+
+def _rank_parts(processes: Sequence[Member]) -> list[RankPart]:
+    """What each rank brought, where there are several: all blocks, and of the first process the rest."""
+    parts = []
+    for rank in range(len(processes[0].worker.ranks)):
+        own = [[answers[rank] for answers in member.by_rank] for member in processes]
+        prepared = next((answer for answer in own[0] if isinstance(answer, Prepared)), None)
+        collected = next((answer for answer in reversed(own[0]) if isinstance(answer, Collected)), None)
+        parts.append(
+            RankPart(
+                rank=rank,
+                correctness=prepared.correctness if prepared else None,
+                compile=prepared.compile if prepared else None,
+                metrics=collected.metrics if collected else None,
+                blocks=[answer.block for answers in own for answer in answers if isinstance(answer, Measured)],
+            )
+        )
+    return parts if len(parts) > 1 else []
+
+
+def _told(member: Member, failure: Failed) -> str:
+    """What failed; of a later process, which one."""
+    return f"process {member.process + 1}: {failure.error}" if member.process else failure.error
+
+
+def _retuned(processes: Sequence[Member]) -> dict[int, list[str]]:
+    """Processes that ran other kernels than the first process of the same mode, and which."""
+    first: dict[str, dict[str, int]] = {}
+    found: dict[int, list[str]] = {}
+    for member in processes:
+        if member.kernels is not None:
+            before = first.setdefault(member.mode.name, member.kernels)
+            if member.kernels == before:  # as nearly always: to find a difference takes a millisecond
+                continue
+            if retuned := difference(member.kernels, before).retuned:
+                found[member.process] = [*found.get(member.process, ()), *retuned]
+    return found
+
+
+def _shortages(processes: Sequence[Member]) -> list[Shortage]:
+    return [found for member in processes if (found := member.shortage) is not None]
+
+
+def interruptions(processes: Sequence[Member], guests: Sequence[Member] = ()) -> list[Shortage]:
+    """What a row lacks if its run ends now: one entry at least. `guests` as in `cell_of`."""
+    first = processes[0]
+    baselines = [guest for guest in guests if guest.mode.name in first.mode.baselines]
+    found = [_interruption(one, "metrics" if one.timed else "measure") for one in processes if _is_under_way(one)]
+    if all(one.phase == "metrics" for one in found):  # else this says that there are no later processes
+        following = max(one.process for one in processes) + 1
+        found.append(_interruption(first, "prepare").model_copy(update={"process": following}))
+    return found + [
+        _interruption(one, "metrics" if one.timed else "measure") for one in baselines if _is_under_way(one)
+    ]
+
+
+def _is_under_way(member: Member) -> bool:
+    return bool(member.blocks) and member.failure is None and not member.collected
+
+
+def _interruption(member: Member, phase: Literal["prepare", "measure", "metrics"]) -> Shortage:
+    return Shortage(
+        mode=member.mode.name,
+        process=member.process,
+        phase=phase,
+        error="the run ended before the workload was through",
+        reason="interrupted",
+    )
+
+
+def _later_processes(processes: Sequence[Member], retuned: Mapping[int, list[str]]) -> list[LaterProcess]:
+    return [
+        LaterProcess(
+            process=member.process,
+            compile=member.prepared.compile if member.prepared else None,
+            retuned=retuned.get(member.process, []),
+            selection=served_functions(member.metrics.encore_report if member.metrics else None),
+        )
+        for member in processes[1:]
+    ]

@@ -1,0 +1,209 @@
+"""A program of the user's own before it is measured: made, moved, and run three times as it is, in a process apart.
+
+What is wrong with it, is said in one sentence before its modes compile it: a wrong `make`, too little memory, results
+that nothing can be compared with. The command itself imports neither torch nor the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from encore.own_packages import NAMES, script
+from models import registry
+from models.registry import DtypePolicy, Task, Workload
+from optimizations.atomic_file import write_atomically
+from suite.results.errors import WrongUse
+from suite.results.schema import Record
+from suite.run import guard
+from suite.run.matrix import require_program_name
+from suite.run.supervise import Supervised, end
+
+COMMAND = script("suite.run.own_program")
+TIMEOUT_S = 300.0
+BEAT_S = 5.0
+SAME_ERROR = 10.0
+"""Results of two seeds that differ by so many times what two calls with one seed differ by hang on random numbers."""
+
+
+class Examined(Record):
+    """A program as it was found, or the sentence that says why it cannot be measured."""
+
+    problem: str | None = None
+    task: Task = "inference"
+    batch: int = 1
+    dtype_policy: DtypePolicy = "fp32"
+    stochastic: bool = False
+
+
+def _check_name(name: str) -> None:
+    require_program_name(name)
+    module = name.partition(":")[0]
+    if module.partition(".")[0] in NAMES:
+        raise WrongUse(
+            f"{name!r}: {module.partition('.')[0]!r} is a package of Encore's, too; put the function into a file with "
+            "another name to measure it"
+        )
+
+
+def examine_programs(
+    names: Sequence[str], device: Literal["cuda", "cpu"], seed: int, announce: Callable[[str], None]
+) -> None:
+    """Examine programs, and make their records known to `models.registry.find`.
+
+    Raises:
+        WrongUse: one cannot be measured; the message says why.
+    """
+    for name in dict.fromkeys(names):
+        found = examine(name, device, seed, announce)
+        if found.problem is not None:
+            raise WrongUse(found.problem)
+        if found.stochastic:
+            announce(f"{name} draws random numbers: results are compared where all modes draw the same ones")
+        registry.add_program(_record(name, found))
+
+
+def name_programs(names: Sequence[str]) -> None:
+    """Check the names of programs and make records known that say nothing of them yet: enough for a plan.
+
+    Raises:
+        WrongUse: one is not written as a program's name.
+    """
+    for name in names:
+        _check_name(name)
+        registry.add_program(_record(name, Examined()))
+
+
+def _record(name: str, found: Examined) -> Workload:
+    def elsewhere(*_: object) -> Any:
+        raise AssertionError(f"{name} is built in the processes that measure it")
+
+    return Workload(
+        acronym=name,
+        name=name,
+        suite="yours",
+        task=found.task,
+        batch=found.batch,
+        dtype_policy=found.dtype_policy,
+        build=elsewhere,
+        inputs=elsewhere,
+        builds_on_device=True,
+        own=elsewhere,
+        stochastic=found.stochastic,
+    )
+
+
+def examine(name: str, device: str, seed: int, announce: Callable[[str], None]) -> Examined:
+    """Return what a process of its own finds out about the program."""
+    with guard.temporary_folder("encore-program-") as folder:
+        answer, log = folder / "answer.json", folder / "log.txt"
+        options = ("--name", name, "--device", device, "--seed", str(seed), "--answer", str(answer))
+        worker = Supervised((*COMMAND, *options), log)
+        begun, said = monotonic(), -BEAT_S
+        try:
+            while not worker.exited():
+                waited = monotonic() - begun
+                if waited > TIMEOUT_S:
+                    return Examined(problem=f"{name}: three calls as it is took longer than {TIMEOUT_S:g} s")
+                if waited - said >= BEAT_S:
+                    said = waited
+                    announce(f"running {name} as it is ({waited:.0f} s)")
+                worker.wait(1.0)
+            try:
+                return Examined.model_validate_json(answer.read_bytes())
+            except (FileNotFoundError, ValidationError):
+                tail = worker.log_tail()
+                return Examined(problem=f"{name}: running it as it is {worker.exit_description()}\n{tail}".strip())
+        finally:
+            end([worker])
+
+
+def main() -> None:
+    """Run in a process of its own: write what is found to the file of --answer."""
+    parser = argparse.ArgumentParser(prog="suite.run.own_program")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--answer", type=Path, required=True)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    write_atomically(options.answer, _examined(options.name, options.device, options.seed).model_dump_json().encode())
+
+
+def _examined(name: str, device: str, seed: int) -> Examined:
+    import torch
+
+    from models.own_program import WrongProgram
+
+    step = "making it"
+    try:
+        from models.instance import instantiate
+        from suite.measure.iteration import iteration, set_numerics
+        from suite.measure.results import State, run_checked
+
+        set_numerics()
+        instance = instantiate(registry.find(name), device=device, seed=seed)
+        step = "calling it as it is"
+        inputs = instance.inputs(0)
+        state = State(instance.module, inputs)
+        iterate = iteration(instance, instance.module, marks_steps=False)
+        first, again, other = (run_checked(instance, iterate, inputs, state, each) for each in (seed, seed, seed + 1))
+        if not first.tensors:
+            return Examined(problem=f"{name} returns no tensor and changes none, so there is nothing to compare")
+        noise, spread = _distance(first.tensors, again.tensors), _distance(first.tensors, other.tensors)
+        stochastic = spread > max(SAME_ERROR * noise, 0.0)
+        if noise > 0.1 and not stochastic:
+            return Examined(
+                problem=f"{name} computes something else in each call with the same seed (relative difference "
+                f"{noise:.2g}), so no mode can be compared with eager; seed all that it draws from by torch.manual_seed"
+            )
+        workload = instance.workload
+        return Examined(
+            task=workload.task, batch=workload.batch, dtype_policy=workload.dtype_policy, stochastic=stochastic
+        )
+    except WrongProgram as error:
+        return Examined(problem=str(error))
+    except torch.OutOfMemoryError as error:
+        free = f"{torch.cuda.get_device_properties(device).total_memory / 2**30:.1f} GiB"
+        reason = str(error).splitlines()[0]
+        return Examined(problem=f"{name} does not fit: {step} needs more memory than the GPU's {free} ({reason})")
+    except Exception as error:
+        place = _place(error)
+        return Examined(problem=f"{name}: {step} failed: {type(error).__name__}: {error}{place}")
+
+
+def _distance(one: object, other: object) -> float:
+    """Return the largest relative difference of two results by name; infinite where they differ in form."""
+    import torch
+
+    assert isinstance(one, dict) and isinstance(other, dict)
+    if {name: tensor.shape for name, tensor in one.items()} != {name: tensor.shape for name, tensor in other.items()}:
+        return float("inf")
+    largest = 0.0
+    for name, tensor in one.items():
+        first, second = tensor.to(torch.float64), other[name].to(torch.float64)
+        difference = float((first - second).norm())
+        largest = max(largest, difference / max(float(first.norm()), 1e-30) if difference else 0.0)
+    return largest
+
+
+def _place(error: Exception) -> str:
+    """Return the innermost line of the user's in an error's traceback, in brackets."""
+    own = tuple(f"{Path(__file__).resolve().parents[2] / name}/" for name in NAMES)
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith((*own, "<"))]
+    users = [frame for frame in outside if "/site-packages/" not in frame.filename]
+    return f" ({Path(users[-1].filename).name}:{users[-1].lineno}: {users[-1].line})" if users else ""
+
+
+if __name__ == "__main__":
+    main()

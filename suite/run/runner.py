@@ -1,0 +1,366 @@
+"""A run from its first workload to its last: who is alive with whom, what is written when, what is left for later.
+
+Note [Groups]: the modes of a workload are measured in turn, block by block, all alive together; then all are started
+again, as often as the settings say, for processes of one program differ. If any of them runs out of memory before
+anything is measured, the workload starts again in halves that both have the common baselines. The modes of a half that
+does not fit are measured in pairs: each with its baseline. A pair that does not fit either is taken apart and its modes
+are measured one after another. A mode has one row, from the first group it was measured in; a later group's rows carry
+the blocks that its baselines had there. Rows are final when their workload is through; until then there are
+unfinished ones (Note [Unfinished] in `suite.results.unfinished`).
+
+Note [Short of memory]: what was measured stands, whatever memory is short for later. A mode that runs out of it while
+it is timed drops out, and the others go on. Its row has the blocks it had until then; if it had none, it is measured
+once more in a smaller group. Behind the blocks only its metrics are missing. A later process that does not fit is one
+process fewer of its mode, and there are none after it; several that do not fit side by side are prepared one after
+another. The row says what is missing, and why (`suite.results.schema.Shortage`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from models.registry import Workload
+from suite.measure.modes import Mode
+from suite.results.run_writer import RunWriter
+from suite.results.schema import Cell, Grouping, Status
+from suite.results.store import CannotWrite
+from suite.results.unfinished import UnfinishedRows
+from suite.run.bench import Bench, Toolchain
+from suite.run.blocks import enough_processes, measure_blocks
+from suite.run.group import GroupSession, do_not_fit
+from suite.run.guard import temporary_folder
+from suite.run.host_use import between, look
+from suite.run.measured_group import MeasuredGroup, lacked_memory
+from suite.run.member import Member
+from suite.run.process import WORKER_COMMAND
+from suite.run.progress import Display
+from suite.run.schedule import halves, pairings
+from suite.run.supervise import kill_strays
+from suite.settings import RunSettings, format_duration
+from suite.worker.compile_cache import CompileCache
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One workload of a run. `missing` are the modes that have no row yet, `selected` all modes of the run."""
+
+    workload: Workload
+    variant: str
+    selected: tuple[Mode, ...]
+    missing: tuple[Mode, ...]
+    done: tuple[Cell, ...]
+
+    @property
+    def is_new(self) -> bool:
+        return len(self.missing) == len(self.selected)
+
+
+@dataclass(slots=True)
+class RunOutcome:
+    """What a run came to: cells written now, and workloads the budget left for later."""
+
+    cells: list[Cell] = field(default_factory=list)
+    not_started: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.status is not Status.PASS]
+
+
+def plan_jobs(
+    workloads: Iterable[tuple[Workload, str]], modes: Sequence[Mode], size: str, done: Collection[Cell]
+) -> list[Job]:
+    """The workloads (each with its variant) that still miss a mode, in the order given."""
+    jobs = []
+    for workload, variant in workloads:
+        rows = tuple(c for c in done if (c.workload, c.variant, c.size) == (workload.acronym, variant, size))
+        missing = tuple(mode for mode in modes if mode.name not in {row.mode for row in rows})
+        if missing:
+            jobs.append(Job(workload, variant, tuple(modes), missing, rows))
+    return jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Measures jobs and writes their rows.
+
+    `budget_s` is counted from `run`; `gpu_bytes` is the memory of the GPU, None without one; `warm_cache` is where
+    compiled kernels are shared with `--warm-cache`.
+    """
+
+    writer: RunWriter
+    settings: RunSettings
+    estimates_s: Mapping[str, float]
+    display: Display
+    warm_cache: Path
+    timeout_s: float = 600.0
+    budget_s: float | None = None
+    gpu_bytes: int | None = None
+    worker_command: Sequence[str] = WORKER_COMMAND
+    clock: Callable[[], float] = time.monotonic
+    toolchain: Toolchain = field(default_factory=Toolchain)
+
+    def run(self, jobs: Sequence[Job]) -> RunOutcome:
+        """All jobs the budget allows. Whatever ends this early, what was measured is on disk and no worker lives.
+
+        Raises:
+            CannotWrite: the disk is full.
+        """
+        outcome = RunOutcome()
+        begun = self.clock()
+        try:
+            with temporary_folder("encore-headers-") as self.toolchain.headers, ExitStack() as ahead:
+                session: GroupSession | None = None
+                for job, following in zip(jobs, [*jobs[1:], None], strict=True):
+                    with ahead.pop_all() as opened:
+                        started, session = session, None
+                        name, used_s = job.workload.acronym, self.clock() - begun
+                        if not self._fits(name, used_s):
+                            outcome.not_started.append(name)
+                            continue
+                        current = started or opened.enter_context(self._session(job))
+                        if following is not None and self._starts_early(job, following, used_s):
+                            session = ahead.enter_context(self._session(following))
+                            session.expect(following.missing, (0,))
+                        current.ahead = session
+                        self._run_job(job, current, outcome)
+        finally:
+            kill_strays()
+        return outcome
+
+    def _starts_early(self, job: Job, following: Job, used_s: float) -> bool:
+        """Whether the processes of the workload behind this one may start with it: where it will be begun, as far as
+        is known, and with all of its modes at once."""
+        both = self.estimates_s[job.workload.acronym] + self.estimates_s[following.workload.acronym]
+        return following.is_new and (self.budget_s is None or used_s + both <= self.budget_s)
+
+    def _fits(self, name: str, used_s: float) -> bool:
+        if self.budget_s is None or used_s + self.estimates_s[name] <= self.budget_s:
+            return True
+        needs, left = format_duration(self.estimates_s[name]), format_duration(self.budget_s - used_s)
+        self.display.note(f"{name}: not started, it may need {needs} and {left} of the budget are left")
+        return False
+
+    def _run_job(self, job: Job, session: GroupSession, outcome: RunOutcome) -> None:
+        self.writer.check_space()
+        self.display.workload_starts(job.workload.acronym, [mode.name for mode in job.missing])
+        rows: dict[str, Cell] = {}
+        try:
+            self._measure(session, job, rows)
+        except BaseException:
+            self._keep(session, job, rows)
+            raise
+        cells = [rows[mode.name] for mode in job.missing]
+        try:
+            self.writer.append(*cells)
+        except BaseException:
+            session.unfinished.keep(last=True)
+            raise
+        for cell in cells:
+            outcome.cells.append(cell)
+            self.display.cell_ends(cell)
+        self.display.workload_ends()
+        self.writer.check_space()
+
+    def _keep(self, session: GroupSession, job: Job, measured: Mapping[str, Cell]) -> None:
+        """The run ends now. Rows of a workload all of whose modes are measured are final: nothing of it would be
+        measured otherwise again. Others are kept as unfinished ones."""
+        name = job.workload.acronym
+        through = {**session.unfinished.final(), **measured}
+        if all(mode.name in through for mode in job.missing):
+            try:
+                self.writer.append(*(through[mode.name] for mode in job.missing))
+                cold = ", but for compile times with an empty cache" if self.settings.cold_compile_times else ""
+                self.display.note(f"{name}: all of its modes were measured{cold}; its rows are final")
+                self.writer.check_space()
+            except (OSError, CannotWrite) as error:  # and not what the run ends with
+                self.display.note(str(error))
+            else:
+                return
+        rows, kept = session.unfinished.keep(last=True)
+        passed = [row.mode for row in rows if row.status is Status.PASS]
+        if passed:
+            what = "is kept until it is measured again" if kept else "could not be written"
+            self.display.note(f"{name}: not through; what was measured of {', '.join(passed)} {what}")
+        for row in rows:
+            if row.status is not Status.PASS:
+                self.display.note(f"{name} {row.mode}: {row.status}: {row.first_error_line}")
+
+    @contextmanager
+    def _session(self, job: Job) -> Iterator[GroupSession]:
+        """What measures a job's modes, with their compile cache. Nothing of it is left behind the block."""
+        logs = self.writer.path / "logs"
+        logs.mkdir(exist_ok=True)
+        bench = Bench(
+            self.settings, logs, self.timeout_s, self.worker_command, self.display, self.toolchain, self.gpu_bytes
+        )
+        known = {cell.mode: cell.correctness for cell in job.done if cell.correctness and cell.status is Status.PASS}
+        with ExitStack() as stack:
+            folder = self.warm_cache / job.workload.acronym
+            if not self.settings.warm_cache:
+                folder = stack.enter_context(temporary_folder("encore-cache-"))
+            cache = CompileCache(folder, kept=self.settings.warm_cache)
+            unfinished = UnfinishedRows(self.writer)
+            session = GroupSession(bench, job.workload, job.variant, known, cache, unfinished)
+            stack.enter_context(session.later_processes())
+            yield session
+
+    def _measure(self, session: GroupSession, job: Job, cells: dict[str, Cell]) -> None:
+        """Adds the rows of a job to `cells`: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
+        if job.is_new:
+            cells |= measure_group(session, job.missing, Grouping.TOGETHER)
+            if not cells:
+                name = job.workload.acronym
+                self.display.note(f"{name}: the modes do not fit into memory together; measuring fewer at a time")
+                cells |= measure_in_halves(session, job.missing)
+        cells |= measure_in_pairs(session, [mode for mode in job.missing if mode.name not in cells], job.selected)
+        if self.settings.cold_compile_times:
+            add_cold_compile_times(session, job.missing, cells)
+
+
+def add_cold_compile_times(session: GroupSession, modes: Sequence[Mode], cells: dict[str, Cell]) -> None:
+    """Puts into the rows of modes that compile what they take to compile alone and with an empty cache each."""
+    for mode in modes:
+        cell = cells[mode.name]
+        if mode.backend is not None and cell.status is Status.PASS:
+            with temporary_folder("encore-cache-") as folder:
+                times = session.cold_compile_times(mode, CompileCache(folder))
+            if times is not None:
+                cells[mode.name] = cell.model_copy(update={"compile": times})
+
+
+def measure_group(
+    session: GroupSession, modes: Sequence[Mode], grouping: Grouping, have_rows: Collection[str] = ()
+) -> dict[str, Cell]:
+    """Rows of modes measured in turn, all alive at once, in several processes each, which take turns too.
+
+    Of those that have rows, only the blocks count, and they do not go on by themselves. Empty if one of several runs
+    out of memory before anything is measured; without those that do while others are measured, and have no block: see
+    Note [Short of memory]. A mode alone is a group too, and then what fails has failed. What failed once is not started
+    again.
+    """
+    group = MeasuredGroup(session, grouping, [mode.name for mode in modes], have_rows)
+    session.unfinished.add(group)
+    processes = group.processes
+    count = session.bench.settings.processes or 1
+    most = session.bench.settings.most_processes or count
+
+    def go_on() -> list[Mode]:
+        return [mode for mode in modes if not any(member.drops_out for member in processes[mode.name])]
+
+    def nothing_to_come(done: int) -> bool:
+        nothing_left = all(mode.name in group.have_rows for mode in go_on())
+        return done >= most or nothing_left or (done >= count and enough_processes(processes))
+
+    done, crowded = 0, False
+    with session.later_processes():
+        session.expect(modes, range(1, count))
+        group.through = nothing_to_come(done)
+        while not group.through:
+            wanted = range(done, _wanted(processes, done, most)) if done >= count else range(done, count)
+            together = session.side_by_side(processes, wanted) if done and not crowded else wanted[:1]
+            with session.alive(go_on(), together) as alive:
+                fits = not do_not_fit(alive)
+                if fits:
+                    _measure_in_turn(session, alive, together, processes, group.have_rows)
+                smaller = not done and len(modes) > 1 and lacked_memory(alive)
+                done += len(together) if fits else 0
+                # Before the processes are ended, which takes seconds: an interrupt then finds all that there will be.
+                group.through = not smaller and nothing_to_come(done)
+            if smaller:
+                if session.trials.give_up():
+                    return measure_group(session, modes, grouping, have_rows)
+                return {}
+            crowded = crowded or not fits
+    for guest in group.guests:
+        if guest.failure is not None:
+            session.bench.display.note(
+                f"{session.workload.acronym} {guest.mode.name}: failed where it was measured once more, next to "
+                f"{', '.join(name for name in processes if name not in group.have_rows)}: {guest.failure.error}"
+            )
+    return group.final()
+
+
+def _measure_in_turn(
+    session: GroupSession,
+    alive: Sequence[Member],
+    together: Sequence[int],
+    processes: Mapping[str, list[Member]],
+    have_rows: Collection[str],
+) -> None:
+    """Blocks of one process of each mode after the other, then their metrics. All are noted in `processes`."""
+    measured: list[Member] = []
+    gpus = (session.workload.tp or 1) if session.bench.settings.device == "cuda" else 0
+    try:
+        for process in together:
+            members = _of_process(alive, process, processes)
+            with _seeing_others(members, gpus) as look_again:
+                measure_blocks(
+                    session.bench, session.workload, members, lambda: session.unfinished.now_and_then(look_again)
+                )
+            measured += members
+            session.unfinished.keep()
+        session.collect(measured, whole=[m for m in measured if not m.process and m.mode.name not in have_rows])
+    finally:
+        session.unfinished.keep()  # before the processes are ended, which takes seconds: there may be as few left
+
+
+@contextmanager
+def _seeing_others(members: Sequence[Member], gpus: int) -> Iterator[Callable[[], None]]:
+    """Notes what other programs do on the host while the block runs, however it ends; before that where it is asked to,
+    for what may be the last look."""
+    before = look(gpus)
+
+    def look_again() -> None:
+        others = between(before, look(gpus))
+        for member in members:
+            member.others = others
+
+    try:
+        yield look_again
+    finally:
+        look_again()
+
+
+def _of_process(alive: Sequence[Member], process: int, processes: Mapping[str, list[Member]]) -> list[Member]:
+    """The members of this process of each mode, noted in `processes`; without modes that have failed before."""
+    members = [m for m in alive if m.process == process and not any(one.drops_out for one in processes[m.mode.name])]
+    for member in members:
+        processes[member.mode.name].append(member)
+    return members
+
+
+def _wanted(processes: Mapping[str, Sequence[Member]], done: int, most: int) -> int:
+    """How many processes of each mode there will be in all, as far as the `done` ones tell."""
+    further = range(1, most - done)
+    return done + next((more for more in further if enough_processes(processes, more)), most - done)
+
+
+def measure_in_halves(session: GroupSession, modes: Sequence[Mode]) -> dict[str, Cell]:
+    """Rows of the modes whose half fits; those that are in both halves have theirs from the first that does."""
+    cells: dict[str, Cell] = {}
+    for half in halves(modes):
+        cells |= measure_group(session, half, Grouping.HALVES, have_rows=cells)
+    return cells
+
+
+def measure_in_pairs(session: GroupSession, missing: Sequence[Mode], selected: Sequence[Mode]) -> dict[str, Cell]:
+    """Each missing mode with its baseline; those that do not fit together with it, alone.
+
+    A baseline that misses a row, too, has it from its first pair.
+    """
+    cells: dict[str, Cell] = {}
+    for baseline, partners in pairings(missing, selected):
+        if baseline is not None:
+            for mode in partners:
+                wants_row = baseline in missing and baseline.name not in cells
+                have_rows = () if wants_row else (baseline.name,)
+                cells |= measure_group(session, [baseline, mode], Grouping.PAIRS, have_rows)
+    for mode in missing:
+        if mode.name not in cells:
+            cells |= measure_group(session, [mode], Grouping.SEQUENTIAL)
+    return cells

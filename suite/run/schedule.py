@@ -1,0 +1,229 @@
+"""What runs, with whom, and how long it may take: decided on plain values, before any process starts."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from suite.measure.modes import GRAPH_MODE, REFERENCE_MODE, Mode
+from suite.results.errors import WrongUse
+from suite.results.schema import Cell, Grouping, Status
+from suite.run.recorded_seconds import RECORDED_MODES, RECORDED_S
+from suite.settings import RunSettings
+
+_T = TypeVar("_T")
+
+Task = Literal["inference", "training"]
+
+DEFAULT_ESTIMATE_S: dict[tuple[str, str], float] = {
+    ("full", "inference"): 150.0,
+    ("full", "training"): 180.0,
+    ("tiny", "inference"): 120.0,
+    ("tiny", "training"): 180.0,
+}
+"""Seconds a workload in all modes is taken to need while neither an earlier row nor `RECORDED_S` tells. In full size:
+somewhat more than the slowest that fitted on an H200 with 16 cores in the first runs (XLNET-I 123, DGPT2 131, ten
+blocks each, cold compile caches). DR-I, which did not fit and went in halves, took 204 there. The tiny ones are not
+measured, but chosen high."""
+
+ESTIMATE_MARGIN = 1.2
+"""What an estimate from earlier rows is multiplied by, for compile times vary from run to run."""
+
+
+BLOCK_US = 6000.0
+"""What the timed samples of a block take together, at least: short, for what disturbs a host swallows whole blocks."""
+LEAD_IN_US = 4000.0
+"""What the iterations before them take, at least: another mode has used caches, and the clock of this core was low."""
+MOST_SAMPLES = 10
+MOST_LEAD_IN = 12
+LEAST_LEAD_IN = 2
+LONG_ITERATION_US = 20_000.0
+"""From here on one iteration is lead-in enough: what it finds cold is a small part of it."""
+LONG_MEASURE_S = 5.0
+"""Seconds, or `measure_s` where that is more, after which half of the least number of blocks will do."""
+THROUGHPUT_EVERY = 4
+"""Blocks from one that also measures throughput to the next: it takes as long again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Iterations of each block of a mode: not timed, timed one by one, and issued back to back where it does that."""
+
+    lead_in: int
+    samples: int
+
+
+def sampling_for(iteration_us: float, settings: RunSettings) -> Sampling:
+    """Blocks long enough for an iteration of this length."""
+
+    def within(target_us: float, least: int, most: int) -> int:
+        return max(least, min(most, math.ceil(target_us / iteration_us)))
+
+    return Sampling(
+        within(LEAD_IN_US, LEAST_LEAD_IN if iteration_us < LONG_ITERATION_US else 1, MOST_LEAD_IN),
+        within(BLOCK_US, settings.samples, max(settings.samples, MOST_SAMPLES)),
+    )
+
+
+def least_blocks(seconds: float, settings: RunSettings) -> int:
+    """How many blocks each process measures at least, after so many seconds: half of the setting where these are long.
+
+    Of an iteration that long, what differs is not blocks but processes, and the time is better spent on more of those.
+    """
+    return settings.blocks if seconds < max(LONG_MEASURE_S, settings.measure_s) else -(-settings.blocks // 2)
+
+
+def orders(names: Sequence[_T], seed: str) -> Iterator[list[_T]]:
+    """Orders in which modes are asked for a block, one for each block: drawn, so that none always follows the same."""
+    generator = random.Random(seed)
+    while True:
+        yield generator.sample(list(names), len(names))
+
+
+def halves(modes: Sequence[Mode]) -> list[list[Mode]]:
+    """Two groups for a GPU that does not hold all of the modes; both have those that most ratios are over.
+
+    These are the reference and stock graphs. Neighbours in the order of `MODES` stay together, for they are compared
+    too. Empty where halves would be no more than pairs, or have nothing in common.
+    """
+    shared = [mode for mode in modes if mode.name in (REFERENCE_MODE, GRAPH_MODE)]
+    others = [mode for mode in modes if mode not in shared]
+    if not shared or len(modes) < 4:
+        return []
+    middle = len(others) // 2
+    return [[*shared, *others[:middle]], [*shared, *others[middle:]]]
+
+
+def pairings(missing: Sequence[Mode], selected: Sequence[Mode]) -> list[tuple[Mode | None, list[Mode]]]:
+    """Who alternates with whom when the GPU holds but two of them: (baseline, its partners), in order of `missing`.
+
+    A mode's partner is the first of its declared baselines that is selected in this run. Baseline None: the modes
+    with nothing to alternate with, unless they are themselves a baseline in another pair.
+    """
+    names = {mode.name: mode for mode in selected}
+    partners: dict[str, list[Mode]] = defaultdict(list)
+    without: list[Mode] = []
+    for mode in missing:
+        baseline = next((name for name in mode.baselines if name in names), None)
+        if baseline is None:
+            without.append(mode)
+        else:
+            partners[baseline].append(mode)
+    pairs: list[tuple[Mode | None, list[Mode]]] = [(names[name], modes) for name, modes in partners.items()]
+    lonely = [mode for mode in without if mode.name not in partners]
+    return [*pairs, (None, lonely)] if lonely else pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part `index` (from 1) of `count`."""
+
+    index: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    @property
+    def recorded(self) -> str:
+        """As the settings of a run have it. Until 2026-11-26 a part was every count-th workload, and recorded as "1/2":
+        such parts and these do not make a whole, and no run is both."""
+        return f"{self} {SHARD_RULE}"
+
+    def of(self, seconds: Mapping[str, float]) -> list[str]:
+        """The workloads of this part, in the order of `seconds`, which has the time that each takes.
+
+        Longest first, each goes to the part that has the least so far, of several to the first. Of equal times the
+        first by name comes first, so that parts are the same whatever the order is in which workloads are named. The
+        longest part is at most 4/3 of what it is in the best division (Graham, 1969).
+        """
+        sums_s = [0.0] * min(self.count, len(seconds))
+        own = set()
+        for name in sorted(seconds, key=lambda name: (-seconds[name], name)):
+            least = sums_s.index(min(sums_s))
+            sums_s[least] += seconds[name]
+            if least == self.index - 1:
+                own.add(name)
+        return [name for name in seconds if name in own]
+
+
+SHARD_RULE = "by seconds"
+
+
+def shard_rule(recorded: str) -> str:
+    """How the parts were made that a run, by its settings, is one of: `SHARD_RULE`, or "" for every count-th."""
+    return recorded.partition(" ")[2]
+
+
+def missing_shards(recorded: Iterable[str]) -> list[str]:
+    """Parts that are not among these, which are written as settings have them; of each number of parts, in order."""
+    there: dict[int, set[int]] = defaultdict(set)
+    for each in recorded:
+        shard = parse_shard(each.partition(" ")[0])
+        there[shard.count].add(shard.index)
+    return [
+        str(Shard(index, count))
+        for count, indices in sorted(there.items())
+        for index in range(1, count + 1)
+        if index not in indices
+    ]
+
+
+def parse_shard(text: str) -> Shard:
+    """The shard written as "2/3".
+
+    Raises:
+        WrongUse: it is not i/n with 1 <= i <= n.
+    """
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise WrongUse(f"--shard {text!r} is not a shard: write i/n with i from 1 to n, for example 2/3")
+    return Shard(int(match[1]), int(match[2]))
+
+
+def usual_seconds(workload: str, task: str, *, size: str, device: str) -> float:
+    """Seconds of a workload in all modes, the same on every machine: as recorded on an H200, else by size and task."""
+    recorded = RECORDED_S.get(workload) if (size, device) == ("full", "cuda") else None
+    return DEFAULT_ESTIMATE_S[size, task] if recorded is None else recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """How long workloads took before.
+
+    `earlier` holds the rows of one past run each, the most telling run first.
+    """
+
+    earlier: Sequence[Sequence[Cell]]
+
+    def seconds(self, workload: str, task: str, *, size: str, device: str, modes: Collection[object]) -> float:
+        """Seconds this workload is expected to take in these modes, rather too many than too few."""
+        for cells in self.earlier:
+            rows = [
+                cell
+                for cell in cells
+                if (cell.workload, cell.size, cell.device, cell.status) == (workload, size, device, Status.PASS)
+            ]
+            if rows:
+                return ESTIMATE_MARGIN * _group_seconds(rows) * max(1.0, len(modes) / len(rows))
+        if (size, device) == ("full", "cuda") and workload in RECORDED_S:
+            return ESTIMATE_MARGIN * RECORDED_S[workload] * max(1.0, len(modes) / RECORDED_MODES)
+        return DEFAULT_ESTIMATE_S[size, task]
+
+
+def _group_seconds(rows: Iterable[Cell]) -> float:
+    """Wall time of a workload: cells of a group ran at the same time, those in pairs and alone one after another."""
+    together: dict[tuple[str, ...], float] = defaultdict(float)
+    others = 0.0
+    for row in rows:
+        if row.grouping in (Grouping.TOGETHER, Grouping.HALVES):
+            group = tuple(row.group)
+            together[group] = max(together[group], row.wall_s)
+        else:
+            others += row.wall_s
+    return sum(together.values()) + others

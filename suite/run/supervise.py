@@ -1,0 +1,178 @@
+"""Processes that the suite starts, whatever they do: each in its own session, its output in a log, marked, ended.
+
+Temporary files of a process go to its own folder, which goes with it.
+
+Note [Strays]: what a process starts (compile workers, ptxas, the C++ compiler) stays in its process group and ends with
+it. A child that starts its own session leaves the group, and once its parent is gone nothing links it to the
+process any more but its environment. Each process therefore gets a mark in its environment, which children inherit, and
+ending a process includes killing everything that carries its mark. If this program itself is killed, its guard does
+that (see Note [Guard] in `suite.run.guard`).
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from suite.run import guard
+from suite.run.bytecode import bytecode_environment
+from suite.run.guard import MARK, RUN_MARK, kill_marked, make_folder, new_mark, remove_folder
+
+TERM_GRACE_S = 3.0
+"""Time between SIGTERM and SIGKILL."""
+TRACEBACK_GRACE_S = 1.0
+"""Time to write down where a process is that took too long."""
+EXIT_GRACE_S = 5.0
+"""Time between the end of a process's pipe and its own end, which come apart in a normal exit too."""
+LOG_TAIL_BYTES = 4000
+
+
+class Supervised:
+    """One process. Its stdout and stderr are appended to the log.
+
+    End it with `end`: there is no clean-up on garbage collection.
+    """
+
+    def __init__(
+        self, command: Sequence[str], log: Path, *, pass_fds: Sequence[int] = (), env: Mapping[str, str] | None = None
+    ) -> None:
+        self.log = log
+        self.mark = new_mark()
+        self._log_start = log.stat().st_size if log.exists() else 0
+        self._temporary = make_folder("encore-")
+        try:
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=pass_fds,
+                    start_new_session=True,
+                    env={
+                        **os.environ,
+                        **bytecode_environment(),
+                        "TMPDIR": str(self._temporary),
+                        **(env or {}),
+                        MARK: self.mark,
+                    },
+                )
+        except BaseException:
+            remove_folder(self._temporary)
+            raise
+        self.exit_fd = os.pidfd_open(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time of the process and of what it has started, 0 once it has ended."""
+        total = 0.0
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            for each in (process, *process.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    total += sum(each.cpu_times()[:4])
+        return total
+
+    def exited(self) -> bool:
+        return self._exit_info() is not None
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the process has ended, at most so long."""
+        await_exit([self], seconds)
+
+    def exit_description(self) -> str:
+        """How the process ended, in words. The process stays a zombie, so that its group keeps its number."""
+        info = self._exit_info()
+        if info is None:
+            return "is still running"
+        if info.si_code == os.CLD_EXITED:
+            return f"ended with exit code {info.si_status}"
+        name = signal.Signals(info.si_status).name if info.si_status < signal.SIGRTMIN else f"signal {info.si_status}"
+        hint = ", often the kernel's answer to a lack of memory" if name == "SIGKILL" else ""
+        return f"was killed by {name}{hint}"
+
+    def log_tail(self) -> str:
+        """The last few KB this process wrote to its log."""
+        with self.log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self._log_start, end - LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace").strip()
+
+    def signal_group(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def write_tracebacks(self) -> None:
+        """Has each thread's traceback written to the log, where the process has `faulthandler` listen to SIGUSR1.
+
+        Others are ended by that signal, what the process started among them: for one that took too long.
+        """
+        self.signal_group(signal.SIGUSR1)
+        await_exit([self], TRACEBACK_GRACE_S)
+
+    def reap(self) -> None:
+        """Collects the exit status. A process stuck in a driver call is left to the kernel."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_GRACE_S)
+        os.close(self.exit_fd)
+
+    def remove_temporary_files(self) -> None:
+        """To be called once nothing runs any more that this process started."""
+        remove_folder(self._temporary)
+
+    def _exit_info(self) -> os.waitid_result | None:
+        return os.waitid(os.P_PIDFD, self.exit_fd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+
+
+def end(processes: Iterable[Supervised]) -> None:
+    """Ends processes and everything they started; returns when none of it is left."""
+    processes = list(processes)
+    for process in processes:
+        process.signal_group(signal.SIGTERM)
+    await_exit(processes, TERM_GRACE_S)
+    for process in processes:
+        process.signal_group(signal.SIGKILL)
+    for process in processes:
+        process.reap()
+    if processes:
+        kill_strays({process.mark for process in processes})
+    for process in processes:
+        process.remove_temporary_files()
+
+
+def await_exit(processes: Iterable[Supervised], grace_s: float) -> None:
+    """Waits until these processes have ended, at most so long."""
+    deadline = time.monotonic() + grace_s
+    with selectors.DefaultSelector() as selector:
+        for process in processes:
+            selector.register(process.exit_fd, selectors.EVENT_READ)
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                selector.unregister(key.fileobj)
+
+
+def kill_children() -> None:
+    """Kills what this program has started and what that started: an interrupted command needs none of it.
+
+    PyTorch waits for its compile workers when Python ends, up to five minutes. The guard is left to its work.
+    """
+    for child in psutil.Process().children(recursive=True):
+        if child.pid != guard.process_id():
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+def kill_strays(marks: set[str] | None = None) -> None:
+    """Kills what carries one of these marks; None: of any process this program started. See Note [Strays]."""
+    kill_marked(lambda mark: mark.startswith(RUN_MARK) if marks is None else mark in marks)

@@ -1,0 +1,203 @@
+"""Iterations of modes that capture more than `torch.compile` does: all of it, or the module with its loss.
+
+The kernels are those of mode `compile`, whose compiled module runs inside. An iteration that cannot be captured is not
+timed as something else: its cell ends as unsupported, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import torch
+
+import optimizations
+from models.instance import Instance
+from models.registry import Inputs, Workload
+from suite.measure.copies import CopyCount
+from suite.measure.iteration import Iterate, IterationOutput, iteration
+from suite.measure.modes import Mode
+from suite.measure.results import named_tensors
+from suite.worker.cell_errors import Unsupported
+
+
+class CapturedIteration(Protocol):
+    """An iteration that is captured in its first calls. It returns no output unless one was asked for."""
+
+    def __call__(self, inputs: Inputs) -> IterationOutput: ...
+
+    def require_replays(self) -> None:
+        """
+        Raises:
+            Unsupported: calls run without the graphs this mode is about; the message says why.
+        """
+
+    def graphs(self) -> int:
+        """How many CUDA graphs there are of it, as Encore reports them."""
+
+    def copies(self, iterate: Callable[[], object]) -> CopyCount:
+        """What is copied into the placeholders of its graphs in one iteration, which is `iterate`, and the pointers
+        that are written."""
+
+    def close(self) -> None:
+        """Free the graphs."""
+
+
+def captured_iteration(
+    mode: Mode,
+    instance: Instance,
+    call: Callable[..., Any],
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    outputs: bool = True,
+) -> CapturedIteration:
+    """The iteration of `instance` through `call`, captured as `mode` says. `outputs`: the module's are handed out too.
+
+    Raises:
+        Unsupported: the workload does not train.
+    """
+    if instance.workload.task != "training":
+        raise Unsupported(f"mode {mode.name} captures training iterations, and this workload is for inference")
+    if mode.captures == "step":
+        iterate = iteration(instance, call, marks_steps=False, optimizer=optimizer)
+        return StepIteration(iterate, outputs=outputs, host_draws=host_draws(instance.workload))
+    if instance.workload.is_step:
+        raise Unsupported(
+            f"mode {mode.name} captures a module and its loss, and this program is a step: name mode step"
+        )
+    return CallableIteration(instance, call, optimizer, outputs=outputs)
+
+
+def host_draws(workload: Workload) -> Literal["refused", "unused"]:
+    """What is said of the random numbers that its iteration draws on the host."""
+    return "unused" if workload.host_draws_unused else "refused"
+
+
+class Outputs:
+    """Hands the tensors of a module's output out of a capture, and makes outputs like the last one of them.
+
+    Outputs may hold objects, such as caches of keys and values, that no graph hands out. What is kept here is kept
+    where a capture does not look for a loop's state: in an object of Python's own library.
+    """
+
+    def __init__(self, *, wanted: bool) -> None:
+        self._wanted = wanted
+        self._last: contextlib.nullcontext[Any] = contextlib.nullcontext()
+
+    def taken_apart(self, output: Any) -> list[torch.Tensor]:
+        """The tensors of an output, in order; none where no outputs are wanted."""
+        if not self._wanted:
+            return []
+        tensors = {id(tensor): tensor for _, tensor in named_tensors(output, numbers=False)}
+        self._last.enter_result = (output, list(tensors.values()))
+        return list(tensors.values())
+
+    def put_together(self, tensors: list[torch.Tensor]) -> Any:
+        """The last output with these tensors in the place of its own."""
+        if not self._wanted:
+            return None
+        output, last = self._last.enter_result
+        places = {id(old): new for old, new in zip(last, tensors, strict=True)}
+        return copy.deepcopy(output, places)
+
+
+class StepIteration:
+    """Forward, loss, backward and the optimizer's step as one graph."""
+
+    def __init__(
+        self, iterate: Iterate, *, outputs: bool, host_draws: Literal["refused", "unused"] = "refused"
+    ) -> None:
+        taken = self._outputs = Outputs(wanted=outputs)
+
+        def step(inputs: Inputs) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+            outcome = iterate(inputs)
+            return taken.taken_apart(outcome.output), outcome.loss
+
+        self._graphed = optimizations.graph_step(step, host_draws=host_draws)
+
+    def __call__(self, inputs: Inputs) -> IterationOutput:
+        tensors, loss = self._graphed(inputs)
+        return IterationOutput(self._outputs.put_together(tensors), loss)
+
+    def require_replays(self) -> None:
+        report = self._graphed.report()
+        if report.refusals or not report.replays:
+            raise Unsupported("; ".join(map(str, report.refusals)) or "nothing was recorded")
+
+    def graphs(self) -> int:
+        return len(self._graphed.report().recordings)
+
+    def copies(self, iterate: Callable[[], object]) -> CopyCount:
+        before = self._pointer_bytes()
+        iterate()
+        recording = max(self._graphed.report().recordings, key=lambda found: found.replays)
+        return CopyCount(recording.copied_bytes, recording.copied_tensors, self._pointer_bytes() - before)
+
+    def _pointer_bytes(self) -> int:
+        return sum(recording.pointer_bytes for recording in self._graphed.report().recordings)
+
+    def close(self) -> None:
+        self._graphed.close()
+
+
+class CallableIteration:
+    """The module and its loss as a forward and a backward graph; autograd between them, the optimizer as it is."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        call: Callable[..., Any],
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        outputs: bool,
+    ) -> None:
+        taken = self._outputs = Outputs(wanted=outputs)
+        autocast, loss_of = instance.autocast, instance.loss
+
+        def forward(inputs: Inputs) -> tuple[list[torch.Tensor], torch.Tensor]:
+            with autocast():
+                output = call(*inputs.args, **inputs.kwargs)
+                return taken.taken_apart(output), loss_of(output)
+
+        self._forward = forward
+        self._host_draws = host_draws(instance.workload)
+        self._parameters = list(instance.module.parameters())
+        self._optimizer = optimizer
+        self._graphed: Any = None
+
+    def __call__(self, inputs: Inputs) -> IterationOutput:
+        if self._graphed is None:
+            try:
+                self._graphed = optimizations.graph_callables(self._forward, [(inputs,)], host_draws=self._host_draws)
+            except RuntimeError as error:
+                raise Unsupported(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+        for parameter in self._parameters:
+            parameter.grad = None
+        tensors, loss = self._graphed[0](inputs)
+        loss.backward()
+        if self._optimizer is not None:
+            self._optimizer.step()
+        return IterationOutput(self._outputs.put_together(tensors), loss)
+
+    def require_replays(self) -> None:
+        if self._graphed is None or self._graphed.calls_without_graph or not all(r.replays for r in self._reports()):
+            raise Unsupported("calls of the module run without its graphs: their shapes or modes are others each time")
+
+    def graphs(self) -> int:
+        return 0 if self._graphed is None else len(self._reports())
+
+    def copies(self, iterate: Callable[[], object]) -> CopyCount:
+        reports = self._reports()
+        return CopyCount(
+            copied_bytes=sum(report.copied_bytes for report in reports),
+            tensors=sum(report.copied_tensors for report in reports),
+        )
+
+    def close(self) -> None:
+        if self._graphed is not None:
+            self._graphed.close()
+
+    def _reports(self) -> Any:
+        return self._graphed.report()

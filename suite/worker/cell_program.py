@@ -1,0 +1,157 @@
+"""The program of a cell in this process: its module and input sets on the device, and the ranks that it is split over.
+
+All of it is the same in each mode. What a mode makes of it is a compilation (`suite.worker.compilation`).
+
+A workload that is split over GPUs has a process for each (`suite.worker.rank_group`). Each compares its own results
+with those of the whole program, and all compare theirs with one another. What is decided about further calls is decided
+together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from models.instance import Instance, instantiate
+from models.registry import Inputs, find
+from suite.measure.gpu import LEAST_COMPUTE_CAPABILITY
+from suite.measure.gpu_state import gpu_reader
+from suite.measure.iteration import set_numerics
+from suite.measure.memory import release
+from suite.measure.results import State
+from suite.measure.timing import require_distinct_addresses, timer_for
+from suite.worker.cell_errors import Unsupported
+from suite.worker.cell_turns import TURNS, turns_of
+from suite.worker.memory_need import require_memory
+from suite.worker.protocol import CellSpec
+from suite.worker.rank_group import RankGroup, join
+
+
+class CellProgram:
+    """The program that a specification asks for. It is there once it is built.
+
+    Attributes:
+        instance: the module and its loss; while a trial runs, with the loss scaled as its gradients need it.
+        input_sets: each at addresses of its own.
+        checked: those of them whose results are compared.
+        states: what a run on each of these changes, until results are compared no more.
+        ranks: those that it is split over.
+        turns: of this process on the GPU.
+        has_room_for_trials: whether the GPU has memory for trials next to all that is measured.
+    """
+
+    def __init__(self, spec: CellSpec) -> None:
+        self.spec = spec
+        self.turns = turns_of(Path(spec.cache_dir) / TURNS)
+        self.has_room_for_trials = True
+        self._set_aside: Instance | None = None
+
+    def build(self) -> None:
+        """Build the module and all input sets, and meet the other ranks.
+
+        Raises:
+            Unsupported: there is no GPU for a GPU cell, or it is too old.
+            OomExpected: the GPU has less memory than the workload needs at least.
+            OomTogether: it has less than all modes need that are to be on it at the same time.
+        """
+        spec = self.spec
+        workload = find(spec.workload)
+        if spec.stochastic:
+            workload = replace(workload, stochastic=True)
+        _require_device(spec.device)
+        if spec.device == "cuda" and not spec.later:
+            total = torch.cuda.get_device_properties(spec.device).total_memory
+            need = require_memory(
+                workload,
+                variant=spec.variant,
+                size=spec.size,
+                input_sets=spec.input_sets,
+                available=total,
+                cells=spec.alive_together,
+            )
+            cells = spec.alive_together + (spec.tried_elsewhere or 0)
+            self.has_room_for_trials = need is not None and cells * need <= total
+        set_numerics()
+        self.ranks = join(spec)
+        self.instance: Instance = instantiate(
+            workload, variant=spec.variant, size=spec.size, device=spec.device, seed=spec.seed
+        )
+        if isinstance(self.ranks, RankGroup):
+            assert workload.sharding is not None
+            workload.sharding.shard(self.instance.module, self.ranks.mesh)
+        self.input_sets: list[Inputs] = []
+        for index in range(spec.input_sets):
+            self.input_sets.append(self.instance.inputs(index))
+            release(self.instance.device)  # drawn in float32: twice what stays, and other modes need it
+        require_distinct_addresses(self.input_sets)
+        self.checked = self.input_sets[: spec.check_inputs]
+        self.states = [State(self.instance.module, inputs) for inputs in self.checked]
+        self.timer = self.ranks.timer(timer_for(self.instance.device))
+        self.read_gpu = gpu_reader(_gpu_uuid(self.instance.device))
+
+    @property
+    def marks_steps(self) -> bool:
+        """In all modes alike, those that need no marks among them: they differ in what is compiled, in nothing else."""
+        return self.instance.device.type == "cuda"
+
+    def calling(self) -> AbstractContextManager[None]:
+        """A turn for a call that another process's tuning, or its timing of an iteration, must not meet.
+
+        Ranks have none: one that waits for its turn while its neighbour waits for it in a collective would wait for
+        ever.
+        """
+        return contextlib.nullcontext() if isinstance(self.ranks, RankGroup) else self.turns.calling()
+
+    @contextmanager
+    def whole(self) -> Iterator[tuple[Instance, list[State]]]:
+        """The program on one GPU, and its state: what results are compared with.
+
+        Where it is split over GPUs, that is another instance with the same weights. It is built when it is first asked
+        for, and waits in host memory between.
+        """
+        if not isinstance(self.ranks, RankGroup):
+            yield self.instance, self.states
+            return
+        spec, device = self.spec, self.instance.device
+        whole = self._set_aside or instantiate(
+            self.instance.workload, variant=spec.variant, size=spec.size, device=spec.device, seed=spec.seed
+        )
+        whole.module.to(device)
+        try:
+            yield (
+                replace(whole, loss_scale=self.instance.loss_scale),
+                [State(whole.module, inputs) for inputs in self.checked],
+            )
+        finally:
+            whole.module.to("cpu")
+            self._set_aside = whole
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def forget_checks(self) -> None:
+        """Results are compared no more: neither the whole program is kept for it nor states."""
+        self._set_aside = None
+        self.states.clear()
+
+
+def _require_device(device: str) -> None:
+    if device != "cuda":
+        return
+    if not torch.cuda.is_available():
+        raise Unsupported("PyTorch finds no NVIDIA GPU here; `--device cpu --size tiny` runs the small sizes without")
+    capability = torch.cuda.get_device_capability()
+    if capability < LEAST_COMPUTE_CAPABILITY:
+        had, least = (".".join(map(str, version)) for version in (capability, LEAST_COMPUTE_CAPABILITY))
+        raise Unsupported(
+            f"{torch.cuda.get_device_name()} has compute capability {had}; torch.compile needs {least} or newer"
+        )
+
+
+def _gpu_uuid(device: torch.device) -> str | None:
+    """NVML's name of the GPU that torch uses; None on a CPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None

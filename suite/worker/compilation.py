@@ -1,0 +1,226 @@
+"""What a mode makes of a cell's program: the real compilation, and calls until its CUDA graphs are what they will stay.
+
+Compiling ends with warm-up, in which every CUDA graph is recorded and replayed. Settling goes on until no graph of
+Encore's waits for more calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+import optimizations
+from optimizations.in_place.budget import spent_at_once
+from optimizations.torch_internals.graph_keys import mark_graphs
+from suite.measure.captured import CaptureLog
+from suite.measure.compile_times import restart_timers, timer_seconds, waited_s
+from suite.measure.encore_report import graphs_wait_for_memory
+from suite.measure.graphs import GraphLog
+from suite.measure.iteration import Iterate, callable_for, iteration, seed_all
+from suite.measure.kernel_sources import KernelSources
+from suite.measure.memory import Peak, peak, release, release_workspaces, restart_peak
+from suite.measure.modes import Mode
+from suite.results.schema import CompileConditions, CompileTimes
+from suite.worker.captured_iteration import CapturedIteration, captured_iteration
+from suite.worker.cell_errors import OomTogether
+from suite.worker.cell_program import CellProgram
+from suite.worker.compile_order import REAL, Follower, Place
+
+SETTLE_S = 100.0
+"""How long a cell is called before it is measured, at most, so that Encore's graphs become what they will stay: seconds
+of calls, without those in which it waits for its turn."""
+
+PAIR = 2
+"""A mode and what it is compared with: fewer are not on the GPU at the same time."""
+
+CALLS_TO_CAPTURE = 4
+"""`graph_step` runs the first call as it is, looks at two, and launches a graph from the fourth on."""
+
+CALLS_TO_REPLAY = 3
+"""CUDAGraph Trees warm a function up in the first call, record it in the second, and replay it from the third on."""
+
+
+class Compilation:
+    """A program in a mode. `announce` is told each phase as it begins.
+
+    Attributes:
+        place: its place in the order in which modes compile.
+        iterate: the compiled iteration, once there is one.
+        captured: the same, where the mode captures more than the module.
+        graphs, captures, sources, compile_peak: of what was compiled last, for what is measured once.
+    """
+
+    def __init__(self, program: CellProgram, mode: Mode, place: Place, announce: Callable[[str], None]) -> None:
+        self._program = program
+        self._announce = announce
+        self.mode = mode
+        self.place = place
+        self.captures = CaptureLog()
+        self.graphs = GraphLog(wants_cuda_graphs=mode.uses_cuda_graphs)
+        self.compile_peak: Peak | None = None
+        self.sources = KernelSources()
+        self.captured: CapturedIteration | None = None
+        self.iterate: Iterate
+        self._call: Callable[..., Any]
+        self._compile_times: CompileTimes | None = None
+
+    def compile(self, conditions: CompileConditions) -> None:
+        """The real compilation, recordings and warm-up."""
+        # In the cache that all modes share, graphs of another mode, or of the trial, are not this one's.
+        mark_graphs(self.mode.name)
+        self.sources = KernelSources()  # nor are the trial's kernels
+        self._compile_times = self._compile_and_warm_up(conditions)
+
+    def settle(self) -> CompileTimes:
+        """Calls that end when Encore's graphs are what they will stay; the times of compiling with what that took."""
+        assert self._compile_times is not None, "it is compiled before"
+        return self._settle(self._compile_times)
+
+    def compile_again(self) -> None:
+        """Once more from the beginning, after all that was compiled had to be forgotten."""
+        self.graphs = GraphLog(wants_cuda_graphs=self.mode.uses_cuda_graphs)  # of the first time nothing is left
+        self.sources = KernelSources()
+        self._settle(self._compile_and_warm_up(CompileConditions.WARM, again=True))
+
+    def callable_for(self, module: torch.nn.Module) -> Callable[..., Any]:
+        """The module as the mode calls it."""
+        return callable_for(self.mode, module)
+
+    def compiled_iteration(self, call: Callable[..., object]) -> Iterate:
+        """The iteration with what the mode makes of the module, captured as the mode says."""
+        if not self.mode.captures_more:
+            return self._iteration(call)
+        self._free_capture()
+        self.captured = captured_iteration(self.mode, self._program.instance, call)
+        return self.captured
+
+    @property
+    def calls_to_replay(self) -> int:
+        """From which call on graphs are launched."""
+        return CALLS_TO_CAPTURE if self.mode.captures_more else CALLS_TO_REPLAY
+
+    def iterate_set(self, position: int) -> None:
+        """One iteration. All numbers are allowed: input sets take turns."""
+        input_sets = self._program.input_sets
+        self.iterate(input_sets[position % len(input_sets)])
+
+    def take_optimizer_in(self) -> None:
+        """From here on each iteration steps the optimizer, if asked for; checks ran without, on unchanged weights.
+
+        What is captured is captured again, for loops whose steps return the loss and nothing else.
+        """
+        workload = self._program.instance.workload
+        wanted = self._program.spec.with_optimizer and workload.task == "training" and workload.own is None
+        optimizer = self._program.instance.optimizer() if wanted else None
+        if self.captured is not None:
+            self._free_capture()
+            self.iterate = self.captured = captured_iteration(
+                self.mode, self._program.instance, self._call, optimizer=optimizer, outputs=False
+            )
+        elif optimizer is None:
+            return
+        else:
+            self.iterate = iteration(
+                self._program.instance, self._call, marks_steps=self._program.marks_steps, optimizer=optimizer
+            )
+        calls = len(self._program.input_sets) + (CALLS_TO_CAPTURE if self.captured is not None else 0)
+        for position in range(calls):
+            self.iterate_set(position)
+        if self.captured is not None:
+            self.captured.require_replays()
+
+    def forget_trial(self) -> None:
+        """Nothing of it is left, however it has ended."""
+        self._free_capture()
+        self.forget()
+
+    def _free_capture(self) -> None:
+        if self.captured is not None:
+            self.captured.close()
+            self.captured = None
+
+    def forget(self) -> None:
+        """Nothing of what was compiled is left: no graph that would wait for calls, or take memory."""
+        torch.compiler.reset()
+        if self.mode.is_encores:
+            optimizations.reset()
+        release(torch.device(self._program.spec.device))
+
+    def _compile_and_warm_up(self, conditions: CompileConditions, *, again: bool = False) -> CompileTimes:
+        spec, device = self._program.spec, self._program.instance.device
+        announce = (lambda phase: None) if again else self._announce  # phases follow one another, and none comes back
+        announce("compile")
+        self._call = self.callable_for(self._program.instance.module)
+        self.iterate = self.compiled_iteration(self._call)
+        seed_all(spec.seed)
+        restart_timers()
+        self._program.turns.waited_s = 0.0
+        release_workspaces(device)
+        restart_peak(device)
+        with self._noting_graphs():
+            begin = time.perf_counter()
+            with self.place.first_call(REAL) as place:
+                self.iterate_set(0)
+                self._program.timer.synchronize()
+            first_call_s = time.perf_counter() - begin - self._waited_s(place)
+            announce("warm-up")
+            for position in range(1, max(spec.warm_up, self.calls_to_replay - 1 + spec.input_sets)):
+                with self._program.calling():
+                    self.iterate_set(position)
+            self._program.timer.synchronize()
+            warm_up_s = time.perf_counter() - begin - self._waited_s(place)
+        return CompileTimes(
+            first_call_s=first_call_s,
+            warm_up_s=warm_up_s,
+            waited_s=self._waited_s(place),
+            warm_cache=spec.warm_cache,
+            parts=timer_seconds(),
+            conditions=conditions,
+        )
+
+    def _waited_s(self, place: Follower) -> float:
+        """For the mode that leads, for turns on the GPU, and for what another process was finding out."""
+        return place.waited_s + self._program.turns.waited_s + waited_s()
+
+    def _settle(self, times: CompileTimes) -> CompileTimes:
+        """Call on until no graph of Encore's waits for more calls, or time is up; the times with what that took.
+
+        A user's graphs are looked at once they have been in use for ten times as long as that takes. Here nobody waits
+        for that; the row has what looking took. Nor has a user's program the other modes next to it.
+
+        Raises:
+            OomTogether: graphs wait for memory that other modes have, and fewer of these may be alive.
+        """
+        calls, spent = 0, 0.0
+        with self._noting_graphs(), spent_at_once():
+            while self._program.ranks.any(not optimizations.settled() and spent < SETTLE_S):
+                with self._program.calling():
+                    begin = time.perf_counter()
+                    self.iterate_set(calls)
+                    spent += time.perf_counter() - begin
+                calls += 1
+            self._program.timer.synchronize()
+        if self._program.spec.alive_together > PAIR and (short := graphs_wait_for_memory()) is not None:
+            raise OomTogether(f"with other modes on the GPU, Encore's graphs stay as stock's are for lack of {short}")
+        if self.captured is not None:
+            self.captured.require_replays()
+        for error in self.captures.errors:
+            print(f"captured nodes not counted: {error}")
+        self.compile_peak = peak(self._program.instance.device)
+        return times.model_copy(update={"settle_calls": calls, "settled": optimizations.settled()})
+
+    @contextmanager
+    def _noting_graphs(self) -> Iterator[None]:
+        """What is compiled and captured inside the block is counted."""
+        with ExitStack() as stack:
+            stack.enter_context(self.graphs.recording())
+            if self._program.instance.device.type == "cuda" and self.mode.uses_cuda_graphs:
+                stack.enter_context(self.captures.recording())
+            yield
+
+    def _iteration(self, call: Callable[..., object]) -> Iterate:
+        return iteration(self._program.instance, call, marks_steps=self._program.marks_steps)

@@ -1,0 +1,69 @@
+"""The compile cache that all modes of a workload share: kernels are compiled and tuned once, whoever needs them first.
+
+Inductor keeps the source of each generated kernel there with the configuration that was the fastest, Triton the
+binaries. Encore's own kernels are there too. Graphs are kept too, by the options they were compiled with; a graph that
+comes from the cache takes no time to compile and does not say why it was split. So each mode compiles its graphs
+itself, once: they are marked with its name (`torch_internals.graph_keys`), and the mode's later processes find them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from suite.measure.modes import Mode
+from suite.results.schema import CompileConditions
+
+INDUCTOR = "inductor"
+TRITON = "triton"
+ENCORE = "encore"
+JUDGED = "judged"
+"""The folder where processes note results that they found right (`suite.measure.judged`)."""
+
+_GRAPHS = ("fxgraph", "aotautograd")
+"""Folders of compiled graphs, of Inductor and of AOTAutograd, in Inductor's."""
+
+
+class CompileCache:
+    """A folder that `enter_environment` of a worker makes its compilers use.
+
+    `has` says whether a mode's graphs are there, so that its next processes find all they need; `has_kernels` whether
+    a mode has compiled, so that the others find nearly all of their kernels.
+    """
+
+    def __init__(self, folder: Path, *, kept: bool = False) -> None:
+        """`kept`: it may hold what earlier runs compiled; its kernels are used, its graphs and results are not."""
+        self.folder = folder
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._kept = kept
+        self._compiled: set[str] = set()
+        if kept:
+            for graphs in (found for name in _GRAPHS for found in self.folder.glob(f"**/{INDUCTOR}/{name}")):
+                shutil.rmtree(graphs, ignore_errors=True)
+            for judged in self.folder.glob(f"**/{JUDGED}"):
+                shutil.rmtree(judged, ignore_errors=True)
+
+    def of_rank(self, rank: int) -> Path:
+        """The folder of a rank, where a workload is split over GPUs: each tunes its kernels for itself, at the same
+        time as the others, and must find its own again in the next mode."""
+        return self.folder / f"rank{rank}" if rank else self.folder
+
+    def has(self, mode: Mode) -> bool:
+        return mode.name in self._compiled
+
+    @property
+    def has_kernels(self) -> bool:
+        return bool(self._compiled)
+
+    def conditions(self, modes: int, *, follows: bool) -> CompileConditions:
+        """What there is for one of so many modes that compile for the first time, at the same time.
+
+        `follows`: it finds the kernels of another one of these.
+        """
+        if follows or self._compiled or self._kept:
+            return CompileConditions.KERNELS_SIDE_BY_SIDE if modes > 1 else CompileConditions.KERNELS_ALONE
+        return CompileConditions.COLD_FOLLOWED if modes > 1 else CompileConditions.COLD_ALONE
+
+    def compiled(self, mode: Mode) -> None:
+        """To be called when a mode has compiled here."""
+        self._compiled.add(mode.name)

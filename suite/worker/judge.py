@@ -1,0 +1,261 @@
+"""The judge of a cell: eager's run for reference, a trial of what is random, and the check of what is measured.
+
+A stochastic workload is compiled once for trial, so that eager's random numbers are drawn
+(`suite.measure.eager_random`), and that is compared. The real compilation has another random stream, so its values
+cannot be compared. A mode's later processes have neither a reference nor a trial: they look whether they have the
+digests of the first process. If one is not as in the first process, everything is done as there.
+
+Note [Deterministic trials]: EfficientDet chooses among nearly equal values (Note [Choices] in
+`suite.measure.correctness`), and adds gradients in an order that differs from call to call, so that a second call has
+other bits in 469 of its tensors. Then no mode has the bits of another that was compared, and each would be compiled in
+float32 and in float64 to be judged, for minutes. Its trials, and eager's run before them, use deterministic algorithms:
+so they have the same bits, and one of them is judged. What is measured uses the algorithms it always does.
+
+Note [First calls]: a module may keep what it makes in its first call, as Mask R-CNN keeps its anchors. If that call is
+compiled, they are outputs of a CUDA graph; a later call writes over them, and stock's graphs end with an error. The
+first process of a mode runs a program that draws nothing as it is before it compiles, for reference. So its later
+processes, and ranks, whose reference is another module, begin with such a call as well: all measure the same program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.instance import Instance
+from models.registry import Inputs
+from suite.measure.across_ranks import largest_spread, norms
+from suite.measure.correctness import Agreement, compute_dtype, loss_scales, tolerance_of
+from suite.measure.eager_random import attention_that_drops_alike, eager_random_numbers
+from suite.measure.iteration import Iterate, iteration
+from suite.measure.memory import release
+from suite.measure.results import Results, State, run_checked, run_unchecked
+from suite.results.schema import Correctness
+from suite.worker.cell_errors import Inaccurate
+from suite.worker.cell_program import CellProgram
+from suite.worker.compilation import Compilation
+from suite.worker.compile_order import TRIAL
+from suite.worker.eager_comparison import EagerComparison
+from suite.worker.rank_group import RankGroup
+from suite.worker.result_bits import ResultBits
+from suite.worker.trial_cache import trial_cache
+
+
+class Judge:
+    """Of a compilation of a program.
+
+    Attributes:
+        eager: what eager computes, in host memory, from its run on.
+        trial_verdict: that on a trial of the mode, in this process or another.
+    """
+
+    def __init__(self, program: CellProgram, compilation: Compilation, announce: Callable[[str], None]) -> None:
+        self._program = program
+        self._compilation = compilation
+        self._comparison = EagerComparison(program, compilation, announce)
+        self._bits = ResultBits(program, compilation)
+        self.eager: list[Results] | None = None
+        self.trial_verdict: Agreement | None = None
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether the verdict is on a trial: see `_trial`."""
+        return self._compilation.mode.backend is not None and self._program.instance.workload.stochastic
+
+    def run_reference(self) -> None:
+        """Eager's results on the checked inputs, and the verdict on a trial, where there is one to make."""
+        own = self._program.instance
+        try:
+            for scale in loss_scales(own) if self.is_tried else (own.loss_scale,):
+                self._program.instance = replace(own, loss_scale=scale)
+                with self._program.calling(), self._program.whole() as (whole, states), self._algorithms():
+                    iterate = iteration(whole, whole.module, marks_steps=self._program.marks_steps)
+                    eager = _results_of(whole, iterate, self._program.checked, states, self._program.spec.seed)
+                release(own.device)
+                if scale == own.loss_scale or all(results.is_finite() for results in eager):
+                    break
+            self.eager = eager
+            self.trial_verdict = self._trial(eager) if self.is_tried else None
+        finally:
+            self._program.instance = own
+
+    def call_uncompiled(self) -> None:
+        """One iteration as the program is, whose results nobody wants: see Note [First calls]."""
+        own = self._program.instance
+        with self._program.calling():
+            iterate = iteration(own, own.module, marks_steps=self._program.marks_steps)
+            run_unchecked(own, iterate, self._program.checked[0], self._program.states[0], self._program.spec.seed)
+        release(own.device)
+
+    def trial_correctness(self) -> Correctness:
+        """The verdict on the trial, of a cell that has run one."""
+        assert self.trial_verdict is not None, "stochastic workloads are tried, in modes that compile"
+        return self._record(self.trial_verdict)
+
+    def correctness(self, tried: Correctness | None, alike: Sequence[Correctness]) -> Correctness | None:
+        """Whether what is measured computes what eager does; None for the results of the mode's first process.
+
+        Args:
+            tried: the verdict on a trial of this mode in another process.
+            alike: verdicts on other modes, which hold for this one if it has their bits.
+
+        Raises:
+            Inaccurate: the results differ from eager's by more than their precision explains.
+        """
+        correctness = None
+        if tried is not None:
+            self.trial_verdict = _agreement(tried)
+        if self._program.ranks.any(
+            self._program.spec.known_digests is None or not self._bits.as_in_the_first_process()
+        ):
+            correctness = next((known for known in alike if self._bits.as_known(known.digests, known.varying)), None)
+            if correctness is None:
+                if self.eager is None and tried is None:
+                    self.run_reference()
+                    if self.trial_verdict is not None:  # the trial has thrown away what was compiled
+                        self._compilation.compile_again()
+                correctness = self._check()
+        return correctness
+
+    def forget(self) -> None:
+        """What only checks need is there no more."""
+        self.eager = self.trial_verdict = None
+        self._program.forget_checks()
+
+    def _trial(self, eager: list[Results]) -> Agreement:
+        """Of a stochastic workload: the verdict on it compiled with eager's random numbers, which needs a compilation
+        of its own anyway: see Note [Stochastic workloads] in `suite.measure.correctness`."""
+        calls = self._compilation.calls_to_replay
+        cache = Path(self._program.spec.cache_dir)
+        torch.compiler.reset()  # in a later process the real compilation came first, and would be found
+        with trial_cache(cache), eager_random_numbers(), self._algorithms():
+            iterate = self._compilation.compiled_iteration(
+                self._compilation.callable_for(self._program.instance.module)
+            )
+            first, *others = self._each_checked() * (calls - 1)
+            with self._compilation.place.first_call(TRIAL):
+                run_unchecked(self._program.instance, iterate, *first, self._program.spec.seed)
+            with self._program.calling():  # while another process compiles, or all do
+                for inputs, state in others:
+                    run_unchecked(self._program.instance, iterate, inputs, state, self._program.spec.seed)
+                compiled = self._results(iterate)
+            self._compilation.forget_trial()
+            verdict, _ = self._comparison.verdict("trial", compiled, eager)
+        if not verdict.passed:
+            raise Inaccurate(self._record(verdict))
+        return verdict
+
+    @contextmanager
+    def _algorithms(self) -> Iterator[None]:
+        """Those of a trial: see Note [Deterministic trials], and Note [Attention that drops] in
+        `suite.measure.eager_random`."""
+        workload = self._program.instance.workload
+        with ExitStack() as stack:
+            if self.is_tried and workload.task == "training":
+                stack.enter_context(attention_that_drops_alike())
+            if self.is_tried and workload.tried_deterministic:
+                stack.enter_context(deterministic_algorithms())
+            yield
+
+    def _check(self) -> Correctness:
+        verdict, forgotten = self.trial_verdict, False
+        ranked = isinstance(self._program.ranks, RankGroup)
+        # Of what was tried only the bits are asked for, and gigabytes of gradients need not come to the host.
+        compiled = self._results(self._compilation.iterate) if verdict is None or ranked else []
+        bits = [one.all_bits() for one in compiled] or [self._bits.of_run(*each)[0] for each in self._each_checked()]
+        if verdict is None:
+            assert self.eager is not None, "eager ran before"
+            verdict, forgotten = self._comparison.verdict("real", compiled, self.eager)
+        if verdict.undecided and verdict.widened_error is None:
+            verdict = replace(verdict, passed=False)  # of ranks: what is split is not copied to be widened
+        if forgotten:
+            self._compilation.compile_again()
+        correctness = self._record(verdict, bits)
+        if ranked:
+            correctness = self._across_ranks(correctness, compiled)
+        if not correctness.passed:
+            raise Inaccurate(correctness)
+        return correctness
+
+    def _across_ranks(self, correctness: Correctness, compiled: list[Results]) -> Correctness:
+        """The correctness with what a comparison of all ranks' results adds: their digests, and norms of tensors."""
+        said = self._program.ranks.all((correctness.digests, norms(compiled)))
+        spread = largest_spread([own for _, own in said])
+        return correctness.model_copy(
+            update={
+                "ranks_equal": all(digests == said[0][0] for digests, _ in said),
+                "ranks_spread": spread,
+                "passed": correctness.passed and spread <= correctness.tolerance,
+            }
+        )
+
+    def _record(self, verdict: Agreement, bits: Sequence[Mapping[str, str]] = ()) -> Correctness:
+        """The verdict as a record, with what is found where results with these bits are computed once more."""
+        digests, varying = self._bits.repeated(bits)
+        deterministic = bool(bits) and not any(varying)
+        dtype = compute_dtype(self._program.instance, self._program.checked[0])
+        return Correctness(
+            passed=verdict.passed,
+            input_count=len(self._program.checked),
+            compared_tensors=verdict.compared_tensors,
+            compute_dtype=dtype,
+            tolerance=tolerance_of(self._program.instance, self._program.checked[0]),
+            max_relative_error=verdict.max_relative_error,
+            worst=verdict.worst,
+            reference_error=verdict.reference_error,
+            fallback_random=self.is_tried,
+            deterministic=deterministic,
+            digests=digests,
+            varying=varying if any(varying) else None,
+            bitwise_with=None,  # the runner has the other modes' digests, and compares them
+            bitwise=None,
+            widened_error=verdict.widened_error,
+        )
+
+    def _each_checked(self) -> list[tuple[Inputs, State]]:
+        return list(zip(self._program.checked, self._program.states, strict=True))
+
+    def _results(self, iterate: Iterate) -> list[Results]:
+        """Results on each checked input."""
+        return _results_of(
+            self._program.instance, iterate, self._program.checked, self._program.states, self._program.spec.seed
+        )
+
+
+@contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    """PyTorch's deterministic algorithms inside the block, where it has them. New memory is not filled, which would be
+    kernels that the program has not."""
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic  # a module whose settings are properties
+    fills = memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    memory.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        memory.fill_uninitialized_memory = fills
+
+
+def _results_of(
+    instance: Instance, iterate: Iterate, checked: Sequence[Inputs], states: Sequence[State], seed: int
+) -> list[Results]:
+    return [run_checked(instance, iterate, inputs, state, seed) for inputs, state in zip(checked, states, strict=True)]
+
+
+def _agreement(correctness: Correctness) -> Agreement:
+    return Agreement(
+        correctness.passed,
+        correctness.compared_tensors,
+        correctness.max_relative_error,
+        correctness.worst,
+        correctness.reference_error,
+        widened_error=correctness.widened_error,
+    )

@@ -1,0 +1,198 @@
+"""One cell alive in this process: built, checked, compiled and warmed up, then measured block by block.
+
+It has a program (`suite.worker.cell_program`), what its mode makes of that (`suite.worker.compilation`), and a judge of
+what that computes (`suite.worker.judge`). The order of `build`, `compile` and `settle`, and why:
+
+1. Build the module and all input sets, the latter at different addresses.
+2. Run eager for reference; its results wait in host memory. Start the compilers.
+3. Stochastic workloads: compile once for trial so that eager's random numbers are drawn, and compare that. Where other
+   processes do this meanwhile (Note [Trials] in `suite.run.trials`), this one takes their verdict in step 5.
+4. The real compilation: first call, then warm-up until every CUDA graph is recorded and replayed. In both compilations
+   one mode leads, and the others find its kernels (`suite.worker.compile_order`).
+5. Compare replays with eager (a first call replays nothing), and call on each input once more to see which tensors
+   have the same bits in each call. To the outside this is the end of warm-up: phases follow one another and none comes
+   back.
+6. Forget the references, so that they take no memory while the mode is timed.
+
+A mode's later processes leave out 2 and 3.
+
+This module imports torch; the worker imports it once the environment variables of the cell are set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from optimizations.torch_internals.tuning import tune_once
+from suite.measure.compile_times import share_toolchain, start_toolchain
+from suite.measure.memory import reserved_bytes, restart_peak
+from suite.measure.modes import select_modes
+from suite.measure.timing import iteration_us, measure_block
+from suite.results.schema import Block, CompileConditions, Correctness
+from suite.worker.cell_program import CellProgram
+from suite.worker.cell_turns import alone_to_tune
+from suite.worker.compilation import Compilation
+from suite.worker.compile_order import TRIAL, Place
+from suite.worker.judge import Judge
+from suite.worker.measured_once import MeasuredOnce
+from suite.worker.protocol import Built, CellSpec, Measure, Prepared, core_for
+from suite.worker.rank_group import RankGroup
+
+
+class LiveCell:
+    """A prepared cell. `announce` is told each phase as it begins."""
+
+    def __init__(self, spec: CellSpec, announce: Callable[[str], None]) -> None:
+        self._spec = spec
+        self._announce = announce
+        (mode,) = select_modes([spec.mode])
+        self._program = CellProgram(spec)
+        place = Place(Path(spec.cache_dir), leads=spec.leads, follows=spec.follows, most_wait_s=spec.most_wait_s)
+        self._compilation = Compilation(self._program, mode, place, announce)
+        self._judge = Judge(self._program, self._compilation, announce)
+        self._once: MeasuredOnce | None = None
+
+    def build(self) -> Built:
+        """Everything up to the real compilation.
+
+        Raises:
+            Unsupported: there is no GPU for a GPU cell, or it is too old.
+            OomExpected: the GPU has less memory than the workload needs at least.
+            OomTogether: it has less than all modes need that are to be on it at the same time.
+            Inaccurate: the trial of a stochastic workload differs from eager by more than its precision explains.
+        """
+        self._announce("build")
+        with self._compilation.place.built():
+            tune_once(partial(alone_to_tune, self._program.turns, self._spec.device))
+            self._program.build()
+            self._announce("check")
+            spec, found = self._spec, None
+            share_toolchain(spec.vec_isa_ok, spec.headers_dir, being_asked=spec.being_asked)
+            if spec.known_digests is None and not self._tried_elsewhere:
+                self._judge.run_reference()
+            has_reference_elsewhere = spec.known_digests is not None or isinstance(self._program.ranks, RankGroup)
+            if has_reference_elsewhere and not self._judge.is_tried:
+                self._judge.call_uncompiled()
+            if self._compilation.mode.backend is not None:
+                # Behind the trial, which takes longer than whoever is being asked about C++ to find it out.
+                found = start_toolchain(
+                    self._program.instance.device, spec.vec_isa_ok, spec.headers_dir, being_asked=spec.being_asked
+                )
+            return Built(vec_isa_ok=found, was_tried=self._judge.trial_verdict is not None)
+
+    @property
+    def _tried_elsewhere(self) -> bool:
+        return self._judge.is_tried and self._spec.tried_elsewhere is not None and self._program.has_room_for_trials
+
+    def try_out(self, mode: str) -> Correctness:
+        """The verdict on a trial of another mode, by a built cell that does not compile. It is as before afterwards.
+
+        The trials of others follow this one (`suite.worker.compile_order`).
+
+        Raises:
+            Inaccurate: the trial differs from eager by more than its precision explains.
+        """
+        (other,) = select_modes([mode])
+        place = Place(Path(self._spec.cache_dir), leads=True, follows=False, compilations=(TRIAL,))
+        compilation = Compilation(self._program, other, place, self._announce)
+        judge = Judge(self._program, compilation, self._announce)
+        try:
+            with place.built():
+                judge.run_reference()
+            return judge.trial_correctness()
+        finally:
+            compilation.forget_trial()
+
+    def forget_trial(self) -> None:
+        """Nothing of it is left, however it has ended."""
+        self._compilation.forget_trial()
+
+    def trial_correctness(self) -> Correctness:
+        """The verdict on the trial, of a cell that has run one."""
+        return self._judge.trial_correctness()
+
+    def compile(self, conditions: CompileConditions) -> None:
+        """The real compilation, recordings and warm-up."""
+        self._compilation.compile(conditions)
+
+    def settle(self, tried: Correctness | None = None, alike: Sequence[Correctness] = ()) -> Prepared:
+        """Bring the compiled cell to the point where blocks can be measured.
+
+        Args:
+            tried: the verdict on a trial of this mode in another process.
+            alike: verdicts on other modes, which hold for this one if it has their bits.
+
+        Raises:
+            Inaccurate: the results differ from eager's by more than their precision explains.
+        """
+        compile_times = self._compilation.settle()
+        correctness = self._judge.correctness(tried, alike)
+        self._judge.forget()
+        self._compilation.take_optimizer_in()
+        instance = self._program.instance
+        restart_peak(instance.device)
+        if instance.device.type != "cuda":
+            gc.collect()  # what is garbage now would stay
+        gc.freeze()  # or each block would wait for a walk over all that torch has imported
+        return Prepared(
+            parameters=instance.parameters,
+            input_bytes=instance.input_bytes(self._program.input_sets[0]),
+            correctness=correctness,
+            compile=compile_times,
+            reserved_bytes=reserved_bytes(instance.device),
+            iteration_us=self._iteration_us(),
+        )
+
+    def _iteration_us(self) -> float:
+        """What the mode's first process said; or taken while no other process calls, where they settle side by side.
+
+        Ranks have no turns: see `CellProgram.calling`.
+        """
+        if self._spec.known_iteration_us is not None:
+            return self._spec.known_iteration_us
+        program = self._program
+        with contextlib.nullcontext() if isinstance(program.ranks, RankGroup) else program.turns.alone():
+            return iteration_us(self._compilation.iterate, program.input_sets, program.timer)
+
+    def measure(self, command: Measure) -> Block:
+        """One block of samples."""
+        return measure_block(
+            self._compilation.iterate,
+            self._program.input_sets,
+            self._program.timer,
+            index=command.index,
+            turn=command.turn,
+            samples=command.samples,
+            throughput_iterations=command.throughput_iterations,
+            read_gpu=self._program.read_gpu,
+            lead_in=command.lead_in,
+            process=command.process,
+            core=command.core,
+        )
+
+    @property
+    def once(self) -> MeasuredOnce:
+        """What is measured once, behind the blocks."""
+        if self._once is None:
+            program, compilation = self._program, self._compilation
+            self._once = MeasuredOnce(
+                mode=compilation.mode,
+                device=program.instance.device,
+                input_sets=len(program.input_sets),
+                iterate=compilation.iterate_set,
+                synchronize=program.timer.synchronize,
+                agreed=program.ranks.any,
+                largest=program.ranks.largest,
+                core=core_for(0, sorted(os.sched_getaffinity(0)), rank=self._spec.rank, ranks=program.ranks.count),
+                graphs=compilation.graphs,
+                captures=compilation.captures,
+                compile_peak=compilation.compile_peak,
+                sources=compilation.sources,
+                captured=compilation.captured,
+            )
+        return self._once

@@ -1,0 +1,297 @@
+"""The process that holds one cell: reads commands from one pipe, answers on another (`suite.worker.protocol`).
+
+Nothing here imports torch before the first command, because that command says which environment torch starts in. What
+libraries print goes to stdout and stderr, which are the log; messages have their own pipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NoReturn
+
+from suite.results.schema import Record, Status
+from suite.worker.cell_errors import CellError, Inaccurate
+from suite.worker.compile_cache import ENCORE, INDUCTOR, TRITON
+from suite.worker.protocol import (
+    COMMANDS,
+    CellSpec,
+    Collected,
+    CollectMetrics,
+    Compile,
+    Compiled,
+    Done,
+    Failed,
+    LoadProfiler,
+    Measure,
+    Measured,
+    MeasureOnce,
+    Phase,
+    Prepare,
+    Settle,
+    Start,
+    Stop,
+    Tried,
+    Try,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from suite.worker.live_cell import LiveCell
+
+ORPHAN_GRACE_S = 5.0
+"""Time for the current command to end by itself once the runner is gone; then the whole process group is killed."""
+
+_STATUS_OF_PHASE = {
+    "build": Status.MODEL_FAIL_TO_LOAD,
+    "check": Status.RUN_ERROR,
+    "wait": Status.RUN_ERROR,
+    "compare": Status.RUN_ERROR,
+    "compile": Status.COMPILE_ERROR,
+    "warm-up": Status.RUN_ERROR,
+    "settle": Status.RUN_ERROR,
+    "measure": Status.RUN_ERROR,
+    "metrics": Status.RUN_ERROR,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve one runner until it says stop, goes away, or the cell fails. Returns the exit code: 1 if it failed."""
+    parser = argparse.ArgumentParser(prog="python -m suite.worker.main", description=__doc__)
+    parser.add_argument("--read", type=int, required=True, metavar="FD", help="pipe that commands come from")
+    parser.add_argument("--write", type=int, required=True, metavar="FD", help="pipe that answers go to")
+    options = parser.parse_args(arguments)
+    for descriptor in (options.read, options.write):
+        os.set_inheritable(descriptor, False)  # a compile worker that lives on must not keep the pipes open
+    faulthandler.register(signal.SIGUSR1)  # what the runner sends where a phase takes too long
+    with os.fdopen(options.read, "rb") as commands, os.fdopen(options.write, "wb", buffering=0) as replies:
+        stopping = threading.Event()
+        threading.Thread(target=_follow_runner, args=(commands.fileno(), stopping), daemon=True).start()
+        try:
+            server = Server(commands, replies)
+            code = server.serve()
+        finally:
+            stopping.set()
+    if server.leaves_at_once:
+        _leave(code)
+    return code
+
+
+class Server:
+    """Carries out the commands of one runner, one after another."""
+
+    def __init__(self, commands: IO[bytes], replies: IO[bytes]) -> None:
+        self._commands = commands
+        self._replies = replies
+        self._phase = "build"
+        self._cell: LiveCell | None = None
+        self._leaves_at_once = False
+        self._entered = False
+
+    def serve(self) -> int:
+        try:
+            for answer in self._answers():
+                self._send(answer)
+        except BrokenPipeError:
+            return 1
+        except (Exception, SystemExit) as error:  # whatever ends a cell becomes a status; the traceback is in the log
+            traceback.print_exc()
+            sys.stderr.flush()
+            self._send(failure(error, self._phase))
+            return 1
+        return 0
+
+    def _answers(self) -> Iterator[Record]:
+        for line in self._commands:
+            match COMMANDS.validate_json(line):
+                case Start(spec=spec, asked=asked):
+                    self._enter(spec)
+                    from suite.worker.start import start
+
+                    yield start(spec, asked=asked)
+                case Prepare(spec=spec):
+                    self._leaves_at_once = spec.device == "cuda" or (spec.tp or 1) > 1
+                    self._enter(spec)
+                    from suite.worker.live_cell import LiveCell
+
+                    self._cell = LiveCell(spec, self._announce)
+                    yield self._cell.build()
+                case Compile(conditions=conditions):
+                    self._built.compile(conditions)
+                    yield Compiled()
+                case Try(spec=spec):
+                    yield self._try(spec)
+                case Settle(tried=tried, alike=alike):
+                    self._phase = "settle"
+                    yield self._built.settle(tried, alike)
+                case Measure() as command:
+                    self._phase = "measure"
+                    yield Measured(block=self._built.measure(command))
+                case MeasureOnce():
+                    self._phase = "metrics"
+                    yield Collected(metrics=self._built.once.without_profiler())
+                case LoadProfiler():
+                    self._phase = "metrics"
+                    self._built.once.load_profiler()
+                    yield Done()
+                case CollectMetrics(kernels_only=kernels_only):
+                    self._phase = "metrics"
+                    once = self._built.once
+                    yield Collected(metrics=once.kernels() if kernels_only else once.whole())
+                case Stop():
+                    return
+
+    def _try(self, spec: CellSpec) -> Tried:
+        """What goes wrong with a trial is not this cell's failure: the mode is tried once more where it is measured."""
+        self._enter(spec)
+        from suite.worker.trial_apart import require_living_gpu, try_apart
+
+        try:
+            cell = self._cell
+            correctness = try_apart(spec, self._announce) if cell is None else cell.try_out(spec.mode)
+        except Inaccurate as error:
+            return Tried(correctness=error.correctness)
+        except (Exception, SystemExit) as error:  # a program may end the process that runs it
+            traceback.print_exc()
+            require_living_gpu(spec.device)
+            return Tried(correctness=None, error=_summary(error))
+        return Tried(correctness=correctness)
+
+    def _enter(self, spec: CellSpec) -> None:
+        if not self._entered:
+            enter_environment(spec)
+            self._entered = True
+
+    @property
+    def leaves_at_once(self) -> bool:
+        """Whether this process ends without taking apart what it holds: see `_leave`."""
+        return self._leaves_at_once
+
+    @property
+    def _built(self) -> LiveCell:
+        if self._cell is None:
+            raise ValueError("the first command must be `prepare`")
+        return self._cell
+
+    def _announce(self, phase: str) -> None:
+        self._phase = phase
+        self._send(Phase(name=phase))
+
+    def _send(self, message: Record) -> None:
+        rest = memoryview(encode(message))
+        while rest:  # the pipe is unbuffered, so that a write may be a part only
+            rest = rest[self._replies.write(rest) :]
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends this process at once.
+
+    A process whose CUDA graphs hold collectives may not come back from freeing its communicators, and one whose
+    neighbour is gone waits for it. Any other takes a second or more to free graphs and modules one by one, which the
+    driver does at once. Nothing is left to be done here: every answer has been sent.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def enter_environment(spec: CellSpec) -> None:
+    """Set what torch and its compilers read when they start: cache folders and the share of the cores.
+
+    Raises:
+        RuntimeError: torch is imported already, and may have read the old values.
+    """
+    if "torch" in sys.modules:
+        raise RuntimeError("torch was imported before the cell's environment was set")
+    cache = Path(spec.cache_dir)
+    cache.mkdir(parents=True, exist_ok=True)
+    os.environ |= {
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / INDUCTOR),
+        "TRITON_CACHE_DIR": str(cache / TRITON),
+        "ENCORE_CACHE_DIR": str(cache / ENCORE),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(spec.compile_threads),
+        # PyTorch ends an idle pool of compilers after a minute. That is about when a cell that was built early has its
+        # turn to compile, which once took four minutes, or when it is measured.
+        "TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL": "0",
+        "OMP_NUM_THREADS": str(spec.cpu_threads),
+        # Results wait in the host's memory while modes are compared, gigabytes in each of eight processes. To get that
+        # in pages of 4 KB takes longer than the program.
+        "THP_MEM_ALLOC_ENABLE": "1",
+    }
+
+
+def failure(error: Exception | SystemExit, phase: str) -> Failed:
+    """What the runner is told of an exception: a status, and one line that names phase and cause."""
+    return Failed(
+        status=status_of(error, phase),
+        error=f"{phase}: {type(error).__name__}: {_summary(error)}",
+        correctness=error.correctness if isinstance(error, Inaccurate) else None,
+    )
+
+
+def status_of(error: BaseException, phase: str) -> Status:
+    """The status an exception ends a cell with. Lack of memory comes first, however deep it is wrapped."""
+    if any(_is_out_of_memory(cause) for cause in _causes(error)):
+        return Status.OOM
+    if isinstance(error, CellError):
+        return error.status
+    if "torch" in sys.modules:
+        from optimizations import torch_internals
+
+        if isinstance(error, torch_internals.TorchDynamoException):
+            return Status.COMPILE_ERROR
+    return _STATUS_OF_PHASE[phase]
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Torch's own class, the host's, and the driver's or a library's refusal, which is told by its text alone."""
+    text = str(error)
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "CUDA out of memory" in text
+        or "CUDA error: out of memory" in text
+        or "CUBLAS_STATUS_ALLOC_FAILED" in text
+    )
+
+
+def _summary(error: BaseException) -> str:
+    """The message's first line, and the second if the first ends with a colon, as those of failed backends do."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return "(no message)"
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+
+
+def _follow_runner(descriptor: int, stopping: threading.Event) -> None:
+    """Wait until no one can write commands any more, then end this process and all it started.
+
+    A thread is needed because compiling takes minutes in which no command is read. If `stop` had been sent, or the
+    pipe is read to its end in time, the process leaves by itself.
+    """
+    watcher = select.poll()
+    watcher.register(descriptor, 0)  # POLLHUP is always reported
+    watcher.poll()
+    if not stopping.wait(ORPHAN_GRACE_S):
+        print("the runner is gone", file=sys.stderr, flush=True)
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""What runner and worker say to each other: one JSON object per line, over two pipes.
+
+A worker holds one cell. It is started as `suite.worker.main --read FD --write FD`; its stdout and stderr go to a
+log file, so nothing a library prints can be taken for a message. The runner sends commands and gets at least one reply
+each:
+
+    start   -> built | failed                    import torch and start the compilers; may be left out
+    prepare -> phase* then built | failed        build, run eager for comparison, start the compilers
+    compile -> phase* then compiled | failed     compile, warm up and record
+    try     -> tried | failed                    try a mode for another process, while that compiles
+    settle  -> prepared | failed                 call on until nothing of Encore's waits, compare with eager
+    measure -> block | failed                    one block of samples
+    once    -> metrics | failed                  metrics that need no profiler
+    profiler -> done | failed                    load the profiler
+    metrics -> metrics | failed                  profile steady iterations
+    stop    -> (the process ends)
+
+A line that is not such a message, or a pipe that closes early, ends the cell with a status (`bad_output`, `crash`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from suite.results.schema import Block, CompileConditions, CompileTimes, Correctness, Metrics, Record, Status
+
+WAITING = "wait"
+"""The phase in which a worker waits for others, who compare one after another."""
+PHASES = ("build", "check", WAITING, "compare", "compile", "warm-up", "settle", "measure", "metrics")
+"""Phases in the order a cell goes through them, as the progress display names them. What is compared on a trial is
+compared before it compiles, everything else behind its warm-up."""
+BLOCKS_PER_CORE = 10
+"""Blocks after which another core is taken: one with a busy neighbour must not have all of them."""
+
+
+class CellSpec(Record):
+    """Everything a worker needs to know of its cell.
+
+    `cpu_threads` is this worker's share of the cores while modes are at work side by side, `compile_threads` how many
+    it may compile with. `cache_dir` is where compiled kernels go: one folder for all modes of a workload.
+    `leads`: this mode compiles first, and others follow it. `follows`: this is one of these, and waits for it
+    for `most_wait_s` seconds at most (`suite.worker.compile_order`).
+    `later`: the mode had a process before, so it fits into memory. `alive_together` modes of the workload are on the
+    GPU at the same time.
+    `known_digests` are those of the mode's first process, whose results were compared with eager's, and `known_varying`
+    what had other bits there in each call; a later process that has the same needs no comparison. `known_iteration_us`
+    is the time of an iteration there. `tp` processes work on a cell whose workload is split over GPUs, this one as
+    `rank`; they meet by the file `rendezvous`. `vec_isa_ok` is what an earlier cell found out, see `Built`, and
+    `headers_dir` has the compiled headers of C++ kernels of all cells. `being_asked`: another process is finding out
+    what `vec_isa_ok` will be, and tells it in that folder. `stochastic`: a program of the user's own draws random
+    numbers. `tried_elsewhere`: a stochastic workload's compiled program
+    is tried by other processes, so many of which need memory of their own for it; None: by the cell itself.
+    """
+
+    workload: str
+    variant: str
+    size: Literal["full", "tiny"]
+    mode: str
+    device: Literal["cuda", "cpu"]
+    with_optimizer: bool
+    seed: int
+    input_sets: int
+    warm_up: int
+    check_inputs: int
+    cpu_threads: int
+    compile_threads: int = 1
+    leads: bool = False
+    follows: bool = False
+    most_wait_s: float = 300.0
+    tp: int | None = None
+    rank: int = 0
+    rendezvous: str | None = None
+    later: bool = False
+    alive_together: int = 1
+    known_digests: list[str] | None = None
+    known_varying: list[dict[str, list[float]]] | None = None
+    known_iteration_us: float | None = None
+    cache_dir: str
+    warm_cache: bool
+    vec_isa_ok: bool | None = None
+    headers_dir: str | None = None
+    being_asked: bool = False
+    stochastic: bool = False
+    tried_elsewhere: int | None = None
+
+
+class Start(Record):
+    """What needs no GPU and is the same for every cell, before it is known what else the cell is to be told.
+
+    `asked`: the cell is to find out what the host's compilers can do, for all that come after it.
+    """
+
+    do: Literal["start"] = "start"
+    spec: CellSpec
+    asked: bool = False
+
+
+class Prepare(Record):
+    do: Literal["prepare"] = "prepare"
+    spec: CellSpec
+
+
+class Compile(Record):
+    """`conditions` are noted with the compile times."""
+
+    do: Literal["compile"] = "compile"
+    conditions: CompileConditions
+
+
+class Try(Record):
+    """To a cell that is built, or that waits: try this mode, and forget what was compiled for it."""
+
+    do: Literal["try"] = "try"
+    spec: CellSpec
+
+
+class Settle(Record):
+    """Apart from `compile`, for Encore may time calls here, and such a cell settles alone.
+
+    `tried`: the verdict on the mode's trial, from another process. `alike`: those on other modes of the workload. Who
+    has their bits is as right as they are.
+    """
+
+    do: Literal["settle"] = "settle"
+    tried: Correctness | None = None
+    alike: list[Correctness] = Field(default_factory=list)
+
+
+class Measure(Record):
+    """`lead_in` iterations come before the samples; `core` is the one to bind the calling thread to, None for none."""
+
+    do: Literal["measure"] = "measure"
+    process: int = 0
+    index: int
+    turn: int
+    samples: int
+    throughput_iterations: int
+    lead_in: int = 2
+    core: int | None = None
+
+
+class MeasureOnce(Record):
+    """Metrics that need no profiler. They are handed out before there is one, which may end the worker; `metrics` has
+    them, too."""
+
+    do: Literal["once"] = "once"
+
+
+class LoadProfiler(Record):
+    """Apart from `once`, which times some things: all cells load theirs at the same time."""
+
+    do: Literal["profiler"] = "profiler"
+
+
+class CollectMetrics(Record):
+    """`kernels_only`: what a mode's later processes are asked for."""
+
+    do: Literal["metrics"] = "metrics"
+    kernels_only: bool = False
+
+
+class Stop(Record):
+    do: Literal["stop"] = "stop"
+
+
+class Phase(Record):
+    type: Literal["phase"] = "phase"
+    name: str
+
+
+class Built(Record):
+    """`vec_isa_ok`: whether C++ can use all vector instructions of the CPU; None: not known. `was_tried`: the cell has
+    tried its program itself."""
+
+    type: Literal["built"] = "built"
+    vec_isa_ok: bool | None = None
+    was_tried: bool = False
+
+
+class Compiled(Record):
+    type: Literal["compiled"] = "compiled"
+
+
+class Tried(Record):
+    """`correctness` None: it could not be tried, for the reason `error`."""
+
+    type: Literal["tried"] = "tried"
+    correctness: Correctness | None
+    error: str | None = None
+
+
+class Prepared(Record):
+    """`correctness` None: the digests are the known ones. `iteration_us` is the time of an iteration, roughly."""
+
+    type: Literal["prepared"] = "prepared"
+    parameters: int
+    input_bytes: int
+    correctness: Correctness | None
+    compile: CompileTimes
+    reserved_bytes: int | None
+    iteration_us: float
+
+
+class Measured(Record):
+    type: Literal["block"] = "block"
+    block: Block
+
+
+class Done(Record):
+    """To a command that asks for nothing."""
+
+    type: Literal["done"] = "done"
+
+
+class Collected(Record):
+    type: Literal["metrics"] = "metrics"
+    metrics: Metrics
+
+
+class Failed(Record):
+    """The worker could not go on; it ends after sending this."""
+
+    type: Literal["failed"] = "failed"
+    status: Status
+    error: str
+    correctness: Correctness | None = None
+
+
+Command = Annotated[
+    Start | Prepare | Compile | Try | Settle | Measure | MeasureOnce | LoadProfiler | CollectMetrics | Stop,
+    Field(discriminator="do"),
+]
+Reply = Annotated[
+    Phase | Built | Compiled | Tried | Prepared | Measured | Done | Collected | Failed, Field(discriminator="type")
+]
+
+COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
+REPLIES: TypeAdapter[Reply] = TypeAdapter(Reply)
+
+
+def encode(message: Record) -> bytes:
+    """One message as a line."""
+    return message.model_dump_json().encode() + b"\n"
+
+
+def core_for(block: int, cores: Sequence[int], *, process: int = 0, rank: int = 0, ranks: int = 1) -> int | None:
+    """The core that the calling threads of all modes are bound to in this block; None without a choice.
+
+    Each process of a mode begins on another, or few long blocks would all be on one; each rank has its own.
+    """
+    apart = len(cores) // ranks
+    if apart == 0 or len(cores) == 1:
+        return None
+    return cores[(rank * apart + process + block // BLOCKS_PER_CORE) % len(cores)]

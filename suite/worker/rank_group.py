@@ -1,0 +1,121 @@
+"""What a worker does together with the other ranks of its cell, where a workload is split over several GPUs.
+
+Ranks take every decision that changes how often the program is called together, for a call is a collective: a rank that
+calls once more than the others waits for ever. What they tell each other goes over gloo, between hosts' memories, and
+never over the GPUs that are measured.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from suite.measure.timing import DeviceTimer
+from suite.worker.protocol import CellSpec
+
+START_MARGIN_NS = 300_000
+"""How long before a common start the ranks agree on it: longer than the news of it takes to the last one."""
+
+
+class Alone:
+    """A cell of one process."""
+
+    count = 1
+
+    def any(self, flag: bool) -> bool:
+        """Whether a rank says so."""
+        return flag
+
+    def all(self, value: Any) -> list[Any]:
+        """What each rank says, by rank."""
+        return [value]
+
+    def largest(self, value: float) -> float:
+        """The largest of what the ranks say."""
+        return max(self.all(value))
+
+    def timer(self, timer: DeviceTimer) -> DeviceTimer:
+        """The timer, whose `start` all ranks leave at the same time."""
+        return timer
+
+
+class RankGroup(Alone):
+    """One of several processes, each with a GPU of its own (or a CPU's threads).
+
+    Attributes:
+        count: how many there are.
+        mesh: their devices, for NCCL (on CPUs gloo).
+    """
+
+    def __init__(self, spec: CellSpec) -> None:
+        """Meets the others.
+
+        Raises:
+            RuntimeError: they cannot be reached.
+        """
+        assert spec.tp is not None and spec.rendezvous is not None
+        self.count = spec.tp
+        on_gpu = spec.device == "cuda"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host
+        torch.distributed.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            init_method=f"file://{spec.rendezvous}",
+            rank=spec.rank,
+            world_size=spec.tp,
+            device_id=torch.device("cuda:0") if on_gpu else None,
+        )
+        self.mesh: DeviceMesh = init_device_mesh(spec.device, (spec.tp,))
+        self._hosts = torch.distributed.new_group(backend="gloo")
+
+    def any(self, flag: bool) -> bool:
+        """Whether a rank says so. All wait for all."""
+        said = torch.tensor([int(flag)])
+        torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MAX, group=self._hosts)
+        return bool(said)
+
+    def all(self, value: Any) -> list[Any]:
+        """What each rank says, by rank. All wait for all."""
+        said: list[Any] = [None] * self.count
+        torch.distributed.all_gather_object(said, value, group=self._hosts)
+        return said
+
+    def timer(self, timer: DeviceTimer) -> DeviceTimer:
+        """See `TimedTogether`."""
+        return TimedTogether(timer, self)
+
+    def start_together(self) -> None:
+        """Returns at the same time on all ranks: the clock of a host is that of all its processes."""
+        start = torch.tensor([time.perf_counter_ns() + START_MARGIN_NS])
+        torch.distributed.all_reduce(start, torch.distributed.ReduceOp.MAX, group=self._hosts)
+        while time.perf_counter_ns() < int(start):
+            pass
+
+
+class TimedTogether:
+    """A timer that starts when all ranks do, so that the slowest rank's time is that of the whole program."""
+
+    def __init__(self, timer: DeviceTimer, ranks: RankGroup) -> None:
+        self._timer = timer
+        self._ranks = ranks
+
+    def synchronize(self) -> None:
+        self._timer.synchronize()
+
+    def start(self) -> None:
+        self._ranks.start_together()
+        self._timer.start()
+
+    def stop(self) -> None:
+        self._timer.stop()
+
+    def elapsed_us(self) -> float | None:
+        return self._timer.elapsed_us()
+
+
+def join(spec: CellSpec) -> Alone:
+    """The ranks of a cell: this process alone, or all of them once they have met."""
+    return Alone() if spec.tp in (None, 1) else RankGroup(spec)
