@@ -7,10 +7,9 @@ they draw at random. `torch.cuda.is_available()` is False while they are made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, TypeVar
 
 from models import registry
 from models.registry import Size, UnknownWorkload, Workload, is_program
@@ -20,11 +19,6 @@ from suite.results.errors import WrongUse
 from suite.results.schema import EXPLANATION_VERSION
 from suite.results.store import REPOSITORY
 from suite.run.matrix import require_program_name, require_whole, select_workloads
-
-if TYPE_CHECKING:
-    from models.own_program import Made
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +102,3 @@ def unexplained(target: Target, error: str | None) -> Explanation:
         limits=[],
         error=error,
     )
-
-
-def load_program(name: str) -> Callable[[], Made]:
-    """Return the callable behind `module:callable`, wrapped so that what it returns is checked.
-
-    Raises:
-        WrongUse: there is no such module or callable, or the module cannot be imported.
-    """
-    from models.own_program import WrongProgram, load
-
-    def wrong_use(call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except WrongProgram as error:
-            raise WrongUse(str(error)) from error
-
-    make = wrong_use(lambda: load(name))
-    return lambda: wrong_use(make)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from models import registry
-from suite.explain.targets import Target, find_targets, load_program, unexplained
+from suite.explain.build import load_program
+from suite.explain.targets import Target, find_targets, unexplained
 from suite.results.errors import WrongUse
 
 PROGRAMS = Path(__file__).parents[2] / "support"
