@@ -15,13 +15,13 @@ from typing import Annotated
 import typer
 
 from suite.cli import compare as cli_compare
+from suite.cli import draw
 from suite.cli import history as cli_history
 from suite.cli import micro as cli_micro
 from suite.cli import report as cli_report
 from suite.cli import run as cli_run
 from suite.cli.choices import JsonOption, Size, refuse_empty_paths
 from suite.cli.console import console, print_json, say
-from suite.draw import command as draw
 from suite.results.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG_USE, EncoreError, WrongUse
 from suite.run.interrupt import Interrupted, interruptible
 from suite.run.supervise import kill_children

@@ -744,7 +744,8 @@ def test_an_interrupted_command_does_not_wait_for_what_it_started(tmp_path: Path
     """As PyTorch's compile workers: Python waits for them when it ends."""
     code = (
         "import atexit, pathlib, subprocess, sys, time\n"
-        "from suite import cli, guard\n"
+        "from suite.cli import main as cli\n"
+        "from suite.run import guard\n"
         "def command(*arguments, **keywords):\n"
         "    folder = guard.make_folder('encore-test-')\n"
         "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'], start_new_session=True)\n"

@@ -61,7 +61,7 @@ def test_a_killed_program_leaves_no_worker_no_stray_and_no_folder(tmp_path: Path
 
 
 def test_the_guard_itself_ends_with_its_program(tmp_path: Path) -> None:
-    code = "from suite import guard; guard.new_mark(); print(guard.RUN_MARK)"
+    code = "from suite.run import guard; guard.new_mark(); print(guard.RUN_MARK)"
     mark = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     deadline = time.monotonic() + 10
     while _guards(mark) and time.monotonic() < deadline:
