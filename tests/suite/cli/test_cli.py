@@ -20,11 +20,11 @@ import typer
 from fixtures.command_server import CommandServer
 from fixtures.fake_runs import SETTINGS, default_signals, fake_worker, living, recorded_pids
 from fixtures.synthetic_results import cell, environment, explanation, write_explanations, write_run
-from suite.cli.main.choices import PATHS, _functions, path_options, refuse_empty_paths
 from suite.cli.main.main import app
 from typer.testing import CliRunner
 
 from optimizations import torch_internals
+from suite.cli.choices import PATHS, _functions, path_options, refuse_empty_paths
 from suite.measure.checkout import code_id, shown_code
 from suite.measure.modes import MODES
 from suite.results import store
