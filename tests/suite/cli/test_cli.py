@@ -20,11 +20,11 @@ import typer
 from fixtures.command_server import CommandServer
 from fixtures.fake_runs import SETTINGS, default_signals, fake_worker, living, recorded_pids
 from fixtures.synthetic_results import cell, environment, explanation, write_explanations, write_run
-from suite.cli.main.main import app
 from typer.testing import CliRunner
 
 from optimizations import torch_internals
 from suite.cli.choices import PATHS, _functions, path_options, refuse_empty_paths
+from suite.cli.main import app
 from suite.measure.checkout import code_id, shown_code
 from suite.measure.modes import MODES
 from suite.results import store
@@ -91,7 +91,7 @@ def fake(tmp_path: Path) -> Fake:
 def test_help_imports_no_torch_and_answers_at_once() -> None:
     code = """if True:
         import sys
-        from suite.cli.main.main import main
+        from suite.cli.main import main
         try:
             main(["--help"])
         finally:
@@ -227,9 +227,9 @@ def test_wrong_use_names_what_is_wrong_and_what_is_right(arguments: Sequence[str
 
 def test_the_defaults_of_a_run_are_those_of_the_settings() -> None:
     """What --help shows, and what a run records if nothing is given."""
-    from suite.cli.main.main import app
     from typer.main import get_command
 
+    from suite.cli.main import app
     from suite.settings import FULL, RunSettings
 
     command = get_command(app).commands["run"]  # type: ignore[attr-defined]
@@ -688,7 +688,7 @@ def test_a_run_that_set_out_for_no_workload_is_not_resumed_with_all(fake: Fake) 
 
 def test_tables_are_as_wide_as_they_are_in_a_pipe() -> None:
     variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    code = "from suite.cli.main.main import main; main(['list'])"
+    code = "from suite.cli.main import main; main(['list'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables)
     (row,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["graph-unpartitioned"]]
     assert MODES["graph-unpartitioned"].summary in row
