@@ -7,6 +7,6 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
-from placement_on_cpu import retargeted
+from simulated_gpu.placement import retargeted
 
 __all__ = ["retargeted"]

@@ -13,7 +13,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import pytest
-from compiled_on_cpu import INDUCTOR, simulated
+from simulated_gpu.compiler import INDUCTOR, simulated
 
 from optimizations import torch_internals
 

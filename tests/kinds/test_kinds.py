@@ -6,14 +6,12 @@ import warnings
 
 import pytest
 import torch
-from compiled_on_cpu import INDUCTOR, CompiledOnCpu, compiled_on_cpu, cut_into_partitions
+from simulated_gpu.compiler import INDUCTOR, CompiledOnCpu, cut_into_partitions
 
 import optimizations
 from kinds import KINDS
 from kinds.world import Outcome, differences, eager, outcome
 from optimizations import torch_internals
-
-__all__ = ["compiled_on_cpu"]
 
 ON_CPU = [name for name, kind in KINDS.items() if kind.on_cpu]
 

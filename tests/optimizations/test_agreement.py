@@ -288,9 +288,9 @@ PROGRAM = """
 import json, os, sys, time
 import pytest, torch
 import torch.distributed as distributed
-from cuda_on_cpu import played_by_the_cpu
+from simulated_gpu.runtime import played_by_the_cpu
 from rank_ends import leave
-from trees_on_cpu import Compiled, Model, values
+from simulated_gpu.trees import Compiled, Model, values
 from optimizations.agreement.store_exchange import current_ballot
 from optimizations.in_place.generated import GeneratedCode
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from placement_on_cpu import CPU, bits, fake_cuda, graphs_of, runner
+from simulated_gpu.placement import CPU, bits, fake_cuda, graphs_of, runner
 from torch import nn
 
 import optimizations

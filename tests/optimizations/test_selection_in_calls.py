@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from trees_on_cpu import Compiled, Model, nodes, values
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, nodes, values
 
 import optimizations
 from optimizations import selection
@@ -20,8 +20,6 @@ from optimizations.report.selection import SelectionReport
 from optimizations.trees import measured
 from optimizations.trees.function import TRIED_WITHOUT_GRAPH, forget_recordings
 from optimizations.trees.maker import release_recordings
-
-__all__ = ["cuda_on_cpu"]
 
 W = values(7)
 TINY = GeneratedCode(None, kernels=2)

@@ -61,11 +61,11 @@ def microseconds(call: Callable[[], object]) -> float:
 
 @contextmanager
 def simulated_device() -> Iterator[Any]:
-    """Provide the `compiled_on_cpu` of the tests outside of them."""
-    import compiled_on_cpu
+    """Compile for the simulated GPU outside of tests."""
+    from simulated_gpu.compiler import simulated
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        world = compiled_on_cpu.simulated(monkeypatch)
+        world = simulated(monkeypatch)
         yield next(world)
         next(world, None)
 

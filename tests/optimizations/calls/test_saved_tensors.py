@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
+from simulated_gpu.compiler import CompiledOnCpu
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-__all__ = ["compiled_on_cpu"]
 
 IMPORTS = """
 import importlib, pkgutil, torch

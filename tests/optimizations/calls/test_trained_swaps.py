@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
-from simulated_work import aligned
+from simulated_gpu.compiler import CompiledOnCpu
+from simulated_gpu.work import aligned
 from torch import nn
 
 import optimizations
@@ -19,8 +19,6 @@ from optimizations.in_place.examination import Examination
 from optimizations.trees import manager, returned
 from optimizations.trees.containers import managers
 from tests.optimizations.trees.test_parameters import Net, values
-
-__all__ = ["compiled_on_cpu"]
 
 SWAPS = 100
 

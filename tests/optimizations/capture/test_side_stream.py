@@ -13,15 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from simulated_workspaces import DEFAULT, EXTERNAL, Block, Workspaces, workspaces
+from simulated_gpu.allocator import DEFAULT, EXTERNAL, Block, Workspaces
 
 from optimizations.calls.streams import wait_for_stream
 from optimizations.capture import device, side_stream
 from optimizations.capture.device import CudaDevice
 from optimizations.capture.side_stream import ATTEMPTS, SideStreams
 from optimizations.graph import pools
-
-__all__ = ["workspaces"]
 
 
 def products(simulated: Workspaces, streams: SideStreams) -> list[Block]:

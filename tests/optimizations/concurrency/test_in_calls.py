@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu  # noqa: F401
-from simulated_cuda import Node
-from trees_on_cpu import COUNT, Compiled, Model, values, word
+from simulated_gpu.driver import Node
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import COUNT, Compiled, Model, values, word
 
 from optimizations.concurrency.branches import BRANCHES, CHAIN, Noted
 from optimizations.concurrency.launch_log import Logged
@@ -67,7 +67,7 @@ def called(compiled: Compiled, w: torch.Tensor, calls: int) -> None:
 
 @pytest.mark.parametrize("winner", [BRANCHES, CHAIN])
 def test_winner_serves_and_inputs_are_read_in_place_later(
-    cuda_on_cpu: CudaOnCpu,  # noqa: F811
+    cuda_on_cpu: CudaOnCpu,
     faster: list[str],
     winner: str,
 ) -> None:
@@ -87,7 +87,7 @@ def test_winner_serves_and_inputs_are_read_in_place_later(
     assert all(one.indirect for one in report.inputs)
 
 
-def test_moved_parameter_ends_the_race(cuda_on_cpu: CudaOnCpu, faster: list[str]) -> None:  # noqa: F811
+def test_moved_parameter_ends_the_race(cuda_on_cpu: CudaOnCpu, faster: list[str]) -> None:
     compiled = Compiled(TwoKernels(cuda_on_cpu), outputs=2, concurrency="auto")
     with spent_at_once():
         for start in range(12):
@@ -96,7 +96,7 @@ def test_moved_parameter_ends_the_race(cuda_on_cpu: CudaOnCpu, faster: list[str]
     assert all(one.concurrency is not None for one in compiled.reports)
 
 
-def test_option_off_keeps_the_chain_and_says_so(cuda_on_cpu: CudaOnCpu, faster: list[str]) -> None:  # noqa: F811
+def test_option_off_keeps_the_chain_and_says_so(cuda_on_cpu: CudaOnCpu, faster: list[str]) -> None:
     compiled = Compiled(TwoKernels(cuda_on_cpu), outputs=2)
     with spent_at_once():
         called(compiled, values(7), 10)
@@ -115,7 +115,7 @@ def test_option_off_keeps_the_chain_and_says_so(cuda_on_cpu: CudaOnCpu, faster: 
     ],
 )
 def test_driver_that_refuses_leaves_a_right_graph(
-    cuda_on_cpu: CudaOnCpu,  # noqa: F811
+    cuda_on_cpu: CudaOnCpu,
     faster: list[str],
     call: str,
     winner: str,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from cuda.bindings import driver as real
 from fake_tensor_map import make_tensor_map, replace_address
-from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph, SimulatedTools, floats, word
+from simulated_gpu.driver import Function, Node, SimulatedDriver, SimulatedGraph, SimulatedTools, floats, word
 
 from optimizations.compiled_cache import CompiledCache
 from optimizations.graph.applied import AppliedPlan

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from trees_on_cpu import Compiled, Model, check, values
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, check, values
 
 from optimizations.graph.device import DeviceTools
 from optimizations.graph.plan import Choice
 from optimizations.trees.containers import managers, shut_down
-
-__all__ = ["cuda_on_cpu"]
 
 WEIGHT = values(7)
 STREAM = 12

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import FakeStream
+from simulated_gpu.runtime import FakeStream
 
 from optimizations.graph.capture_order import in_order
 

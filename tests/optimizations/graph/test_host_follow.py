@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cuda.bindings import driver as bindings
-from simulated_cuda import SimulatedDriver
+from simulated_gpu.driver import SimulatedDriver
 
 from optimizations import host_code
 from optimizations.graph import host

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import FakeStream
+from simulated_gpu.runtime import FakeStream
 
 from optimizations import torch_internals
 from optimizations.graph.pools import (

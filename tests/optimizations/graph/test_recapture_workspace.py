@@ -6,12 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from simulated_workspaces import DEFAULT, Block, Workspaces, workspaces
+from simulated_gpu.allocator import DEFAULT, Block, Workspaces
 
 from optimizations.graph import recapture
 from optimizations.graph.pools import claim, new_pool, others_have_pools, pool_memory, scratch_pool
-
-__all__ = ["workspaces"]
 
 STREAM = SimpleNamespace(cuda_stream=50)
 """Of stock's manager."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 import triton
 from cuda.bindings import driver as real
-from simulated_cuda import SimulatedDriver
+from simulated_gpu.driver import SimulatedDriver
 from triton_corpus import compile_ptx, corpus
 
 from optimizations import torch_internals

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_work import aligned
+from simulated_gpu.work import aligned
 
 from optimizations.graph.memory_ranges import MemoryRanges
 from optimizations.graph.records import MemoryRange

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from simulated_cuda import word
+from simulated_gpu.driver import word
 from synthetic_captures import kernel
 
 from optimizations.graph.pointers import UseKind

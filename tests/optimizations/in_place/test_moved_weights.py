@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_on_cpu import Capturable, CompiledOnCpu, compiled_on_cpu
-from simulated_cuda import Function, Node, word
-from simulated_work import aligned
+from simulated_gpu.compiler import Capturable, CompiledOnCpu
+from simulated_gpu.driver import Function, Node, word
+from simulated_gpu.work import aligned
 from torch import nn
 
 import optimizations
@@ -17,8 +17,6 @@ from optimizations.graph.applied import AppliedPlan
 from optimizations.in_place.examination import Examination
 from optimizations.in_place.session import Session
 from tests.optimizations.trees.test_parameters import Net
-
-__all__ = ["compiled_on_cpu"]
 
 
 class Shifted(nn.Module):

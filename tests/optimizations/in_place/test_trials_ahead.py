@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from simulated_cuda import floats
-from trees_on_cpu import COUNT, Compiled, Model, nodes, values
+from simulated_gpu.driver import floats
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import COUNT, Compiled, Model, nodes, values
 
 import optimizations
 from optimizations.in_place import session, trial
 from optimizations.in_place.proof import MOST_CALLS
-
-__all__ = ["cuda_on_cpu"]
 
 AHEAD = 300
 """Launches between the host and its device."""

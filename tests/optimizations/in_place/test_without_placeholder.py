@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from simulated_work import aligned
-from trees_on_cpu import COUNT, Compiled, Model, check, nodes, values
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import COUNT, Compiled, Model, check, nodes, values
+from simulated_gpu.work import aligned
 
 from optimizations.concurrency.branches import BRANCHES, CHAIN
 from optimizations.graph.memory_ranges import MemoryRanges
@@ -21,7 +21,7 @@ from optimizations.trees import node as node_module
 from tests.optimizations.concurrency.test_in_calls import TwoKernels, called, faster
 from tests.optimizations.trees.test_named import LAUNCHED, Known
 
-__all__ = ["cuda_on_cpu", "faster"]
+__all__ = ["faster"]
 
 CODE = GeneratedCode(None, **LAUNCHED)
 NOTHING = MemoryRanges(())

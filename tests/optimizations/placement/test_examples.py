@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from placement_examples import WIDTH, DetectionScalars, MaskedBlocks, TimedDenoiser
-from placement_on_cpu import bits, fake_cuda, graphs_of, on_cuda, placed_runner, runner
+from simulated_gpu.placement import bits, fake_cuda, graphs_of, on_cuda, placed_runner, runner
 from torch import nn
 
 from models.registry import find

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from trees_on_cpu import Compiled, Model, values
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, values
 
 from optimizations.backend import _fed
 from optimizations.placement.feed_plan import FeedPlan
 from optimizations.placement.feeds import Feeds
-
-__all__ = ["cuda_on_cpu"]
 
 LIMIT_S = 20
 

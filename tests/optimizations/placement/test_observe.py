@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.fx
-from placement_on_cpu import fake_cuda, graphs_of
+from simulated_gpu.placement import fake_cuda, graphs_of
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from placement_on_cpu import bits, fake_cuda, feeds_on_cpu, graphs_of, placed_runner, runner
+from simulated_gpu.placement import bits, fake_cuda, feeds_on_cpu, graphs_of, placed_runner, runner
 from torch import nn
 
 from optimizations import torch_internals

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.fx
-from placement_on_cpu import bits, fake_cuda, graphs_of, placed_runner, retargeted, runner
+from simulated_gpu.placement import bits, fake_cuda, graphs_of, placed_runner, retargeted, runner
 
 from optimizations import Options, torch_internals
 from optimizations.placement import Placement, place

@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from placement_on_cpu import graphs_of
+from simulated_gpu.placement import graphs_of
 from torch import nn
 
 from optimizations.options import Attributes

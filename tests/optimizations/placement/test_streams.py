@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from simulated_workspaces import EXTERNAL, stream_id
+from simulated_gpu.allocator import EXTERNAL, stream_id
 
 from optimizations import torch_internals
 from optimizations.placement import feeds

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from placement_on_cpu import bits, fake_cuda, feeds_on_cpu, graphs_of, on_cuda, placed_runner, retargeted, runner
+from simulated_gpu.placement import bits, fake_cuda, feeds_on_cpu, graphs_of, on_cuda, placed_runner, retargeted, runner
 from torch import nn
 
 import optimizations

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from placement_examples import WIDTH, TimedDenoiser
-from placement_on_cpu import fake_cuda, on_cuda
+from simulated_gpu.placement import fake_cuda, on_cuda
 
 import optimizations
 from optimizations import WrongOption, torch_internals

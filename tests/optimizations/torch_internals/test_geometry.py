@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
-from placement_on_cpu import fake_cuda, graphs_of, placed_runner
+from simulated_gpu.compiler import CompiledOnCpu
+from simulated_gpu.placement import fake_cuda, graphs_of, placed_runner
 from torch import nn
 
 import optimizations
@@ -17,8 +17,6 @@ from optimizations.placement import place
 from optimizations.torch_internals import geometry
 from optimizations.torch_internals.geometry import CHECKS_MADE, FixedGeometry
 from optimizations.trees.lean import OTHER_GEOMETRY
-
-__all__ = ["compiled_on_cpu"]
 
 
 def transposed(tensor: torch.Tensor) -> None:

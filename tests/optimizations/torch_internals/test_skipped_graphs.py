@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_on_cpu import INDUCTOR, CompiledOnCpu, compiled_on_cpu
+from simulated_gpu.compiler import INDUCTOR, CompiledOnCpu
 
 import optimizations
 from optimizations import torch_internals
-
-__all__ = ["compiled_on_cpu"]
 
 CALLS: list[torch.Size] = []
 

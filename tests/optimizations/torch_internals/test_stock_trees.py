@@ -7,15 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from trees_on_cpu import Compiled, Model, nodes, values
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, nodes, values
 
 from optimizations import torch_internals
 from optimizations.torch_internals import stock_trees
 from optimizations.trees import manager
 from optimizations.trees.containers import managers
-
-__all__ = ["cuda_on_cpu"]
 
 OWN_SETTINGS = {
     "kernel_free_cudagraph": True,

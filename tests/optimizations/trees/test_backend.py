@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from inductor_in_disguise import FakeMaker, cuda_in_disguise, program
+from simulated_gpu.compiler import FakeMaker, program
 
 import optimizations
 from optimizations.graph.plan import Choice
@@ -15,8 +15,6 @@ from optimizations.options import Options, WrongOption
 from optimizations.report.recordings import RecordingReport
 from optimizations.trees import containers
 from optimizations.trees import maker as maker_module
-
-__all__ = ["cuda_in_disguise"]
 
 
 class FakeFunction:

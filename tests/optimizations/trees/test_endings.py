@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as distributed
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from ranks_on_cpu import RankProgram
-from trees_on_cpu import Compiled, Model, check, values
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, check, values
 
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import endings
 from optimizations.trees import manager as manager_module
 from optimizations.trees.containers import everything, managers
-
-__all__ = ["cuda_on_cpu"]
 
 
 def test_graphs_with_collectives_are_freed_before_the_group_is_destroyed(
@@ -66,8 +64,8 @@ PROGRAM = """
 import atexit, os, sys, threading, time
 import pytest, torch
 import torch.distributed as distributed
-from cuda_on_cpu import played_by_the_cpu
-from trees_on_cpu import Compiled, Model, check, values
+from simulated_gpu.runtime import played_by_the_cpu
+from simulated_gpu.trees import Compiled, Model, check, values
 from optimizations import torch_internals
 from optimizations.trees import manager as manager_module
 from optimizations.in_place.generated import GeneratedCode

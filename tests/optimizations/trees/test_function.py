@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from simulated_work import aligned
+from simulated_gpu.work import aligned
 
 from optimizations import torch_internals
 from optimizations.graph.plan import Choice

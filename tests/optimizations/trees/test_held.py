@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from interrupts import interrupted_behind
-from trees_on_cpu import Compiled, Model, values
+from simulated_gpu.compiler import CompiledOnCpu
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, values
 
 import optimizations
 from models.nanogpt.configurations import SIZES
@@ -20,8 +20,6 @@ from models.nanogpt.decoding import CompiledDecoder, EagerDecoder, generate
 from models.nanogpt.network import NanoGPT
 from optimizations import torch_internals
 from optimizations.trees import copies_out, manager, results_node
-
-__all__ = ["compiled_on_cpu", "cuda_on_cpu"]
 
 CALLS = 40
 MOST_HELD = 6

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
+from simulated_gpu.compiler import CompiledOnCpu
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,8 +24,6 @@ from optimizations.trees import lean as lean_module
 from optimizations.trees import pool_manager
 from optimizations.trees.containers import managers, thread_containers
 from tests.optimizations.trees.test_parameters import Net, values
-
-__all__ = ["compiled_on_cpu"]
 
 
 class Sees(TorchFunctionMode):

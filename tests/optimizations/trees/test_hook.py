@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from inductor_in_disguise import FakeMaker, cuda_in_disguise, other_program, program
+from simulated_gpu.compiler import FakeMaker, other_program, program
 
 from optimizations import torch_internals
 from optimizations.trees import hook
 from optimizations.trees.hook import DISPATCHED, OBSERVED, asking, captured_by
-
-__all__ = ["cuda_in_disguise"]
 
 PATCHES = {"triton.cudagraphs": True, "graph_partition": False}
 

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
 from interrupts import interrupted_behind
+from simulated_gpu.compiler import CompiledOnCpu
 from torch import nn
 
 from optimizations import torch_internals
-
-__all__ = ["compiled_on_cpu"]
 
 FILES = (
     *("/lean.py", "/results_node.py", "/manager.py", "/node.py", "/trained.py", "/shortcut.py", "/plain_function.py"),

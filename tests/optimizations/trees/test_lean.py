@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import KNOWN, Compiled, Model, check, nodes, values
 from torch.autograd import forward_ad
-from trees_on_cpu import KNOWN, Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
 from optimizations.in_place import budget
@@ -20,8 +20,6 @@ from optimizations.in_place.addresses import AddressTracker
 from optimizations.trees import lean, manager
 from optimizations.trees.containers import managers
 from optimizations.trees.results_node import ResultsNode
-
-__all__ = ["cuda_on_cpu"]
 
 W = values(7)
 

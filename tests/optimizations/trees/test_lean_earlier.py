@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from trees_on_cpu import Compiled, Model, check, nodes, values
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations.trees import lean
 from tests.optimizations.trees.test_lean import W, full_ways, reasons
 
-__all__ = ["cuda_on_cpu", "full_ways"]
+__all__ = ["full_ways"]
 
 
 class Two(Model):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from trees_on_cpu import Compiled, Model, check, nodes, values
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations.calls import turns
 from optimizations.torch_internals import thread_state
@@ -17,7 +17,7 @@ from optimizations.trees import inner_graphs, lean, manager
 from tests.optimizations.trees.test_lean import Training, W, call, full_ways, reasons, steady
 from tests.optimizations.trees.test_outlived import Outer
 
-__all__ = ["cuda_on_cpu", "full_ways"]
+__all__ = ["full_ways"]
 
 
 def in_a_thread(run: Callable[[], Any]) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from cuda_on_cpu import CudaOnCpu, at_address, cuda_on_cpu
-from trees_on_cpu import COUNT, Compiled, Model, nodes, values
+from simulated_gpu.runtime import CudaOnCpu, at_address
+from simulated_gpu.trees import COUNT, Compiled, Model, nodes, values
 
 from optimizations.trees import lean, manager
 from optimizations.trees.containers import managers
 from tests.optimizations.trees.test_lean import W, full_ways, reasons
 
-__all__ = ["cuda_on_cpu", "full_ways"]
+__all__ = ["full_ways"]
 
 
 class WithAnother(Model):

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from trees_on_cpu import COUNT, Model, nodes, values
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import COUNT, Model, nodes, values
 
 from optimizations import torch_internals
 from optimizations.graph.plan import Choice
 from optimizations.trees import lean
 from optimizations.trees.maker import EncoreMaker
-
-__all__ = ["cuda_on_cpu"]
 
 W = values(7)
 RESULTS = lean.MANY + 3

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from simulated_cuda import Function, floats
-from simulated_work import aligned
-from trees_on_cpu import COUNT, KNOWN, Compiled, Model, check, nodes, values
+from simulated_gpu.driver import Function, floats
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, check, nodes, values
+from simulated_gpu.work import aligned
 
 from optimizations.in_place import addresses
 from optimizations.trees import lean
 from optimizations.trees.containers import managers
 from tests.optimizations.trees.test_lean import call, full_ways, reasons
 
-__all__ = ["cuda_on_cpu", "full_ways"]
+__all__ = ["full_ways"]
 
 
 class MadeForStrides(Model):

@@ -6,12 +6,10 @@ import random
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from trees_on_cpu import Compiled, Model, nodes, values
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, nodes, values
 
 from optimizations.trees.containers import managers
-
-__all__ = ["cuda_on_cpu"]
 
 STEPS = 150
 WEIGHTS = 3

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from trees_on_cpu import Compiled, Model, check, nodes, values
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations.in_place import budget
 from optimizations.trees import manager
@@ -16,7 +16,7 @@ from optimizations.trees.containers import managers
 from tests.optimizations.trees.test_lean import Training, W, full_ways, steady
 from tests.optimizations.trees.test_lean_held import Runs
 
-__all__ = ["cuda_on_cpu", "full_ways"]
+__all__ = ["full_ways"]
 
 
 def test_the_list_of_inputs_is_empty_after_a_steady_call(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:

@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from trees_on_cpu import Compiled, Model, check, nodes, values
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
 from optimizations.in_place import budget
 from optimizations.trees import manager
 from optimizations.trees.containers import managers, others_have_managers, shut_down
 from optimizations.trees.function import forget_recordings
-
-__all__ = ["cuda_on_cpu"]
 
 
 def test_forward_and_backward_share_a_manager_and_their_trees(cuda_on_cpu: CudaOnCpu) -> None:

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from trees_on_cpu import COUNT, Compiled, Model, check, values
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import COUNT, Compiled, Model, check, values
 
 from optimizations.graph.pointers import Analysis, InputVerdict, Reason, ReasonCode, UnexplainedWord
 from optimizations.in_place import examination
 from optimizations.in_place.generated import GeneratedCode, Launch
 from optimizations.trees import node as node_module
-
-__all__ = ["cuda_on_cpu"]
 
 
 def test_what_the_generated_code_names_needs_no_proof(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:

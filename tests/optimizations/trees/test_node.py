@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from simulated_cuda import Function, Node, word
-from simulated_work import aligned
-from trees_on_cpu import COUNT, KNOWN, Compiled, Model, check, nodes, values
+from simulated_gpu.driver import Function, Node, word
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, check, nodes, values
+from simulated_gpu.work import aligned
 
 from optimizations import torch_internals
 from optimizations.graph.exclusions import with_reasons
@@ -29,8 +29,6 @@ from optimizations.trees import moved_inputs, pool_manager
 from optimizations.trees.containers import managers
 from optimizations.trees.node import EncoreNode
 from suite.measure import copies
-
-__all__ = ["cuda_on_cpu"]
 
 
 @pytest.mark.parametrize("choice", [Choice.AUTO, Choice.HOST, Choice.PRELUDE])

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, FakeGraph, cuda_on_cpu
-from simulated_cuda import fails
-from trees_on_cpu import Compiled, Model, check, nodes, values
+from simulated_gpu.driver import fails
+from simulated_gpu.runtime import CudaOnCpu, FakeGraph
+from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.plan import Choice
@@ -17,8 +17,6 @@ from optimizations.trees.containers import managers, shut_down
 from optimizations.trees.function import forget_recordings
 from optimizations.trees.manager import INSIDE_CAPTURE, EncoreManager
 from optimizations.trees.node import StillHeld
-
-__all__ = ["cuda_on_cpu"]
 
 
 @pytest.mark.parametrize("lean", [True, False])

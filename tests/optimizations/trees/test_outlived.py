@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from trees_on_cpu import Compiled, Model, check, nodes, values
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations.calls import turns
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.selection import Selection
 from optimizations.trees import function as function_module
 from optimizations.trees import manager, pool_manager
-
-__all__ = ["cuda_on_cpu"]
 
 
 class Outer:

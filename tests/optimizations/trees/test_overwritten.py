@@ -6,14 +6,12 @@ import gc
 
 import pytest
 import torch
-from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
-from simulated_work import aligned
+from simulated_gpu.compiler import CompiledOnCpu
+from simulated_gpu.work import aligned
 from torch import nn
 
 import optimizations
 from optimizations import torch_internals
-
-__all__ = ["compiled_on_cpu"]
 
 CALLS = 24
 """Enough for a recording, trial calls, and replays that read their inputs in place."""

@@ -7,13 +7,11 @@ import weakref
 
 import pytest
 import torch
-from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
+from simulated_gpu.compiler import CompiledOnCpu
 from torch import nn
 
 import optimizations
 from optimizations.trees.containers import managers
-
-__all__ = ["compiled_on_cpu"]
 
 
 class Net(nn.Module):

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import compiled_on_cpu as simulation
 import pytest
 import torch
-from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu, cut_into_partitions
-from simulated_work import aligned
+from simulated_gpu import compiler as simulation
+from simulated_gpu.compiler import CompiledOnCpu, cut_into_partitions
+from simulated_gpu.work import aligned
 
 from optimizations import torch_internals
 from optimizations.trees import function, maker
 from optimizations.trees.aligned import on_aligned_inputs
-
-__all__ = ["compiled_on_cpu"]
 
 
 @torch.library.custom_op(

@@ -6,10 +6,8 @@ import threading
 from typing import Any
 
 import pytest
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from trees_on_cpu import Compiled, Model, values
-
-__all__ = ["cuda_on_cpu"]
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, values
 
 W = values(7)
 

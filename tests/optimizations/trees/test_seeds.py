@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from trees_on_cpu import Compiled, Model, nodes, values
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, nodes, values
 
 from optimizations import torch_internals
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import lean, manager, readable_seeds
 from optimizations.trees.containers import managers
 from optimizations.trees.uncaptured_forwards import UncapturedForwards
-
-__all__ = ["cuda_on_cpu"]
 
 W = values(0.5)
 

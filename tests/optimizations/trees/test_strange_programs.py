@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.config as functorch_config
-from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
+from simulated_gpu.compiler import CompiledOnCpu
+from simulated_gpu.trees import nodes
 from torch import nn
-from trees_on_cpu import nodes
 
 import optimizations
 from optimizations.trees import moved_inputs
-
-__all__ = ["compiled_on_cpu"]
 
 Compile = Callable[[Any], Callable[..., Any]]
 PROGRAMS: dict[str, Callable[[Compile], list[Any]]] = {}

@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, FakeStream, cuda_on_cpu
-from simulated_cuda import floats
-from trees_on_cpu import Compiled, Model, check, values
+from simulated_gpu.driver import floats
+from simulated_gpu.runtime import CudaOnCpu, FakeStream
+from simulated_gpu.trees import Compiled, Model, check, values
 
 from optimizations.in_place.trial import Effects, TrialCall
 from optimizations.trees import pool_manager
 from optimizations.trees.containers import managers
 from optimizations.trees.pool_manager import PATIENCE
-
-__all__ = ["cuda_on_cpu"]
 
 WEIGHT = values(7)
 WRITTEN = (2,)

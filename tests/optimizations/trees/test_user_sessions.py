@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
+from simulated_gpu.compiler import CompiledOnCpu
 from user_sessions import check_session
-
-__all__ = ["compiled_on_cpu"]
 
 ACTIONS = 30
 

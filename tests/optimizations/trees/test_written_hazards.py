@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from interrupts import interrupted_at, interrupted_behind
-from simulated_cuda import floats
-from simulated_work import aligned
-from trees_on_cpu import COUNT, KNOWN, Compiled, Model, nodes, values
+from simulated_gpu.compiler import CompiledOnCpu
+from simulated_gpu.driver import floats
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, nodes, values
+from simulated_gpu.work import aligned
 
 import optimizations
 from optimizations.in_place.examination import Examination
@@ -23,8 +23,6 @@ from optimizations.in_place.trial import Candidate
 from optimizations.trees import containers
 from optimizations.trees.function import MOST_SIZES_OF_WRITERS
 from optimizations.trees.moved_inputs import MOST_MISFITS, MOST_RECORDINGS
-
-__all__ = ["compiled_on_cpu", "cuda_on_cpu"]
 
 W = values(7)
 PAGE = COUNT // 2

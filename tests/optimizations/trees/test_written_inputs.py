@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from simulated_work import aligned
-from trees_on_cpu import COUNT, KNOWN, Compiled, Model, nodes, values
+from simulated_gpu.compiler import CompiledOnCpu
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, nodes, values
+from simulated_gpu.work import aligned
 
 import optimizations
 from optimizations.in_place.examination import Examination
@@ -21,8 +21,6 @@ from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import manager
 from optimizations.trees.manager import WRITES_INPUT
 from optimizations.trees.moved_inputs import INPUT_KEEPS_MOVING, MOST_MISFITS, MOST_RECORDINGS
-
-__all__ = ["compiled_on_cpu", "cuda_on_cpu"]
 
 W = values(7)
 UNKNOWN = GeneratedCode(None)

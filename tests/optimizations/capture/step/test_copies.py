@@ -12,7 +12,7 @@ import torch
 import torch._dynamo  # not in a call that is observed, which would not count then
 from cuda.bindings import driver as real
 from graphs_on_cpu import CpuCopy, CpuDevice, copied, settings
-from simulated_cuda import Node, SimulatedDriver
+from simulated_gpu.driver import Node, SimulatedDriver
 from step_parts import KeepsMasks, batches, network, training_step
 
 from optimizations.capture import copy_nodes

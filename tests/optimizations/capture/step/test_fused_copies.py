@@ -13,7 +13,7 @@ import pytest
 import torch
 from cuda.bindings import driver as real
 from graphs_on_cpu import CpuCopy, CpuDevice, ListCopy, copied, settings
-from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph
+from simulated_gpu.driver import Function, Node, SimulatedDriver, SimulatedGraph
 from synthetic_captures import kernel as synthetic_kernel
 
 from optimizations import torch_internals

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, at_address, played_by_the_cpu, tensor_over
-from simulated_cuda import Function, Node, word
 
 import optimizations
 from optimizations import torch_internals
 from optimizations.in_place.generated import GeneratedCode, read_generated
 from optimizations.trees.maker import EncoreMaker
+from simulated_gpu.driver import Function, Node, word
+from simulated_gpu.runtime import CudaOnCpu, at_address, played_by_the_cpu, tensor_over
 
 INDUCTOR = {"fallback_by_default": True, "graph_partition": False, "fallback_random": True}
 UNWRITTEN = 0x7F
@@ -168,31 +168,19 @@ class CompiledOnCpu:
         return [function.captures for function in self.functions]
 
 
-@pytest.fixture
-def compiled_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompiledOnCpu]:
-    """See the module."""
-    yield from simulated(monkeypatch)
-
-
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompiledOnCpu]:
-    """Provide the same where `monkeypatch` is not that of a test."""
+    """Compile for the simulated GPU until the generator ends: the fixture's body, for programs of their own."""
     playing = played_by_the_cpu(monkeypatch)
     world = CompiledOnCpu(next(playing))
 
     make = EncoreMaker.cudagraphify
-    init = torch_internals.CompiledFxGraph.__init__
 
     def cudagraphify(maker: EncoreMaker, model: Any, *arguments: Any, **keywords: Any) -> Any:
         world.functions.append(Capturable(world.cuda, model))
         return make(maker, world.functions[-1], *arguments, **keywords)
 
-    def on_a_gpu(graph: Any, *arguments: Any, **keywords: Any) -> None:
-        init(graph, *arguments, **keywords)
-        graph.device_idxs.add(0)
-
     monkeypatch.setattr(EncoreMaker, "cudagraphify", cudagraphify)
-    monkeypatch.setattr(torch_internals.CompiledFxGraph, "__init__", on_a_gpu)
-    monkeypatch.setattr(torch_internals.cudagraph_utils, "check_lowering_disable_cudagraph", lambda mapping: None)
+    _take_for_cuda(monkeypatch)
     # A program that marked its steps once has to go on doing so, or its iteration never ends.
     monkeypatch.setattr(torch_internals.cudagraph_trees.MarkStepBox, "mark_step_counter", 0)
     torch_internals.reset_dynamo()
@@ -202,3 +190,71 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompiledOnCpu]:
         torch_internals.reset_dynamo()
         next(playing, None)
     optimizations.reset()
+
+
+def _take_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Inductor want CUDA graphs of CPU programs."""
+    init = torch_internals.CompiledFxGraph.__init__
+
+    def on_a_gpu(graph: Any, *arguments: Any, **keywords: Any) -> None:
+        init(graph, *arguments, **keywords)
+        graph.device_idxs.add(0)
+
+    monkeypatch.setattr(torch_internals.CompiledFxGraph, "__init__", on_a_gpu)
+    monkeypatch.setattr(torch_internals.cudagraph_utils, "check_lowering_disable_cudagraph", lambda mapping: None)
+
+
+WEIGHT = torch.eye(8) * 2
+
+
+def program(x: torch.Tensor) -> torch.Tensor:
+    """Only calls of a library, so that nothing has to be compiled by a C++ compiler."""
+    return torch.mm(x, WEIGHT)
+
+
+def other_program(x: torch.Tensor) -> torch.Tensor:
+    return torch.mm(torch.mm(x, WEIGHT), WEIGHT)
+
+
+class FakeMaker:
+    """Notes what it is asked to make graphs of, and lets it run as it is."""
+
+    def __init__(self) -> None:
+        self.made: list[dict[str, Any]] = []
+        self.calls = 0
+        self.managers: list[int] = []
+        self.graphed: list[bool] = []
+
+    def cudagraphify(self, model: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        self.made.append({**dict(zip(("static_input_idxs",), args, strict=False)), **kwargs})
+
+        def run(inputs: list[Any]) -> Any:
+            self.calls += 1
+            return model(inputs)
+
+        return run
+
+    def get_manager(self, device_index: int, create_if_none_exists: bool = True) -> Any:
+        self.managers.append(device_index)
+        return self
+
+    def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
+        self.graphed.append(graphed)
+
+    @property
+    def directions(self) -> list[str]:
+        return [
+            "backward" if one["is_backward"] else "inference" if one["is_inference"] else "forward" for one in self.made
+        ]
+
+
+def in_disguise(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMaker]:
+    """Run everything from `compile_fx` to `post_compile` as for a GPU, up to the maker of graphs, which is a fake."""
+    stock = FakeMaker()
+    _take_for_cuda(monkeypatch)
+    monkeypatch.setattr(torch_internals.compile_fx, "cudagraphify", stock.cudagraphify)
+    monkeypatch.setattr(torch_internals.cudagraph_trees, "get_manager", stock.get_manager)
+    torch_internals.reset_dynamo()
+    with torch_internals.fresh_cache():
+        yield stock
+    torch_internals.reset_dynamo()

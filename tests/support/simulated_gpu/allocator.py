@@ -171,9 +171,8 @@ class Workspaces:
         self.empty_cache()
 
 
-@pytest.fixture
-def workspaces(monkeypatch: pytest.MonkeyPatch) -> Workspaces:
-    """In the place of PyTorch's. Autograd runs in a thread of its own.
+def replaced_workspaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspaces]:
+    """Put the simulation in the place of PyTorch's. Autograd runs in a thread of its own.
 
     Of what the collector knows the program has `known` only: tests before this one may have left graphs, or hidden
     objects from it. These stay hidden, for that makes the tests behind this one faster.
@@ -238,7 +237,7 @@ def workspaces(monkeypatch: pytest.MonkeyPatch) -> Workspaces:
     monkeypatch.setattr(pools, "_own", set())
     monkeypatch.setattr(side_stream, "_run_in_backward", run_in_backward)
     monkeypatch.setattr(side_stream, "_idle", type(side_stream._idle)(list))
-    yield made  # type: ignore[misc]
+    yield made
     tasks.append((0, None))
     wake.set()
     thread.join(10)

@@ -10,9 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from cuda_on_cpu import CudaOnCpu, at_address
-from simulated_cuda import Function, Node, floats, word
-from simulated_work import aligned
 
 from optimizations import torch_internals
 from optimizations.concurrency.noted_capture import Concurrency
@@ -23,6 +20,9 @@ from optimizations.selection import Selection
 from optimizations.trees.containers import managers
 from optimizations.trees.maker import EncoreMaker
 from optimizations.trees.node import EncoreNode
+from simulated_gpu.driver import Function, Node, floats, word
+from simulated_gpu.runtime import CudaOnCpu, at_address
+from simulated_gpu.work import aligned
 
 COUNT = 16
 

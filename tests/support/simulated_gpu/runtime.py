@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 import torch
 from cuda.bindings import driver as real
-from simulated_cuda import SimulatedDriver, SimulatedTools
-from simulated_work import aligned
 
 from optimizations import torch_internals
 from optimizations.graph.displaced import size_bytes
@@ -27,6 +25,8 @@ from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import containers, manager
 from optimizations.trees import function as function_module
 from optimizations.trees import node as node_module
+from simulated_gpu.driver import SimulatedDriver, SimulatedTools
+from simulated_gpu.work import aligned
 
 QUICK = {"triton.slow_path_cudagraph_asserts": False, "triton.fast_path_cudagraph_asserts": False}
 
@@ -214,12 +214,6 @@ def tensor_over(metadata: dict[str, Any], storage: Any) -> torch.Tensor:
     return empty.set_(storage, metadata["storage_offset"], metadata["size"], metadata["stride"])
 
 
-@pytest.fixture
-def cuda_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
-    """See the module."""
-    yield from played_by_the_cpu(monkeypatch)
-
-
 class TorchOfTrees:
     """PyTorch as CUDAGraph Trees see it, for whom tensors of the CPU are good enough. What programs see stays as it is:
     Dynamo knows `torch._check` by its identity."""
@@ -234,7 +228,7 @@ class TorchOfTrees:
 
 
 def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
-    """The fixture's body, for programs of their own."""
+    """Replace what needs CUDA, and end all managers afterwards: the fixture's body, for programs of their own."""
     cuda = CudaOnCpu()
     graph_class = type("BoundGraph", (FakeGraph,), {"cuda": cuda})
     trees = torch_internals.cudagraph_trees

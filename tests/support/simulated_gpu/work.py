@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 from cuda.bindings import driver as real
-from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph, floats, word
 
 from optimizations.graph.displaced import size_bytes
 from optimizations.graph.read import read_graph
 from optimizations.graph.recapture import Recaptured
 from optimizations.graph.records import MemoryRange
+from simulated_gpu.driver import Function, Node, SimulatedDriver, SimulatedGraph, floats, word
 
 COUNT = 16
 BLOCK = 64
