@@ -256,10 +256,10 @@ class _Ways:
     @classmethod
     def now(cls) -> _Ways:
         full_calls: Counter[str] = Counter()
-        for graph in optimizations.report():
-            for way in graph.full_ways:
-                full_calls[way.reason] += way.calls
-        recordings = optimizations.recordings()
+        graphs = optimizations.report()
+        for way in (way for graph in graphs for way in graph.full_ways):
+            full_calls[way.reason] += way.calls
+        recordings = [one for graph in graphs for one in graph.recordings]
         return cls(sum(one.replays for one in recordings), sum(one.steady_replays for one in recordings), full_calls)
 
     def since(self, before: _Ways) -> _Ways:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from delayed_graphs import delayed, without_edges
 from torch import nn
 
 import optimizations
 from optimizations import race
 from optimizations.concurrency import branches
 from optimizations.concurrency.branches import BRANCHES
-from optimizations.graph.driver import check
-from optimizations.graph.editing import EditableGraph
-from optimizations.graph.read import read_graph
 from optimizations.in_place.budget import spent_at_once
 from optimizations.trees import node
 from optimizations.trees.containers import managers
@@ -205,32 +202,7 @@ def the_recording() -> Any:
     return found
 
 
-def delayed(graph: Any, seed: int, *, without_edges: bool = False) -> Any:
-    """An executable of a graph in which some nodes wait for a kernel that spins; `without_edges`: nothing waits."""
-    from cuda.bindings import driver
-
-    sleeping = torch.cuda.CUDAGraph(keep_graph=True)
-    with torch.cuda.graph(sleeping):
-        torch.cuda._sleep(200_000)
-    raw = driver.CUgraph(sleeping.raw_cuda_graph())
-    (sleep,) = check(driver.cuGraphGetNodes, raw, 1)[0]
-    parameters = check(driver.cuGraphKernelNodeGetParams, sleep)
-    raw = driver.CUgraph(graph.raw_cuda_graph())
-    clone = EditableGraph.of(driver, raw, read_graph(driver, raw)).clone()
-    if without_edges:
-        *_, count = check(driver.cuGraphGetEdges, clone.graph, 0)
-        sources, targets, data, _ = check(driver.cuGraphGetEdges, clone.graph, count)
-        check(driver.cuGraphRemoveDependencies, clone.graph, sources, targets, data, count)
-    chosen = random.Random(seed).sample(range(len(clone.handles)), max(1, len(clone.handles) // 4))
-    for index in chosen:
-        added = check(driver.cuGraphAddKernelNode, clone.graph, None, 0, parameters)
-        check(driver.cuGraphAddDependencies, clone.graph, [added], [clone.handles[index]], None, 1)
-    return check(driver.cuGraphInstantiate, clone.graph, 0)
-
-
 def test_delayed_kernels_change_no_bits_and_a_missing_edge_is_noticed() -> None:
-    from cuda.bindings import driver
-
     model = Heads().cuda()
     model.register_buffer("source", drawn(8, 128, seed=1))  # at a fixed address: no placeholder that is reused
     with torch.no_grad():
@@ -239,23 +211,24 @@ def test_delayed_kernels_change_no_bits_and_a_missing_edge_is_noticed() -> None:
             call()
         recording = the_recording()
         graph, results = recording.graph, list(recording.output_tensors().values())  # results in the graph's memory
-        graph.replay()
-        expected = [one.clone() for one in results]
-        stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
-        for seed in range(100):
+
+        def replayed() -> list[torch.Tensor]:
             for one in results:
                 one.zero_()
-            check(driver.cuGraphLaunch, delayed(graph, seed), stream)
+            graph.replay()
             torch.cuda.synchronize()
-            assert all(map(torch.equal, results, expected)), seed
+            return [one.clone() for one in results]
+
+        expected = replayed()
+        for seed in range(100):
+            with delayed(graph, seed):
+                assert all(map(torch.equal, replayed(), expected)), seed
         differing = 0
         for seed in range(20):
-            for one in results:
-                one.zero_()
-            check(driver.cuGraphLaunch, delayed(graph, seed, without_edges=True), stream)
-            torch.cuda.synchronize()
-            differing += not all(map(torch.equal, results, expected))
+            with without_edges(graph), delayed(graph, seed):
+                differing += not all(map(torch.equal, replayed(), expected))
         assert differing
+        assert all(map(torch.equal, replayed(), expected))
 
 
 def test_chain_against_itself_rarely_changes(monkeypatch: pytest.MonkeyPatch) -> None:

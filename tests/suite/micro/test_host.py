@@ -219,13 +219,15 @@ def test_the_table_says_how_many_calls_were_steady_and_the_first_reason_why_othe
 
 
 def test_what_is_counted_is_what_happened_in_the_sampled_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = (({"a": 3}, (10, 4)), ({"a": 3, "b": 2}, (30, 22)))
     reports = iter(
-        SimpleNamespace(full_ways=[FullWay("inference", reason, calls) for reason, calls in ways.items()])
-        for ways in ({"a": 3}, {"a": 3, "b": 2})
+        SimpleNamespace(
+            full_ways=[FullWay("inference", reason, calls) for reason, calls in ways.items()],
+            recordings=[SimpleNamespace(replays=replays, steady_replays=steady)],
+        )
+        for ways, (replays, steady) in counted
     )
-    replays = iter([SimpleNamespace(replays=10, steady_replays=4), SimpleNamespace(replays=30, steady_replays=22)])
     monkeypatch.setattr(optimizations, "report", lambda: [next(reports)])
-    monkeypatch.setattr(optimizations, "recordings", lambda: [next(replays)])
     before = host._Ways.now()
     ways = host._Ways.now().since(before)
     assert (ways.replays, ways.steady_replays, dict(ways.full_calls)) == (20, 18, {"b": 2})

@@ -1,0 +1,473 @@
+#!/usr/bin/env python3
+"""Kernels side by side on every workload: bits, times, memory, the chain against itself, and delayed kernels.
+
+    python tests/gpu/concurrency_proof.py --out proof.jsonl --minutes 8     on a GPU; again: goes on where it stopped
+    python tests/gpu/concurrency_proof.py --out proof.jsonl --only MMC TKE  these alone
+    python tests/gpu/concurrency_proof.py --dry-run                         what would run, anywhere
+    python tests/gpu/concurrency_proof.py --table proof.jsonl               the table of rows that were written before
+
+1. Each workload is compiled without branches, in several processes at a time, so that the kernels are in one cache.
+   What the allocator reserves then is the memory that branches are compared with.
+2. Each workload is compiled with branches, several at a time, and measured one at a time (a lock). Its graphs are
+   served by the chain or the branches as the script says (`steered`).
+
+A row is a line of JSON. Workloads that fail, for lack of memory perhaps, are run once more, alone. Exit codes: 0 fine;
+1 other bits, or a failed workload; 2 wrong use; 3 time was over, the same command goes on; 130 interrupted.
+
+The table of times in processes of their own is the suite's:
+
+    encore run MMC DALLE2 TKE ST ... --variant current --modes lean,lanes --processes 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SOURCES = Path(__file__).resolve().parent
+sys.path[:0] = [str(SOURCES), str(SOURCES.parents[1])]
+
+DELAYED = ("MMC", "DALLE2", "TKE", "ST", "XLNET-I", "DCGAN", "LP", "DR-T")
+"""Workloads whose kernels are delayed, where --delays names no others."""
+SEED = 0
+WARM_UP = 6
+MOST_CALLS = 60
+"""Calls until all graphs are raced."""
+PHASE_S = 4.0
+"""Most time for races of a workload's chain with itself, and for its delayed replays."""
+LONGEST_S = 240.0
+"""Most time for one process."""
+INTERRUPTED, TIME_IS_OVER = 130, 3
+CACHE = Path(tempfile.gettempdir()) / "encore-concurrency-proof"
+OUT_OF_MEMORY = "out of memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A workload in a variant."""
+
+    name: str
+    variant: str
+
+    def __str__(self) -> str:
+        return self.name if self.variant == "published" else f"{self.name}/{self.variant}"
+
+
+def chosen_workloads(only: Sequence[str]) -> list[Chosen]:
+    """Return these workloads, or all, in the variant `current` where they have it.
+
+    Raises:
+        ValueError: there is no such workload.
+    """
+    from models.registry import workloads
+
+    known = {name.upper(): workload for name, workload in workloads().items()}
+    if unknown := [name for name in only if name.upper() not in known]:
+        raise ValueError(f"unknown workload {unknown[0]!r}; `encore list --workloads` shows all")
+    wanted = [known[name.upper()] for name in only] or list(known.values())
+    return [
+        Chosen(one.acronym, "current" if "current" in one.variants else one.variants[0])
+        for one in dict.fromkeys(wanted)
+    ]
+
+
+# In a process for one workload
+
+
+class Workload:
+    """A `steered.Program`."""
+
+    def __init__(self, chosen: Chosen, *, branches: bool) -> None:
+        import torch
+
+        from models.instance import instantiate
+        from models.registry import find
+        from optimizations.torch_internals.graph_keys import mark_graphs
+        from suite.measure.iteration import callable_for, iteration, seed_all, set_numerics
+        from suite.measure.modes import MODES
+        from suite.measure.results import State
+
+        mark_graphs("concurrency_proof")
+        set_numerics()
+        seed_all(SEED)
+        self.instance = instantiate(find(chosen.name), variant=chosen.variant, size="full", device="cuda", seed=SEED)
+        call = callable_for(MODES["lanes" if branches else "lean"], self.instance.module)
+        self._iterate = iteration(self.instance, call, marks_steps=True)
+        self._sets = [self.instance.inputs(index) for index in range(2)]
+        self._state = State(self.instance.module, self._sets[0])
+        self.synchronize = torch.cuda.synchronize
+
+    def iterate(self, number: int) -> None:
+        self._iterate(self._sets[number % len(self._sets)])
+
+    def bits(self) -> Mapping[str, str]:
+        from suite.measure.results import bits_of_run
+
+        return bits_of_run(self.instance, self._iterate, self._sets[0], self._state, SEED)[0]
+
+    def results(self) -> Mapping[str, Any]:
+        from suite.measure.results import run_checked
+
+        found = run_checked(self.instance, self._iterate, self._sets[0], self._state, SEED)
+        return {**found.uncompared, **found.tensors}
+
+
+def reserved_bytes(program: Any, calls: int = WARM_UP) -> int:
+    """Return the most that the allocator reserves in calls after the first, which compiles."""
+    import torch
+
+    from optimizations.in_place.budget import spent_at_once
+    from suite.measure.memory import peak, release, restart_peak
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    with spent_at_once():
+        program.iterate(0)
+        release(device)
+        restart_peak(device)
+        for number in range(1, calls):
+            program.iterate(number)
+    program.synchronize()
+    found = peak(device)
+    return found.reserved_bytes if found is not None else 0
+
+
+def prepare(chosen: Chosen) -> dict[str, Any]:
+    """Compile a workload without branches."""
+    return {"reserved_bytes": reserved_bytes(Workload(chosen, branches=False))}
+
+
+def measure(chosen: Chosen, lock: Path, *, delays: bool) -> dict[str, Any]:
+    """Measure a workload both ways."""
+    from delayed_graphs import delayed
+    from steered import Limit, NotedOrders, Steering, compare_bits, compare_times, decide, race_itself, replay_delayed
+
+    import optimizations
+    from optimizations.in_place.budget import spent_at_once
+    from optimizations.trees import node
+    from optimizations.trees.containers import managers
+
+    steering = Steering()
+    node.Race = steering.race  # type: ignore[assignment, misc]
+    with NotedOrders() as orders, spent_at_once():
+        program = Workload(chosen, branches=True)
+        row: dict[str, Any] = {"reserved_bytes": reserved_bytes(program)}
+        for number in range(MOST_CALLS):
+            program.iterate(number)
+            sessions = [one.session for manager in managers() for one in manager.nodes() if one.session is not None]
+            found = [one.branches for one in sessions if one.branches is not None]
+            if number >= WARM_UP and all(one.is_racing or not one.pending for one in found):
+                break
+        for one in found:
+            if one._race is not None:
+                one._race.branches = one  # type: ignore[attr-defined]
+        program.synchronize()
+        row["recordings"] = [recording_row(one) for one in optimizations.recordings()]
+        row["orders"] = [{"paths": one.paths(), "hidden": one.hidden()} for one in orders.found]
+        if not any(one.is_racing for one in found):
+            return row
+        with locked(lock):
+            row["bits"] = compare_bits(program, steering)
+            row["times"] = compare_times(program, steering)
+            row["decisions"] = decide(program, steering, "race")
+            row["self"] = race_itself(program, steering, Limit(PHASE_S))
+            if delays:
+                row["delays"] = replay_delayed(program, steering, delayed, Limit(4 * PHASE_S))
+    return row
+
+
+def recording_row(recording: Any) -> dict[str, Any]:
+    """Return what the report says of a recording, without its launches."""
+    found = recording.concurrency
+    if found is None:
+        return {"direction": recording.direction}
+    barriers: dict[str, int] = {}
+    for one in found.order:
+        if one.barrier is not None:
+            barriers[f"{one.name}: {one.barrier}"] = barriers.get(f"{one.name}: {one.barrier}", 0) + 1
+    return {
+        "direction": recording.direction,
+        "decision": found.decision,
+        "reason": found.reason,
+        "launches": found.launches,
+        "nodes": sum(len(one.nodes) for one in found.order),
+        "edges": sum(len(one.waits_for) + len(one.nodes) - 1 for one in found.order),
+        "width": found.width,
+        "longest_path": found.longest_path,
+        "kept_bytes": found.kept_bytes,
+        "barriers": barriers,
+    }
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def work(phase: str, chosen: Chosen, row: Path, lock: Path, *, delays: bool) -> int:
+    """Be the process for one workload: write its row."""
+    found = prepare(chosen) if phase == "prepare" else measure(chosen, lock, delays=delays)
+    row.write_text(json.dumps(found), encoding="utf-8")
+    return 0
+
+
+# In the process that starts the others
+
+
+@dataclass
+class Running:
+    """A process at work."""
+
+    chosen: Chosen
+    process: subprocess.Popen[bytes]
+    row: Path
+    log: Path
+    begun: float
+
+
+class Proof:
+    """Runs the phases. `start` begins a process and is replaced in tests."""
+
+    def __init__(
+        self,
+        out: Path,
+        cache: Path,
+        jobs: int,
+        deadline: float,
+        start: Callable[[str, Chosen, Path], Running] | None = None,
+    ) -> None:
+        self._out = out
+        self._cache = cache
+        self._jobs = jobs
+        self._deadline = deadline
+        self._start = start or self._started
+        self.delays: Sequence[str] = DELAYED
+        self.rows = read_rows(out)
+
+    def missing(self, phase: str, wanted: Sequence[Chosen]) -> list[Chosen]:
+        """Return the workloads that have no good row of a phase."""
+        done = {(row["phase"], row["workload"]) for row in self.rows if row["status"] == "ok"}
+        return [one for one in wanted if (phase, str(one)) not in done]
+
+    def run(self, phase: str, wanted: Sequence[Chosen], jobs: int | None = None) -> bool:
+        """Run a phase; False if time was over."""
+        left, running = self.missing(phase, wanted), list[Running]()
+        try:
+            while (left or running) and time.monotonic() < self._deadline:
+                while left and len(running) < (jobs or self._jobs):
+                    running.append(self._start(phase, left.pop(0), self._cache))
+                for one in [one for one in running if one.process.poll() is not None or _is_late(one)]:
+                    running.remove(one)
+                    self._finish(phase, one)
+                time.sleep(0.05)
+        finally:
+            for one in running:
+                _kill(one.process)
+        return not left and not running
+
+    def _started(self, phase: str, chosen: Chosen, cache: Path) -> Running:
+        name = str(chosen).replace("/", "-")
+        row, log = cache / f"{name}.{phase}.json", cache / f"{name}.{phase}.log"
+        row.unlink(missing_ok=True)
+        command = [sys.executable, str(Path(__file__).resolve()), "--worker", phase, "--only", chosen.name]
+        command += ["--row", str(row), "--cache", str(cache)]
+        if chosen.name in self.delays:
+            command += ["--delays", chosen.name]
+        environment = {
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+            "TRITON_CACHE_DIR": str(cache / "triton"),
+            "TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "2"),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"),
+        }
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+        return Running(chosen, process, row, log, time.monotonic())
+
+    def _finish(self, phase: str, one: Running) -> None:
+        late = one.process.poll() is None
+        _kill(one.process)
+        row: dict[str, Any] = {"phase": phase, "workload": str(one.chosen), "seconds": time.monotonic() - one.begun}
+        if not late and one.process.returncode == 0 and one.row.exists():
+            row |= {"status": "ok", **json.loads(one.row.read_bytes())}
+        else:
+            row |= {"status": "failed", "error": f"it took {LONGEST_S:.0f} s" if late else last_line(one.log)}
+        self.rows.append(row)
+        with self._out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(f"{phase} {one.chosen}: {row['status']}, {row['seconds']:.0f} s", file=sys.stderr, flush=True)
+
+
+def _is_late(one: Running) -> bool:
+    return time.monotonic() - one.begun > LONGEST_S
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that says something, or that memory was short where a line says so."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "it wrote no log"
+    lines = [line.strip() for line in lines if line.strip()]
+    short = [line for line in lines if OUT_OF_MEMORY in line.lower()]
+    return (short or lines or ["it wrote nothing"])[-1][:300]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file; none where it is not there. A last line that was cut off is left out.
+
+    Raises:
+        ValueError: a line before the last one is no row.
+    """
+    if not path.exists():
+        return []
+    rows, lines = [], path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            rows.append({**row, "phase": row["phase"], "workload": row["workload"], "status": row["status"]})
+        except (ValueError, KeyError, TypeError) as error:
+            if number < len(lines):
+                raise ValueError(f"line {number} of {path} is no row of this script") from error
+    return rows
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows as a table, with a geometric mean."""
+    from math import exp, log
+
+    newest = {(row["phase"], row["workload"]): row for row in rows}
+    lines = [
+        f"{'workload':18} {'launches':>8} {'path':>5} {'width':>5} {'chain us':>9} {'branches':>9} {'gain':>6} "
+        f"{'itself':>6} {'delays':>7} {'memory':>6}  bits"
+    ]
+    gains = []
+    for (phase, name), row in newest.items():
+        if phase != "measure":
+            continue
+        if row["status"] != "ok":
+            lines.append(f"{name:18} {row['status']}: {row.get('error')}")
+            continue
+        graphs = [one for one in row["recordings"] if one.get("launches")]
+        before = newest.get(("prepare", name), {}).get("reserved_bytes")
+        cells = [f"{name:18} {sum(one['launches'] for one in graphs):8} {_most(graphs, 'longest_path'):5} "]
+        cells.append(f"{_most(graphs, 'width'):5} ")
+        if "times" not in row:
+            reasons = "; ".join(dict.fromkeys(one.get("reason", "no report") for one in row["recordings"]))
+            lines.append(f"{cells[0]}{cells[1]}{'':39} chain: {reasons or 'no graph'}")
+            continue
+        times, itself, delays = row["times"]["graphs_us"], row["self"], row.get("delays")
+        gains.append(max(1.0, row["times"]["gain"] or 1.0))
+        cells.append(f"{times['chain']:9,.1f} {times['branches']:9,.1f} {row['times']['gain'] or 0:6.3f} ")
+        cells.append(f"{itself['branches_won']}/{itself['races']}".rjust(6))
+        cells.append(f"{len(delays['differing_seeds'])}/{delays['replays']}".rjust(8) if delays else " " * 8)
+        cells.append(f"{row['reserved_bytes'] / before:7.3f}" if before else " " * 7)
+        lines.append("".join(cells) + f"  {_bits(row['bits'])}")
+    if gains:
+        mean = exp(sum(map(log, gains)) / len(gains))
+        lines.append(f"geometric mean of {len(gains)}, the chain where it is faster: {mean:.3f}")
+    return "\n".join(lines)
+
+
+def _most(graphs: Sequence[Mapping[str, Any]], name: str) -> int:
+    return max((one[name] for one in graphs), default=0)
+
+
+def _bits(found: Mapping[str, Any]) -> str:
+    varying = len(found["chain_differs_from_itself"])
+    own = f", {varying} of {found['tensors']} differ in the chain itself" if varying else ""
+    if found["equal"]:
+        return f"equal{own}"
+    return f"NOT EQUAL: {', '.join(found['branches_differ'][:3]) or 'beyond the spread of the chain'}{own}"
+
+
+def is_bad(row: Mapping[str, Any]) -> bool:
+    """Return whether a row has a finding."""
+    if row["status"] != "ok":
+        return True
+    bits, delays = row.get("bits"), row.get("delays")
+    return (bits is not None and not bits["equal"]) or bool(delays and delays["differing_seeds"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return _main(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    jobs = max(1, min(8, (os.cpu_count() or 2) // 2))
+    parser.add_argument("--out", type=Path, help="file of rows (JSON lines); rows that are there are not made again")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORKLOAD", help="these workloads (all)")
+    parser.add_argument("--delays", nargs="*", default=list(DELAYED), metavar="WORKLOAD", help="with delayed kernels")
+    parser.add_argument("--minutes", type=float, default=60.0, help="time for all of it (60)")
+    parser.add_argument("--jobs", type=int, default=jobs, help=f"processes at a time ({jobs})")
+    parser.add_argument("--cache", type=Path, default=CACHE, help=f"compiled kernels, and logs ({CACHE})")
+    parser.add_argument("--dry-run", action="store_true", help="say what would run")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a file of rows")
+    parser.add_argument("--worker", choices=("prepare", "measure"), help=argparse.SUPPRESS)
+    parser.add_argument("--row", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    try:
+        if given.table is not None:
+            if not given.table.is_file():
+                parser.error(f"{given.table} is not there")
+            print(table(read_rows(given.table)))
+            return 0
+        wanted = chosen_workloads(given.only)
+        chosen_workloads(given.delays)
+    except ValueError as error:
+        parser.error(str(error))
+    lock = given.cache / "gpu.lock"
+    if given.worker is not None:
+        return work(given.worker, wanted[0], given.row, lock, delays=wanted[0].name in given.delays)
+    if given.minutes <= 0 or given.jobs < 1:
+        parser.error("--minutes and --jobs must be above 0")
+    if given.dry_run:
+        rows = read_rows(given.out) if given.out is not None else []
+        done = {(row["phase"], row["workload"]) for row in rows if row["status"] == "ok"}
+        for one in wanted:
+            left = [phase for phase in ("prepare", "measure") if (phase, str(one)) not in done]
+            delays = ", delayed kernels" if one.name in given.delays and "measure" in left else ""
+            print(f"{one!s:20} {', '.join(left) or 'done'}{delays}")
+        return 0
+    if given.out is None:
+        parser.error("name the file of rows: --out FILE")
+    given.cache.mkdir(parents=True, exist_ok=True)
+    proof = Proof(given.out, given.cache, given.jobs, time.monotonic() + 60 * given.minutes)
+    proof.delays = given.delays
+    whole = all(proof.run(phase, wanted, jobs) for phase in ("prepare", "measure") for jobs in (None, 1))
+    print(table(proof.rows))
+    if not whole:
+        print("time was over; the same command goes on", file=sys.stderr)
+        return TIME_IS_OVER
+    newest = {(row["phase"], row["workload"]): row for row in proof.rows}
+    return int(any(is_bad(newest[phase, str(one)]) for phase in ("prepare", "measure") for one in wanted))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
