@@ -91,7 +91,7 @@ def test_the_command_of_the_document_measures_what_it_added(extended: Path) -> N
     assert "Time to issue" in (extended / "run" / "report" / "report.html").read_text()
 
 
-def test_the_applier_is_an_option_and_graphs_follow_their_inputs_with_it(extended: Path) -> None:
+def test_node_updater_of_the_page_serves_graphs(extended: Path) -> None:
     tests = REPOSITORY / "tests"
     path = f"pythonpath={extended} {tests / 'support'}"
     accepted = "from optimizations import Options; print(Options.parse({'indirection': 'kernels'}).indirection)"

@@ -92,7 +92,7 @@ def test_commands_and_workers_find_encores_own_packages(project: Path) -> None:
         assert "usage:" in done.stdout
 
 
-def test_the_command_that_is_installed_puts_encores_packages_first() -> None:
+def test_installed_command_puts_encores_packages_first() -> None:
     scripts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, function = scripts["encore"].partition(":")
     assert getattr(importlib.import_module(module), function) is own_packages.command
@@ -110,7 +110,7 @@ def test_as_a_module_it_is_the_same_command(project: Path) -> None:
     assert "Start with: encore list" in done.stdout
 
 
-def test_without_the_suites_dependencies_the_command_says_how_to_get_them() -> None:
+def test_command_without_dependencies_says_how_to_get_them() -> None:
     code = "import sys; sys.modules['typer'] = None; from encore.own_packages import command; command()"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 1
@@ -142,7 +142,7 @@ def test_only_names_that_the_user_has_give_way(project: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_backend_needs_none_of_the_names_that_a_user_may_have(project: Path) -> None:
+def test_backend_needs_none_of_the_users_names(project: Path) -> None:
     (project / "optimizations.py").unlink()
     for name in ("models", "suite"):
         (project / name / "__init__.py").write_text("raise SystemExit('the package of the user was imported')")

@@ -29,11 +29,11 @@ def told(function: str) -> set[str]:
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_what_a_function_says_it_raises_can_be_imported_from_the_package(function: str) -> None:
+def test_documented_exceptions_can_be_imported(function: str) -> None:
     assert {name for name in told(function) if not hasattr(builtins, name)} <= EXCEPTIONS
 
 
-def test_a_refused_step_and_a_wrong_order_are_the_public_exceptions() -> None:
+def test_refused_step_and_wrong_order_raise_public_exceptions() -> None:
     from optimizations.capture.callables.order import events
 
     assert told("graph_step") >= {"StepRefused"} and told("graph_callables") >= {"StepRefused", "WrongOrder"}

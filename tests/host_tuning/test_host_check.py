@@ -82,7 +82,7 @@ def test_a_busy_host_is_warned_of(tmp_path: Path) -> None:
     assert findings(host)["load"].verdict is Disturbance.UNKNOWN
 
 
-def test_a_machine_that_tells_nothing_gives_unknowns_and_no_guess(tmp_path: Path) -> None:
+def test_silent_machine_gives_unknowns_and_no_guess(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     host = FakeHost(tmp_path)
     found = {finding.item: finding for finding in check(host, FakeGpus(host), gpu_index=1)}
@@ -90,9 +90,7 @@ def test_a_machine_that_tells_nothing_gives_unknowns_and_no_guess(tmp_path: Path
     assert {finding.verdict for finding in found.values()} == {Disturbance.UNKNOWN}
 
 
-def test_the_command_line_prints_json_and_exits_with_1_for_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_json_and_exits_with_1_for_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     FakeHost(tmp_path)
     assert command_line.main(["check", "--json", "--root", str(tmp_path)]) == 1
     printed = json.loads(capsys.readouterr().out)
@@ -104,7 +102,7 @@ def test_the_command_line_prints_json_and_exits_with_1_for_a_warning(
     assert "WARN    smt" in capsys.readouterr().out
 
 
-def test_the_documentation_names_every_item_and_only_options_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_documentation_names_every_item_and_only_real_options(capsys: pytest.CaptureFixture[str]) -> None:
     text = (REPOSITORY / "docs" / "host_tuning.md").read_text(encoding="utf-8")
     table = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
     assert tuple(table) == ITEMS
@@ -117,7 +115,7 @@ def test_the_documentation_names_every_item_and_only_options_there_are(capsys: p
     assert named and named <= set(re.findall(r"--[a-z-]+", helps))
 
 
-def test_reasons_for_a_lower_clock_are_named_and_idleness_is_none() -> None:
+def test_reasons_for_a_lower_clock_are_named_but_not_idleness() -> None:
     mask = pynvml.nvmlClocksThrottleReasonSwPowerCap | pynvml.nvmlClocksThrottleReasonGpuIdle
     assert throttle_names(mask) == ("SwPowerCap",)
     assert throttle_names(0) == ()

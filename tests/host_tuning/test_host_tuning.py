@@ -124,7 +124,7 @@ def test_restore_puts_everything_back_after_a_crash_at_any_write(tmp_path: Path,
             assert case.settings() == before, (hook, whole.host.steps[number])
 
 
-def test_a_crash_of_restore_at_any_write_is_mended_by_the_next_one(tmp_path: Path) -> None:
+def test_crash_of_restore_is_repaired_by_the_next_one(tmp_path: Path) -> None:
     whole = Case(tmp_path / "whole")
     before = whole.settings()
     whole.tune()
@@ -140,7 +140,7 @@ def test_a_crash_of_restore_at_any_write_is_mended_by_the_next_one(tmp_path: Pat
         assert case.settings() == before, whole.host.steps[number]
 
 
-def test_what_cannot_be_put_back_is_named_and_kept_and_the_rest_is_put_back(tmp_path: Path) -> None:
+def test_values_that_cannot_be_restored_are_named_and_kept(tmp_path: Path) -> None:
     whole = Case(tmp_path / "whole")
     before = whole.settings()
     whole.tune()
@@ -179,9 +179,7 @@ def test_if_even_putting_back_fails_the_state_file_stays(case: Case) -> None:
     assert case.settings() == before
 
 
-def test_the_state_file_is_there_before_the_first_change_and_without_it_nothing_changes(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_file_precedes_the_first_change(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     case.host.before_step = lambda number: seen.append(case.state.exists())
     case.tune(Wishes(governor=True))
@@ -256,7 +254,7 @@ def test_what_is_so_already_is_left_alone(case: Case) -> None:
     assert case.host.steps == [] and not case.state.exists()
 
 
-def test_processes_in_the_isolated_cgroup_are_moved_out_when_it_goes(case: Case) -> None:
+def test_processes_leave_the_isolated_cgroup_before_it_goes(case: Case) -> None:
     before = case.settings()
     case.tune(Wishes(isolate="1,3"))
     case.host.put(f"{CGROUP}/encore-bench/cgroup.procs", "77\n78")
@@ -291,7 +289,7 @@ def test_a_limit_above_the_upper_one_is_set_from_above(case: Case) -> None:
         (Wishes(isolate="a"), "is not a list of CPUs"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_anything_is_changed(case: Case, wishes: Wishes, message: str) -> None:
+def test_impossible_changes_are_refused_before_any_change(case: Case, wishes: Wishes, message: str) -> None:
     before = case.settings()
     wishes = wishes if wishes.is_empty else replace(wishes, governor=True)
     with pytest.raises(Refused, match=message):

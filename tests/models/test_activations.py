@@ -19,7 +19,7 @@ def test_clips_quick_gelu_has_the_constant_of_its_paper() -> None:
     assert (clip.QuickGelu()(x) - torch.nn.functional.gelu(x)).abs().max() < 0.03
 
 
-def test_the_feed_forward_of_the_speech_transformer_lets_nothing_negative_through() -> None:
+def test_speech_feed_forward_lets_nothing_negative_through() -> None:
     layer = FeedForward(SpeechConfig(width=4, feedforward=8)).eval()
     with torch.no_grad():
         layer.widen.weight.zero_()
@@ -32,7 +32,7 @@ def test_the_feed_forward_of_the_speech_transformer_lets_nothing_negative_throug
         torch.testing.assert_close(layer(x), layer.norm(x + 8 * 0.25 * torch.arange(4.0)))
 
 
-def test_each_leaky_relu_of_the_discriminator_lets_a_fifth_through() -> None:
+def test_discriminators_leaky_relu_lets_a_fifth_through() -> None:
     found = [module for module in dcgan.Discriminator(width=4).modules() if isinstance(module, torch.nn.LeakyReLU)]
     assert len(found) == 4
     assert [module(torch.tensor(-1.0)).item() for module in found] == pytest.approx([-0.2] * 4)

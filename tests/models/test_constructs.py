@@ -98,7 +98,7 @@ def dynamo_graphs(instance: Instance) -> LookingBackend:
 
 
 @pytest.mark.parametrize("acronym", ["XLNET-I", "XLNET-T"])
-def test_published_xlnet_builds_its_table_on_the_cpu_and_transfers_it(acronym: str) -> None:
+def test_published_xlnet_builds_its_table_on_the_cpu(acronym: str) -> None:
     names = cpu_operations(acronym, "published")
     assert {"arange", "pow", "einsum", "sin", "cos", "cat"} <= set(names)
     assert names[-1] == "to"
@@ -129,7 +129,7 @@ def test_published_and_current_xlnet_have_the_same_table() -> None:
     torch.testing.assert_close(published, current, rtol=0, atol=1e-6)
 
 
-def test_published_xlnet_refuses_configurations_it_does_not_reproduce() -> None:
+def test_published_xlnet_refuses_other_configurations() -> None:
     model = tiny("XLNET-I", "published").module.transformer
     model.clamp_len = 4
     with pytest.raises(NotImplementedError, match="default configuration"):
@@ -149,11 +149,11 @@ def test_published_and_current_programs_compute_the_same(acronym: str) -> None:
         assert torch.equal(published, current)
 
 
-def test_published_clip_moves_its_mask_and_makes_its_index_in_every_call() -> None:
+def test_published_clip_moves_its_mask_in_every_call() -> None:
     assert sorted(cpu_operations("MMC", "published")) == ["__getitem__", "arange", "to"]
 
 
-def test_published_dalle2_cuts_and_moves_its_mask_in_every_block_of_both_calls() -> None:
+def test_published_dalle2_moves_its_mask_in_every_block() -> None:
     names = Counter(cpu_operations("DALLE2", "published"))
     blocks = len(tiny("DALLE2", "published").module.clip.text.blocks)
     # Two calls; in each, the index of the end tokens is made on the CPU and used, too.
@@ -194,7 +194,7 @@ def test_clip_reads_a_text_at_its_end_token_and_not_beyond() -> None:
         assert not torch.equal(module.text_tower(text), module.text_tower(before))
 
 
-def test_published_speech_transformer_brings_a_cpu_scalar_into_each_attention() -> None:
+def test_published_speech_attention_reads_a_cpu_scalar() -> None:
     layers = len(tiny("ST", "published").module.encoder.layers)
     assert dynamo_graphs(tiny("ST", "published")).float64_scalars() == [layers, 2 * layers]
 
@@ -226,7 +226,7 @@ def test_programs_without_a_host_read_are_one_graph(acronym: str, variant: str) 
 
 
 @pytest.mark.parametrize(("acronym", "layers"), [("BSCG", 4), ("STCLM", 2)])
-def test_layer_drop_draws_on_the_cpu_and_branches_before_each_layer(acronym: str, layers: int) -> None:
+def test_layer_drop_draws_on_the_cpu_before_each_layer(acronym: str, layers: int) -> None:
     instance = tiny(acronym, "published")
     with DrawnNumbers() as drawn:
         instance.module(**instance.inputs(0).kwargs)
@@ -272,7 +272,7 @@ def test_each_deberta_layer_makes_its_scale_on_the_cpu() -> None:
     assert cpu_operations("DBV2", "published"), "in a scripted function there, which hides its operations"
 
 
-def test_the_librarys_mt5_breaks_where_it_makes_its_cache_and_is_tied() -> None:
+def test_library_mt5_breaks_where_it_makes_its_cache() -> None:
     published, current = tiny("MTCG-I", "published"), tiny("MTCG-I", "current")
     assert len(dynamo_graphs(current).inputs) > 1
     assert current.module.lm_head.weight is current.module.shared.weight
@@ -305,7 +305,7 @@ def test_deberta_attends_as_the_library_does_and_hides_padding() -> None:
         library(ids, attention_mask=mask)
 
 
-def test_distilgpt2_would_break_without_its_loss_named_on_the_instance() -> None:
+def test_distilgpt2_breaks_without_its_loss_on_the_instance() -> None:
     unnamed = tiny("DGPT2", "published")
     unnamed.module.loss_type = None
     assert len(dynamo_graphs(unnamed).inputs) > 1

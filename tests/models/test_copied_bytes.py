@@ -92,7 +92,7 @@ def test_all_of_the_papers_workloads_are_accounted_for() -> None:
 
 
 @pytest.mark.parametrize("acronym", GRACE)
-def test_the_published_bytes_are_copied_but_for_known_differences(acronym: str) -> None:
+def test_published_bytes_are_copied_with_known_differences(acronym: str) -> None:
     published = GRACE[acronym]
     assert (printed(published.nbytes), PRINTED[acronym]) == PRINTED_OTHERWISE.get(acronym, (PRINTED[acronym],) * 2)
     assert copied_bytes(acronym) == published.nbytes + published.more

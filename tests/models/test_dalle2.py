@@ -34,7 +34,7 @@ def test_the_parts_have_the_published_parameters() -> None:
     assert [f"{count / 1e6:.2f}" for count in counts] == ["151.28", "24.92", "187.49", "16.20"]
 
 
-def test_an_image_depends_on_noise_and_on_words_and_not_on_what_clip_cannot_read() -> None:
+def test_image_depends_on_noise_and_readable_words() -> None:
     module, text = tiny()
     image = drawn(module, text)
     assert image.shape == (3, 32, 32)
@@ -53,7 +53,7 @@ def test_several_texts_give_several_images() -> None:
     assert drawn(module, text.repeat(2, 1)).shape == (2, 3, 32, 32)
 
 
-def test_the_text_tower_looks_back_only_and_forgets_what_follows_the_end() -> None:
+def test_text_tower_forgets_what_follows_the_end() -> None:
     module, _ = tiny()
     tower = module.clip.text
     text = torch.randint(1, 90, (1, 12))
@@ -68,7 +68,7 @@ def test_the_text_tower_looks_back_only_and_forgets_what_follows_the_end() -> No
     assert embedding.norm().item() == pytest.approx(1)
 
 
-def test_the_prior_of_all_samples_takes_the_one_nearest_to_the_text() -> None:
+def test_prior_takes_the_sample_nearest_to_the_text() -> None:
     module, text = tiny()
     seen: list[torch.Tensor] = []
     module.prior.register_forward_hook(lambda part, args, output: seen.append(output))
@@ -102,7 +102,7 @@ def test_rotary_positions_make_products_depend_on_distance() -> None:
     assert not torch.allclose(products[2, 0], products[2, 1])
 
 
-def test_relative_bias_has_a_bucket_for_each_small_distance_and_shares_large_ones() -> None:
+def test_relative_bias_shares_buckets_of_large_distances() -> None:
     table = RelativeBias(1)
     with torch.no_grad():
         table.bias.weight.copy_(torch.arange(32.0)[:, None])

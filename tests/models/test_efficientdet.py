@@ -31,7 +31,7 @@ def test_heads_predict_for_every_anchor_of_every_level() -> None:
     assert 0 < losses["class_loss"] == losses["loss"]
 
 
-def test_focal_loss_without_focus_is_half_of_weighted_cross_entropy() -> None:
+def test_focal_loss_without_focus_is_half_of_cross_entropy() -> None:
     logits, wanted = torch.randn(50), torch.randint(2, (50,)).float()
     entropy = functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
     torch.testing.assert_close(focal_loss(logits, wanted, alpha=0.5, gamma=0.0), 0.5 * entropy)
@@ -51,7 +51,7 @@ def one_anchor(label: float, *, confident: int | None = None, box: float = 0.0) 
     return detection_loss([logits], [torch.zeros(1, 4 * ANCHORS, 1, 1)], [labels], [boxes], torch.ones(1, 1), 3)
 
 
-def test_the_class_loss_is_least_for_the_right_class_and_ignores_what_is_ignored() -> None:
+def test_class_loss_is_least_for_the_right_class() -> None:
     right, wrong, background = (one_anchor(2.0, confident=index)["class_loss"] for index in (2, 1, None))
     assert right < background < wrong
     assert one_anchor(IGNORED, confident=1)["class_loss"] == 0

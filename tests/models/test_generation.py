@@ -30,7 +30,7 @@ def test_they_are_a_set_of_their_own():
 
 
 @torch.no_grad()
-def test_every_step_behind_the_prompt_is_one_call_of_one_compiled_graph(instance: Instance):
+def test_each_step_after_the_prompt_is_one_compiled_call(instance: Instance):
     graphs, calls = [], []
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
@@ -89,7 +89,7 @@ def test_the_part_that_is_explained_is_the_step_that_runs(instance: Instance, mo
     assert keywords["past_key_values"].is_compileable
 
 
-def test_the_suite_hands_backend_and_options_of_a_mode_to_the_program():
+def test_generation_gets_the_backend_and_options_of_its_mode():
     asked: list[dict[str, Any]] = []
 
     class Parts(torch.nn.Module):

@@ -66,9 +66,7 @@ def values(made: Inputs) -> list[torch.Tensor]:
         ("amp-bf16", torch.float32),
     ],
 )
-def test_a_policy_decides_floating_weights_and_inputs_and_leaves_integers(
-    policy: DtypePolicy, dtype: torch.dtype
-) -> None:
+def test_policy_decides_floating_weights_and_inputs_only(policy: DtypePolicy, dtype: torch.dtype) -> None:
     instance = instantiate(replace(INFERENCE, dtype_policy=policy), device="cpu", seed=0)
     x, ids = instance.inputs(0).args
     floating = [*instance.module.parameters(), instance.module.scale, x]
@@ -76,7 +74,7 @@ def test_a_policy_decides_floating_weights_and_inputs_and_leaves_integers(
     assert ids.dtype == instance.module.count.dtype == torch.int64
 
 
-def test_autocast_is_to_float16_on_a_gpu_unless_the_policy_says_bfloat16() -> None:
+def test_autocast_is_float16_on_a_gpu_unless_bfloat16_is_asked() -> None:
     found = {}
     for policy in ("amp", "amp-bf16"):
         instance = instantiate(replace(INFERENCE, dtype_policy=policy), device="cpu", seed=0)
@@ -88,7 +86,7 @@ def test_autocast_is_to_float16_on_a_gpu_unless_the_policy_says_bfloat16() -> No
     assert found == {"amp": torch.float16, "amp-bf16": torch.bfloat16}
 
 
-def test_a_program_that_lacks_operators_on_a_cpu_is_float32_there_and_only_there() -> None:
+def test_program_without_cpu_operators_is_float32_only_there() -> None:
     workload = replace(INFERENCE, dtype_policy="fp16", float32_on_cpu=True)
     for device, dtype in (("cpu", torch.float32), ("meta", torch.float16)):
         instance = instantiate(workload, device=device, seed=0)
@@ -104,7 +102,7 @@ def test_fp32_converts_wider_inputs_and_amp_leaves_them() -> None:
         assert instance.inputs(0).args[0].dtype == dtype
 
 
-def test_a_tensor_passed_twice_stays_one_object_and_is_counted_once() -> None:
+def test_tensor_passed_twice_stays_one_and_counts_once() -> None:
     instance = instantiate(INFERENCE, device="cpu", seed=0)
     made = instance.inputs(0)
     assert made.args[1] is made.kwargs["second"]
@@ -156,7 +154,7 @@ def test_only_amp_computes_under_autocast() -> None:
             assert torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype == inside
 
 
-def test_a_training_step_changes_the_weights_as_its_optimizer_says() -> None:
+def test_training_step_changes_weights_as_its_optimizer_says() -> None:
     for name, kind in (("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)):
         instance = instantiate(replace(TRAINING, optimizer=name), device="cpu", seed=0)
         made, optimizer = instance.inputs(0), instance.optimizer()
@@ -181,7 +179,7 @@ def test_inference_has_no_optimizer() -> None:
         instantiate(INFERENCE, device="cpu", seed=0).optimizer()
 
 
-def test_the_first_variant_is_the_default_and_an_unknown_one_is_refused() -> None:
+def test_first_variant_is_the_default_unknown_ones_are_refused() -> None:
     assert instantiate(INFERENCE, device="cpu", seed=0).variant == "published"
     assert instantiate(INFERENCE, variant="current", device="cpu", seed=0).variant == "current"
     with pytest.raises(ValueError, match="no variant 'future'; it has published, current"):
@@ -194,7 +192,7 @@ def test_meta_instances_have_shapes_alone() -> None:
     assert instance.input_bytes(instance.inputs(0)) == 5 * 4 * 2 + 5 * 8
 
 
-def test_fake_instances_keep_plain_attributes_on_the_cpu_and_shared_weights_shared() -> None:
+def test_fake_instances_keep_cpu_attributes_and_shared_weights() -> None:
     with torch_internals.FakeTensorMode(allow_non_fake_inputs=True):
         instance = instantiate(INFERENCE, device="cuda", seed=0)
         made = instance.inputs(0)
@@ -209,7 +207,7 @@ def test_fake_instances_keep_plain_attributes_on_the_cpu_and_shared_weights_shar
     assert made.args[1] is made.kwargs["second"]
 
 
-def test_a_builder_that_places_its_module_is_told_where_and_has_no_default_device() -> None:
+def test_builder_that_places_its_module_gets_the_device() -> None:
     asked: list[Any] = []
 
     def placing(variant: str, size: Size, device: torch.device) -> nn.Module:

@@ -22,7 +22,7 @@ def test_tensors_come_in_order_and_as_often_as_they_stand() -> None:
     assert [id(tensor) for tensor in found] == [id(A), id(B), id(A)]
 
 
-def test_a_tensor_that_stands_twice_is_changed_once_and_stays_one_object() -> None:
+def test_repeated_tensor_is_changed_once_and_stays_one() -> None:
     calls = []
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
@@ -209,7 +209,7 @@ class ReadOnly(Mapping):
 
 
 @pytest.mark.parametrize("nest", [Copyless([A]), ItsOwnCopy([A]), Rounding(x=A), ReadOnly()])
-def test_a_container_that_takes_no_other_tensors_is_refused_by_its_class(nest: Any) -> None:
+def test_container_that_takes_no_other_tensors_is_refused(nest: Any) -> None:
     before = copy.copy(list(tensors_of(nest)))
     with pytest.raises(CannotRebuild, match=rf"a {type(nest).__name__} cannot be given other tensors \("):
         map_tensors([nest], torch.neg)

@@ -41,7 +41,7 @@ def test_the_48_terms_give_the_density_of_sea_water(s: float, t: float, p: float
 
 
 @pytest.mark.parametrize("pressure", [0.0, 10.0, 1000.0, 5000.0])
-def test_the_slope_of_enthalpy_is_that_of_volume_integrated_over_pressure(pressure: float) -> None:
+def test_enthalpy_slope_is_the_integrated_volume(pressure: float) -> None:
     generator = torch.Generator().manual_seed(0)
     s = torch.rand(50, generator=generator, dtype=torch.float64) * 40 + 0.01
     t = torch.rand(50, generator=generator, dtype=torch.float64) * 32 - 2
@@ -62,7 +62,7 @@ def test_the_discriminator_reduces_an_image_to_a_probability() -> None:
     assert ((probability > 0) & (probability < 1)).all()
 
 
-def test_berts_mask_hides_padding_stays_on_the_helper_and_is_not_copied() -> None:
+def test_berts_mask_hides_padding_and_is_not_copied() -> None:
     model = Bert(BertConfig(vocabulary=11, width=8, layers=1, heads=2, feedforward=16)).eval()
     tokens, segments = torch.tensor([[3, 7, 2, 0, 0]]), torch.tensor([[1, 1, 1, 0, 0]])
     longer = torch.tensor([[3, 7, 2, 0, 0, 0]]), torch.tensor([[1, 1, 1, 0, 0, 0]])
@@ -95,7 +95,7 @@ def test_dlrm_multiplies_every_pair_of_vectors_once() -> None:
     assert (rate >= 0).all()
 
 
-def test_the_painter_halves_the_image_five_times_and_answers_in_0_to_1() -> None:
+def test_painter_halves_the_image_five_times() -> None:
     strokes = Painter(width=4)(torch.rand(2, 9, 128, 128))
     assert strokes.shape == (2, 65)
     assert ((strokes > 0) & (strokes < 1)).all()

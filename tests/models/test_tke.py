@@ -110,7 +110,7 @@ def test_lateral_diffusion_keeps_the_energy_of_a_closed_basin() -> None:
     assert abs((tendency * area).sum().item()) < 1e-9 * (tendency * area).abs().sum().item()
 
 
-def test_a_step_fills_in_the_next_level_and_leaves_its_inputs_alone() -> None:
+def test_step_fills_the_next_level_and_keeps_its_inputs() -> None:
     made = find("TKE").inputs("published", "tiny", torch.Generator().manual_seed(0)).args
     before = [tensor.clone() for tensor in made]
     energy, tendency, added = tke.TurbulentKineticEnergy()(*made)

@@ -132,7 +132,7 @@ def test_a_model_that_gives_a_distribution_trains_on_its_mean() -> None:
     assert torch.equal(instance.loss(output), output.mean.sum())
 
 
-def test_of_an_output_of_hugging_face_the_loss_is_that_of_its_logits() -> None:
+def test_hugging_face_output_loss_is_that_of_its_logits() -> None:
     class MaskedLMOutput(dict):
         logits = torch.tensor([1.0, 3.0])
 
@@ -140,7 +140,7 @@ def test_of_an_output_of_hugging_face_the_loss_is_that_of_its_logits() -> None:
     assert torchbench.published_loss({"loss": torch.tensor(9.0), "logits": MaskedLMOutput.logits}) == 5.5
 
 
-def test_a_model_whose_forward_differentiates_has_gradients_in_inference() -> None:
+def test_differentiating_forward_has_gradients_in_inference() -> None:
     row, listed = find("torchbench:maml"), {row.acronym: row for row in find_set("torchbench")}
     assert row.gradients_in_inference and listed["torchbench:maml"].gradients_in_inference
     assert not find("torchbench:ranking_net").gradients_in_inference
@@ -159,7 +159,7 @@ def test_explain_follows_a_model_whose_forward_differentiates(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(("name", "size", "batch"), [("", "full", 2), ("-train", "full", 3), ("-train", "tiny", 1)])
-def test_yolov3_has_the_inputs_that_the_published_runner_gives_it(name: str, size: Any, batch: int) -> None:
+def test_yolov3_has_the_inputs_of_the_published_runner(name: str, size: Any, batch: int) -> None:
     instance = instantiate(find(f"torchbench:yolov3{name}"), size=size, device="cpu", seed=0)
     (first,), (other,) = instance.inputs(0).args, instance.inputs(1).args
     assert first.shape == (batch, 3, 384, 512)
@@ -229,7 +229,7 @@ def test_integers_are_repeated_and_one_object_stays_one() -> None:
     assert set(instance.module(**first)) == {"words", "labels"}
 
 
-def test_a_tuple_a_list_and_a_single_tensor_are_positional_arguments() -> None:
+def test_tuple_list_and_single_tensor_are_positional() -> None:
     for name, count in (("ranking_net", 1), ("single_tensor", 1), ("list_of_inputs", 2)):
         instance = instantiate(find(f"torchbench:{name}"), device="cpu", seed=0)
         made = instance.inputs(0)
@@ -271,7 +271,7 @@ FLOATS, COUNTS = torch.arange(12.0).view(4, 3), torch.arange(5)
     ],
     ids=lambda example: type(example).__name__,
 )
-def test_tensors_in_containers_of_any_class_are_converted_and_varied(example: Any) -> None:
+def test_tensors_in_any_container_are_converted_and_varied(example: Any) -> None:
     instance = given((example,))
     (first,), (other,) = instance.inputs(0).args, instance.inputs(1).args
     assert type(first) is type(example)
@@ -286,7 +286,7 @@ def test_tensors_in_containers_of_any_class_are_converted_and_varied(example: An
         assert first.batch_sizes.device.type == "cpu"
 
 
-def test_complex_numbers_are_varied_and_what_has_no_order_is_repeated() -> None:
+def test_complex_numbers_vary_and_unordered_inputs_repeat() -> None:
     waves = torch.polar(torch.arange(1.0, 7), torch.arange(6.0))
     repeated = (torch.tensor([True, False]), torch.tensor(2.5), torch.empty(0, 3), torch.tensor([7.0]))
     instance = given((waves, *repeated, torch.ones(3).expand(2, 3)))
@@ -330,14 +330,12 @@ class Copyless(list[Any]):
         (lambda: None, r"there is no tensor in a NoneType"),
     ],
 )
-def test_example_inputs_of_which_no_others_can_be_made_are_refused_by_their_type(
-    make: Callable[[], Any], words: str
-) -> None:
+def test_example_inputs_that_cannot_vary_are_refused_by_type(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(TorchBenchRefuses, match=rf"given_any gives example inputs that cannot be varied: {words}"):
         given(make())
 
 
-def test_a_model_whose_class_gives_no_batch_says_so_and_has_its_own() -> None:
+def test_model_without_batch_says_so_and_keeps_its_own() -> None:
     row = find("torchbench:extended")
     assert row.batch == 1
     assert "no default batch" in row.notes
@@ -358,14 +356,14 @@ def test_a_model_whose_class_gives_no_batch_says_so_and_has_its_own() -> None:
         ("demucs-train", "tiny", 64),
     ],
 )
-def test_the_tiny_size_is_a_batch_of_one_where_the_model_takes_one(name: str, size: Any, batch: int) -> None:
+def test_tiny_size_is_a_batch_of_one_where_possible(name: str, size: Any, batch: int) -> None:
     instance = instantiate(find(f"torchbench:{name}"), size=size, device="cpu", seed=0)
     made = instance.inputs(0)
     assert made.args[0].shape[0] == batch
     assert instance.module(made.args[0].to(next(instance.module.parameters()).dtype)) is not None
 
 
-def test_what_the_model_leaves_on_the_cpu_stays_there_and_loaders_draw_there() -> None:
+def test_cpu_tensors_of_a_model_stay_and_loaders_draw_there() -> None:
     """Under a default device of "cuda" the attribute would be made there, and the sampler's generator would not do."""
     instance = instantiate(find("torchbench:ranking_net"), device="meta", seed=0)
     assert instance.module.linear.weight.device.type == "meta"
@@ -453,7 +451,7 @@ def test_an_unknown_model_is_answered_with_near_ones(name: str) -> None:
         find_targets([f"torchbench:{name}"])
 
 
-def test_a_name_that_could_not_be_looked_up_everywhere_is_unknown_with_the_reason() -> None:
+def test_name_with_a_failed_lookup_is_unknown_with_the_reason() -> None:
     with pytest.raises(UnknownWorkload, match=r"no model 'without_lists', and its lists .* read \(AssertionError\);"):
         find("torchbench:without_lists")
 
@@ -468,7 +466,7 @@ def test_explain_takes_a_model_of_torchbench_for_a_workload() -> None:
     assert not find_targets(["torchbench:language_net"])[0].is_program
 
 
-def test_the_device_is_told_in_torchbenchs_word_whatever_its_index() -> None:
+def test_device_is_named_in_torchbenchs_word() -> None:
     with KnownValuesMode() as mode, replaced_on_move(), named_gpu(), mode.random_values():
         module = find("torchbench:ranking_net").build("published", "full", torch.device("cuda", 0))
     assert module.linear.weight.device.type == "cuda"
@@ -503,7 +501,7 @@ def test_without_torchbench_the_error_says_how_to_get_it(monkeypatch: pytest.Mon
         find("torchbench:alexnet")
 
 
-def test_a_name_with_the_shells_characters_is_quoted_in_the_command_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_with_shell_characters_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchbenchmark", None)
     with pytest.raises(TorchBenchUnavailable, match=r"install.py models '\$\(reboot\)'`"):
         find("torchbench:$(reboot)")

@@ -232,7 +232,7 @@ def test_hugging_face_rows_have_the_loss_the_model_computes(acronym: str) -> Non
 
 
 @pytest.mark.parametrize(("acronym", "ahead"), [("STCLM", 0), ("DGPT2", 1)])
-def test_stclm_is_trained_on_the_label_of_the_same_position_and_dgpt2_on_the_next(acronym: str, ahead: int) -> None:
+def test_stclm_trains_on_the_same_position_and_dgpt2_on_the_next(acronym: str, ahead: int) -> None:
     """STCLM's stand-in compares each position with its own label, as Speech2Text2 of transformers 4 does."""
     instance = tiny(acronym, "published")
     made = instance.inputs(0)

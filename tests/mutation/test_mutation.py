@@ -15,14 +15,14 @@ from mutants import NAMED, Mutant, Named
 
 
 @pytest.mark.parametrize("named", NAMED, ids=lambda named: f"{named.file}: {named.new[:30]}")
-def test_what_is_named_stands_in_its_file_once_and_still_compiles(named: Named) -> None:
+def test_named_mutants_stand_in_their_file_once_and_compile(named: Named) -> None:
     mutant = named.mutant()
     compile(mutant.text, named.file, "exec")
     assert mutant.text != mutant.path.read_text(encoding="utf-8")
     assert all((mutants.REPOSITORY / test).is_file() for test in named.tests)
 
 
-def test_every_operator_comparison_and_constant_is_changed_and_text_is_not(tmp_path: Path) -> None:
+def test_operators_comparisons_and_constants_are_mutated(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text('x = 1 + 2  # 3 < 4\nif x < max(5, 6) and "7 < 8":\n    pass\n')
     found = [(mutant.line, mutant.old, mutant.new) for mutant in mutants.mutants(path)]

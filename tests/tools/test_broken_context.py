@@ -65,7 +65,7 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_worker_with_a_broken_context_leaves_and_the_next_test_has_a_fresh_one(tmp_path: Path) -> None:
+def test_worker_with_a_broken_context_leaves(tmp_path: Path) -> None:
     done = run(tmp_path, "--numprocesses", "1")
     assert done.returncode == 1, done.stdout + done.stderr
     said = "BROKEN CONTEXT after test_context.py::test_breaks: an illegal memory access was encountered"

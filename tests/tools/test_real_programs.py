@@ -39,14 +39,14 @@ def flat(nest: Any) -> list[Any]:
     return list(_leaves(nest))
 
 
-def test_there_are_enough_programs_that_need_nothing_but_the_lock():
+def test_enough_programs_need_nothing_but_the_lock():
     unconditional = [program for program in PROGRAMS.values() if not program.missing()]
     assert len(unconditional) >= 30
     assert {program.family for program in unconditional} == {program.family for program in PROGRAMS.values()}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_repeats_itself_and_depends_on_earlier_calls_only_if_it_says_so(name: str):
+def test_program_repeats_itself_unless_it_says_otherwise(name: str):
     import torch
     from real_programs.worker import _read, _round
 
@@ -213,7 +213,7 @@ def test_verdicts(fields: dict[str, Any], stock: dict[str, Any] | None, verdict:
     assert rows_of.judged(row(**fields), 1e-3, stock)["verdict"] == verdict
 
 
-def test_findings_are_ours_not_stocks_and_not_those_of_a_program_that_fails_in_eager():
+def test_findings_exclude_stocks_and_eagers_failures():
     found = rows_of.findings(
         [
             row("a", "eager"),
@@ -272,7 +272,7 @@ def test_the_table_has_ratios_of_turns_and_their_geometric_mean():
     assert "c, stock: error: overwritten" in text
 
 
-def test_a_program_is_surely_slower_where_the_interval_of_its_turns_says_so():
+def test_program_is_slower_if_the_interval_of_its_turns_says_so():
     even = [10.0, 11.0, 10.5, 12.0, 10.0, 11.0, 10.0, 11.5]
     rows = [
         *(row(name, "stock", turns_us=even) for name in ("slow", "noisy", "few")),
@@ -424,7 +424,7 @@ def scripted(tmp_path: Path) -> Scripted:
     return Scripted(tmp_path)
 
 
-def test_every_program_in_every_mode_has_a_row_whatever_its_process_does(scripted: Scripted):
+def test_every_program_and_mode_has_a_row(scripted: Scripted):
     names = ("fine", "wrong", "fails", "dies", "dies later", "babbles", "missing")
     rows = scripted.run(*names)
     assert list(rows) == [(name, mode) for name in names for mode in ("eager", "stock", "encore")]
@@ -454,7 +454,7 @@ def test_a_process_that_hangs_costs_its_timeout_and_no_other_row(scripted: Scrip
     assert not scripted.alive()
 
 
-def test_encore_starts_after_stock_and_nothing_is_timed_while_others_compile(scripted: Scripted):
+def test_encore_starts_after_stock_and_is_timed_alone(scripted: Scripted):
     scripted.run("fine", "wrong", alive=2)
     events = [line.rsplit(maxsplit=2) for line in scripted.started.read_text().splitlines()]
     kinds = [(name, what == "timed") for name, what, _ in events]
@@ -563,7 +563,7 @@ def test_a_gpu_is_asked_for_before_anything_starts(monkeypatch: pytest.MonkeyPat
     assert "no NVIDIA GPU" in capsys.readouterr().err
 
 
-def test_rows_are_json_whatever_the_error_and_a_full_disk_is_told(
+def test_rows_are_json_and_a_full_disk_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     from real_programs import conduct
@@ -595,7 +595,7 @@ def workers_of(pid: int) -> list[str]:
     return found
 
 
-def test_an_interrupted_script_ends_its_workers_and_keeps_its_rows(tmp_path: Path):
+def test_interrupted_script_ends_workers_and_keeps_rows(tmp_path: Path):
     out = tmp_path / "rows.jsonl"
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), "--device", "cpu", "--tiny", "--only", "side_stream", "--out", str(out)],

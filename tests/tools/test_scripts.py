@@ -153,7 +153,7 @@ def test_a_changed_lock_and_a_moved_folder_are_installed_again(checkout: Checkou
     assert f"<--editable><{checkout.root}>" in checkout.called("--editable")
 
 
-def test_an_install_that_fails_ends_the_script_and_is_tried_again(checkout: Checkout) -> None:
+def test_failed_install_ends_the_script_and_is_tried_again(checkout: Checkout) -> None:
     done = checkout.run("run_all.sh", STUB_PIP="7")
     assert done.returncode == 7
     assert not any("suite" in call for call in checkout.calls())
@@ -195,7 +195,7 @@ def torchbench_checkout(checkout: Checkout) -> Path:
     return folder
 
 
-def test_a_torchbench_checkout_is_on_the_path_and_measured_in_a_run_of_its_own(checkout: Checkout) -> None:
+def test_torchbench_checkout_is_measured_in_its_own_run(checkout: Checkout) -> None:
     folder = torchbench_checkout(checkout)
     done = checkout.run("run_all.sh", "--with-torchbench", str(folder), "--budget", "9m", STUB_GPU="NVIDIA H200")
     assert done.returncode == 0, done.stderr
@@ -208,9 +208,7 @@ def test_a_torchbench_checkout_is_on_the_path_and_measured_in_a_run_of_its_own(c
 
 
 @pytest.mark.parametrize("arguments", [("--budget", "9m"), ("--budget=9m",), ("--quick",)])
-def test_what_the_first_run_took_of_a_budget_is_not_there_for_torchbench(
-    checkout: Checkout, arguments: tuple[str, ...]
-) -> None:
+def test_budget_of_torchbench_is_what_the_first_run_left(checkout: Checkout, arguments: tuple[str, ...]) -> None:
     folder = torchbench_checkout(checkout)
     done = checkout.run(
         "run_all.sh", "--with-torchbench", str(folder), *arguments, STUB_GPU="NVIDIA H200", STUB_RUN_S="1.1"
@@ -223,7 +221,7 @@ def test_what_the_first_run_took_of_a_budget_is_not_there_for_torchbench(
     assert all(int(seconds) >= 2 for seconds in used)
 
 
-def test_a_set_given_with_a_torchbench_checkout_does_not_replace_its_models(checkout: Checkout) -> None:
+def test_given_set_does_not_replace_torchbenchs_models(checkout: Checkout) -> None:
     """Of an option that is given twice, the last counts."""
     folder = torchbench_checkout(checkout)
     arguments = ("--with-torchbench", str(folder), "--set", "all")
@@ -233,7 +231,7 @@ def test_a_set_given_with_a_torchbench_checkout_does_not_replace_its_models(chec
     assert torchbench.endswith("<--set><torchbench>")
 
 
-def test_named_workloads_alone_are_measured_with_a_torchbench_checkout_too(checkout: Checkout) -> None:
+def test_named_workloads_are_measured_with_torchbench_too(checkout: Checkout) -> None:
     folder = torchbench_checkout(checkout)
     words = ("torchbench:alexnet", "--quick", "--out=a folder"), ("--quick", "--tag", "mine", "--out", "here", "EOS")
     for given in (*words, ("--quick", "--", "EOS")):
@@ -271,9 +269,7 @@ def test_nanogpt_is_refused_at_once_in_words_of_what_was_given(
 
 @pytest.mark.parametrize("option", ["--out", "--resume", "--tp", "--variant", "--budget-used"])
 @pytest.mark.parametrize("equals", [True, False])
-def test_an_option_that_fits_one_run_is_refused_before_the_first_of_two(
-    checkout: Checkout, option: str, equals: bool
-) -> None:
+def test_option_of_one_run_is_refused_before_the_first(checkout: Checkout, option: str, equals: bool) -> None:
     """The second run would refuse it, hours later."""
     folder = torchbench_checkout(checkout)
     given = [f"{option}=2"] if equals else [option, "2"]
@@ -286,7 +282,7 @@ def test_an_option_that_fits_one_run_is_refused_before_the_first_of_two(
     assert "".join(f"<{word}>" for word in ("EOS", *given)) in checkout.calls()[-1]
 
 
-def test_a_last_double_dash_makes_no_workloads_of_the_options_of_the_second_run(checkout: Checkout) -> None:
+def test_last_double_dash_keeps_options_of_the_second_run(checkout: Checkout) -> None:
     folder = torchbench_checkout(checkout)
     for given in (("--quick", "--"), ("--",)):
         assert checkout.run("run_all.sh", "--with-torchbench", str(folder), *given, STUB_GPU="H200").returncode == 0
@@ -296,7 +292,7 @@ def test_a_last_double_dash_makes_no_workloads_of_the_options_of_the_second_run(
 
 
 @pytest.mark.parametrize("gpu", ["NVIDIA H200", ""])
-def test_a_torchbench_checkout_behind_other_words_is_refused_at_once(checkout: Checkout, gpu: str) -> None:
+def test_torchbench_option_after_other_words_is_refused(checkout: Checkout, gpu: str) -> None:
     """`encore run` has no such option; without a GPU it would have had no effect."""
     folder = torchbench_checkout(checkout)
     first = ("--with-torchbench", str(folder))
@@ -322,9 +318,7 @@ def test_two_runs_have_one_exit_code(checkout: Checkout, first: str, second: str
 
 
 @pytest.mark.parametrize("arguments", [["--with-torchbench"], ["--with-torchbench", "nowhere"]])
-def test_a_folder_without_torchbench_is_told_before_anything_is_set_up(
-    checkout: Checkout, arguments: list[str]
-) -> None:
+def test_folder_without_torchbench_is_refused_before_set_up(checkout: Checkout, arguments: list[str]) -> None:
     done = checkout.run("run_all.sh", *arguments, STUB_GPU="NVIDIA H200")
     assert done.returncode == 2
     assert "no checkout of https://github.com/pytorch/benchmark" in done.stderr
@@ -368,7 +362,7 @@ def test_run_all_with_all_measures_every_workload(checkout: Checkout) -> None:
     assert checkout.calls()[-1].endswith("<--report><--set><all><--quick>")
 
 
-def test_without_a_gpu_a_torchbench_checkout_is_said_to_have_no_effect(checkout: Checkout) -> None:
+def test_torchbench_without_a_gpu_is_reported_as_ignored(checkout: Checkout) -> None:
     folder = torchbench_checkout(checkout)
     for more in ((), ("--quick",)):
         done = checkout.run("run_all.sh", "--with-torchbench", str(folder), *more)
@@ -435,7 +429,7 @@ TOGETHER = "<-m><pytest><-m><gpu and not alone>"
 ALONE = "<-m><pytest><-m><gpu and alone>"
 
 
-def test_gpu_tests_run_several_at_a_time_and_then_those_that_measure_alone(checkout: Checkout) -> None:
+def test_gpu_tests_run_together_then_alone(checkout: Checkout) -> None:
     for name in ("found", "other"):
         (checkout.root / "tests" / f"test_{name}.py").write_text("@pytest.mark.gpu\n" if name == "found" else "")
     in_turns = f"{TOGETHER}<--numprocesses><6><--dist><load><--maxschedchunk><1><-x>"
@@ -446,7 +440,7 @@ def test_gpu_tests_run_several_at_a_time_and_then_those_that_measure_alone(check
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_c_plus_plus_can_use_is_found_out_once_for_gpu_tests(checkout: Checkout, fails: bool) -> None:
+def test_compiler_features_are_found_once_for_gpu_tests(checkout: Checkout, fails: bool) -> None:
     done = checkout.run("run_tests.sh", "--gpu", STUB_GPU="NVIDIA H200", STUB_TOOLCHAIN="1" if fails else "")
     assert done.returncode == 0
     made, *parts = checkout.calls()[-3:]
@@ -513,7 +507,7 @@ def stay(checkout: Checkout, *options: str, **variables: str) -> subprocess.Comp
     return checkout.run("tests/gpu/run.sh", str(out), *options, PATH=path, STUB_GPU="NVIDIA H200", **variables)
 
 
-def test_a_stay_on_a_gpu_machine_runs_tests_microbenchmarks_and_workloads(checkout: Checkout) -> None:
+def test_gpu_stay_runs_tests_microbenchmarks_and_workloads(checkout: Checkout) -> None:
     (checkout.root / "tests" / "test_found.py").write_text("@pytest.mark.gpu\n")
     (checkout.root / "tests" / "test_other.py").write_text("# of no GPU\n")
     done = stay(checkout, "EOS")
@@ -686,7 +680,7 @@ ROUNDS = {
 
 
 @pytest.mark.parametrize("gpus", ROUNDS)
-def test_a_round_tests_three_times_fuzzes_and_measures_with_nothing_else_at_work(checkout: Checkout, gpus: int) -> None:
+def test_round_tests_three_times_fuzzes_and_measures_alone(checkout: Checkout, gpus: int) -> None:
     state = checkout.folder / "round"
     done = sharded(checkout, "--gpus", str(gpus), "EOS", "ALNET", script="round.sh", ENCORE_ROUND=str(state))
     assert done.returncode == 0, done.stderr + (state / "round.log").read_text()
@@ -714,7 +708,7 @@ TIMES = {
 
 
 @pytest.mark.parametrize("gpus", TIMES)
-def test_a_round_times_programs_and_the_host_on_gpus_of_their_own(checkout: Checkout, gpus: int) -> None:
+def test_round_times_programs_and_host_on_their_own_gpus(checkout: Checkout, gpus: int) -> None:
     state = str(checkout.folder / "round")
     done = sharded(checkout, "--gpus", str(gpus), "--stages", "times", script="round.sh", ENCORE_ROUND=state)
     assert done.returncode == 0, done.stderr
@@ -727,7 +721,7 @@ def test_a_round_times_programs_and_the_host_on_gpus_of_their_own(checkout: Chec
     assert sharded(checkout, "--stages", "time", script="round.sh", ENCORE_ROUND=state).returncode == 2
 
 
-def test_a_round_is_packed_while_it_goes_on_and_a_later_call_adds_the_rest(checkout: Checkout) -> None:
+def test_round_is_packed_while_running_and_resumed(checkout: Checkout) -> None:
     state = str(checkout.folder / "round")
     hold = checkout.folder / "calls.hold"
     hold.touch()
@@ -746,7 +740,7 @@ def test_a_round_is_packed_while_it_goes_on_and_a_later_call_adds_the_rest(check
     assert {path.name for path in packed.parent.iterdir()} == {"environment.json", "summary.txt", "tests.tar.gz"}
 
 
-def test_what_a_round_has_packed_is_packed_again_only_if_it_changed(checkout: Checkout) -> None:
+def test_round_packs_again_only_what_changed(checkout: Checkout) -> None:
     state = checkout.folder / "round"
     packed = checkout.folder / "out" / "tests.tar.gz"
     options = ("--gpus", "2", "--stages", "tests")
@@ -763,7 +757,7 @@ def test_what_a_round_has_packed_is_packed_again_only_if_it_changed(checkout: Ch
         assert change is None or str(change.relative_to(state)) in names_in(packed)
 
 
-def test_a_round_says_what_failed_and_a_later_call_begins_nothing_again(checkout: Checkout) -> None:
+def test_round_reports_failures_and_starts_nothing_twice(checkout: Checkout) -> None:
     state = checkout.folder / "round"
     for begun in (3, 0):
         done = sharded(checkout, "--gpus", "3", "EOS", script="round.sh", ENCORE_ROUND=str(state), STUB_PYTEST="1")

@@ -96,7 +96,7 @@ def test_nothing_stays_on_the_cpu_and_nothing_blocks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_results_are_those_of_the_module_before_and_after_a_change(name: str) -> None:
+def test_results_are_those_of_the_module_after_a_change_too(name: str) -> None:
     example = EXAMPLES[name]
     traced = _traced(example)
     original = runner(traced.graph_module, traced.inputs)
@@ -167,7 +167,7 @@ def test_published_workloads_have_no_cpu_value_left(acronym: str, hoisted: set[s
     assert {value.form for report in reports for value in report.hoisted} == hoisted
 
 
-def test_every_reason_and_every_value_names_a_line_of_the_program() -> None:
+def test_every_reason_and_value_names_a_program_line() -> None:
     report = _traced(EXAMPLES["timestep"]).placement.report
     for entry in (*report.cpu_nodes_before, *report.copies_before, *report.hoisted, *report.staged):
         assert entry.source_line is not None

@@ -158,7 +158,7 @@ UNSEEN = [
     + [(Guard.VALUE, change) for change in SEEN_BY_VERSIONS + UNSEEN],
 )
 @pytest.mark.parametrize("scale", [1, 60])  # compared in Python, and by the C library
-def test_a_changed_attribute_shows_in_the_next_call_at_the_same_address(
+def test_changed_attribute_shows_at_the_same_address(
     guard: Guard, change: Callable[..., torch.Tensor], scale: int
 ) -> None:
     mask = torch.rand(3 * scale, 2 * scale)
@@ -172,7 +172,7 @@ def test_a_changed_attribute_shows_in_the_next_call_at_the_same_address(
     assert after.data_ptr() == address
 
 
-def test_an_attribute_freed_and_allocated_again_at_its_address_is_noticed() -> None:
+def test_attribute_allocated_again_at_its_address_is_noticed() -> None:
     """The allocator likes to hand out the same address; a version counter starts at 0 again."""
     feeds = _feeds(_group([(Guard.VERSION, 0)], operator.neg, torch.zeros(64)))
     for number in range(20):
@@ -239,7 +239,7 @@ def test_a_value_that_anybody_keeps_is_not_overwritten(keeper: str) -> None:
     assert (value.data_ptr(), value.tolist()) == (address, [6.0])
 
 
-def test_what_a_computation_raises_is_raised_in_each_call_until_it_is_right() -> None:
+def test_error_of_a_computation_is_raised_until_it_is_right() -> None:
     index = torch.tensor([5])
     table = torch.arange(3.0)
     feeds = _feeds(_group([(Guard.VALUE, 0)], lambda i: table[i], torch.ones(1)))
@@ -264,7 +264,7 @@ def test_attributes_with_gaps_and_overlaps_are_compared_whole() -> None:
         assert torch.equal(feeds.bind((view,))[0], view)
 
 
-def test_only_what_depends_on_a_changed_attribute_is_computed_again() -> None:
+def test_only_dependents_of_a_changed_attribute_are_recomputed() -> None:
     changed: list[int] = []
     unchanged: list[int] = []
     constant: list[int] = []
@@ -278,7 +278,7 @@ def test_only_what_depends_on_a_changed_attribute_is_computed_again() -> None:
     assert (len(changed), len(unchanged), len(constant)) == (4, 1, 1)
 
 
-def test_values_made_in_inference_mode_work_outside_of_it_and_the_other_way_round() -> None:
+def test_values_cross_inference_mode_both_ways() -> None:
     mask = torch.ones(2)
     feeds = _feeds(_group([(Guard.VERSION, 0)], operator.neg, mask))
     with torch.inference_mode():

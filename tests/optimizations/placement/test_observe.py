@@ -140,7 +140,7 @@ def test_random_numbers_on_the_gpu_are_no_matter() -> None:
         (torch.repeat_interleave, (torch.ones(3, dtype=torch.int64),)),
     ],
 )
-def test_reads_of_values_on_the_host_are_seen_or_the_graph_is_left(target: Any, operands: tuple[Any, ...]) -> None:
+def test_host_reads_are_seen_or_the_graph_is_left(target: Any, operands: tuple[Any, ...]) -> None:
     """Without symbols for unknown sizes PyTorch refuses such calls; with them the effect is noted."""
     try:
         observation, effects = _observed(target, *operands, method=isinstance(target, str))
@@ -183,7 +183,7 @@ def test_what_keeps_operands_on_the_cpu(
         assert obstacle in (effects.gpu_obstacle or "")
 
 
-def test_an_operator_of_unknown_ways_with_cpu_tensors_beside_gpu_tensors_keeps_them() -> None:
+def test_unknown_operator_with_mixed_devices_keeps_its_tensors() -> None:
     graph = torch.fx.Graph()
     a, b = graph.placeholder("a"), graph.placeholder("b")
     call = graph.call_function(torch_internals.foreach_copy_, ([a], [b]))
@@ -346,7 +346,7 @@ def _without_flash_attention() -> None:
     torch.backends.cuda.enable_flash_sdp(False)
 
 
-def test_attention_on_the_cpu_stays_where_the_graph_chooses_its_kernel() -> None:
+def test_cpu_attention_stays_where_the_graph_chooses_its_kernel() -> None:
     def program(x: torch.Tensor, heads: torch.Tensor, chosen: bool) -> torch.Tensor:
         with sdpa_kernel(SDPBackend.MATH) if chosen else contextlib.nullcontext():
             scores = functional.scaled_dot_product_attention(heads, heads, heads)

@@ -117,7 +117,7 @@ def test_what_is_read_past_a_tensor_or_written_unsaid_is_seen(kind: Callable[[],
     assert placed == results(kind, runner(graph_module, inputs))
 
 
-def test_batch_norm_with_statistics_that_stay_is_evaluated_before_the_graph() -> None:
+def test_batch_norm_with_fixed_statistics_runs_before_the_graph() -> None:
     assert "normalized" in traced(FixedStatistics())[2].report.before
 
 
@@ -133,7 +133,7 @@ class Negative(Program):
 
 
 @pytest.mark.parametrize("kind", [Padded, Negative])
-def test_numbers_that_generated_code_would_write_otherwise_are_kept_as_they_are(kind: Callable[[], Program]) -> None:
+def test_numbers_that_generated_code_would_change_are_kept(kind: Callable[[], Program]) -> None:
     assert [value.form for value in traced(kind())[2].report.hoisted] == ["kept"]
 
 
@@ -145,7 +145,7 @@ class Scaled(Program):
         return x * t.to(x.device)
 
 
-def test_threads_do_not_overwrite_what_another_ones_graph_is_about_to_read() -> None:
+def test_threads_do_not_overwrite_what_another_graph_reads() -> None:
     program = Scaled()
     graph_module, inputs, placement = traced(program)
     assert placement.feeds is not None

@@ -102,7 +102,7 @@ def test_constants_and_attributes_are_hoisted_with_their_guards(graph: Graph) ->
     assert decided.moves == decided.stages == decided.before == decided.after == ()
 
 
-def test_what_depends_on_arguments_is_evaluated_before_the_graph_and_staged(graph: Graph) -> None:
+def test_argument_dependents_are_evaluated_and_staged(graph: Graph) -> None:
     graph.argument("time")
     graph.add("frequencies")
     graph.add("angles", "time", "frequencies")
@@ -131,7 +131,7 @@ def test_form_of_a_constant(graph: Graph, fields: dict[str, Any], form: str) -> 
     assert [hoist.form for hoist in graph.plan("out").hoists] == [form]
 
 
-def test_a_constant_whose_computation_raises_is_kept_so_that_it_raises_in_the_call(graph: Graph) -> None:
+def test_constant_whose_computation_raises_is_kept(graph: Graph) -> None:
     graph.add("constant", shape=(), exact=True)
     graph.add("out", "x", "constant", device=GPU)
     decided = graph.plan("out", vetoes={"compute constant": "raises IndexError"})
@@ -173,7 +173,7 @@ def test_an_operation_that_has_to_stay_keeps_what_depends_on_it(
     assert all(left.source_line is not None for left in decided.left)
 
 
-def test_operations_of_any_kind_are_evaluated_on_the_cpu_before_the_graph(graph: Graph) -> None:
+def test_operations_of_any_kind_run_on_the_cpu_before_the_graph(graph: Graph) -> None:
     """Without a kernel for the GPU, with a choice among equal elements: what runs where it ran gives what it gave."""
     graph.argument("time")
     graph.add("sorted", "time", gpu_obstacle="has no kernel for the GPU", exact=False)
@@ -182,7 +182,7 @@ def test_operations_of_any_kind_are_evaluated_on_the_cpu_before_the_graph(graph:
     assert (decided.before, decided.stages, decided.left) == (("sorted",), ("sorted",), ())
 
 
-def test_random_numbers_are_drawn_before_the_graph_in_their_order_and_not_hoisted(graph: Graph) -> None:
+def test_random_numbers_are_drawn_in_order_before_the_graph(graph: Graph) -> None:
     graph.add("first", random_on_cpu=True)
     graph.add("second", random_on_cpu=True)
     graph.add("out", "x", "second", device=GPU)
@@ -192,7 +192,7 @@ def test_random_numbers_are_drawn_before_the_graph_in_their_order_and_not_hoiste
     assert decided.stages == ("second",)
 
 
-def test_random_numbers_behind_ones_that_depend_on_the_gpu_keep_their_place(graph: Graph) -> None:
+def test_random_numbers_after_gpu_dependent_ones_keep_their_turn(graph: Graph) -> None:
     graph.add("dropped", "x", random_on_cpu=True)
     graph.add("noise", random_on_cpu=True)
     graph.add("out", "x", "noise", device=GPU)
@@ -224,7 +224,7 @@ def test_an_argument_may_be_sent_before_the_graph_writes_it(graph: Graph) -> Non
     assert "writes what it reads" in _reason(decided, "late")
 
 
-def test_memory_made_and_written_in_the_graph_is_hoisted_with_its_writers(graph: Graph) -> None:
+def test_memory_made_and_written_in_the_graph_is_hoisted(graph: Graph) -> None:
     graph.add("empty")
     graph.add("fill", "empty", shares="empty", writes=("empty",))
     graph.add("out", "x", "empty", device=GPU)
@@ -232,7 +232,7 @@ def test_memory_made_and_written_in_the_graph_is_hoisted_with_its_writers(graph:
     assert (hoist.value, hoist.nodes) == ("empty", ("empty", "fill"))
 
 
-def test_memory_that_arguments_are_written_into_is_staged_with_all_its_writers(graph: Graph) -> None:
+def test_memory_written_from_arguments_is_staged_with_writers(graph: Graph) -> None:
     graph.argument("time")
     graph.add("zeros")
     graph.add("filled", "zeros", "time", shares="zeros", writes=("zeros",))
@@ -243,7 +243,7 @@ def test_memory_that_arguments_are_written_into_is_staged_with_all_its_writers(g
     assert decided.before == ("zeros", "filled")
 
 
-def test_memory_that_is_written_again_after_a_read_on_the_gpu_is_sent_as_it_was(graph: Graph) -> None:
+def test_memory_written_after_a_gpu_read_is_sent_as_it_was(graph: Graph) -> None:
     graph.argument("time")
     graph.add("buffer", "time")
     graph.add("early", "x", "buffer", device=GPU)
@@ -302,7 +302,7 @@ def test_between_gpu_values_only_what_is_exact_moves(graph: Graph) -> None:
             assert _reason(decided, "copied").startswith("goes together with shifted")
 
 
-def test_what_is_between_gpu_values_and_read_behind_the_graph_too_is_given_out(graph: Graph) -> None:
+def test_value_read_between_and_after_gpu_values_is_returned(graph: Graph) -> None:
     graph.add("index", "x", exact=True)
     graph.add("picked", "x", "index", device=GPU)
     graph.add("halved", "index")
@@ -329,7 +329,7 @@ def test_components_of_moved_operations_are_limited_together(graph: Graph) -> No
     assert len(graph.plan(stage_limit_bytes=100).moves) == 2
 
 
-def test_cpu_results_that_do_not_depend_on_the_gpu_are_evaluated_before_it(graph: Graph) -> None:
+def test_cpu_results_independent_of_the_gpu_run_before_it(graph: Graph) -> None:
     graph.argument("time")
     graph.add("later", "time")
     graph.add("constant")
@@ -385,7 +385,7 @@ def test_attributes_without_a_guard_are_staged(graph: Graph) -> None:
     assert [hoist.value for hoist in graph.plan().hoists] == ["mask"]
 
 
-def test_attributes_that_are_compared_are_limited_in_sum_and_those_that_are_trusted_are_not(graph: Graph) -> None:
+def test_compared_attributes_are_limited_trusted_ones_are_not(graph: Graph) -> None:
     for guard, hoisted in ((Guard.VALUE, 4), (Guard.VERSION, 6)):
         inner = Graph()
         inner.argument("x", device=GPU)
@@ -396,7 +396,7 @@ def test_attributes_that_are_compared_are_limited_in_sum_and_those_that_are_trus
         assert (len(decided.hoists), len(decided.stages)) == (hoisted, 6 - hoisted)
 
 
-def test_weights_streamed_from_the_cpu_do_not_all_stay_on_the_gpu(graph: Graph) -> None:
+def test_streamed_cpu_weights_do_not_all_stay_on_the_gpu(graph: Graph) -> None:
     """Each is small enough by itself; in sum they are kept, then staged, then left, the smallest first."""
     for number in range(8):
         graph.attribute(f"weight{number}", guard=Guard.VERSION, value_bytes=100 + number)

@@ -38,7 +38,7 @@ def _names(placement: Placement, op: str) -> list[str]:
     return [node.name for node in placement.graph_module.graph.nodes if node.op == op]
 
 
-def test_added_inputs_stand_behind_the_kept_ones_and_say_whether_they_stay() -> None:
+def test_added_inputs_follow_the_kept_ones_and_are_marked() -> None:
     placement = _placed(
         lambda x, t, y: x * torch.linspace(0, 1, 3).exp().to(x.device) + t.to(x.device) + y,
         *(torch.ones(3), torch.ones(3), torch.ones(3)),
@@ -55,7 +55,7 @@ def test_added_inputs_stand_behind_the_kept_ones_and_say_whether_they_stay() -> 
         assert torch_internals.dynamo_source(node).name == node.name
 
 
-def test_example_inputs_describe_added_inputs_without_allocating_them() -> None:
+def test_example_inputs_describe_added_inputs_without_memory() -> None:
     graph_module, inputs = _traced(lambda x, t: x + t.to(x.device), torch.ones(3), torch.ones(3), on_cpu=(1,))
     x, staged = place(graph_module, inputs).example_inputs(inputs)
     assert any(x is given for given in inputs)
@@ -76,7 +76,7 @@ def test_literals_are_the_very_numbers() -> None:
     assert [value.form for value in placement.report.hoisted] == ["literal", "literal"]
 
 
-def test_masks_written_in_the_graph_are_rebuilt_with_their_writes_in_order() -> None:
+def test_written_masks_are_rebuilt_with_their_writes_in_order() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         mask = torch.empty(3, 3)
         mask.fill_(float("-inf"))
@@ -223,7 +223,7 @@ def test_a_copy_to_the_cpu_is_taken_when_it_was() -> None:
     assert (before.tolist(), doubled.tolist()) == ([2.0] * 3, [10.0] * 3)
 
 
-def test_what_the_cpu_computes_from_arguments_is_computed_there_before_the_graph() -> None:
+def test_cpu_work_on_arguments_runs_before_the_graph() -> None:
     def program(x: torch.Tensor, t: torch.Tensor) -> Any:
         table = torch.linspace(0, 1, 3).exp()
         return x * table.to(x.device) + (t / 3).to(x.device), table + t
@@ -240,7 +240,7 @@ def test_what_the_cpu_computes_from_arguments_is_computed_there_before_the_graph
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_views_that_are_made_before_the_graph_are_those_of_the_program(grad: bool) -> None:
+def test_views_made_before_the_graph_are_those_of_the_program(grad: bool) -> None:
     """One that was made without gradients could not be written with a tensor that requires them."""
     switched = torch.ones(3, requires_grad=True)
 
@@ -270,7 +270,7 @@ def test_views_that_are_made_before_the_graph_are_those_of_the_program(grad: boo
             view.mul_(learned)
 
 
-def test_what_stays_in_the_graph_reads_what_was_computed_before_it() -> None:
+def test_what_stays_in_the_graph_reads_earlier_results() -> None:
     counter = torch.zeros(3)
 
     def program(x: torch.Tensor, t: torch.Tensor) -> Any:
@@ -426,7 +426,7 @@ def test_sizes_may_differ_between_calls() -> None:
         assert found == bits(list(_with_sizes(x, t, index)))
 
 
-def test_a_number_that_differs_between_calls_is_read_on_the_host_and_the_rest_is_placed() -> None:
+def test_varying_number_is_read_on_the_host_and_the_rest_placed() -> None:
     mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
     x = fake_cuda(torch.ones(2, 3), mode)
     with torch.no_grad():
@@ -437,7 +437,7 @@ def test_a_number_that_differs_between_calls_is_read_on_the_host_and_the_rest_is
     assert not any(transfer.blocking for transfer in report.copies_after)
 
 
-def test_a_copy_of_a_graph_has_the_same_names_and_notes_and_none_of_the_real_inputs() -> None:
+def test_copied_graph_has_names_and_notes_but_no_real_inputs() -> None:
     graph_module, _ = _traced(lambda x: x + TABLE.to(x.device), torch.ones(2, 3))
     copied = copy_of(graph_module)
     pairs = list(zip(graph_module.graph.nodes, copied.graph.nodes, strict=True))

@@ -85,7 +85,7 @@ def test_globals_and_closures_are_attributes() -> None:
     assert _source(lambda: closed * 2).kind is SourceKind.ATTRIBUTE
 
 
-def test_tensors_without_a_version_counter_are_compared_though_versions_are_trusted() -> None:
+def test_tensors_without_version_counter_are_compared() -> None:
     assert _source(lambda: INFERENCE * 2, attributes="trust").guard is Guard.VALUE
 
 

@@ -109,7 +109,7 @@ def test_large_buffers_have_a_short_ring(monkeypatch: pytest.MonkeyPatch, late_e
     assert len(late_events) == 300 // 64
 
 
-def test_values_evaluated_before_the_graph_are_staged_like_arguments() -> None:
+def test_evaluated_values_are_staged_like_arguments() -> None:
     first, second = torch.rand(3), torch.rand(2)
     staged = (Staged(Source("before", 1), _layout(second)), Staged(Source("argument", 0), _layout(first)))
     staging = Staging(FeedPlan(CPU, (), staged=staged))

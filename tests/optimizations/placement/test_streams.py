@@ -58,7 +58,7 @@ def test_what_is_overwritten_is_read_no_more_on_any_stream(streams: Streams) -> 
     assert streams.waits[2:] == [(3, 2), (3, 1), (3, 2)]
 
 
-def test_a_stream_that_may_be_gone_is_waited_for_when_it_is_left_and_then_no_more(streams: Streams) -> None:
+def test_stream_that_may_be_gone_is_waited_for_once(streams: Streams) -> None:
     order = feeds._StreamOrder(torch.device("cuda", 0), list)
     order.follow()
     streams.here = EXTERNAL
@@ -83,7 +83,7 @@ def test_a_capture_of_a_step_waits_for_no_stream_outside_of_it(streams: Streams)
     assert streams.waits == [(2, 1), (2, 1)], "of what was captured nothing ran"
 
 
-def test_nothing_waits_for_a_stream_that_another_thread_captures_on(streams: Streams) -> None:
+def test_nothing_waits_for_a_stream_another_thread_captures_on(streams: Streams) -> None:
     order = feeds._StreamOrder(torch.device("cuda", 0), list)
     for streams.here in (1, 2, 3):
         order.follow()

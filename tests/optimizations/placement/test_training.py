@@ -50,7 +50,7 @@ def _arguments(module: nn.Module, seed: int) -> list[torch.Tensor]:
     return arguments
 
 
-def test_training_graphs_are_placed_and_staged_memory_is_not_reused() -> None:
+def test_training_graphs_are_placed_without_buffer_reuse() -> None:
     _, _, placement = _traced()
     assert placement.report.left == ()
     assert placement.report.cpu_nodes_after == ()
@@ -60,7 +60,7 @@ def test_training_graphs_are_placed_and_staged_memory_is_not_reused() -> None:
     assert placement.report.cpu_outputs == ("cpu",)
 
 
-def test_gradients_are_the_same_when_forwards_wait_for_their_backwards() -> None:
+def test_gradients_are_equal_when_forwards_precede_backwards() -> None:
     """Two forwards, then both backwards, with the attributes changed in between: each sees what its forward saw."""
     graph_module, inputs, placement = _traced()
     torch.manual_seed(1)
@@ -137,7 +137,7 @@ def _unpacked(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("hooks", ["none", "save on the CPU", "save on the CPU, pinned", "kept by Python"])
-def test_backwards_see_what_their_forwards_saw_however_it_was_saved(hooks: str) -> None:
+def test_backwards_see_what_their_forwards_saw(hooks: str) -> None:
     """Two forwards before their backwards, attributes that change in between, and each backward twice."""
     graph_module, inputs, placement = _traced()
     assert placement.feeds is not None

@@ -307,7 +307,7 @@ def test_failed_cells_exit_1_and_are_retried_when_asked(fake: Fake) -> None:
     assert json.loads((run / store.RETRIED).read_text())["status"] == "crash"
 
 
-def test_rows_that_lacked_memory_are_not_retried_and_that_is_said(fake: Fake) -> None:
+def test_rows_short_of_memory_are_not_retried_with_a_message(fake: Fake) -> None:
     fake("run", "EOS", *CPU)
     run = fake.only_run()
     short = Shortage(mode="compile", process=1, phase="prepare", error="out of memory")
@@ -337,7 +337,7 @@ def test_a_resumed_run_can_take_more_modes_and_workloads(fake: Fake) -> None:
     assert list(cells["EOS", "eager"].baseline_blocks) == ["compile"]
 
 
-def test_the_command_to_go_on_with_names_what_the_run_itself_does_not(fake: Fake) -> None:
+def test_resume_command_names_what_the_run_does_not(fake: Fake) -> None:
     fake("run", "EOS", *CPU, "--modes", "compile")
     run = fake.only_run()
     failing = {"ST/eager": "exit:9"}
@@ -382,7 +382,7 @@ def test_a_run_is_not_resumed_in_another_environment(fake: Fake) -> None:
     assert len(read_run(path.parent).cells) == 2
 
 
-def test_a_run_is_resumed_at_another_commit_of_the_same_code_only(fake: Fake) -> None:
+def test_run_is_resumed_only_at_the_same_code(fake: Fake) -> None:
     fake("run", "EOS", *CPU)
     path = fake.only_run() / store.ENVIRONMENT
     fields = json.loads(path.read_text())
@@ -475,7 +475,7 @@ EMPTY_PATHS = (
 
 
 @pytest.mark.parametrize("written", ["--out ''", "--out="])
-def test_an_empty_folder_is_wrong_use_and_not_the_working_directory(tmp_path: Path, written: str) -> None:
+def test_empty_folder_is_wrong_use(tmp_path: Path, written: str) -> None:
     told = {**os.environ, "PYTHONPATH": str(store.REPOSITORY)}
     done = subprocess.run(
         [sys.executable, "-P", "-m", "suite", "run", "EOS", *CPU, *written.replace("''", "").split(" ")],
@@ -521,7 +521,7 @@ def test_shards_that_start_in_the_same_second_are_two_runs(fake: Fake) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_shard_of_another_kind_is_not_gone_on_with_as_one_of_this_kind(fake: Fake) -> None:
+def test_shard_of_another_kind_is_not_resumed(fake: Fake) -> None:
     assert fake("run", "EOS", "MMC", *CPU, "--shard", "1/2").returncode == 0
     path = fake.only_run() / store.ENVIRONMENT
     record = json.loads(path.read_text())
@@ -560,9 +560,7 @@ def test_estimates_for_a_budget_come_from_earlier_runs(fake: Fake) -> None:
     assert json.loads(done.stdout)["not_started"] == ["ST"], "EOS took seconds before; ST is not known"
 
 
-def test_runs_in_another_size_or_on_another_device_are_not_read_for_estimates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimates_ignore_runs_of_other_sizes_or_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(store, "RECORDED", tmp_path / "recorded")
     plan = RunPlan(**SETTINGS.model_dump(), workloads=["EOS"], modes=["eager"])
@@ -667,14 +665,14 @@ def test_an_unwritable_folder_is_an_error_without_a_traceback(fake: Fake) -> Non
     assert not (run / "report").exists()
 
 
-def test_a_shard_without_a_workload_is_wrong_use_and_not_a_run_of_all(fake: Fake) -> None:
+def test_shard_without_a_workload_is_wrong_use(fake: Fake) -> None:
     done = fake("run", "EOS", *CPU, "--shard", "2/2")
     assert done.returncode == 2
     assert "--shard 2/2 is empty: of 1 (EOS), part 2 has none" in done.stderr
     assert store.list_runs(fake.runs) == []
 
 
-def test_a_run_that_set_out_for_no_workload_is_not_resumed_with_all(fake: Fake) -> None:
+def test_run_without_workloads_is_not_resumed_with_all(fake: Fake) -> None:
     fake("run", "EOS", *CPU, "--modes", "compile")
     run = fake.only_run()
     record = json.loads((run / store.ENVIRONMENT).read_text())
@@ -740,7 +738,7 @@ def test_an_interrupted_run_leaves_no_process_and_resumes(fake: Fake, number: si
     assert len(read_run(run).cells) == 4
 
 
-def test_an_interrupted_command_does_not_wait_for_what_it_started(tmp_path: Path) -> None:
+def test_interrupted_command_does_not_wait_for_its_children(tmp_path: Path) -> None:
     """As PyTorch's compile workers: Python waits for them when it ends."""
     code = (
         "import atexit, pathlib, subprocess, sys, time\n"
@@ -831,7 +829,7 @@ def test_runs_that_do_not_go_together_are_wrong_use(fake: Fake) -> None:
     assert not (fake.folder / "out").exists()
 
 
-def test_a_report_of_a_run_without_a_row_says_so_and_is_no_success(fake: Fake) -> None:
+def test_report_of_a_run_without_rows_is_no_success(fake: Fake) -> None:
     settings = {"workloads": ["EOS"], "modes": ["compile", "graph"]}
     empty = write_run(fake.runs / "empty", [], environment(run_id="empty", settings=settings))
     done = fake("report", "empty")
@@ -847,7 +845,7 @@ def test_a_report_of_a_run_without_a_row_says_so_and_is_no_success(fake: Fake) -
     assert fake("run", "EOS", *CPU, "--budget", "1s", "--report").returncode == 0, "the run is as it was to be"
 
 
-def test_recorded_means_all_recorded_runs_and_none_explanations_alone(fake: Fake) -> None:
+def test_recorded_means_all_recorded_runs(fake: Fake) -> None:
     explained = write_explanations(fake.folder / "explained", [explanation("ST")])
     made_run(fake.runs / "newest", 3, "MMC")
     command = ("report", "--recorded", "--explanations", str(explained), "--out", str(fake.folder / "out"), "--json")

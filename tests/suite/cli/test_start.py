@@ -15,9 +15,7 @@ __all__ = ["cell"]
 @pytest.mark.parametrize(
     ("mode", "known", "started"), [("eager", True, False), ("graph", None, False), ("graph", True, True)]
 )
-def test_what_waits_imports_its_model_and_starts_the_compilers_once_it_is_known_what_they_can_do(
-    cell, monkeypatch, mode, known, started
-):
+def test_waiting_process_imports_its_model_and_starts_compilers(cell, monkeypatch, mode, known, started):
     built, toolchains = [], []
     spec = cell(lambda: built.append("tiny") or Mlp(), mode, spec={"size": "full", "vec_isa_ok": known})._spec
     monkeypatch.setattr(suite.worker.start, "start_toolchain", lambda device, *rest: toolchains.append(device.type))

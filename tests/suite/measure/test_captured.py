@@ -165,7 +165,7 @@ def test_a_count_that_crashes_leaves_the_capture_to_end(captured):
     assert graphs[0].ended
 
 
-def test_the_log_keeps_no_graph_alive_and_puts_the_stock_method_back(captured):
+def test_log_keeps_no_graph_alive_and_restores_the_stock_method(captured):
     stock = Graph.capture_end
     log = CaptureLog()
     graph = captured(log, FakeDriver([KERNEL]))

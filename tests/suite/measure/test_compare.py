@@ -21,7 +21,7 @@ def distance(value, reference, **options) -> float:
     return relative_error(torch.as_tensor(value), torch.as_tensor(reference), device=CPU, **options)
 
 
-def test_it_is_the_norm_of_the_difference_over_the_norm_of_the_reference():
+def test_error_is_norm_of_difference_over_norm_of_reference():
     assert distance([3.3, 4.4], [3.0, 4.0]) == pytest.approx(0.1)
     assert distance([[1.0, 2.0]], [[1.0, 2.0]]) == 0.0
 
@@ -31,7 +31,7 @@ def test_it_is_the_larger_one_of_the_l2_and_the_maximum_norm():
     assert distance([1.0, 0.5, 0.5, 0.5], [1.0, 0.0, 0.0, 0.0]) == pytest.approx(math.sqrt(0.75))  # maximum: 0.5
 
 
-def test_one_wrong_element_among_many_is_as_far_off_as_it_is_wrong():
+def test_one_wrong_element_counts_by_its_own_error():
     reference = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0))
     value = reference.clone()
     value[271_828] += 3.0
@@ -86,7 +86,7 @@ def test_only_finite_elements_are_measured():
     assert distance([math.nan], [math.nan]) == 0.0
 
 
-def test_what_is_smaller_than_a_given_size_is_measured_against_that():
+def test_value_below_a_given_size_is_measured_against_that_size():
     value, reference = [0.3, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]
     assert distance(value, reference) == math.inf
     assert distance(value, reference, least=Size(rms=1.0, largest=3.0)) == pytest.approx(0.3 / 2)
@@ -111,14 +111,14 @@ def test_float_dtypes_may_differ_in_value_but_not_in_form():
     assert misshapen(reference, reference, state_of()) == []
 
 
-def test_a_missing_tensor_on_either_side_is_infinitely_far_and_misshapen():
+def test_tensor_missing_on_either_side_is_infinitely_far():
     fewer, more = {"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(2)}
     for results, reference in ((fewer, more), (more, fewer)):
         assert found(results, reference) == {"a": 0.0, "b": math.inf}
         assert misshapen(results, reference, state_of()) == ["b"]
 
 
-def test_a_buffer_that_one_side_left_alone_has_its_value_from_before():
+def test_unchanged_buffer_has_its_earlier_value():
     state = state_of(count=torch.tensor([2.0]))
     changed = {"buffer count": torch.tensor([3.0])}
     assert found(changed, {}, state) == {"buffer count": pytest.approx(0.5)}
@@ -126,7 +126,7 @@ def test_a_buffer_that_one_side_left_alone_has_its_value_from_before():
     assert misshapen(changed, {}, state) == []
 
 
-def test_noise_in_a_vanishing_gradient_is_measured_against_the_other_gradients():
+def test_vanishing_gradient_noise_is_measured_against_the_others():
     reference = {"gradient weight": torch.full((100,), 1.0), "gradient bias": torch.full((4,), 1e-9)}
     results = {"gradient weight": torch.full((100,), 1.0), "gradient bias": torch.full((4,), -1e-9)}
     reference["gradient weight"][0] = results["gradient weight"][0] = math.inf  # an overflow says nothing of the size
@@ -135,7 +135,7 @@ def test_noise_in_a_vanishing_gradient_is_measured_against_the_other_gradients()
     assert found(results, reference)["gradient bias"] > 10
 
 
-def test_noise_of_some_roundings_is_within_the_tolerance_of_float32():
+def test_noise_of_some_roundings_is_within_float32_tolerance():
     reference = {"gradient weight": torch.full((100,), 1.0), "gradient bias": torch.full((4,), 1e-9)}
     results = {**reference, "gradient bias": torch.full((4,), 50 * 2.0**-24)}
     assert found(results, reference, tolerance=1e-4)["gradient bias"] < 1e-4
@@ -143,7 +143,7 @@ def test_noise_of_some_roundings_is_within_the_tolerance_of_float32():
     assert found(results, reference, tolerance=1e-4)["gradient bias"] > 1e-2
 
 
-def test_noise_in_a_vanishing_statistic_is_measured_against_the_other_statistics():
+def test_vanishing_statistic_noise_is_measured_against_others():
     state = state_of(mean=torch.ones(4), var=torch.zeros(4), count=torch.tensor(10**6))
     reference = {
         "buffer mean": torch.full((4,), 1e-9),

@@ -66,7 +66,7 @@ def test_expanded_dimensions_move_one_element():
     assert copied_bytes(torch.randn(0, 50), [1]) == 0
 
 
-def test_the_count_is_that_of_the_tensors_the_stock_class_hands_to_the_copy(monkeypatch):
+def test_count_is_that_of_the_tensors_stock_copies(monkeypatch):
     """The real method of CUDAGraph Trees, on CPU tensors: what it copies is what is counted."""
     moved: list[torch.Tensor] = []
     monkeypatch.setattr(torch, "_foreach_copy_", lambda to, sources: moved.extend(sources))

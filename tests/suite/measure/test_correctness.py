@@ -120,7 +120,7 @@ def test_wrong_values_fail_under_every_dtype_policy(task, wrong, policy):
 
 
 @pytest.mark.parametrize(("name", "passed"), [("gradient 0.weight", True), ("gradient 2.weight", False)])
-def test_a_gradient_of_less_than_a_thousand_elements_may_be_off_by_three_times_eagers_error(monkeypatch, name, passed):
+def test_small_gradient_may_be_off_by_three_times_eagers_error(monkeypatch, name, passed):
     monkeypatch.setitem(TOLERANCE, "bfloat16", 1e-6)
     monkeypatch.setitem(UNIT_ROUNDOFF, "bfloat16", 1e-6)
     instance = wide("training", "bf16")
@@ -211,7 +211,7 @@ class Cancelling(torch.nn.Module):
         return (x + 1000) - 1000
 
 
-def test_more_precise_than_eager_passes_by_the_run_in_higher_precision():
+def test_result_more_precise_than_eager_passes_by_the_reference():
     instance = instance_of(Cancelling, dtype_policy="bf16")
     verdict = verdict_on(instance, lambda x: ((x.float() + 1000) - 1000).bfloat16())
     assert verdict.max_relative_error > 0.08
@@ -226,7 +226,7 @@ def test_less_precise_than_twice_eager_does_not():
     assert verdict.reference_error is not None and verdict.reference_error < 0.1
 
 
-def test_what_a_workload_leaves_out_of_the_comparison_counts_for_bits_alone():
+def test_excluded_outputs_count_for_bits_only():
     class TwoValues(torch.nn.Module):
         shift = 0.0
 
@@ -246,7 +246,7 @@ def test_what_a_workload_leaves_out_of_the_comparison_counts_for_bits_alone():
     assert shifted.digest() != eager.digest()
 
 
-def test_mask_rcnn_is_compared_by_how_sure_it_is_of_what_it_finds():
+def test_mask_rcnn_is_compared_by_its_scores():
     instance = instantiate(registry.find("VM"), size="tiny", device="cpu", seed=3)
     inputs = instance.inputs(0)
     run = iteration(instance, instance.module, marks_steps=False)
@@ -270,7 +270,7 @@ def test_higher_precision_runs_all_of_the_module_in_it(policy, expected):
     assert next(instance.module.parameters()).dtype == (torch.bfloat16 if policy == "bf16" else torch.float32)
 
 
-def test_higher_precision_reaches_inputs_in_containers_of_any_class():
+def test_higher_precision_reaches_inputs_in_any_container():
     class Sized(list):
         pass
 

@@ -105,7 +105,7 @@ def test_any_other_call_launches_outside_of_graphs(name, category):
     assert (profile.coverage.percent, profile.coverage.graph_launches) == (0.0, 0)
 
 
-def test_a_graph_node_id_marks_a_graphs_kernel_whose_launch_is_missing():
+def test_graph_node_id_marks_kernels_without_a_launch_record():
     profile = analyse(trace(kernel("k", 77, **{"graph node id": 8589934593}), kernel("k", 78)), 1)
     assert (profile.coverage.graph_kernels, profile.coverage.eager_kernels) == (1, 1)
 
@@ -114,7 +114,7 @@ def test_without_a_kernel_there_is_no_percentage():
     assert analyse(trace(), 1).coverage.percent is None
 
 
-def test_host_to_device_copies_block_if_they_come_from_pageable_memory():
+def test_host_to_device_copies_block_from_pageable_memory():
     profile = analyse(
         trace(
             call("cudaMemcpyAsync", 1),

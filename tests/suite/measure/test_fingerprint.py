@@ -29,7 +29,7 @@ def test_it_is_that_of_the_bytes_wherever_they_lie(dtype: torch.dtype) -> None:
     assert fingerprint(apart) == fingerprint(tensor.clone()) == fingerprint(tensor.reshape(1, -1)) == expected
 
 
-def test_a_lazily_negative_or_conjugated_tensor_counts_by_its_values() -> None:
+def test_lazily_negative_or_conjugated_tensor_counts_by_value() -> None:
     tensor = torch.view_as_complex(torch.randn(64, 2))
     assert fingerprint(tensor.conj()) == fingerprint(tensor.conj().resolve_conj())
     assert fingerprint(tensor.conj().imag) == fingerprint(tensor.conj().imag.resolve_neg())
@@ -100,7 +100,7 @@ def test_the_error_of_a_tensor_is_told_from_sketches() -> None:
     assert 0.2 < min(found) < 1.0 < max(found) < 5.0
 
 
-def test_what_wrong_programs_make_of_a_tensor_is_far_off_by_its_sketch() -> None:
+def test_sketch_of_a_wrong_result_is_far_off() -> None:
     tensor = values(torch.float32)
     for wrong in (torch.zeros_like(tensor), -tensor, tensor.flip(0), tensor.roll(1), 2 * tensor):
         assert sketched_error(sketch(wrong), sketch(tensor)) > 0.2

@@ -49,7 +49,7 @@ class Scale(torch.nn.Module):
         return y - 1.0
 
 
-def test_a_compilation_for_cuda_graphs_is_told_with_reasons_and_lines():
+def test_cuda_graph_compilation_is_reported_with_reasons():
     """Real Inductor on the CPU: every node is left out, and PyTorch says so at the same places as on a GPU."""
     stock = torch_internals.CompiledFxGraph.post_compile, torch_internals.graph_partition
     handlers = list(torch_internals.cudagraph_utils.cudagraphs_log.handlers)

@@ -50,14 +50,14 @@ def test_the_same_bits_have_the_same_verdict(tmp_path: Path) -> None:
         ({(0, "uncompared output"): 0.0}, False),
     ],
 )
-def test_a_tensor_with_other_bits_is_within_the_tolerance_or_hardly_farther_off(
+def test_other_bits_pass_within_tolerance_or_slightly_beyond(
     tmp_path: Path, change: dict[tuple[int, str], float], passed: bool
 ) -> None:
     JudgedResults(tmp_path).add(RIGHT)
     assert verdict(tmp_path, change) == (RIGHT.verdict if passed else None)
 
 
-def test_what_is_near_to_eager_needs_no_excuse_of_what_was_found_right(tmp_path: Path) -> None:
+def test_result_near_eager_needs_no_earlier_result(tmp_path: Path) -> None:
     """Eager itself, in a dtype that does not decide: its row says nothing of what compiling changes."""
     JudgedResults(tmp_path).add(RIGHT)
     change = {(0, "output"): 0.0, (0, "gradient w"): 0.0, (1, "output"): 0.01, (1, "gradient w"): 0.0}
@@ -100,7 +100,7 @@ def test_what_has_most_bits_in_common_is_looked_at_first(tmp_path: Path, names: 
     assert asked == [["gradient v"]] * 2
 
 
-def test_what_was_found_as_right_is_compared_no_more_and_excuses_nothing(tmp_path: Path) -> None:
+def test_accepted_result_is_compared_once_and_excuses_nothing(tmp_path: Path) -> None:
     """Four modes of one program have the same bits, other ones than the first mode's."""
     others = JudgedResults(tmp_path)
     others.add(RIGHT)

@@ -26,7 +26,7 @@ def load(name: str, body: str) -> str:
     return str(module.__file__)
 
 
-def test_kernels_of_one_source_have_one_digest_whatever_their_numbers() -> None:
+def test_kernels_of_one_source_have_one_digest() -> None:
     first, second = KernelSources(), KernelSources()
     load("triton_poi_fused_add_0", "first body")
     load("triton_poi_fused_add_4", "first body")
@@ -45,7 +45,7 @@ def test_a_name_of_several_sources_has_none() -> None:
     assert sources.digests() == {}
 
 
-def test_what_was_loaded_before_does_not_count_nor_what_cannot_be_read() -> None:
+def test_earlier_and_unreadable_sources_do_not_count() -> None:
     load("triton_per_fused_max_2", "of the trial")
     sources = KernelSources()
     load("triton_per_fused_max_2", "of the real compilation")

@@ -50,14 +50,14 @@ def test_another_result_of_tuning_is_seen_from_both_sides(theirs: dict[str, int]
     assert difference(theirs, ours).retuned
 
 
-def test_copies_into_placeholders_and_encores_own_kernel_are_no_other_kernels() -> None:
+def test_placeholder_copies_and_encores_kernel_do_not_count() -> None:
     ours = kernels((GEMM, 8, 384))
     theirs = kernels((GEMM, 8, 384), (COPY, 9, 128), ("encore_prelude", 1, 32))
     assert difference(ours, theirs) == difference(theirs, ours) == difference(ours, ours)
 
 
 @pytest.mark.parametrize("name", ["encore_prelude", "encore_write_pointers"])
-def test_what_writes_pointers_is_no_other_kernel_in_rows_from_before_either(name: str) -> None:
+def test_pointer_writers_of_older_rows_do_not_count(name: str) -> None:
     """It runs in calls where an input moved, and whether that is read in place may differ between processes."""
     ours = kernels((GEMM, 8, 384))
     assert difference(ours, {**ours, f"{name} 1x1x1 128x1x1": 1}) == Difference((), ())
@@ -74,7 +74,7 @@ def test_memory_that_a_graph_sets_by_a_kernel_is_no_other_kernel() -> None:
 
 
 @pytest.mark.parametrize("name", ["memcpy128", "memcpy32_post"])
-def test_memory_that_a_graph_copies_by_a_kernel_is_no_other_kernel(name: str) -> None:
+def test_copies_by_kernel_in_a_graph_do_not_count(name: str) -> None:
     """Outside of a graph it is a memcpy. Rows from before have such kernels without a mark."""
     ours = kernels((GEMM, 8, 384))
     unmarked = {**ours, f"{name} 16x1x1 512x1x1": 3}
@@ -92,12 +92,12 @@ def test_a_generated_kernel_that_copies_and_computes_counts() -> None:
     assert difference(ours, kernels(("triton_poi_fused_copy_mul_0", 8, 256))).retuned
 
 
-def test_a_generated_kernel_of_one_side_alone_is_another_program_not_another_tuning() -> None:
+def test_generated_kernel_of_one_side_is_another_program() -> None:
     found = difference(kernels((GEMM, 8, 384), ("triton_poi_fused_cos_0", 1, 128)), kernels((GEMM, 8, 384)))
     assert (found.retuned, found.generated) == ((), ("triton_poi_fused_cos 1x1x1 128x1x1",))
 
 
-def test_a_generated_kernel_that_one_side_launches_more_often_is_another_program_too() -> None:
+def test_generated_kernel_launched_more_often_is_another_program() -> None:
     """XLNet with stock's graphs casts 24 tensors in this way, without graphs 8."""
     cast = ("triton_poi_fused__to_copy_3", 2048, 256)
     found = difference(kernels(cast), kernels(cast, cast, cast))
@@ -122,7 +122,7 @@ def test_a_kernel_is_known_by_its_source_where_both_rows_have_it() -> None:
     assert difference(three, dict(three)) == Difference((), ())
 
 
-def test_a_kernel_whose_source_one_row_lacks_is_known_by_its_name() -> None:
+def test_kernel_without_source_in_one_row_is_known_by_name() -> None:
     sourced = {"triton_red#aaaaaa 4x1x1 64x1x1": 2, "triton_red#bbbbbb 4x1x1 64x1x1": 1}
     assert difference(sourced, {"triton_red 4x1x1 64x1x1": 3}) == Difference((), ())
     assert difference(sourced, {"triton_red 4x1x1 32x1x1": 3}).retuned

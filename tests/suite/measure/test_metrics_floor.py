@@ -65,7 +65,7 @@ def test_an_iteration_is_compared_with_its_graphs_alone(cuda: Any, clock: Clock)
 @pytest.mark.parametrize(
     ("iteration_us", "samples"), [(0, MOST), (499_500, FEWEST), (17_000, 20), (10_000_000, FEWEST)]
 )
-def test_inputs_move_as_in_the_timed_blocks_for_less_than_a_second(
+def test_inputs_move_as_in_timed_blocks_for_under_a_second(
     cuda: Any, clock: Clock, iteration_us: int, samples: int
 ) -> None:
     graph, numbers = cuda(), []
@@ -100,9 +100,7 @@ def test_ranks_run_equally_many_iterations_whatever_each_finds(cuda: Any, clock:
     assert counts == [2 + 2 * 20] * 2
 
 
-def test_the_calling_thread_is_bound_to_the_cells_core_and_not_to_the_first_one_for_all_ranks(
-    cuda: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calling_thread_is_bound_to_the_core_of_its_cell(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, bound, own = cuda(), [], {3, 5, 7}
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: set(own))
     monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cores: bound.append(set(cores)))
@@ -110,7 +108,7 @@ def test_the_calling_thread_is_bound_to_the_cells_core_and_not_to_the_first_one_
     assert bound == [{5}, own]
 
 
-def test_graphs_are_launched_where_the_program_launches_them_and_never_without_it(cuda: Any, clock: Clock) -> None:
+def test_graphs_are_launched_only_where_the_program_does(cuda: Any, clock: Clock) -> None:
     """A graph may have overwritten what it reads; the program puts it there before each launch."""
     input_is_there = False
 
@@ -130,7 +128,7 @@ def test_graphs_are_launched_where_the_program_launches_them_and_never_without_i
     assert METRIC.values(cell(iterate))["floor_us"] is not None
 
 
-def test_of_several_graphs_all_but_the_first_count_without_the_wait_that_is_taken_next_to_them(
+def test_later_graphs_count_without_the_wait_taken_next_to_them(
     cuda: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host gets slower and slower, as for a neighbour's work: for the program's graphs and for the least one."""
@@ -189,9 +187,7 @@ def test_the_least_graph_is_none_of_the_programs(cuda: Any, clock: Clock, monkey
     assert [one.count for one in taken] == [2, 2]
 
 
-def test_a_host_that_is_slower_for_graphs_that_do_nothing_leaves_no_floor(
-    cuda: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slower_host_for_empty_graphs_leaves_no_floor(cuda: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "least_graph", lambda: lambda: clock.pass_us(900))
     graph = cuda()
     found = METRIC.values(cell(lambda number: [graph.replay() for _ in range(4)]))

@@ -32,7 +32,7 @@ class Indifferent(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("policy", "share"), [("bf16", 0.01), ("fp16", 0.002), ("amp", 0.01)])
-def test_the_result_of_other_inputs_fails_though_it_is_within_the_tolerance(policy, share):
+def test_result_of_other_inputs_fails_within_the_tolerance(policy, share):
     instance = instance_of(lambda: Indifferent(share), dtype_policy=policy)
     eager = [results_of(instance, instance.module, index) for index in (0, 1)]
     linear, dtype = instance.module.linear, eager[0].tensors["output"].dtype
@@ -59,7 +59,7 @@ def test_the_result_of_other_inputs_fails_though_it_is_within_the_tolerance(poli
         assert 0 < refused.max_relative_error < TOLERANCE[compute_dtype(instance, instance.inputs(0))]
 
 
-def test_results_that_rounding_brings_near_to_other_inputs_are_not_refused():
+def test_rounding_towards_other_inputs_is_not_refused():
     """Where inputs hardly matter, rounding may be larger than what they do; it does not point at the other result."""
     generator = torch.Generator().manual_seed(0)
     first = torch.randn(1000, generator=generator)

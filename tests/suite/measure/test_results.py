@@ -15,7 +15,7 @@ from suite.measure.iteration import IterationOutput, iteration
 from suite.measure.results import Results, State, named_tensors, run_checked
 
 
-def test_tensors_in_a_transformers_output_and_its_cache_are_found_by_name():
+def test_tensors_in_transformers_outputs_and_caches_have_names():
     cache = DynamicCache()
     cache.update(torch.full((1, 1, 2, 2), 3.0), torch.full((1, 1, 2, 2), 4.0), 0)
     output = CausalLMOutputWithPast(loss=torch.tensor(1.0), logits=torch.ones(2), past_key_values=cache)
@@ -49,7 +49,7 @@ class Slotted:
     tensor: torch.Tensor
 
 
-def test_tensors_in_containers_of_classes_of_ones_own_are_found_by_name():
+def test_tensors_in_custom_containers_have_names():
     one = torch.ones(2)
     packed = torch.nn.utils.rnn.pack_sequence([one])
     containers = {"list": Sized([one]), "dict": Named(x=one), "slots": Slotted(one), "packed": packed}
@@ -57,7 +57,7 @@ def test_tensors_in_containers_of_classes_of_ones_own_are_found_by_name():
     assert found == {"['list'][0]", "['dict']['x']", "['slots'].tensor", "['packed'].data"}
 
 
-def test_what_an_iteration_writes_to_an_input_in_such_a_container_is_restored():
+def test_writes_to_inputs_in_custom_containers_are_restored():
     class Writing(torch.nn.Module):
         def forward(self, given: Sized) -> torch.Tensor:
             return given[0].mul_(2)
@@ -109,7 +109,7 @@ class Stateful(torch.nn.Module):
         return torch.nn.functional.dropout(self.linear(x), 0.5)
 
 
-def test_two_checked_iterations_start_alike_and_leave_nothing_behind():
+def test_checked_iterations_start_alike_and_leave_nothing():
     instance = instance_of(Stateful, task="training", loss=lambda output: output.square().mean())
     inputs = instance.inputs(0)
     before = inputs.args[0].clone()
@@ -131,7 +131,7 @@ def test_two_checked_iterations_start_alike_and_leave_nothing_behind():
     assert all(parameter.grad is None for parameter in instance.module.parameters())
 
 
-def test_results_share_no_memory_with_what_the_next_call_overwrites():
+def test_results_share_no_memory_with_the_next_call():
     kept = torch.zeros(3)  # as the fixed output memory of a CUDA graph
 
     def iterate(inputs: Inputs) -> IterationOutput:

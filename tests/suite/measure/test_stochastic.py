@@ -58,7 +58,7 @@ def without_underflow(module: torch.nn.Module, gradient_scale: float = 1.0) -> C
     return call
 
 
-def test_a_stochastic_workload_may_differ_by_what_eager_rounds_without_dropout():
+def test_stochastic_workload_may_differ_by_eagers_rounding():
     instance = stochastic_instance()
     verdict = verdict_on(instance, without_underflow(instance.module))
     assert verdict.worst == "gradient 1.weight"
@@ -68,7 +68,7 @@ def test_a_stochastic_workload_may_differ_by_what_eager_rounds_without_dropout()
 
 
 @pytest.mark.parametrize("gradient_scale", [1.6, -1.0])
-def test_a_wrong_gradient_of_a_stochastic_workload_fails_though_eager_rounds_it_much(gradient_scale):
+def test_wrong_gradient_of_a_stochastic_workload_fails(gradient_scale):
     instance = stochastic_instance()
     verdict = verdict_on(instance, without_underflow(instance.module, gradient_scale))
     assert not verdict.passed and verdict.worst == "gradient 1.weight"
@@ -89,7 +89,7 @@ class NoiseOfItsOwn(torch.nn.Module):
         return (x + torch.rand_like(x) + 1000) - 1000
 
 
-def test_a_module_that_is_random_without_dropout_is_decided_by_the_tolerance_alone(capfd):
+def test_randomness_without_dropout_is_judged_by_tolerance(capfd):
     instance = stochastic_instance(NoiseOfItsOwn, task="inference")
 
     def more_precise(x):
@@ -138,7 +138,7 @@ def test_an_overflow_in_eager_excuses_no_finite_error():
     assert not verdict.passed and math.isfinite(verdict.max_relative_error)
 
 
-def test_dropout_is_switched_off_in_a_copy_that_is_still_training():
+def test_dropout_is_off_in_a_copy_that_still_trains():
     kinds = [kind(0.5) for kind in correctness.DROPOUT]
     module = torch.nn.Sequential(*kinds, torch.nn.Linear(4, 4)).train()
     calm = without_dropout(module)
@@ -173,7 +173,7 @@ NOISY = [row for row in registry.workloads().values() if row.stochastic and row.
 
 
 @pytest.mark.parametrize("workload", STOCHASTIC, ids=lambda workload: workload.acronym)
-def test_what_is_random_in_a_registered_workload_is_dropout_that_can_be_switched_off(workload):
+def test_registered_workloads_are_random_by_dropout_only(workload):
     instance = instantiate(workload, size="tiny", device="cpu", seed=3)
     inputs = instance.inputs(0)
     dtype = compute_dtype(instance, inputs)

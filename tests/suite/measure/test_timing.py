@@ -110,7 +110,7 @@ def test_a_slow_sample_is_kept(clock):
     assert block.device_us is None
 
 
-def test_each_sample_awaits_the_device_and_throughput_awaits_it_once():
+def test_each_sample_waits_for_the_device_throughput_once():
     events: list[str] = []
 
     def iterate(inputs: Inputs) -> IterationOutput:
@@ -158,7 +158,7 @@ def test_sets_that_share_a_tensor_are_refused():
         require_distinct_addresses([first, second])
 
 
-def test_one_tensor_passed_twice_within_a_set_is_fine_and_so_are_empty_ones():
+def test_tensor_passed_twice_within_a_set_is_accepted():
     def made() -> Inputs:
         ids = torch.arange(4)
         return Inputs(args=(ids, torch.empty(0)), kwargs={"again": ids})
@@ -166,7 +166,7 @@ def test_one_tensor_passed_twice_within_a_set_is_fine_and_so_are_empty_ones():
     require_distinct_addresses([made(), made()])
 
 
-def test_iterations_that_lead_in_are_neither_kept_nor_told_from_samples(clock):
+def test_lead_in_iterations_are_not_kept_as_samples(clock):
     """What the first iterations of a block pay for, the samples do not."""
     calls = 0
 
@@ -181,7 +181,7 @@ def test_iterations_that_lead_in_are_neither_kept_nor_told_from_samples(clock):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no thread to a core")
-def test_a_block_is_measured_on_the_core_it_is_given_and_gives_it_back():
+def test_block_runs_on_its_core_and_gives_it_back():
     before = os.sched_getaffinity(0)
     core = min(before)
     seen = []

@@ -57,7 +57,7 @@ def test_where_eager_is_useless_what_is_near_the_truth_passes():
         lambda x: 1.2 * Losing()(x),
     ],
 )
-def test_where_eager_is_useless_there_is_no_verdict_on_what_is_far_from_the_truth(wrong):
+def test_useless_eager_gives_no_verdict_on_far_results(wrong):
     """Neither a pass nor a failure: right programs may compute noise in that dtype. See the next tests."""
     verdict = losing_verdict(wrong)
     assert verdict.undecided
@@ -73,7 +73,7 @@ def test_where_eager_is_useless_there_is_no_verdict_on_what_is_far_from_the_trut
         lambda x: torch.full_like(x, math.nan),
     ],
 )
-def test_where_eager_is_useless_one_value_everywhere_or_more_noise_than_eagers_fails(wrong):
+def test_useless_eager_still_refuses_constants_and_more_noise(wrong):
     verdict = losing_verdict(wrong)
     assert (verdict.passed, verdict.undecided) == (False, False)
 
@@ -124,7 +124,7 @@ class RefusesFloat64(Choosing):
         (RefusesFloat64, lambda module, x: 1.2 * module(x), False),
     ],
 )
-def test_what_float32_refuses_is_decided_by_float64_where_the_program_runs_in_it(build, wrong, passed, capfd):
+def test_float64_decides_what_float32_refuses(build, wrong, passed, capfd):
     instance = instance_of(build, dtype_policy="bf16")
     inputs, forgotten = instance.inputs(0), []
     verdict = compare_widened(

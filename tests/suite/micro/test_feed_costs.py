@@ -25,7 +25,7 @@ def compared_by_pytorch_us() -> float:
     return statistics.median(_times(pairs, feeds, ROUNDS, CALLS))
 
 
-def test_feeds_with_nothing_to_refresh_cost_less_than_comparing_with_pytorch() -> None:
+def test_idle_feeds_cost_less_than_comparing_with_pytorch() -> None:
     """Both are measured on the same machine, so a slow one passes too: it has been 0.4 to 0.75 of the yardstick."""
     before = compared_by_pytorch_us()
     cost = measure_steady_feeds(scalars=4, tensors=1, kept=40, rounds=ROUNDS, calls=CALLS)

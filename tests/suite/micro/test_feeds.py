@@ -13,16 +13,14 @@ from suite.micro.feeds import FeedRun
 from suite.results.errors import WrongUse
 
 
-def test_guards_cost_more_than_no_guards_and_every_one_of_them_counts() -> None:
+def test_each_guard_costs_time() -> None:
     few = measure_steady_feeds(scalars=1, tensors=0, kept=10, rounds=5, calls=300)
     many = measure_steady_feeds(scalars=24, tensors=0, kept=10, rounds=5, calls=300)
     assert 0 < few.bare_us < few.host_us < many.host_us
     assert few.fastest_us <= few.host_us <= few.slowest_us
 
 
-def test_the_command_writes_each_cost_with_the_machine_it_was_taken_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_writes_costs_with_their_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     points = iter([(0, 0), (6, 1)])
 
     def quick() -> object:

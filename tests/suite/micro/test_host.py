@@ -43,7 +43,7 @@ def case(parameters: int, lean: bool | None = True) -> Case:
     return Case(host.synthetic(parameters), MODES["indirection"], lean, device="cpu", calls=100)
 
 
-def test_times_are_nested_and_a_bound_parameter_costs_next_to_nothing() -> None:
+def test_times_are_nested_and_bound_parameters_cost_little() -> None:
     before = {True: float("inf"), False: float("inf")}
     # The fastest and not the medians, and in turns: other work on the machine may take the caches away for a while.
     for _ in range(30):
@@ -97,7 +97,7 @@ def test_layers_that_run_several_times_are_counted_per_iteration(monkeypatch: py
     assert clocks.spent[GRAPH][0] == 0
 
 
-def test_inside_is_the_time_of_a_graphs_function_from_one_wait_to_the_next() -> None:
+def test_inside_time_runs_from_wait_to_wait() -> None:
     now, events = [0], []
 
     def wait() -> None:
@@ -165,7 +165,7 @@ def test_the_table_shows_what_lies_between_the_layers() -> None:
     assert cells == ["P", "graph", "", "3", *times, NONE, "none (none 25.0, copy 30.0)"]
 
 
-def test_each_way_to_wait_is_used_in_turns_and_ends_the_time_of_its_calls() -> None:
+def test_ways_to_wait_alternate_and_end_the_time_of_calls() -> None:
     now, waited = [0], []
 
     def wait(name: str, us: int) -> Callable[[], None]:
@@ -200,7 +200,7 @@ def cost_of(whole_us: list[float], **ways: Any) -> HostCost:
     )  # fmt: skip
 
 
-def test_times_that_change_for_a_while_are_marked_and_single_outliers_are_not() -> None:
+def test_drifting_times_are_marked_and_single_outliers_are_not() -> None:
     assert not cost_of([50.0] * 19 + [500.0] + [55.0] * 20).uneven
     assert cost_of([50.0] * 60 + [80.0] * 140).uneven
     run = HostRun.model_construct(device="cuda", size="full", costs=[cost_of([50.0] * 60 + [80.0] * 140)])
@@ -208,7 +208,7 @@ def test_times_that_change_for_a_while_are_marked_and_single_outliers_are_not() 
     assert cells[4:6] == ["~80.0", "50.0"]
 
 
-def test_the_table_says_how_many_calls_were_steady_and_the_first_reason_why_others_were_not() -> None:
+def test_table_counts_fast_calls_and_names_the_first_slow_reason() -> None:
     ways = {
         "replays": 200,
         "steady_replays": 150,
@@ -218,7 +218,7 @@ def test_the_table_says_how_many_calls_were_steady_and_the_first_reason_why_othe
     assert [str(next(iter(column.cells))) for column in table(run).columns][-2] == "75% (the first)"
 
 
-def test_what_is_counted_is_what_happened_in_the_sampled_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_are_those_of_the_sampled_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = (({"a": 3}, (10, 4)), ({"a": 3, "b": 2}, (30, 22)))
     reports = iter(
         SimpleNamespace(
@@ -234,9 +234,7 @@ def test_what_is_counted_is_what_happened_in_the_sampled_iterations(monkeypatch:
 
 
 @pytest.mark.parametrize("name", ["parameters-", "parameters-01", "NOPE"])
-def test_an_unknown_program_is_refused_before_anything_is_measured(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_program_is_refused_before_measuring(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["micro", "host", "parameters-2", name, "--device", "cpu"])
     assert ended.value.code == EXIT_WRONG_USE

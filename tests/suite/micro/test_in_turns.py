@@ -38,7 +38,7 @@ def named(order: list[str], name: str) -> Callable[[int], int]:
     return call
 
 
-def test_each_way_has_as_many_turns_and_another_is_first_in_each_round(order: list[str]) -> None:
+def test_ways_have_equal_turns_and_rotate_the_first(order: list[str]) -> None:
     times = times_in_turns([named(order, "a"), named(order, "b")], lambda: None, 25)
     warm_up = in_turns.WARM_UP
     assert "".join(order[: 2 * warm_up]) == "a" * warm_up + "b" * warm_up

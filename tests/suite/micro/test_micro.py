@@ -89,7 +89,7 @@ def test_a_file_that_is_no_such_run_is_refused(tmp_path: Path, content: str | No
         read_micro_run(path)
 
 
-def test_lines_are_medians_in_order_and_skip_what_was_not_measured() -> None:
+def test_lines_are_ordered_medians_without_gaps() -> None:
     run = run_of(*(measured_at(Point("nodes", 1, 64, nodes)) for nodes in (8, 1)))
     found = figure.lines(run, "nodes")
     assert found["copy", True] == [(1, 7.0), (8, 7.0)]

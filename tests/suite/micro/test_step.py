@@ -43,7 +43,7 @@ from suite.micro.step import (
 from suite.results.errors import EXIT_WRONG_USE, WrongUse
 
 
-def test_all_training_workloads_are_the_default_and_inference_is_wrong_use() -> None:
+def test_default_is_all_training_workloads() -> None:
     assert "DCGAN" in training_workloads(None)
     assert all(registry.find(name).task == "training" for name in training_workloads(None))
     with pytest.raises(WrongUse, match="EOS is a workload for inference"):
@@ -80,9 +80,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return modes
 
 
-def test_a_way_that_ends_with_an_error_is_a_row_and_the_others_are_measured(
-    compiled: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_way_is_a_row_and_others_are_measured(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def make(program: step.Program, way: str, with_optimizer: bool) -> step.Made:
         made.append((program.mode.name, with_optimizer, way))
         if way == BY_HAND:
@@ -105,9 +103,7 @@ def test_a_way_that_ends_with_an_error_is_a_row_and_the_others_are_measured(
     assert [way for mode, _, way in made if mode == "compile"] == ["compile", *whole] * 2
 
 
-def test_times_are_kept_where_the_way_ends_with_an_error_behind_them(
-    compiled: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_are_kept_where_a_way_fails_after_them(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "_make", lambda *given: step.Made(lambda index: None, graphs=1))
 
     def parts(made: step.Made, samples: int, *, at_work: bool = False) -> HostParts | None:
@@ -190,7 +186,7 @@ class Draws(torch.nn.Linear):
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("way", [STEP, step.CALLABLES])
 @pytest.mark.parametrize("unused", [False, True])
-def test_draws_on_the_host_are_captured_where_the_workload_says_that_they_decide_nothing(
+def test_harmless_host_draws_are_captured_where_declared(
     way: str, unused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = CpuDevice()
@@ -208,9 +204,7 @@ def test_draws_on_the_host_are_captured_where_the_workload_says_that_they_decide
     assert any(graph.replays for graph in device.graphs) is unused
 
 
-def test_what_the_host_does_around_launches_is_a_part_of_the_cost(
-    compiled: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_work_around_launches_counts_as_cost(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     graph = SimpleNamespace()
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: None)
     replay = torch.cuda.CUDAGraph.replay
@@ -247,7 +241,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return order
 
 
-def test_ways_that_capture_the_whole_step_are_timed_again_side_by_side(compiled: list[str], turns: list[str]) -> None:
+def test_whole_step_ways_are_timed_again_side_by_side(compiled: list[str], turns: list[str]) -> None:
     found = list(step.measure("DCGAN", size="tiny", samples=2, ways=["compile", STEP, BY_HAND]))
     each = [("compile", False), (STEP, False), (BY_HAND, False), (STEP, True), (BY_HAND, True)]
     kept = {(one.way, one.in_turns): one for one in found if not one.with_optimizer}
@@ -278,7 +272,7 @@ def test_ways_that_do_not_fit_side_by_side_keep_their_times(
     assert turns.count("make step") == turns.count("free step") == 4
 
 
-def test_what_cannot_be_freed_behind_an_error_ends_no_other_workload(
+def test_unfreeable_memory_after_an_error_ends_no_other_workload(
     compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*given: Any) -> Any:

@@ -103,7 +103,7 @@ class Spied(EagerDecoder):
         super().feed(token, position)
 
 
-def test_every_sampled_token_but_the_last_is_fed_at_its_own_position(model: NanoGPT):
+def test_each_sampled_token_is_fed_at_its_own_position(model: NanoGPT):
     decoder = Spied(model)
     sequence = generate(model, decoder, prompt(model, 5), 8, seed=1)
     assert sequence.shape == (1, 13)
@@ -111,7 +111,7 @@ def test_every_sampled_token_but_the_last_is_fed_at_its_own_position(model: Nano
     assert len(set(sequence[0, 5:].tolist())) > 1, "a model that always says the same would hide a wrong step"
 
 
-def test_the_same_seed_gives_the_same_tokens_on_compiled_and_eager_steps_and_another_seed_others(model: NanoGPT):
+def test_same_seed_gives_the_same_tokens_compiled_and_eager(model: NanoGPT):
     eager = EagerDecoder(model)
     compiled = CompiledDecoder(model, lambda step: torch.compile(step, backend="aot_eager"))
     found = [generate(model, decoder, prompt(model, 4), 12, seed=7) for decoder in (eager, compiled, eager)]
@@ -133,7 +133,7 @@ def test_paths_of_a_cpu_and_names_that_are_none():
         select_paths([], "cpu")
 
 
-def test_a_compiled_path_warms_up_and_measures_the_steps_of_its_own_generation(monkeypatch: pytest.MonkeyPatch):
+def test_compiled_path_warms_up_on_its_own_generation(monkeypatch: pytest.MonkeyPatch):
     from suite.nanogpt.records import Ask
 
     monkeypatch.setattr(worker, "start_toolchain", lambda device: None)
@@ -152,7 +152,7 @@ def test_a_compiled_path_warms_up_and_measures_the_steps_of_its_own_generation(m
     assert measured.prompt_us[0] > 0
 
 
-def test_a_path_settles_by_generating_until_encore_has_nothing_pending_or_time_is_up(monkeypatch: pytest.MonkeyPatch):
+def test_path_settles_until_nothing_is_pending_or_time_is_up(monkeypatch: pytest.MonkeyPatch):
     import optimizations
     from optimizations.in_place import budget
 

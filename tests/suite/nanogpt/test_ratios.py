@@ -45,7 +45,7 @@ def constant(total_s: float, step_us: float, rounds: int) -> Generation:
     return generation([total_s] * rounds, [[step_us] * 3] * rounds)
 
 
-def test_a_ratio_is_the_median_over_rounds_of_the_ratio_of_that_rounds_medians():
+def test_ratio_is_the_median_over_rounds_of_their_ratios():
     base = [[8.0, 8.0, 90.0], [6.0, 6.0, 6.0], [10.0, 10.0, 1.0]]
     own = [[2.0, 1.0, 2.0], [2.0, 2.0, 50.0], [1.0, 1.0, 1.0]]
     found = ratio_over_rounds(base, own)
@@ -62,14 +62,14 @@ def test_rounds_are_paired():
     assert (found.value, found.low, found.high) == pytest.approx((3, 3, 3))
 
 
-def test_the_interval_of_five_rounds_is_their_whole_range_and_of_four_there_is_none():
+def test_interval_of_five_rounds_is_their_range_and_of_four_none():
     """The median of five drawn from five is the lowest in 5.8 % of cases, which is more than the 2.5 % outside."""
     ones = rounds_of(1, 1, 1, 1, 1)
     assert str(ratio_over_rounds(rounds_of(2, 3, 4, 5, 6), ones)) == "4.00 [2.00, 6.00]"
     assert str(ratio_over_rounds(rounds_of(2, 3, 4, 6), ones[:4])) == "3.46"
 
 
-def test_the_same_times_give_the_same_interval_and_the_other_way_round_its_inverse():
+def test_same_times_give_the_same_interval_and_its_inverse():
     generator = np.random.default_rng(1)
     base, own = two_states(generator, 2.0), two_states(generator, 1.0)
     found, again, inverse = ratio_over_rounds(base, own), ratio_over_rounds(base, own), ratio_over_rounds(own, base)
@@ -79,14 +79,14 @@ def test_the_same_times_give_the_same_interval_and_the_other_way_round_its_inver
     assert (inverse.value, inverse.low, inverse.high) == pytest.approx((1 / found.value, 1 / found.high, 1 / found.low))
 
 
-def test_a_path_that_failed_is_compared_in_the_rounds_that_it_has():
+def test_failed_path_is_compared_in_the_rounds_it_has():
     assert str(ratio_over_rounds(rounds_of(2, 2, 2, 9, 9, 9), rounds_of(1, 1, 1))) == "2.00"
     assert ratio_over_rounds(rounds_of(2), []) is None
     assert ratio_over_rounds([[]], [[]]) is None
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.2, 0.2), (0.8, 0.8)])
-def test_the_interval_of_two_paths_of_one_distribution_covers_1_most_of_the_time(shares: tuple[float, float]):
+def test_interval_of_equal_paths_mostly_covers_one(shares: tuple[float, float]):
     generator = np.random.default_rng(7)
     covered = 0
     for _ in range(300):
@@ -188,7 +188,7 @@ def shown_on_a_terminal(width: int) -> list[str]:
     return shown.get().splitlines()
 
 
-def test_a_terminal_breaks_headings_before_ratios_and_cuts_no_column_off():
+def test_terminal_breaks_headings_and_cuts_no_column():
     ratio = "5.00 [5.00, 5.00]"
     whole, narrow = (shown_on_a_terminal(width) for width in (400, 160))
     assert len(whole) == 5, "a title, headings and three rows"
@@ -207,7 +207,7 @@ def test_the_chart_of_steps_has_a_colour_for_each_path():
 
 
 @pytest.mark.parametrize(("rounds", "parts"), [(6, ("4.00", "[4.00, 4.00]", "")), (2, ("4.00", "", ""))])
-def test_a_page_takes_a_ratio_without_a_verdict_or_an_interval_apart(rounds: int, parts: tuple[str, str, str]):
+def test_page_separates_ratios_without_verdict_or_interval(rounds: int, parts: tuple[str, str, str]):
     exhibit = EXHIBITS["nanogpt-table1"]
     table = page._shown(exhibit.make(exhibit, Results(load_published(), nanogpt=run_of(rounds))).table)
     place = [heading.text for heading in table.headings].index("graph end to end over eager")

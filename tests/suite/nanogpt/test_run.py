@@ -105,7 +105,7 @@ def test_a_path_that_fails_says_how_and_the_others_go_on(scripted: dict[str, Any
     assert rounds[1:] == [{"eager": 2, "replay": 2, "indirection": 1, "encore": 2}] * 9, "what it had is kept"
 
 
-def test_paths_of_encore_settle_before_the_first_round_and_the_record_says_whether_they_did(scripted: dict[str, Any]):
+def test_encores_paths_settle_before_the_first_round(scripted: dict[str, Any]):
     settled = {path.name: path.settled for path in scripted["run"].paths}
     assert settled == {
         "eager": None,
@@ -216,9 +216,7 @@ def test_the_report_reads_what_a_run_wrote(scripted: dict[str, Any], tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["nanogpt-table1", "nanogpt-table2"])
-def test_the_report_says_of_a_run_without_the_articles_graph_that_it_was_not_measured(
-    scripted: dict[str, Any], name: str
-):
+def test_report_says_when_the_articles_graph_was_not_measured(scripted: dict[str, Any], name: str):
     """As any run without a GPU."""
     run: NanoGptRun = scripted["run"]
     kept = [each.model_copy(update={"paths": {"eager": each.paths["eager"]}}) for each in run.configurations]

@@ -125,7 +125,7 @@ def test_where_there_is_no_room_anywhere_nothing_is_left_behind(
     assert list(temporary.iterdir()) == []
 
 
-def test_a_limit_on_the_size_of_a_file_leaves_the_rows_in_another_one(run: Path) -> None:
+def test_file_size_limit_leaves_the_rows_in_another_file(run: Path) -> None:
     before = (run / store.CELLS).read_bytes()
     code = """if True:
         import resource, signal, sys

@@ -39,19 +39,19 @@ def ratio_of(low: float, high: float, *, inner: float = 0.8, processes: int = 3,
     return Ratio(value, low, high, value / inside[0], value * inside[1], processes, blocks, np.zeros(1))
 
 
-def test_a_ratio_is_the_mean_over_processes_of_the_ratio_of_locations():
+def test_ratio_is_the_mean_over_processes():
     reference = [[[200.0]] * 6, [[400.0]] * 6]
     mode = [[[100.0, 90.0, 500.0]] * 6, [[100.0]] * 6]
     # the medians of blocks are 200/100 in the first process and 400/100 in the second
     assert stats.speed_up(reference, mode).value == pytest.approx(math.sqrt(8))
 
 
-def test_a_location_is_the_mean_of_the_undisturbed_half_without_its_lowest_tenth():
+def test_location_is_the_mean_of_the_undisturbed_half():
     assert stats.location(np.arange(20.0)) == pytest.approx(np.mean(np.arange(2, 10)))
     assert stats.location(np.array([5.0])) == 5.0
 
 
-def test_the_intervals_are_those_of_students_t_around_the_mean_of_the_processes():
+def test_intervals_are_students_t_over_processes():
     """95 % for a difference, 90 % for none: two tests at 5 % each."""
     log_ratios = np.array([0.01, 0.03, 0.08])
     ratio = stats.ratio_of_processes(log_ratios, 20, stats.UNKNOWN, np.random.default_rng(0))
@@ -64,7 +64,7 @@ def test_the_intervals_are_those_of_students_t_around_the_mean_of_the_processes(
     assert math.log(ratio.value / ratio.same_low) == pytest.approx(2.920 * error, rel=1e-3)
 
 
-def test_replicates_are_drawn_from_the_same_distribution_as_the_intervals():
+def test_replicates_share_the_distribution_of_the_intervals():
     log_ratios = np.array([0.01, 0.03, 0.08, 0.02, 0.05])
     ratio = stats.ratio_of_processes(log_ratios, 20, stats.Spread(1e-3, 10), np.random.default_rng(0))
     low, high = np.quantile(ratio.log_replicates, [0.025, 0.975])
@@ -80,7 +80,7 @@ def test_of_one_process_the_interval_goes_by_its_blocks():
     assert stats.judge(ratio) is Verdict.AMBG
 
 
-def test_a_host_that_slows_half_of_the_blocks_of_one_mode_does_not_move_its_ratio():
+def test_host_that_slows_half_of_the_blocks_moves_no_ratio():
     calm = [[100.0 + index % 3] for index in range(40)]
     disturbed = [block if index % 2 else [1.9 * block[0]] for index, block in enumerate(calm)]
     ratio = stats.speed_up([calm] * 3, [disturbed] * 3)
@@ -118,7 +118,7 @@ def test_intervals_cover_a_known_ratio(spread):
     assert 183 <= covered <= 197, "95 % of them, and not nearly all: they would be too wide"
 
 
-def test_processes_that_differ_widen_the_interval_though_their_blocks_do_not():
+def test_differing_processes_widen_the_interval():
     alike = stats.speed_up([[[100.0]] * 20] * 3, [[[100.0]] * 20] * 3)
     apart = stats.speed_up([[[100.0]] * 20] * 3, [[[time]] * 20 for time in (90.0, 100.0, 110.0)])
     assert alike.low == alike.high == 1
@@ -145,7 +145,7 @@ def test_verdict_rule(low, high, verdict):
     assert stats.judge(ratio_of(low, high)) is verdict
 
 
-def test_the_same_needs_ninety_percent_within_the_margin_and_not_ninety_five():
+def test_sameness_needs_ninety_percent_within_the_margin():
     assert stats.judge(ratio_of(1 / 1.035, 1.035, inner=0.8)) is Verdict.SAME
     assert stats.judge(ratio_of(1 / 1.035, 1.035, inner=0.95)) is Verdict.AMBG
 
@@ -161,7 +161,7 @@ def test_one_block_has_an_open_interval():
     assert (ratio.low, ratio.high, ratio.same_low, ratio.same_high) == (0.0, math.inf, 0.0, math.inf)
 
 
-def test_sampling_ends_when_blocks_scatter_little_and_goes_on_while_they_scatter():
+def test_sampling_ends_when_blocks_scatter_little():
     generator = np.random.default_rng(3)
     quiet = [[100.0 * math.exp(generator.normal(0, 0.005))] for _ in range(20)]
     noisy = [[100.0 * math.exp(generator.normal(0, 0.3))] for _ in range(20)]
@@ -169,7 +169,7 @@ def test_sampling_ends_when_blocks_scatter_little_and_goes_on_while_they_scatter
     assert not stats.narrow_enough(quiet, noisy, processes=3)
 
 
-def test_whether_it_is_narrow_enough_does_not_hang_on_how_the_modes_differ():
+def test_narrowness_does_not_depend_on_the_difference_of_modes():
     """Or sampling would end with a chance finding."""
     generator = np.random.default_rng(4)
     blocks = [[100.0 * math.exp(generator.normal(0, 0.02))] for _ in range(30)]
@@ -218,7 +218,7 @@ def test_modes_must_have_equally_many_processes():
         stats.speed_up([[[1.0]]], [[[1.0]], [[2.0]]])
 
 
-def test_more_processes_are_wanted_where_ratios_are_wide_on_the_whole() -> None:
+def test_more_processes_are_wanted_where_ratios_are_wide() -> None:
     def ratio(half_width: float) -> Ratio:
         low, high = math.exp(-half_width), math.exp(half_width)
         return Ratio(1.0, low, high, low, high, 3, 20, np.zeros(1))
@@ -240,7 +240,7 @@ PAIRS = [(place, ALL.index(MODES[name])) for place, mode in enumerate(ALL) for n
 
 
 @pytest.mark.parametrize("hosts", [1.0, 10.0])
-def test_processes_that_differ_are_no_reason_to_find_a_mode_to_differ_from_itself(hosts):
+def test_differing_processes_make_no_mode_differ_from_itself(hosts):
     """Nor where some modes differ by `hosts` times as much from process to process as the others do."""
     generator = np.random.default_rng(3)
     wrong, widths = Counter(), Counter()
@@ -260,7 +260,7 @@ def test_processes_that_differ_are_no_reason_to_find_a_mode_to_differ_from_itsel
     assert widths["together"] < (0.7 if hosts == 1 else 1.0) * widths["alone"], "it takes fewer processes to decide"
 
 
-def test_variances_that_are_alike_are_pooled_and_those_that_are_not_stand_for_themselves():
+def test_similar_variances_are_pooled_and_others_are_not():
     generator = np.random.default_rng(4)
 
     def log_ratios(*deviations: float) -> list[np.ndarray]:
@@ -273,7 +273,7 @@ def test_variances_that_are_alike_are_pooled_and_those_that_are_not_stand_for_th
     assert unlike.freedom < 2, "a ratio's own variance counts more"
 
 
-def test_the_moments_give_back_the_distribution_that_variances_are_drawn_from():
+def test_moments_give_back_the_distribution_of_variances():
     generator = np.random.default_rng(5)
     scale, freedom, own = 4e-4, 6.0, 4
     variances = scale * freedom / generator.chisquare(freedom, 4000)
@@ -282,7 +282,7 @@ def test_the_moments_give_back_the_distribution_that_variances_are_drawn_from():
     assert found.freedom == pytest.approx(freedom, rel=0.15)
 
 
-def test_nothing_is_known_of_processes_where_there_is_one_or_one_pair():
+def test_one_process_or_pair_gives_no_variance():
     one, two = [[[100.0]] * 5], [[[100.0]] * 5, [[103.0]] * 5]
     assert stats.process_spread([(one, one)] * 4, 4) == stats.UNKNOWN
     assert stats.process_spread([(two, two)], 2) == stats.UNKNOWN
@@ -290,7 +290,7 @@ def test_nothing_is_known_of_processes_where_there_is_one_or_one_pair():
     assert stats.process_spread([(two, two)] * 3, 3).freedom == 2
 
 
-def test_a_ratio_has_the_mean_of_its_own_variance_and_of_what_others_tell_where_that_is_more():
+def test_ratio_has_the_larger_of_its_own_and_pooled_variance():
     log_ratios = np.array([0.0, 0.02, 0.04])
     own = 0.0004  # of two degrees of freedom
 

@@ -63,7 +63,7 @@ def test_numbers_that_are_none_survive(error: float) -> None:
     assert repr(read.max_relative_error) == repr(error)
 
 
-def test_a_cut_last_line_is_left_out_by_readers_and_moved_aside_by_the_writer(tmp_path: Path) -> None:
+def test_cut_last_line_is_skipped_by_readers_and_set_aside(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", cell("EOS", "compile"), cell("EOS", "graph"))
     lines = (path / store.CELLS).read_bytes()
     (path / store.CELLS).write_bytes(lines[:-20])
@@ -117,7 +117,7 @@ def test_packed_rows_that_are_damaged_are_said_to_be(tmp_path: Path, kept_bytes:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_a_run_in_a_folder_that_cannot_be_written_to_is_not_resumed(
+def test_run_in_an_unwritable_folder_is_not_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     path = make_run(tmp_path / "run", cell("EOS", "compile"))
@@ -265,9 +265,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(
     assert (path / store.CELLS).read_bytes() == before
 
 
-def test_an_atomic_write_that_fails_leaves_the_old_content_and_no_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_atomic_write_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     write_atomically(path, "old")
 
@@ -290,7 +288,7 @@ def test_a_file_where_a_folder_should_be_is_wrong_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", range(6))
-def test_wherever_setting_aside_is_killed_each_row_is_in_one_file(
+def test_interrupted_setting_aside_keeps_each_row_in_one_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     path = make_run(tmp_path / "run", cell("EOS", "compile"), failed_cell("ST", "graph", Status.CRASH))
@@ -337,7 +335,7 @@ def test_cells_set_aside_are_kept_elsewhere_and_may_come_again(tmp_path: Path) -
     assert len((path / store.RETRIED).read_text().splitlines()) == 2
 
 
-def test_runs_are_found_by_name_and_path_and_unknown_ones_get_the_nearest(tmp_path: Path) -> None:
+def test_runs_are_found_by_name_path_and_nearest_name(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     make_run(runs / "20260101-h200")
     make_run(runs / "20260102-h200")
@@ -355,7 +353,7 @@ def test_runs_are_found_by_name_and_path_and_unknown_ones_get_the_nearest(tmp_pa
         find_run("anything", [tmp_path / "many"])
 
 
-def test_the_newest_run_goes_by_creation_and_skips_what_cannot_be_read(tmp_path: Path) -> None:
+def test_newest_run_is_the_last_created_readable_one(tmp_path: Path) -> None:
     make_run(tmp_path / "z", record=environment().model_copy(update={"created_at": "2026-01-01T00:00:00+00:00"}))
     make_run(tmp_path / "a", record=environment().model_copy(update={"created_at": "2026-02-01T00:00:00+00:00"}))
     (tmp_path / "old").mkdir()
@@ -377,7 +375,7 @@ def test_merged_shards_hold_the_rows_of_both(tmp_path: Path) -> None:
     assert whole.missing() == [("EOS", "graph")]
 
 
-def test_a_merge_says_which_shards_are_missing_and_knows_those_that_were_joined_before(tmp_path: Path) -> None:
+def test_merge_names_missing_shards_and_earlier_merges(tmp_path: Path) -> None:
     first, second, third = (
         make_run(tmp_path / f"part{number}", cell(name), workloads=[name], shard=f"{number}/3 by seconds")
         for number, name in enumerate(("EOS", "ST", "MMC"), start=1)
@@ -489,7 +487,7 @@ def test_a_run_without_an_id_of_its_code_joins_no_two_codes(tmp_path: Path) -> N
         merge_runs([str(old), str(one), str(other)], tmp_path / "refused", [])
 
 
-def test_a_run_given_twice_is_not_merged_with_itself_whatever_it_is_called(tmp_path: Path) -> None:
+def test_run_given_twice_is_not_merged_with_itself(tmp_path: Path) -> None:
     first = make_run(tmp_path / "one", cell("EOS"))
     (tmp_path / "link").symlink_to(first)
     shutil.copytree(first, tmp_path / "copy")

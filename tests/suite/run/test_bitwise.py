@@ -17,7 +17,7 @@ def correctness(digests: Sequence[str], deterministic: bool = True) -> Correctne
     return Correctness.model_validate({**fields, "digests": list(digests), "deterministic": deterministic})
 
 
-def test_bits_are_compared_for_information_where_the_mode_does_not_promise_them() -> None:
+def test_bits_inform_where_the_mode_does_not_promise_them() -> None:
     mode = MODES["graph-unpartitioned"]
     compared = compare_bitwise(mode, correctness(["a", "b"]), {"graph": [correctness(["a", "c"])]})
     assert (compared.bitwise_with, compared.bitwise) == ("graph", False)

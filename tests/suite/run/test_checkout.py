@@ -110,9 +110,7 @@ def test_the_id_of_a_clean_tree_is_what_the_shell_line_prints(repository: Path) 
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_the_id_of_a_changed_tree_is_that_of_the_commit_that_is_made_of_it(
-    repository: Path, change: Callable[[Path], None]
-) -> None:
+def test_checkout_id_of_a_changed_tree_is_that_of_its_commit(repository: Path, change: Callable[[Path], None]) -> None:
     before = code_id(repository)
     change(repository)
     found = code_id(repository)
@@ -176,7 +174,7 @@ def test_settings_of_a_user_change_no_id(repository: Path, setting: str) -> None
     assert code_id(repository) == changed
 
 
-def test_a_worktree_and_a_clone_that_borrows_objects_have_the_id_too(repository: Path, tmp_path: Path) -> None:
+def test_checkout_id_exists_in_worktrees_and_borrowing_clones(repository: Path, tmp_path: Path) -> None:
     git(repository, "worktree", "add", str(tmp_path / "tree"))
     git(tmp_path, "clone", "--shared", str(repository), str(tmp_path / "borrowing"))
     for folder in (repository, tmp_path / "tree", tmp_path / "borrowing"):

@@ -29,7 +29,7 @@ def test_once_a_mode_has_compiled_the_others_find_its_kernels(tmp_path: Path) ->
     assert cache.has_kernels and not cache.has(GRAPH)
 
 
-def test_a_kept_cache_keeps_kernels_and_neither_graphs_nor_results(tmp_path: Path) -> None:
+def test_kept_compile_cache_has_kernels_but_no_graphs_or_results(tmp_path: Path) -> None:
     kept = [tmp_path / "inductor" / "ab" / "kernel.py", tmp_path / "rank1" / "inductor" / "cd" / "kernel.py"]
     gone = [tmp_path / "inductor" / "fxgraph" / "x", tmp_path / "rank1" / "inductor" / "aotautograd" / "y"]
     gone.append(tmp_path / "judged" / "real" / "z.json")

@@ -63,7 +63,7 @@ def compilation() -> None:
         pass
 
 
-def test_it_waits_before_the_first_kernel_of_each_module_and_only_there(kernels: list[str]) -> None:
+def test_compile_order_waits_before_the_first_kernel_of_a_module(kernels: list[str]) -> None:
     seen: list[tuple[int, list[str]]] = []
     with before_kernels(lambda loaded: seen.append((loaded, list(kernels)))):
         module("a", "b")
@@ -74,7 +74,7 @@ def test_it_waits_before_the_first_kernel_of_each_module_and_only_there(kernels:
     assert (len(seen), kernels) == (2, ["a", "b", "c", "d", "e"])
 
 
-def test_modules_count_as_launched_when_the_next_compilation_begins() -> None:
+def test_modules_count_as_launched_at_the_next_compilation() -> None:
     launched: list[int] = []
     with when_launched(launched.append):
         compilation()
@@ -94,7 +94,7 @@ def test_what_forgets_all_callbacks_is_no_error() -> None:
         torch_internals.compilation_callbacks.clear()
 
 
-def test_a_program_with_two_graphs_and_their_backwards_is_counted_graph_by_graph() -> None:
+def test_two_graphs_and_their_backwards_are_counted_one_by_one() -> None:
     """As PyTorch compiles it: a backward that is compiled when it first runs begins a compilation of its own."""
 
     def program(x: torch.Tensor) -> torch.Tensor:
@@ -149,7 +149,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite.worker.compile_order, "MOST_WAIT_S", WAIT_S)
 
 
-def test_others_wait_until_the_leader_has_launched_its_graph_in_that_place(tmp_path: Path) -> None:
+def test_followers_wait_until_the_leader_launched_that_graph(tmp_path: Path) -> None:
     first, follower = Place(tmp_path, leads=True, follows=False), Place(tmp_path, leads=False, follows=True)
     seen: list[str] = []
     waits, goes = threading.Semaphore(0), threading.Semaphore(0)
@@ -268,7 +268,7 @@ def test_waiting_is_in_no_timer(tmp_path: Path) -> None:
     assert min(found.values()) >= 0
 
 
-def test_a_cell_leads_from_its_beginning_until_all_it_compiled_was_launched(cell, tmp_path: Path) -> None:
+def test_cell_leads_until_all_it_compiled_was_launched(cell, tmp_path: Path) -> None:
     spec = {"cache_dir": str(tmp_path), "leads": True}
     live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec=spec)
     followed: list[bool] = []
@@ -293,9 +293,7 @@ def test_nobody_waits_for_a_cell_that_fails_before_it_compiles(cell, monkeypatch
     assert goes_on(tmp_path, REAL) and goes_on(tmp_path, TRIAL)
 
 
-def test_a_cell_that_follows_waits_in_both_of_its_compilations_and_its_times_are_without_that(
-    cell, monkeypatch, tmp_path: Path
-) -> None:
+def test_following_cell_waits_in_both_compilations_untimed(cell, monkeypatch, tmp_path: Path) -> None:
     compiler = torch_internals.holder_of("compile_triton_kernel")[0]
     load = compiler.cpp_pybinding
 

@@ -196,9 +196,7 @@ def test_of_many_packages_that_differ_five_are_named() -> None:
         (None, None, ["git_commit: 1 there, 2 here", "git_dirty: False there, True here"]),
     ],
 )
-def test_code_is_compared_by_its_id_where_both_have_one_and_else_by_commit(
-    there: str | None, here: str | None, found: list[str]
-) -> None:
+def test_code_is_compared_by_id_and_otherwise_by_commit(there: str | None, here: str | None, found: list[str]) -> None:
     first = synthetic(git_commit="1", git_dirty=False, code=there and 64 * there)
     second = synthetic(git_commit="2", git_dirty=True, code=here and 64 * here)
     assert differences(first, second) == found

@@ -67,7 +67,7 @@ def test_who_may_use_the_gpu_next_to_whom(
         assert ("going on next to it" in capfd.readouterr().out) is not possible, "a log says what timings may suffer"
 
 
-def test_who_waits_knows_for_how_long_and_who_does_not_has_not_waited(tmp_path: Path) -> None:
+def test_gpu_turn_reports_its_waiting_time(tmp_path: Path) -> None:
     entered: list[str] = []
 
     @contextmanager
@@ -83,7 +83,7 @@ def test_who_waits_knows_for_how_long_and_who_does_not_has_not_waited(tmp_path: 
         assert 0.3 <= turns.waited_s < 5.0 and entered == ["waits"]
 
 
-def test_a_turn_is_given_back_at_its_end_and_by_a_process_that_is_killed(tmp_path: Path) -> None:
+def test_gpu_turn_ends_with_its_block_and_with_its_process(tmp_path: Path) -> None:
     turns, again = GpuTurns(tmp_path / "turns"), GpuTurns(tmp_path / "turns")
     with pytest.raises(KeyError), turns.alone():
         raise KeyError
@@ -103,7 +103,7 @@ def test_who_has_the_gpu_alone_may_call_and_keeps_it(tmp_path: Path) -> None:
     assert gets(others, "alone")
 
 
-def test_a_call_that_has_to_tune_does_not_wait_for_another_that_has_to(tmp_path: Path) -> None:
+def test_tuning_call_does_not_wait_for_another_tuning_call(tmp_path: Path) -> None:
     """Each gives its turn to call back before it asks for the GPU, and takes it again after."""
     turns, others = GpuTurns(tmp_path / "turns"), GpuTurns(tmp_path / "turns")
     with turns.calling(), others.calling():

@@ -36,7 +36,7 @@ def nothing_was_measured_twice(bench: Bench) -> bool:
 
 
 @pytest.mark.parametrize("phase", ["once", "profiler", "metrics"])
-def test_memory_that_is_short_for_metrics_leaves_all_samples_of_all_processes(bench: Bench, phase: str) -> None:
+def test_memory_short_for_metrics_leaves_all_samples(bench: Bench, phase: str) -> None:
     outcome = bench.run({"graph": f"once:fail:oom@{phase}"}, modes=FOUR[:3], settings=THREE_PROCESSES)
     cells = bench.cells()
     assert outcome.failed == []
@@ -55,13 +55,13 @@ def test_memory_that_is_short_for_metrics_leaves_all_samples_of_all_processes(be
 
 
 @pytest.mark.parametrize(("phase", "then"), [("once", "once graph"), ("metrics", "metrics graph")])
-def test_what_lacked_memory_has_given_it_back_before_another_goes_on(bench: Bench, phase: str, then: str) -> None:
+def test_memory_is_given_back_before_another_process_goes_on(bench: Bench, phase: str, then: str) -> None:
     bench.run({"compile": f"linger@{phase}"}, modes=FOUR[:3])
     said = [" ".join(words) for words in events(bench.folder)]
     assert said.index("gone compile") < said.index(then)
 
 
-def test_a_mode_alone_that_lacks_memory_for_its_metrics_has_passed(bench: Bench) -> None:
+def test_single_mode_short_of_memory_for_metrics_has_passed(bench: Bench) -> None:
     bench.run({"graph": "fail:oom@metrics"}, modes=FOUR[2:3])
     cell = bench.cells()["graph"]
     assert (cell.status, cell.grouping, short_in(cell)) == (Status.PASS, Grouping.TOGETHER, [("graph", 0, "metrics")])
@@ -76,7 +76,7 @@ def test_all_modes_may_lack_the_memory_for_their_metrics(bench: Bench) -> None:
     assert nothing_was_measured_twice(bench)
 
 
-def test_what_lacks_memory_for_metrics_still_says_whether_more_processes_are_needed(bench: Bench) -> None:
+def test_mode_short_of_memory_still_asks_for_more_processes(bench: Bench) -> None:
     settings = SETTINGS.model_copy(update={"processes": 3, "most_processes": 5})
     modes = (MODES["graph"], MODES["graph-unpartitioned"])
     bench.run({"graph": "differ,once:fail:oom@metrics"}, modes=modes, settings=settings)
@@ -86,7 +86,7 @@ def test_what_lacks_memory_for_metrics_still_says_whether_more_processes_are_nee
     assert nothing_was_measured_twice(bench)
 
 
-def test_later_processes_that_lack_memory_for_metrics_have_their_samples_in_the_row(bench: Bench) -> None:
+def test_later_processes_short_for_metrics_have_their_samples(bench: Bench) -> None:
     bench.run({"graph": "later:fail:oom@metrics"}, modes=FOUR[:3], settings=THREE_PROCESSES)
     cells = bench.cells()
     assert {(cell.status, cell.processes, len(cell.blocks)) for cell in cells.values()} == {(Status.PASS, 3, 15)}
@@ -95,7 +95,7 @@ def test_later_processes_that_lack_memory_for_metrics_have_their_samples_in_the_
     assert nothing_was_measured_twice(bench)
 
 
-def test_a_mode_that_runs_out_of_memory_while_it_is_timed_keeps_its_blocks_and_the_others_go_on(bench: Bench) -> None:
+def test_mode_out_of_memory_while_timed_keeps_its_blocks(bench: Bench) -> None:
     bench.run({"graph": "block:2:fail:oom@measure"}, modes=FOUR[:3], settings=THREE_PROCESSES)
     cells = bench.cells()
     assert {(cell.status, cell.grouping) for cell in cells.values()} == {(Status.PASS, Grouping.TOGETHER)}
@@ -109,7 +109,7 @@ def test_a_mode_that_runs_out_of_memory_while_it_is_timed_keeps_its_blocks_and_t
     assert fake_workers_alive() == []
 
 
-def test_a_mode_without_a_block_is_measured_in_a_smaller_group_and_the_others_keep_theirs(bench: Bench) -> None:
+def test_mode_without_a_block_moves_to_a_smaller_group(bench: Bench) -> None:
     bench.run({"graph": "once:fail:oom@measure"}, modes=FOUR[:3])
     cells = bench.cells()
     assert {cell.status for cell in cells.values()} == {Status.PASS}
@@ -129,7 +129,7 @@ def test_where_no_mode_has_a_block_all_start_again_in_halves(bench: Bench) -> No
 
 
 @pytest.mark.parametrize("phase", ["prepare", "compile", "settle"])
-def test_a_later_process_that_does_not_fit_is_one_fewer_of_its_mode(bench: Bench, phase: str) -> None:
+def test_later_process_that_does_not_fit_is_one_fewer(bench: Bench, phase: str) -> None:
     bench.run({"graph": f"later:fail:oom@{phase}"}, modes=FOUR[:3], settings=THREE_PROCESSES)
     cells = bench.cells()
     assert {(cell.status, cell.grouping) for cell in cells.values()} == {(Status.PASS, Grouping.TOGETHER)}
@@ -141,7 +141,7 @@ def test_a_later_process_that_does_not_fit_is_one_fewer_of_its_mode(bench: Bench
     assert nothing_was_measured_twice(bench)
 
 
-def test_a_later_process_that_runs_out_of_memory_while_it_is_timed_keeps_its_blocks(bench: Bench) -> None:
+def test_later_process_out_of_memory_while_timed_keeps_blocks(bench: Bench) -> None:
     bench.run({"graph": "later:block:2:fail:oom@measure"}, modes=FOUR[:3], settings=THREE_PROCESSES)
     cells = bench.cells()
     assert (cells["graph"].status, cells["graph"].processes) == (Status.PASS, 2)
@@ -150,14 +150,14 @@ def test_a_later_process_that_runs_out_of_memory_while_it_is_timed_keeps_its_blo
     assert {len(cells[name].blocks) for name in NAMES[:2]} == {15}
 
 
-def test_a_later_process_that_runs_out_of_memory_before_its_first_block_is_one_fewer_of_its_mode(bench: Bench) -> None:
+def test_later_process_out_of_memory_before_blocks_is_one_fewer(bench: Bench) -> None:
     bench.run({"graph": "later:fail:oom@measure"}, modes=FOUR[:3], settings=THREE_PROCESSES)
     cell = bench.cells()["graph"]
     assert (cell.status, cell.processes, blocks_of(cell), cell.later) == (Status.PASS, 1, {0: list(range(5))}, [])
     assert short_in(cell) == [("graph", 1, "prepare")], "no sample is of kernels that nobody has seen"
 
 
-def test_a_baseline_that_has_a_row_is_not_measured_on_when_nothing_is_left_beside_it(bench: Bench) -> None:
+def test_finished_baseline_is_not_measured_alone(bench: Bench) -> None:
     bench.run({"graph": "fail:oom@measure"}, modes=FOUR[:3], settings=THREE_PROCESSES)
     cells = bench.cells()
     assert (cells["graph"].status, cells["graph"].grouping) == (Status.OOM, Grouping.SEQUENTIAL)
@@ -165,7 +165,7 @@ def test_a_baseline_that_has_a_row_is_not_measured_on_when_nothing_is_left_besid
     assert (asked.count("eager"), asked.count("compile")) == (15, 15 + 5)
 
 
-def test_later_processes_that_do_not_fit_side_by_side_are_prepared_one_after_another(bench: Bench) -> None:
+def test_later_processes_that_do_not_fit_together_take_turns(bench: Bench) -> None:
     modes = (MODES["graph"], MODES["graph-unpartitioned"])
     bench.run(modes=modes, settings=THREE_PROCESSES, gpu_bytes=2**50, fits=3)
     for cell in bench.cells().values():
@@ -177,14 +177,14 @@ def test_later_processes_that_do_not_fit_side_by_side_are_prepared_one_after_ano
     assert fake_workers_alive() == []
 
 
-def test_a_failure_behind_a_lack_of_memory_is_what_the_row_ends_with(bench: Bench) -> None:
+def test_failure_after_a_lack_of_memory_ends_the_row(bench: Bench) -> None:
     bench.run({"graph": "fail:oom@once,later:exit:1"}, modes=FOUR[1:3], settings=THREE_PROCESSES)
     cell = bench.cells()["graph"]
     assert (cell.status, len(cell.blocks), short_in(cell)) == (Status.CRASH, 5, [("graph", 0, "metrics")])
     assert (cell.error or "").startswith("process 2: ")
 
 
-def test_rows_say_what_baselines_lacked_that_were_measured_once_more_beside_them(bench: Bench) -> None:
+def test_rows_tell_what_their_repeated_baselines_lacked(bench: Bench) -> None:
     modes = select_modes(["eager", "compile", "graph", "graph-unpartitioned", "placement", "indirection"])
     bench.run({"graph": "fail:oom@metrics"}, modes=modes, fits=4)
     cells = bench.cells()
@@ -202,7 +202,7 @@ def test_rows_say_what_baselines_lacked_that_were_measured_once_more_beside_them
         ("block:2:fail:oom@measure", ("compile", 0, "measure"), 2),
     ],
 )
-def test_a_rank_that_lacks_memory_leaves_what_all_ranks_have_measured(
+def test_rank_short_of_memory_leaves_what_all_ranks_measured(
     bench: Bench, told: str, short: tuple[str, int, str], count: int
 ) -> None:
     split = fake_workload("FAKE@tp2", tp=2, sharding=Sharding(lambda module, mesh: None, 1, lambda *_: None))

@@ -16,7 +16,7 @@ TWO_HALVES = select_modes(["eager", "compile", "graph", "graph-unpartitioned", "
 """Modes that are two halves of four, with the common baselines in both."""
 
 
-def test_modes_that_do_not_fit_together_are_measured_in_halves_with_the_common_baselines(bench: Bench) -> None:
+def test_modes_that_do_not_fit_are_measured_in_halves(bench: Bench) -> None:
     bench.run(fits=4, modes=TWO_HALVES)
     cells = bench.cells()
     assert list(cells) == [mode.name for mode in TWO_HALVES], "one row per mode, in the order of the modes"
@@ -42,7 +42,7 @@ def test_modes_that_do_not_fit_together_are_measured_in_halves_with_the_common_b
     ("too_large", "fitting"),
     [("indirection", ["eager", "graph-unpartitioned"]), ("eager", ["placement", "indirection"])],
 )
-def test_the_modes_of_a_half_that_does_not_fit_are_measured_in_pairs(
+def test_modes_of_a_half_that_does_not_fit_are_measured_in_pairs(
     bench: Bench, too_large: str, fitting: list[str]
 ) -> None:
     bench.run({too_large: "fail:oom"}, modes=TWO_HALVES)
@@ -55,7 +55,7 @@ def test_the_modes_of_a_half_that_does_not_fit_are_measured_in_pairs(
     assert len(cells[paired].baseline_blocks["compile"]) == 5
 
 
-def test_a_common_baseline_that_fails_leaves_the_other_rows_of_both_halves(bench: Bench) -> None:
+def test_failed_common_baseline_leaves_the_other_rows_of_halves(bench: Bench) -> None:
     bench.run({"graph": "exit:5@measure"}, modes=TWO_HALVES, fits=4)
     cells = bench.cells()
     assert {cell.grouping for cell in cells.values()} == {Grouping.HALVES}
@@ -76,7 +76,7 @@ def test_a_workload_interrupted_in_its_second_half_starts_again(bench: Bench) ->
     assert {cell.grouping for cell in bench.cells().values()} == {Grouping.HALVES}
 
 
-def test_modes_of_which_two_fit_are_measured_in_pairs_with_their_baseline(bench: Bench) -> None:
+def test_modes_of_which_two_fit_are_measured_in_pairs(bench: Bench) -> None:
     bench.run(fits=2)
     cells = bench.cells()
     assert [cell.status for cell in cells.values()] == [Status.PASS] * 4
@@ -103,7 +103,7 @@ def test_pairs_that_do_not_fit_are_measured_one_after_another(bench: Bench) -> N
     assert all(cell.group == [mode] and not cell.baseline_blocks for mode, cell in cells.items())
 
 
-def test_a_mode_that_never_fits_is_out_of_memory_and_the_others_keep_their_pairs(bench: Bench) -> None:
+def test_mode_that_never_fits_is_out_of_memory_and_others_go_on(bench: Bench) -> None:
     bench.run({"graph": "fail:oom"})
     cells = bench.cells()
     assert cells["graph"].status is Status.OOM
@@ -116,7 +116,7 @@ def test_a_mode_that_never_fits_is_out_of_memory_and_the_others_keep_their_pairs
 
 
 @pytest.mark.parametrize("phase", ["compile", "settle"])
-def test_running_out_of_memory_before_anything_is_measured_leads_to_pairs_too(bench: Bench, phase: str) -> None:
+def test_out_of_memory_before_measuring_leads_to_pairs(bench: Bench, phase: str) -> None:
     bench.run({"graph": f"fail:oom@{phase}"}, modes=FOUR[:3])
     cells = bench.cells()
     assert list(cells) == ["eager", "compile", "graph"]
@@ -124,7 +124,7 @@ def test_running_out_of_memory_before_anything_is_measured_leads_to_pairs_too(be
     assert (cells["graph"].status, cells["graph"].grouping) == (Status.OOM, Grouping.SEQUENTIAL)
 
 
-def test_a_baseline_that_fails_in_its_pairs_leaves_the_others_to_be_measured_alone(bench: Bench) -> None:
+def test_baseline_that_fails_in_pairs_leaves_others_alone(bench: Bench) -> None:
     bench.run({"compile": "fail:oom"}, modes=FOUR[:3])
     cells = bench.cells()
     assert cells["compile"].status is Status.OOM

@@ -45,7 +45,7 @@ def gone(path: Path, within_s: float = 10.0) -> bool:
     return not path.exists()
 
 
-def test_a_killed_program_leaves_no_worker_no_stray_and_no_folder(tmp_path: Path) -> None:
+def test_killed_program_leaves_no_worker_stray_or_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "log")]
     program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert program.stdout is not None

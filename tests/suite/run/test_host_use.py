@@ -22,7 +22,7 @@ BUSY = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() 
 IDLE, WORKING = GpuBeside(0, 0), GpuBeside(2, 60)
 
 
-def test_what_this_process_has_started_is_its_own_running_or_ended() -> None:
+def test_started_processes_count_as_own_running_or_ended() -> None:
     before = own_cpu_s()
     grandchild = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
     subprocess.run([sys.executable, "-c", grandchild], check=True)
@@ -63,7 +63,7 @@ def test_of_several_processes_the_worst_is_told() -> None:
     assert most([]) is None
 
 
-def test_a_look_counts_a_program_that_this_process_has_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_use_counts_a_foreign_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as the kernel tells: the child's time is taken for another program's."""
     monkeypatch.setattr(host_use, "own_cpu_s", lambda: 0.0)
     before = look(0)

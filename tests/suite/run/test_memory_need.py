@@ -51,13 +51,13 @@ def test_inference_needs_weights_inputs_and_what_lives_at_once() -> None:
     assert need.with_input_sets(4) == need.peak + 3 * INPUTS
 
 
-def test_training_needs_gradients_too_and_tangents_come_for_outputs_that_are_differentiated() -> None:
+def test_training_needs_gradients_and_tangents() -> None:
     need = memory_need(replace(WORKLOAD, task="training", optimizer="sgd"))
     assert need.peak == 2 * WEIGHTS + INPUTS
     assert need.tangents == 4 * 4
 
 
-def test_inference_that_differentiates_is_followed_with_gradients_enabled() -> None:
+def test_differentiating_inference_is_followed_with_gradients() -> None:
     enabled = []
 
     class Noting(Widening):
@@ -71,7 +71,7 @@ def test_inference_that_differentiates_is_followed_with_gradients_enabled() -> N
     assert enabled == [True, False]
 
 
-def test_under_autocast_outputs_are_float16_and_cast_weights_count() -> None:
+def test_autocast_counts_float16_outputs_and_cast_weights() -> None:
     need = memory_need(replace(WORKLOAD, task="training", optimizer="sgd", dtype_policy="amp"))
     assert need.tangents == 4 * 2
     assert memory_need(replace(WORKLOAD, task="training", dtype_policy="amp-bf16")).tangents == 4 * 2
@@ -79,7 +79,7 @@ def test_under_autocast_outputs_are_float16_and_cast_weights_count() -> None:
     assert not torch.is_autocast_enabled("cuda")
 
 
-def test_a_program_whose_sizes_depend_on_data_is_followed_to_there() -> None:
+def test_data_dependent_program_is_followed_up_to_there() -> None:
     class Choosing(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = torch.cat([x, x])
@@ -103,7 +103,7 @@ def test_a_program_that_goes_on_and_on_is_followed_for_a_while(monkeypatch: pyte
     assert (part.peak, part.whole) == (21 * INPUTS, False)
 
 
-def test_input_sets_on_the_cpu_and_tensors_passed_twice_are_not_counted_twice() -> None:
+def test_cpu_input_sets_and_repeated_tensors_count_once() -> None:
     def inputs(variant: str, size: str, generator: torch.Generator) -> Inputs:
         x = torch.randn(4, 256, generator=generator)
         return Inputs(args=(x, x, torch.randn(9, generator=generator, device="cpu")))
@@ -115,7 +115,7 @@ def test_input_sets_on_the_cpu_and_tensors_passed_twice_are_not_counted_twice() 
     assert memory_need(workload_of(Adding, inputs)).peak == INPUTS
 
 
-def test_a_gpu_that_is_too_small_is_an_error_that_says_what_is_needed() -> None:
+def test_gpu_that_is_too_small_is_an_error_with_the_need() -> None:
     need = memory_need(WORKLOAD)
     enough = need.with_input_sets(4)
     require_memory(WORKLOAD, variant=None, size="full", input_sets=4, available=enough)
@@ -123,7 +123,7 @@ def test_a_gpu_that_is_too_small_is_an_error_that_says_what_is_needed() -> None:
         require_memory(WORKLOAD, variant=None, size="full", input_sets=4, available=enough - 1)
 
 
-def test_modes_that_do_not_fit_together_are_told_from_a_workload_that_fits_in_no_way() -> None:
+def test_modes_too_large_together_are_told_from_too_large_ones() -> None:
     enough = 3 * memory_need(WORKLOAD).with_input_sets(4)
     require_memory(WORKLOAD, variant=None, size="full", input_sets=4, available=enough, cells=3)
     with pytest.raises(OomTogether, match=r"3 modes at the same time need at least .* MB, and the GPU has") as raised:
@@ -131,7 +131,7 @@ def test_modes_that_do_not_fit_together_are_told_from_a_workload_that_fits_in_no
     assert failure(raised.value, "build").status is Status.OOM, "the runner goes on with fewer modes at a time"
 
 
-def test_the_largest_workload_does_not_fit_into_a_small_gpu_and_fits_into_a_large_one() -> None:
+def test_largest_workload_fits_a_large_gpu_only() -> None:
     largest = find("CBERT")
     require_memory(largest, variant=None, size="full", input_sets=4, available=80 * 2**30)
     require_memory(largest, variant=None, size="tiny", input_sets=4, available=2**30)
@@ -148,9 +148,7 @@ def test_what_cannot_be_estimated_is_tried(capfd: pytest.CaptureFixture[str]) ->
     assert "not on fake tensors" in capfd.readouterr().err
 
 
-def test_a_cell_that_needs_more_than_there_is_ends_before_anything_is_built(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_cell_that_needs_too_much_ends_before_it_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Small:
         total_memory = 2**20
 
@@ -183,7 +181,7 @@ def test_a_cell_that_needs_more_than_there_is_ends_before_anything_is_built(
 
 
 @pytest.mark.timeout(300)
-def test_a_run_skips_a_workload_that_a_small_gpu_cannot_hold_and_goes_on(bench: Bench) -> None:
+def test_run_skips_a_workload_that_the_gpu_cannot_hold(bench: Bench) -> None:
     """With real workers: nothing is built, in no process, and no smaller group is tried."""
     command = [sys.executable, "-P", str(Path(__file__).parents[2] / "support" / "fixtures" / "small_gpu_worker.py")]
     settings = SETTINGS.model_copy(update={"device": "cuda", "processes": 2})

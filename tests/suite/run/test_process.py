@@ -75,7 +75,7 @@ def failure(one: Worker, command: Command, timeout_s: float = 20.0) -> Failed:
     return answer
 
 
-def test_a_good_worker_answers_each_command_and_announces_its_phases(tmp_path: Path) -> None:
+def test_good_worker_answers_commands_and_announces_phases(tmp_path: Path) -> None:
     phases: list[str] = []
     with worker(tmp_path) as one:
         for command, kind in ((prepare(), Built), (COMPILE, Compiled), (Settle(), Prepared)):
@@ -136,9 +136,7 @@ def test_a_block_that_was_not_asked_for_is_bad_output(tmp_path: Path) -> None:
         assert failure(one, MEASURE).status is Status.BAD_OUTPUT
 
 
-def test_a_closed_pipe_is_bad_output_although_the_process_lives_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closed_pipe_of_a_living_process_is_bad_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "EXIT_GRACE_S", 0.3)
     with worker(tmp_path, "close") as one:
         answer = failure(one, prepare(), timeout_s=60.0)
@@ -154,7 +152,7 @@ def test_a_worker_that_does_not_get_on_times_out(tmp_path: Path, action: str) ->
     assert "2 s" in answer.error
 
 
-def test_ranks_that_wait_for_one_without_memory_are_gone_before_another_worker_is_told_anything(tmp_path: Path) -> None:
+def test_ranks_waiting_for_one_without_memory_are_ended_first(tmp_path: Path) -> None:
     with worker(tmp_path, "fail:oom") as short, worker(tmp_path, "hang") as waits:
         both = (short, waits)
         answers = converse({one: prepare() for one in both}, 20.0, companions=dict.fromkeys(both, both))
@@ -162,7 +160,7 @@ def test_ranks_that_wait_for_one_without_memory_are_gone_before_another_worker_i
     assert [answers[one].status for one in both] == [Status.OOM, Status.TIMEOUT]
 
 
-def test_the_log_of_a_worker_that_does_not_get_on_says_where_it_is(tmp_path: Path) -> None:
+def test_log_of_a_stuck_worker_says_where_it_is(tmp_path: Path) -> None:
     with worker(tmp_path, "hang:traced") as one:
         assert failure(one, prepare(), timeout_s=2.0).status is Status.TIMEOUT
         assert "in do_hang" in one.log_tail()
@@ -198,9 +196,7 @@ def test_each_phase_has_its_own_time(tmp_path: Path) -> None:
         assert time.monotonic() - started > 3.0
 
 
-def test_who_waits_for_others_that_compare_has_time_for_each_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_others_to_compare_extends_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
         three = [stack.enter_context(worker(tmp_path, "compare:2@settle")) for _ in range(3)]
         monkeypatch.setattr(process, "EXIT_GRACE_S", 0.1)
@@ -211,7 +207,7 @@ def test_who_waits_for_others_that_compare_has_time_for_each_of_them(
     assert all(isinstance(answer, Prepared) for answer in answers.values()), answers
 
 
-def test_one_that_hangs_where_it_compares_is_killed_and_the_next_has_its_turn(tmp_path: Path) -> None:
+def test_worker_that_hangs_while_comparing_passes_the_turn_on(tmp_path: Path) -> None:
     with worker(tmp_path, "compare@settle") as hangs, worker(tmp_path, "slow:1@settle,compare:0.1@settle") as waits:
         converse({hangs: prepare(), waits: prepare()}, 60.0)
         started = time.monotonic()
@@ -231,7 +227,7 @@ def test_one_failure_does_not_end_its_neighbours(tmp_path: Path) -> None:
     assert isinstance(answers[good], Built)
 
 
-def test_a_command_to_a_worker_that_is_gone_is_answered_by_its_end(tmp_path: Path) -> None:
+def test_command_to_a_gone_worker_is_answered_by_its_end(tmp_path: Path) -> None:
     with worker(tmp_path, "exit:7@measure") as one:
         ask(one, prepare())
         failure(one, MEASURE)
@@ -265,7 +261,7 @@ def test_children_of_a_worker_that_crashed_are_killed(tmp_path: Path) -> None:
     assert living(pids) == []
 
 
-def test_children_left_by_a_worker_that_stops_as_asked_are_killed(tmp_path: Path) -> None:
+def test_children_of_a_stopped_worker_are_killed(tmp_path: Path) -> None:
     one = Worker(fake_worker({"*": "child,stray"}, tmp_path), tmp_path / "log")
     ask(one, prepare())
     end([one], ask_first=True)

@@ -63,7 +63,7 @@ def test_a_terminal_without_cursor_control_gets_plain_lines(terminal: dict[str, 
     assert isinstance(display_for(console, {}), LineDisplay)
 
 
-def test_time_left_counts_down_within_a_workload_and_never_below_the_rest() -> None:
+def test_time_left_counts_down_within_a_workload() -> None:
     now = [0.0]
     left = TimeLeft({"EOS": 90.0, "ST": 30.0}, clock=lambda: now[0])
     assert left.seconds() == 120.0

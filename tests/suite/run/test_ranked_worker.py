@@ -95,7 +95,7 @@ def test_the_answers_of_all_ranks_become_one(tmp_path: Path) -> None:
         ("garbage", Status.BAD_OUTPUT, "rank 1: the worker sent a line that is not a message"),
     ],
 )
-def test_a_rank_that_fails_ends_the_cell_although_the_others_wait_for_it(
+def test_failing_rank_ends_the_cell_though_others_wait(
     tmp_path: Path, impatient: None, actions: str, status: Status, words: str
 ) -> None:
     with cell(tmp_path, compile_1=f"{actions}@measure", compile_0="hang@measure") as one:
@@ -122,7 +122,7 @@ def test_a_rank_that_hangs_ends_the_cell_when_its_time_is_over(tmp_path: Path, i
     assert isinstance(answered.by_rank[0], Measured), "the other one had answered"
 
 
-def test_what_a_rank_died_of_comes_before_what_the_others_say_of_it(tmp_path: Path, impatient: None) -> None:
+def test_cause_of_a_ranks_death_comes_before_its_echoes(tmp_path: Path, impatient: None) -> None:
     with cell(tmp_path, compile_0="fail:run_error@measure", compile_1="slow:0.3@measure,kill:SIGKILL@measure") as one:
         ask(one, prepare())
         answered = ask(one, MEASURE)
@@ -153,7 +153,7 @@ def test_a_row_has_the_parts_of_all_ranks(tmp_path: Path) -> None:
         assert whole.host_us == [max(pair) for pair in zip(first.host_us, second.host_us, strict=True)]
 
 
-def test_a_dead_rank_is_a_row_with_a_status_and_leaves_no_process(tmp_path: Path, impatient: None) -> None:
+def test_dead_rank_becomes_a_row_and_leaves_no_process(tmp_path: Path, impatient: None) -> None:
     bench = Bench(tmp_path)
     bench.run({"compile#1": "kill:SIGKILL@measure"}, workloads=(SPLIT,), modes=COMPILE_MODE)
     (row,) = read_run(bench.path).cells

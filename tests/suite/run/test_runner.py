@@ -51,7 +51,7 @@ def test_a_good_run_has_a_row_per_mode_with_all_samples(bench: Bench) -> None:
     assert fake_workers_alive() == []
 
 
-def test_all_modes_measure_a_block_before_the_next_in_an_order_that_changes(bench: Bench) -> None:
+def test_all_modes_measure_a_block_in_changing_order(bench: Bench) -> None:
     bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"blocks": 30}))
     names = {mode.name for mode in FOUR[:3]}
     measured = bench.measured()
@@ -63,7 +63,7 @@ def test_all_modes_measure_a_block_before_the_next_in_an_order_that_changes(benc
     assert {before.count(name) > 3 for name in names - {"compile"}} == {True}, "compile does not always follow eager"
 
 
-def test_each_mode_is_started_several_times_and_has_the_blocks_of_all(bench: Bench) -> None:
+def test_each_mode_has_the_blocks_of_all_its_processes(bench: Bench) -> None:
     bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 3}))
     for cell in bench.cells().values():
         assert cell.processes == 3
@@ -73,7 +73,7 @@ def test_each_mode_is_started_several_times_and_has_the_blocks_of_all(bench: Ben
     assert log.count("fake worker of FAKE graph") == 3
 
 
-def test_a_mode_fails_where_one_of_its_processes_does_and_is_not_started_again(bench: Bench) -> None:
+def test_mode_fails_with_one_of_its_processes(bench: Bench) -> None:
     settings = SETTINGS.model_copy(update={"processes": 3})
     bench.run({"graph": "later:exit:1"}, modes=FOUR[1:3], settings=settings)
     cells = bench.cells()
@@ -82,7 +82,7 @@ def test_a_mode_fails_where_one_of_its_processes_does_and_is_not_started_again(b
     assert (cells["compile"].status, len(cells["compile"].blocks)) == (Status.PASS, 15)
 
 
-def test_later_processes_start_while_the_first_ones_compile_side_by_side_and_wait_for_their_turn(bench: Bench) -> None:
+def test_later_processes_start_while_the_first_ones_compile(bench: Bench) -> None:
     settings = SETTINGS.model_copy(update={"processes": 3})
     bench.run(modes=FOUR[1:3], settings=settings)
     told = events(bench.folder)
@@ -94,9 +94,7 @@ def test_later_processes_start_while_the_first_ones_compile_side_by_side_and_wai
     assert fake_workers_alive() == []
 
 
-def test_one_that_waits_finds_out_what_compilers_can_do_while_the_first_ones_are_built(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_process_finds_compiler_features_early(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     said = told(monkeypatch)
     settings = SETTINGS.model_copy(update={"processes": 2})
     bench.run(modes=FOUR[:3], workloads=[fake_workload("ONE"), fake_workload("TWO")], settings=settings)
@@ -109,16 +107,14 @@ def test_one_that_waits_finds_out_what_compilers_can_do_while_the_first_ones_are
     assert [words for words in events(bench.folder) if words[0] == "asked"] == [["asked", "compile"]], "once in a run"
 
 
-def test_where_none_waits_one_of_the_first_finds_it_out_before_they_are_built(bench: Bench) -> None:
+def test_first_process_finds_compiler_features_if_none_waits(bench: Bench) -> None:
     bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 1}))
     told = events(bench.folder)
     assert ["asked", "compile"] in told
     assert sorted(words[1:] for words in told if words[0] == "started") == [["compile"], ["graph"]]
 
 
-def test_later_processes_start_in_their_turn_where_the_host_has_no_memory_for_them_to_wait(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_processes_start_late_where_host_memory_is_short(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite.run.group, "WORKER_BYTES", 2**60)
     bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 3}))
     assert ["graph", "later"] not in [words[1:] for words in events(bench.folder) if words[0] == "started"]
@@ -131,9 +127,7 @@ def test_blocks_that_take_long_are_half_as_many(bench: Bench, monkeypatch: pytes
     assert [len(cell.blocks) for cell in bench.cells().values()] == [3, 3], "of five"
 
 
-def test_of_later_processes_as_many_wait_as_the_host_has_memory_for(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_later_processes_wait_as_host_memory_allows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite.run.group, "WORKER_BYTES", 1)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=6, total=2**40))
     bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 4}))
@@ -142,7 +136,7 @@ def test_of_later_processes_as_many_wait_as_the_host_has_memory_for(
     assert [cell.processes for cell in bench.cells().values()] == [4, 4]
 
 
-def test_processes_that_may_be_needed_do_not_wait_with_those_that_are(bench: Bench) -> None:
+def test_possible_processes_do_not_wait_with_the_needed_ones(bench: Bench) -> None:
     settings = SETTINGS.model_copy(update={"processes": 3, "most_processes": 5})
     bench.run({"graph": "differ"}, settings=settings)
     told = events(bench.folder)
@@ -153,7 +147,7 @@ def test_processes_that_may_be_needed_do_not_wait_with_those_that_are(bench: Ben
     assert fake_workers_alive() == []
 
 
-def test_a_later_process_that_cannot_start_fails_its_mode_and_no_other(bench: Bench) -> None:
+def test_later_process_that_cannot_start_fails_its_mode_only(bench: Bench) -> None:
     bench.run({"graph": "later:exit:1@start"}, modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 3}))
     cells = bench.cells()
     assert (cells["graph"].status, cells["graph"].processes) == (Status.CRASH, 2)
@@ -161,20 +155,20 @@ def test_a_later_process_that_cannot_start_fails_its_mode_and_no_other(bench: Be
     assert (cells["compile"].status, len(cells["compile"].blocks)) == (Status.PASS, 15)
 
 
-def test_processes_that_wait_are_ended_where_the_modes_do_not_fit_together(bench: Bench) -> None:
+def test_waiting_processes_end_where_modes_do_not_fit(bench: Bench) -> None:
     bench.run(modes=FOUR[1:3], fits=1, settings=SETTINGS.model_copy(update={"processes": 2}))
     assert {cell.grouping for cell in bench.cells().values()} == {Grouping.SEQUENTIAL}
     assert fake_workers_alive() == []
 
 
-def test_nothing_starts_to_wait_for_modes_that_do_not_fit_together(bench: Bench) -> None:
+def test_nothing_waits_for_modes_that_do_not_fit_together(bench: Bench) -> None:
     bench.run(modes=FOUR[1:3], fits=1, settings=SETTINGS.model_copy(update={"processes": 2}))
     started = [words[1:] for words in events(bench.folder) if words[0] == "started"]
     assert started.count(["graph", "later"]) == 1, "for its mode alone"
     assert started.count(["compile", "later"]) == 1 + 1, "the one that was asked what the compilers can do"
 
 
-def test_what_did_not_fit_when_it_was_to_compile_has_nothing_in_the_cache(bench: Bench) -> None:
+def test_mode_that_did_not_fit_has_nothing_in_the_cache(bench: Bench) -> None:
     bench.run(modes=FOUR[1:4], fits=2, settings=SETTINGS.model_copy(update={"processes": 1}))
     first: dict[str, str] = {}
     for mode, conditions in bench.compiled():
@@ -187,7 +181,7 @@ def test_what_did_not_fit_when_it_was_to_compile_has_nothing_in_the_cache(bench:
     ("behave", "processes"),
     [({}, 3), ({"graph": "differ"}, 5), ({"compile": "differ"}, 3), ({"graph": "differ,bare@metrics"}, 3)],
 )
-def test_modes_with_graphs_are_started_again_where_their_processes_differ(
+def test_modes_with_graphs_start_again_where_processes_differ(
     bench: Bench, behave: dict[str, str], processes: int
 ) -> None:
     bench.run(behave, settings=SETTINGS.model_copy(update={"processes": 3, "most_processes": 5}))
@@ -196,7 +190,7 @@ def test_modes_with_graphs_are_started_again_where_their_processes_differ(
     assert fake_workers_alive() == []
 
 
-def test_profilers_are_loaded_together_behind_all_that_is_timed_and_used_one_after_another(bench: Bench) -> None:
+def test_profilers_run_one_by_one_after_all_that_is_timed(bench: Bench) -> None:
     bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"processes": 2}))
     told = [" ".join(words) for words in events(bench.folder) if words[0] in ("once", "profiler", "metrics")]
     names = [mode.name for mode in FOUR[:3]]
@@ -207,7 +201,7 @@ def test_profilers_are_loaded_together_behind_all_that_is_timed_and_used_one_aft
 
 
 @pytest.mark.parametrize("phase", ["once", "profiler"])
-def test_a_mode_whose_metrics_fail_fails_in_that_phase_and_no_other_does(bench: Bench, phase: str) -> None:
+def test_mode_whose_metrics_fail_fails_in_that_phase(bench: Bench, phase: str) -> None:
     bench.run({"graph": f"exit:1@{phase}"}, modes=FOUR[1:3])
     cells = bench.cells()
     assert cells["graph"].status is Status.CRASH
@@ -216,9 +210,7 @@ def test_a_mode_whose_metrics_fail_fails_in_that_phase_and_no_other_does(bench: 
 
 
 @pytest.mark.parametrize("phase", ["once", "profiler", "metrics"])
-def test_what_was_found_before_metrics_fail_is_in_the_row_and_does_not_count_as_passed(
-    bench: Bench, phase: str
-) -> None:
+def test_failed_metrics_keep_earlier_findings_but_do_not_pass(bench: Bench, phase: str) -> None:
     outcome = bench.run({"graph": f"fail:run_error@{phase}"}, modes=FOUR[1:3])
     row = bench.cells()["graph"]
     assert (row.status, [cell.mode for cell in outcome.failed]) == (Status.RUN_ERROR, ["graph"])
@@ -228,7 +220,7 @@ def test_what_was_found_before_metrics_fail_is_in_the_row_and_does_not_count_as_
     assert (row.metrics is not None) is (phase != "once"), "what needs no profiler is handed out before there is one"
 
 
-def test_the_next_workloads_processes_start_with_the_later_ones_of_this(bench: Bench) -> None:
+def test_next_workload_starts_with_later_processes_of_this_one(bench: Bench) -> None:
     settings = SETTINGS.model_copy(update={"processes": 2})
     bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[1:3], settings=settings)
     said = [" ".join(words) for words in events(bench.folder)]
@@ -242,9 +234,7 @@ def test_the_next_workloads_processes_start_with_the_later_ones_of_this(bench: B
     assert fake_workers_alive() == []
 
 
-def test_a_workload_that_waited_for_its_turn_counts_its_time_from_there(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_workload_counts_its_time_from_its_turn(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake workers of the first workload take a while."""
     bench.run({"ONE/graph": "slow:1.5@settle"}, workloads=[fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[1:3])
     cells = bench.cells()
@@ -252,7 +242,7 @@ def test_a_workload_that_waited_for_its_turn_counts_its_time_from_there(
     assert cells["TWO/compile"].started_at > cells["ONE/compile"].started_at
 
 
-def test_nothing_is_left_of_a_workload_that_waited_and_is_not_begun(bench: Bench) -> None:
+def test_waiting_workload_that_never_begins_leaves_nothing(bench: Bench) -> None:
     """The budget is enough for two, as far as is known before; the first takes longer."""
     ticks = iter([0.0, 0.0, 15.0])
     outcome = bench.run(
@@ -272,7 +262,7 @@ ENOUGH = 2 * (2 * 2 + 2) * 2**30
 @pytest.mark.parametrize(
     ("gpu_bytes", "prepared"), [(ENOUGH, [2, 4, 0, 4, 0]), (ENOUGH - 1, [2, 2, 2, 2, 2]), (None, [2, 2, 2, 2, 2])]
 )
-def test_later_processes_are_prepared_side_by_side_where_the_gpu_holds_them_and_measured_in_turn(
+def test_later_processes_prepare_together_and_measure_in_turn(
     bench: Bench, gpu_bytes: int | None, prepared: list[int]
 ) -> None:
     """Five processes: three, and two more because they differ."""
@@ -294,7 +284,7 @@ def test_later_processes_are_prepared_side_by_side_where_the_gpu_holds_them_and_
 
 
 @pytest.mark.parametrize("phase", ["prepare", "compile", "measure"])
-def test_a_mode_that_fails_in_one_of_several_processes_takes_no_part_in_the_next(bench: Bench, phase: str) -> None:
+def test_mode_that_failed_in_one_process_skips_the_next(bench: Bench, phase: str) -> None:
     settings = SETTINGS.model_copy(update={"processes": 3})
     bench.run({"graph": f"later:exit:1@{phase}"}, modes=FOUR[1:3], settings=settings, gpu_bytes=2**50)
     cells = bench.cells()
@@ -304,7 +294,7 @@ def test_a_mode_that_fails_in_one_of_several_processes_takes_no_part_in_the_next
     assert fake_workers_alive() == []
 
 
-def test_a_row_tells_what_later_processes_of_its_mode_did_otherwise(bench: Bench) -> None:
+def test_row_tells_what_later_processes_did_differently(bench: Bench) -> None:
     settings = SETTINGS.model_copy(update={"processes": 3})
     bench.run({"graph": "retune@metrics"}, modes=FOUR[1:3], settings=settings)
     cells = bench.cells()
@@ -316,7 +306,7 @@ def test_a_row_tells_what_later_processes_of_its_mode_did_otherwise(bench: Bench
     assert (cells["compile"].other_kernels, cells["graph"].other_kernels) == ([], [1, 2])
 
 
-def test_a_mode_that_failed_is_no_reason_to_start_the_others_again(bench: Bench) -> None:
+def test_failed_mode_does_not_start_the_others_again(bench: Bench) -> None:
     settings = SETTINGS.model_copy(update={"processes": 3, "most_processes": 5})
     bench.run({"graph": "differ,later:exit:1"}, settings=settings)
     assert {mode: cell.processes for mode, cell in bench.cells().items()} == {
@@ -324,7 +314,7 @@ def test_a_mode_that_failed_is_no_reason_to_start_the_others_again(bench: Bench)
     }  # fmt: skip
 
 
-def test_compiled_headers_are_in_one_folder_that_goes_with_the_run(bench: Bench) -> None:
+def test_compiled_headers_lie_in_one_folder_of_the_run(bench: Bench) -> None:
     bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[:3])
     folders = {
         line.split()[-1]
@@ -336,7 +326,7 @@ def test_compiled_headers_are_in_one_folder_that_goes_with_the_run(bench: Bench)
     assert not Path(folders.pop()).exists()
 
 
-def test_the_reference_leads_when_all_compile_and_then_they_settle_side_by_side(bench: Bench) -> None:
+def test_reference_leads_the_compilation_and_all_settle_together(bench: Bench) -> None:
     names = ("eager", "graph", "compile", "graph-unpartitioned", "placement", "indirection", "encore")
     modes = [MODES[name] for name in names[:-1]]
     modes.append(replace(MODES["encore"], options={"selection": "measure"}))
@@ -357,7 +347,7 @@ def test_without_the_reference_the_first_mode_leads(bench: Bench) -> None:
     assert set(bench.compiled()) == {("eager", "WARM"), ("indirection", "COLD_FOLLOWED"), *others}
 
 
-def test_where_the_mode_that_should_lead_fails_before_it_compiles_nobody_finds_its_kernels(bench: Bench) -> None:
+def test_leader_that_fails_early_leaves_no_kernels(bench: Bench) -> None:
     bench.run({"compile": "exit:1@prepare"}, modes=FOUR[1:4])
     others = {("graph", "COLD_FOLLOWED"), ("graph-unpartitioned", "COLD_FOLLOWED")}
     assert set(bench.compiled()) == others
@@ -368,7 +358,7 @@ def test_a_mode_that_is_the_only_one_to_compile_does_so_alone(bench: Bench) -> N
     assert set(bench.compiled()) == {("eager", "WARM"), ("compile", "COLD_ALONE")}
 
 
-def test_one_mode_leads_and_those_that_follow_it_start_no_pool_of_compilers(bench: Bench) -> None:
+def test_followers_of_a_leader_start_no_compiler_pool(bench: Bench) -> None:
     bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"processes": 2}))
     placed = {
         log.stem.rpartition(".")[2]: [
@@ -383,7 +373,7 @@ def test_one_mode_leads_and_those_that_follow_it_start_no_pool_of_compilers(benc
     assert float(waits) == 15.0, "half of what each step of a cell may take here"
 
 
-def test_all_modes_of_a_workload_share_one_cache_and_workloads_do_not(bench: Bench) -> None:
+def test_modes_of_a_workload_share_a_cache_workloads_do_not(bench: Bench) -> None:
     bench.run(
         workloads=[fake_workload("ONE"), fake_workload("TWO")], settings=SETTINGS.model_copy(update={"processes": 2})
     )
@@ -400,7 +390,7 @@ def test_all_modes_of_a_workload_share_one_cache_and_workloads_do_not(bench: Ben
     assert folders["ONE"] != folders["TWO"]
 
 
-def test_one_cell_finds_out_what_the_compilers_can_do_for_all_that_come_after_it(bench: Bench) -> None:
+def test_one_cell_finds_compiler_features_for_all_later_ones(bench: Bench) -> None:
     bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")])
     told = {
         log.stem: {line.split()[-3] for line in log.read_text().splitlines() if "told" in line}
@@ -411,15 +401,13 @@ def test_one_cell_finds_out_what_the_compilers_can_do_for_all_that_come_after_it
     assert set().union(*told.values()) == {"True"}
 
 
-def test_compile_times_with_empty_caches_are_taken_of_each_mode_alone(bench: Bench) -> None:
+def test_cold_compile_times_are_taken_of_each_mode_alone(bench: Bench) -> None:
     bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"cold_compile_times": True}))
     assert bench.compiled()[3:] == [("compile", "COLD_ALONE"), ("graph", "COLD_ALONE")]
     assert {cell.mode for cell in bench.cells().values()} == {"eager", "compile", "graph"}
 
 
-def test_a_compilation_with_empty_caches_that_fails_is_said_and_its_times_are_not_taken(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_cold_compilation_is_reported_without_times(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     judged = suite.run.group.bitwise_failure
     failed = Failed(status=Status.FAIL_ACCURACY, error="other bits")
     compiled: list[str] = []
@@ -487,7 +475,7 @@ def test_a_failing_mode_becomes_a_row_and_the_others_go_on(bench: Bench, action:
     assert fake_workers_alive() == []
 
 
-def test_a_failure_ends_neither_the_next_workload_nor_its_children(bench: Bench) -> None:
+def test_failure_spares_the_next_workload_and_its_children(bench: Bench) -> None:
     workloads = [fake_workload("ONE"), fake_workload("TWO")]
     bench.run({"ONE/graph": "child,stray,exit:1"}, workloads, modes=FOUR[1:3])
     cells = bench.cells()
@@ -517,7 +505,7 @@ def test_a_mode_whose_bits_differ_fails_before_it_is_timed(bench: Bench) -> None
     assert bench.cells()["graph"].status is Status.PASS
 
 
-def test_a_missing_mode_is_measured_beside_its_baseline_which_gets_no_second_row(bench: Bench) -> None:
+def test_missing_mode_is_measured_with_its_baseline(bench: Bench) -> None:
     first = bench.run(modes=FOUR[:2])
     bench.run(done=first.cells, modes=FOUR[:3])
     cells = bench.cells()
@@ -526,7 +514,7 @@ def test_a_missing_mode_is_measured_beside_its_baseline_which_gets_no_second_row
     assert (cells["graph"].grouping, list(cells["graph"].baseline_blocks)) == (Grouping.PAIRS, ["compile"])
 
 
-def test_a_retried_mode_is_compared_with_the_bits_of_earlier_rows(bench: Bench) -> None:
+def test_retried_mode_is_compared_with_earlier_bits(bench: Bench) -> None:
     strict = Mode("strict", "must equal graph", baselines=("compile",), uses_cuda_graphs=True, bitwise_with=("graph",))
     first = bench.run(modes=FOUR[1:3])
     bench.run({"strict": "other_digest@compile"}, done=first.cells, modes=(*FOUR[1:3], strict))
@@ -555,9 +543,7 @@ def test_a_budget_starts_what_fits_and_names_the_rest(bench: Bench) -> None:
     assert "TWO: not started" in (bench.folder / "display").read_text()
 
 
-def test_a_full_disk_ends_the_run_with_whole_lines_and_no_process(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_ends_the_run_with_whole_lines(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     workloads = [fake_workload(name) for name in ("ONE", "TWO", "THREE")]
     real_write = os.write
 

@@ -44,7 +44,7 @@ from suite.worker.protocol import core_for
 
 
 @given(st.floats(10.0, 1e6))
-def test_blocks_take_a_few_milliseconds_whatever_an_iteration_takes(iteration_us: float) -> None:
+def test_blocks_take_milliseconds_whatever_an_iteration_takes(iteration_us: float) -> None:
     sampling = sampling_for(iteration_us, RunSettings())
     least = 2 if iteration_us < LONG_ITERATION_US else 1
     assert 2 <= sampling.samples <= MOST_SAMPLES and least <= sampling.lead_in <= MOST_LEAD_IN
@@ -70,7 +70,7 @@ def test_half_of_the_blocks_do_where_they_are_long() -> None:
     assert [least_blocks(seconds, short) for seconds in (0.0, 4.9, 5.0)] == [20, 20, 10]
 
 
-def test_orders_hold_every_mode_once_repeat_with_the_seed_and_let_none_always_follow_the_same() -> None:
+def test_orders_hold_each_mode_once_and_vary_the_neighbours() -> None:
     names = ["eager", "compile", "graph", "placement"]
     drawn = list(itertools.islice(orders(names, "a"), 200))
     assert drawn == list(itertools.islice(orders(names, "a"), 200))
@@ -89,7 +89,7 @@ SECONDS = st.dictionaries(st.text("ABCDEFGH-", min_size=1, max_size=4), st.integ
 
 
 @given(seconds=SECONDS, count=st.integers(1, 35), order=st.randoms(use_true_random=False))
-def test_every_workload_is_in_one_shard_in_the_order_of_the_run_whatever_that_is(
+def test_every_workload_is_in_one_shard_in_any_order(
     seconds: dict[str, float], count: int, order: random.Random
 ) -> None:
     shards = [Shard(index, count).of(seconds) for index in range(1, count + 1)]
@@ -102,7 +102,7 @@ def test_every_workload_is_in_one_shard_in_the_order_of_the_run_whatever_that_is
 
 
 @given(seconds=st.lists(st.integers(1, 1200), min_size=1, max_size=7), count=st.integers(1, 4))
-def test_the_longest_shard_is_at_most_a_third_longer_than_it_can_be(seconds: list[int], count: int) -> None:
+def test_longest_shard_is_at_most_a_third_over_the_optimum(seconds: list[int], count: int) -> None:
     named = {f"W{number}": float(each) for number, each in enumerate(seconds)}
     longest = max(sum(named[name] for name in Shard(index, count).of(named)) for index in range(1, count + 1))
     best = min(
@@ -147,7 +147,7 @@ def seconds_by_recorded_rows() -> dict[str, float]:
     return found
 
 
-def test_the_seconds_that_shards_go_by_are_those_of_the_newest_recorded_rows() -> None:
+def test_shard_seconds_are_those_of_the_newest_recorded_rows() -> None:
     recorded = seconds_by_recorded_rows()
     assert recorded.keys() == RECORDED_S.keys()
     off = {
@@ -159,7 +159,7 @@ def test_the_seconds_that_shards_go_by_are_those_of_the_newest_recorded_rows() -
     assert len(select_modes_for("cuda", None)) == RECORDED_MODES + 1, "and `lanes`"
 
 
-def test_what_no_run_has_recorded_on_a_gpu_in_full_size_counts_by_size_and_task() -> None:
+def test_unrecorded_workloads_count_by_size_and_task() -> None:
     assert usual_seconds("TEFD", "training", size="full", device="cuda") == RECORDED_S["TEFD"]
     for name, size, device in (("TEFD", "tiny", "cuda"), ("TEFD", "full", "cpu"), ("NEW", "full", "cuda")):
         assert usual_seconds(name, "training", size=size, device=device) == DEFAULT_ESTIMATE_S[size, "training"]
@@ -214,13 +214,11 @@ def test_each_mode_is_paired_with_its_first_baseline_in_the_run() -> None:
         (["eager", "graph-unpartitioned", "placement", "indirection"], []),
     ],
 )
-def test_halves_share_the_common_baselines_and_are_more_than_pairs(
-    wanted: list[str], expected: list[list[str]]
-) -> None:
+def test_halves_share_the_baselines_and_are_more_than_pairs(wanted: list[str], expected: list[list[str]]) -> None:
     assert [[mode.name for mode in half] for half in halves(modes(*wanted))] == expected
 
 
-def test_a_baseline_with_a_row_is_still_the_partner_of_what_is_missing() -> None:
+def test_finished_baseline_is_still_the_partner_of_missing_modes() -> None:
     assert names(pairings(modes("graph"), modes("compile", "graph"))) == [("compile", ["graph"])]
     assert names(pairings(modes("compile"), modes("compile", "graph"))) == [(None, ["compile"])]
 
@@ -248,7 +246,7 @@ def test_estimates_come_from_the_first_run_that_has_the_workload() -> None:
     assert seconds("NEW") == DEFAULT_ESTIMATE_S["full", "inference"]
 
 
-def test_cells_measured_one_after_another_add_up_and_failed_ones_tell_nothing() -> None:
+def test_sequential_cells_add_up_and_failed_ones_do_not_count() -> None:
     rows = [
         cell("EOS", "eager", wall_s=40.0, grouping=Grouping.PAIRS),
         cell("EOS", "compile", wall_s=60.0, grouping=Grouping.SEQUENTIAL),
@@ -260,7 +258,7 @@ def test_cells_measured_one_after_another_add_up_and_failed_ones_tell_nothing() 
     assert Estimates([rows]).seconds("NEW", "training", **options) == DEFAULT_ESTIMATE_S["full", "training"]  # type: ignore[arg-type]
 
 
-def test_halves_ran_one_after_the_other_and_their_cells_at_the_same_time() -> None:
+def test_halves_run_in_sequence_and_their_cells_in_parallel() -> None:
     rows = [
         cell("DR-I", mode, wall_s=wall_s, grouping=Grouping.HALVES, group=group)
         for group, wall_s in ((["compile", "eager"], 40.0), (["compile", "graph"], 60.0))
@@ -316,7 +314,7 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, int], words:
         RunSettings(**changes).checked()  # type: ignore[arg-type]
 
 
-def test_modes_are_started_three_times_on_a_gpu_and_once_on_a_cpu_unless_told() -> None:
+def test_modes_start_three_times_on_a_gpu_and_once_on_a_cpu() -> None:
     assert RunSettings().checked().processes == 3
     assert RunSettings().checked().most_processes == 5
     assert RunSettings(processes=6).checked().most_processes == 6
@@ -325,7 +323,7 @@ def test_modes_are_started_three_times_on_a_gpu_and_once_on_a_cpu_unless_told() 
     assert RunSettings(device="cpu", processes=2).checked().processes == 2
 
 
-def test_the_quick_preset_names_registered_workloads_and_makes_sense() -> None:
+def test_quick_preset_names_registered_workloads() -> None:
     QUICK.settings.checked()
     chosen = select_workloads(QUICK.workloads, None)
     assert {workload.task for workload, _ in chosen} == {"inference", "training"}
@@ -350,7 +348,7 @@ def test_a_set_chooses_its_workloads_and_none_means_all() -> None:
         select_workloads(["EOS", "MMC"], None, "grace")
 
 
-def test_a_variant_is_an_error_where_named_and_a_filter_where_not() -> None:
+def test_variant_is_an_error_where_named_else_a_filter() -> None:
     assert {variant for _, variant in select_workloads([], "current")} == {"current"}
     assert 0 < len(select_workloads([], "current")) < len(registry.workloads())
     with pytest.raises(WrongUse, match="EOS has published"):

@@ -55,7 +55,7 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return models
 
 
-def test_models_are_listed_with_their_tests_and_batches_and_nothing_is_imported(poisoned: Path):
+def test_listing_models_imports_none_of_them(poisoned: Path):
     found = {row.acronym: (row.task, row.batch, row.dtype_policy) for row in registry.find_set("TorchBench")}
     assert found == {
         "torchbench:Both": ("inference", 3, "bf16"),
@@ -132,7 +132,7 @@ def test_a_listed_model_is_built_as_the_named_one(tmp_path: Path, monkeypatch: p
             del sys.modules[name]
 
 
-def test_a_run_records_what_cannot_run_with_its_reason_and_measures_the_rest(tmp_path: Path):
+def test_run_records_what_cannot_run_and_measures_the_rest(tmp_path: Path):
     install(tmp_path)
     models = tmp_path / "torchbenchmark" / "models"
     for folder in models.iterdir():
@@ -168,7 +168,7 @@ def test_a_run_records_what_cannot_run_with_its_reason_and_measures_the_rest(tmp
     assert "nothing to run" in done.stderr, done.stderr
 
 
-def test_an_analysis_of_all_goes_on_behind_what_cannot_be_imported(tmp_path: Path):
+def test_explaining_all_goes_on_after_an_import_error(tmp_path: Path):
     models = tmp_path / "torchbenchmark" / "models"
     for folder in (models, models / "ends_it", models / "needs_more"):
         folder.mkdir(parents=True)

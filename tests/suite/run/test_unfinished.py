@@ -65,9 +65,7 @@ def goes_on(bench: Bench, **options: object) -> None:
 
 
 @pytest.mark.parametrize("phase", ["start", "prepare", "compile", "settle"])
-def test_an_interrupt_while_later_processes_are_made_keeps_what_the_first_ones_measured(
-    bench: Bench, phase: str
-) -> None:
+def test_interrupt_before_later_processes_keeps_first_samples(bench: Bench, phase: str) -> None:
     interrupted(bench, "graph", f"later:hang@{phase}", settings=THREE_PROCESSES)
     rows = kept(bench)
     if phase == "start":  # while the first processes compile
@@ -81,7 +79,7 @@ def test_an_interrupt_while_later_processes_are_made_keeps_what_the_first_ones_m
     goes_on(bench, settings=THREE_PROCESSES)
 
 
-def test_an_interrupt_between_blocks_keeps_those_of_all_processes(bench: Bench) -> None:
+def test_interrupt_between_blocks_keeps_those_of_all_processes(bench: Bench) -> None:
     interrupted(bench, "graph", "later:block:3:hang@measure", settings=THREE_PROCESSES)
     for name, row in kept(bench).items():
         assert blocks_of(row)[0] == 5 and blocks_of(row)[1] in ((3,) if name == "graph" else (3, 4))
@@ -92,7 +90,7 @@ def test_an_interrupt_between_blocks_keeps_those_of_all_processes(bench: Bench) 
 
 
 @pytest.mark.parametrize(("phase", "has_kernels"), [("once", []), ("profiler", []), ("metrics", ["eager", "compile"])])
-def test_an_interrupt_while_metrics_are_taken_keeps_all_blocks_and_the_metrics_of_others(
+def test_interrupt_during_metrics_keeps_blocks_and_other_metrics(
     bench: Bench, phase: str, has_kernels: Sequence[str]
 ) -> None:
     interrupted(bench, "graph", f"hang@{phase}", settings=THREE_PROCESSES)
@@ -106,7 +104,7 @@ def test_an_interrupt_while_metrics_are_taken_keeps_all_blocks_and_the_metrics_o
     goes_on(bench, settings=THREE_PROCESSES)
 
 
-def test_modes_that_failed_say_why_and_those_without_a_block_have_no_row(bench: Bench) -> None:
+def test_failed_modes_say_why_and_need_a_block_for_a_row(bench: Bench) -> None:
     behave = {"eager": "block:1:exit:1@measure", "compile": "fail:fail_accuracy", "graph": "block:3:hang@measure"}
     with interrupted_once_it_hangs(bench.path / "logs" / "FAKE.graph.log"):
         bench.run(behave)
@@ -125,7 +123,7 @@ def test_modes_that_failed_say_why_and_those_without_a_block_have_no_row(bench: 
     goes_on(bench)
 
 
-def test_a_failure_of_a_later_start_does_not_take_the_place_of_samples(bench: Bench) -> None:
+def test_later_failure_does_not_replace_samples(bench: Bench) -> None:
     interrupted(bench, "graph", "later:hang", settings=THREE_PROCESSES)
     before = kept(bench)
     (bench.path / "logs" / "FAKE.graph.log").unlink()
@@ -134,7 +132,7 @@ def test_a_failure_of_a_later_start_does_not_take_the_place_of_samples(bench: Be
     assert kept(bench) == before
 
 
-def test_an_interrupt_while_the_last_processes_end_leaves_final_rows(bench: Bench) -> None:
+def test_interrupt_while_last_processes_end_leaves_final_rows(bench: Bench) -> None:
     behave = {"compile": "block:2:exit:1@measure", "graph-unpartitioned": "hang@stop"}
     with interrupted_once_it_hangs(bench.path / "logs" / "FAKE.graph-unpartitioned.log"):
         bench.run(behave)
@@ -148,9 +146,7 @@ def test_an_interrupt_while_the_last_processes_end_leaves_final_rows(bench: Benc
     assert "FAKE: all of its modes were measured; its rows are final" in (bench.folder / "display").read_text()
 
 
-def test_an_interrupt_while_the_processes_of_the_last_half_end_leaves_final_rows(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupt_at_the_end_of_the_last_half_leaves_final_rows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
 
     def stopped(workers: Sequence[RankedWorker], *, ask_first: bool) -> None:
@@ -166,15 +162,13 @@ def test_an_interrupt_while_the_processes_of_the_last_half_end_leaves_final_rows
     assert {name: row.grouping for name, row in bench.cells().items()} == {mode.name: Grouping.HALVES for mode in FOUR}
 
 
-def test_an_interrupt_while_processes_end_that_others_follow_does_not(bench: Bench) -> None:
+def test_interrupt_with_processes_still_to_come_is_not_final(bench: Bench) -> None:
     interrupted(bench, "graph", "hang@stop", settings=THREE_PROCESSES)
     assert len(kept(bench)) == 4
     goes_on(bench, settings=THREE_PROCESSES)
 
 
-def test_an_interrupt_during_cold_compile_times_leaves_final_rows(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupt_during_cold_compiles_leaves_final_rows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(session: GroupSession, mode: Mode, cache: CompileCache) -> CompileTimes:
         if mode.name == "graph":
             raise Interrupted("SIGTERM")
@@ -208,13 +202,13 @@ def test_a_start_with_fewer_modes_leaves_the_rows_of_the_others(bench: Bench) ->
     assert ratios["graph", "compile"] and not ratios["graph-unpartitioned", "compile"]
 
 
-def test_a_workload_interrupted_before_anything_was_measured_leaves_nothing(bench: Bench) -> None:
+def test_interrupt_before_any_measurement_leaves_nothing(bench: Bench) -> None:
     interrupted(bench, "graph", "hang@compile")
     assert not (bench.path / UNFINISHED).exists()
     assert "not through" not in (bench.folder / "display").read_text()
 
 
-def test_an_interrupt_in_the_second_half_keeps_the_rows_of_the_first(bench: Bench) -> None:
+def test_interrupt_in_the_second_half_keeps_the_first(bench: Bench) -> None:
     interrupted(bench, "graph-unpartitioned", "hang@metrics", fits=3)
     rows = kept(bench)
     assert set(rows) == {mode.name for mode in FOUR}
@@ -238,7 +232,7 @@ def test_ranks_of_an_interrupted_cell_have_their_parts(bench: Bench) -> None:
         assert all(len(part.blocks) >= len(row.blocks) >= 2 for part in row.ranks)
 
 
-def test_a_start_that_ends_earlier_leaves_the_rows_of_the_one_before(bench: Bench) -> None:
+def test_shorter_start_leaves_the_rows_of_the_one_before(bench: Bench) -> None:
     interrupted(bench, "graph", "later:block:3:hang@measure", settings=THREE_PROCESSES)
     before = (bench.path / UNFINISHED).read_bytes()
     (bench.path / "logs" / "FAKE.graph.log").unlink()
@@ -301,9 +295,7 @@ def test_rows_of_a_workload_become_final_together(bench: Bench, monkeypatch: pyt
     assert kept(bench) == {}
 
 
-def test_a_process_that_is_cut_off_between_blocks_says_what_others_did(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_cut_off_between_blocks_tells_what_others_did(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """That an interrupt finds, and what is written before SIGKILL."""
     seen: list[bool] = []
     keep = RunWriter.keep_unfinished
@@ -319,9 +311,7 @@ def test_a_process_that_is_cut_off_between_blocks_says_what_others_did(
     assert all(row.others is not None for row in kept(bench).values())
 
 
-def test_the_kernels_of_processes_that_are_alike_are_compared_at_no_cost(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_of_equal_processes_are_compared_for_free(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are made between blocks, and finding a difference takes a millisecond for each process."""
 
     def compared(*arguments: object) -> None:

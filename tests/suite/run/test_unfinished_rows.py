@@ -55,7 +55,7 @@ def test_only_the_last_write_may_use_the_reserve(writer: RunWriter, monkeypatch:
     assert list(read_run(writer.path).unfinished) == ROWS
 
 
-def test_final_rows_stand_for_unfinished_ones_wherever_it_was_killed(writer: RunWriter) -> None:
+def test_final_rows_replace_unfinished_ones_after_any_kill(writer: RunWriter) -> None:
     writer.keep_unfinished(ROWS)
     (writer.path / f".{UNFINISHED}.abc").write_text("half a li")
     (writer.path / store.CELLS).write_text(store.lines_of([cell("EOS", "compile")]))
@@ -69,7 +69,7 @@ def test_final_rows_stand_for_unfinished_ones_wherever_it_was_killed(writer: Run
     assert not (writer.path / UNFINISHED).exists()
 
 
-def test_a_limit_on_files_leaves_older_unfinished_rows_as_they_are(writer: RunWriter) -> None:
+def test_file_size_limit_leaves_older_unfinished_rows(writer: RunWriter) -> None:
     assert writer.keep_unfinished(ROWS[:1]) is True
     before = (writer.path / UNFINISHED).read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -179,9 +179,7 @@ WHOLE = [cell("EOS", mode) for mode in ("compile", "graph")]
         ([], "day2"),
     ],
 )
-def test_unfinished_rows_take_the_place_of_older_ones_only_where_these_lack_a_mode(
-    tmp_path: Path, older: Sequence[Cell], taken: str
-) -> None:
+def test_unfinished_rows_replace_older_ones_that_lack_a_mode(tmp_path: Path, older: Sequence[Cell], taken: str) -> None:
     runs = [load_run(made(tmp_path, 1, cell("ST"), *older)), load_run(made(tmp_path, 2, of=ROWS))]
     joined = join_runs(runs)
     parts = {part.environment.run_id for part in joined.parts if any(row.workload == "EOS" for row in part.cells)}
@@ -197,7 +195,7 @@ def test_older_unfinished_rows_stand_for_nothing_newer(tmp_path: Path) -> None:
     assert {row.processes for row in join_runs(runs).cells} == {3}
 
 
-def test_unfinished_rows_have_ratios_and_no_verdict_and_are_not_missing(tmp_path: Path) -> None:
+def test_unfinished_rows_have_ratios_and_no_verdict(tmp_path: Path) -> None:
     planned = environment(settings={"workloads": ["EOS", "ST"], "modes": ["compile", "graph"]})
     path = write_run(tmp_path / "run", [], planned)
     (path / UNFINISHED).write_text(store.lines_of([ROWS[0], unfinished_cell("EOS", "graph", blocks=WHOLE[1].blocks)]))
@@ -217,7 +215,7 @@ def test_a_comparison_of_runs_says_that_one_was_not_through(tmp_path: Path) -> N
     assert any("NEW: run day2 ended before EOS was through" in remark for remark in found.remarks)
 
 
-def test_a_merge_keeps_unfinished_rows_unless_another_run_has_the_cell(tmp_path: Path) -> None:
+def test_merge_keeps_unfinished_rows_unless_another_run_has_them(tmp_path: Path) -> None:
     st = [unfinished_cell("ST", "compile")]
     modes = ["compile", "graph"]
     for name, rows, of in (("one", [cell("MMC")], [*ROWS, *st]), ("two", WHOLE, [])):
@@ -251,9 +249,7 @@ def test_the_failures_of_an_unfinished_run_are_in_its_report(tmp_path: Path) -> 
     assert [row.mode for row in joined.failed] == ["graph"], "nothing hides that it fails now"
 
 
-def test_a_disk_without_room_for_unfinished_rows_costs_nothing_else(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_without_room_for_unfinished_rows_costs_no_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     write, refused = store.write_atomically, []
 
     def full(path: Path, content: str) -> None:
@@ -268,9 +264,7 @@ def test_a_disk_without_room_for_unfinished_rows_costs_nothing_else(
     assert len(refused) > 5 and len(bench.cells()) == 4
 
 
-def test_a_folder_that_has_become_read_only_does_not_hide_what_ended_the_run(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_only_folder_does_not_hide_what_ended_the_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     unlink = Path.unlink
 
     def refused(path: Path, missing_ok: bool = False) -> None:
@@ -291,7 +285,7 @@ def test_a_folder_that_has_become_read_only_does_not_hide_what_ended_the_run(
     )
 
 
-def test_final_rows_of_a_folder_that_has_become_read_only_go_elsewhere(
+def test_final_rows_of_a_read_only_folder_go_elsewhere(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     append = run_writer._append_lines

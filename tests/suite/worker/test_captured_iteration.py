@@ -171,9 +171,7 @@ class Draws(Mlp):
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("mode", CAPTURING)
-def test_draws_on_the_host_are_captured_where_the_workload_says_that_they_decide_nothing(
-    mode: str, cell: Any, graphs: list[Any]
-) -> None:
+def test_harmless_host_draws_are_captured_where_declared(mode: str, cell: Any, graphs: list[Any]) -> None:
     with pytest.raises(Unsupported, match="draws random numbers on the host"):
         cell(Draws, mode).prepare()
     assert not any(graph.replays for graph in graphs)
@@ -182,9 +180,7 @@ def test_draws_on_the_host_are_captured_where_the_workload_says_that_they_decide
 
 
 @pytest.mark.parametrize("acronym", ["BSCG", "STCLM"])
-def test_models_with_layer_drop_train_in_graphs_as_they_do_without(
-    acronym: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_with_layer_drop_train_in_graphs_as_without(acronym: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for mode in ("plain", *CAPTURING):
         device = CpuDeviceWithHost()

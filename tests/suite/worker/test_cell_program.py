@@ -22,7 +22,7 @@ def test_input_sets_that_share_memory_are_refused(cell):
         live.prepare()
 
 
-def test_what_an_input_set_took_while_it_was_made_is_given_back_before_the_next(cell, monkeypatch):
+def test_temporary_memory_of_an_input_set_is_freed_at_once(cell, monkeypatch):
     """Those of eight processes are made at the same time, and drawn in float32 each."""
     events = []
 

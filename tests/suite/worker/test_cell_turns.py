@@ -12,7 +12,7 @@ from suite.worker.cell_turns import alone_to_tune
 from suite.worker.gpu_turns import GpuTurns
 
 
-def test_a_rank_that_tunes_does_not_wait_for_one_that_waits_to_tune(monkeypatch, tmp_path):
+def test_tuning_rank_does_not_wait_for_a_waiting_one(monkeypatch, tmp_path):
     """Two modes of two ranks. Each rank has a GPU with turns of its own; a collective needs both ranks of a mode."""
     monkeypatch.setattr(suite.worker.gpu_turns, "MOST_WAIT_S", 10.0)
     pending = threading.local()

@@ -101,7 +101,7 @@ def test_a_cell_is_called_until_encores_graphs_have_settled(cell, monkeypatch):
     assert (len(calls), times.settle_calls, times.settled) == (11 + 3, 3, True)
 
 
-def test_a_cell_that_waits_for_its_turn_has_its_time_to_settle_nevertheless(cell, monkeypatch):
+def test_waiting_cell_keeps_its_time_to_settle(cell, monkeypatch):
     """Another one may judge its results for longer than that, alone on the GPU."""
     answers = iter([False] * 3)
     monkeypatch.setattr(suite.worker.compilation.optimizations, "settled", lambda: next(answers, True))
@@ -113,7 +113,7 @@ def test_a_cell_that_waits_for_its_turn_has_its_time_to_settle_nevertheless(cell
     assert live._compilation._settle(times).settled
 
 
-def test_a_graph_that_never_settles_is_measured_all_the_same_and_the_row_says_so(cell, monkeypatch):
+def test_graph_that_never_settles_is_measured_and_marked(cell, monkeypatch):
     monkeypatch.setattr(suite.worker.compilation.optimizations, "settled", lambda: False)
     monkeypatch.setattr(suite.worker.compilation, "SETTLE_S", 0.05)
     live = cell(Mlp)
@@ -145,7 +145,7 @@ def test_what_tuning_finds_is_stored_and_looked_up_under_one_key(cell):
 
 
 @pytest.mark.parametrize(("alive", "fits"), [(8, False), (3, False), (2, True), (1, True)])
-def test_graphs_that_wait_for_memory_which_other_modes_have_are_not_measured(cell, monkeypatch, alive, fits):
+def test_graphs_waiting_for_memory_of_others_are_not_measured(cell, monkeypatch, alive, fits):
     """A mode and what it is compared with are as few as there can be: then it is measured as it is."""
     waits = SimpleNamespace(waiting="memory: 13 GB are needed")
     graph = SimpleNamespace(recordings=[SimpleNamespace(waiting="more use"), waits])

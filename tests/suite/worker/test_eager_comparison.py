@@ -42,7 +42,7 @@ def test_an_error_on_the_second_input_alone_is_found(cell, monkeypatch):
         live.prepare()
 
 
-def test_a_call_that_reads_old_inputs_is_found_though_all_results_are_nearly_the_same(cell, monkeypatch):
+def test_call_that_reads_old_inputs_is_found(cell, monkeypatch):
     class NearlyConstant(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -74,7 +74,7 @@ def test_an_error_that_begins_with_the_third_call_is_found(cell, monkeypatch):
         cell(Mlp, spec={"warm_up": 1}).prepare()
 
 
-def test_another_mode_with_the_same_bits_gets_the_verdict_without_a_comparison(cell, monkeypatch):
+def test_mode_with_known_bits_gets_the_verdict_for_free(cell, monkeypatch):
     """Comparing takes as long as compiling where it needs a program in higher precision."""
     first = cell(Mlp, task="training").prepare().correctness
     refuse = unittest.mock.Mock(side_effect=AssertionError("compared again"))
@@ -87,7 +87,7 @@ def test_another_mode_with_the_same_bits_gets_the_verdict_without_a_comparison(c
         cell(Mlp, task="training").prepare()
 
 
-def test_results_of_other_inputs_are_not_as_right_as_those_that_were_compared(cell, monkeypatch):
+def test_results_of_other_inputs_are_not_accepted(cell, monkeypatch):
     """However near to one another the results of all inputs are."""
 
     class Nearly(torch.nn.Module):
@@ -113,7 +113,7 @@ def test_what_was_not_found_right_is_no_excuse_for_others(cell, monkeypatch):
             cell(Mlp).prepare()
 
 
-def test_a_cell_waits_with_a_clock_of_its_own_while_another_compares(cell, monkeypatch, tmp_path):
+def test_cell_waits_on_its_own_clock_while_another_compares(cell, monkeypatch, tmp_path):
     """Comparing may take longer than `MOST_WAIT_S`: XLNET-T is compiled in float64 for it. Eight at once do not fit."""
     others = GpuTurns(tmp_path / TURNS)
     monkeypatch.setattr(suite.worker.gpu_turns, "MOST_WAIT_S", 0.01)
@@ -139,7 +139,7 @@ def test_a_cell_waits_with_a_clock_of_its_own_while_another_compares(cell, monke
 
 
 @pytest.mark.parametrize(("factor", "passed"), [(1.0, True), (-1.0, False)])
-def test_a_mode_that_its_own_dtype_does_not_decide_is_compiled_in_float32(cell, monkeypatch, factor, passed):
+def test_undecided_mode_is_compiled_in_float32(cell, monkeypatch, factor, passed):
     class Cancelling(torch.nn.Module):
         def forward(self, x):
             return ((x + 4096.0) - 4096.0) * 1.5 + x * 1e-3

@@ -117,7 +117,7 @@ def test_keyword_inputs_arrive():
     assert iteration(instance, instance.module, marks_steps=False)(instance.inputs(0)).output.shape == (4, 3)
 
 
-def test_eager_calls_the_module_itself_and_other_modes_their_backend():
+def test_eager_calls_the_module_and_other_modes_their_backend():
     compiled: list[tuple[int, object]] = []
 
     def backend(graph, inputs, *, options):
@@ -158,7 +158,7 @@ def test_seeds_repeat_random_numbers():
 
 
 @pytest.mark.parametrize("task", ["inference", "training"])
-def test_an_iteration_depends_on_its_module_and_not_on_all_workloads(task):
+def test_iteration_depends_on_its_module_alone(task):
     """A captured loop looks in each call at all that it can reach, and 900 attributes of workloads took it 20 us."""
     instance = instance_of(linear, task=task)
     state = reach([("iterate", iteration(instance, instance.module, marks_steps=False))])

@@ -20,7 +20,7 @@ from suite.worker.protocol import Measure
 __all__ = ["cell"]
 
 
-def test_stochastic_training_compiled_agrees_with_eager_by_its_random_numbers(cell):
+def test_compiled_stochastic_training_agrees_by_eagers_numbers(cell):
     """Half of the hidden values are dropped: with other random numbers, nothing would agree."""
     live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True)
     prepared = live.prepare()
@@ -33,7 +33,7 @@ def test_stochastic_training_compiled_agrees_with_eager_by_its_random_numbers(ce
     assert (graphs.fx_graphs, graphs.graph_breaks, graphs.partitions, graphs.cuda_graphs) == (1, 0, None, 0)
 
 
-def test_a_later_process_of_a_stochastic_mode_with_other_bits_runs_the_trial_too(cell):
+def test_later_stochastic_process_with_other_bits_runs_the_trial(cell):
     live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec={"known_digests": ["other"]})
     correctness = live.prepare().correctness
     assert correctness is not None and correctness.passed and correctness.fallback_random
@@ -70,7 +70,7 @@ class Asking(torch.nn.Module):
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_eager_and_trial_may_use_deterministic_algorithms_and_what_is_measured_uses_its_own(cell, deterministic):
+def test_eager_and_trial_may_be_deterministic_by_themselves(cell, deterministic):
     module = Asking()
     live = cell(lambda: module, "compile", task="training", stochastic=True, tried_deterministic=deterministic)
     live.build()
@@ -86,7 +86,7 @@ def test_eager_and_trial_may_use_deterministic_algorithms_and_what_is_measured_u
 
 
 @pytest.mark.parametrize("task", ["training", "inference"])
-def test_where_attention_drops_eager_and_trial_compute_it_from_single_operators(cell, task):
+def test_dropping_attention_is_computed_from_single_operators(cell, task):
     module = Asking()
     live = cell(lambda: module, "compile", task=task, stochastic=True)
     before = attention_allowed()
@@ -107,7 +107,7 @@ def test_a_trial_that_fails_leaves_the_algorithms_as_they_were(cell, monkeypatch
     assert torch.utils.deterministic.fill_uninitialized_memory
 
 
-def test_trials_share_caches_that_are_not_those_of_what_is_measured(cell, monkeypatch, tmp_path):
+def test_trials_do_not_share_caches_with_what_is_measured(cell, monkeypatch, tmp_path):
     """Each process of a mode whose results are never twice the same runs one, and only the first compiles for it."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     found = []
@@ -124,7 +124,7 @@ def test_trials_share_caches_that_are_not_those_of_what_is_measured(cell, monkey
     assert counters["inductor"]["fxgraph_cache_hit"] == 0 < counters["inductor"]["fxgraph_cache_miss"]
 
 
-def test_the_trial_of_a_later_process_finds_what_the_first_compiled_for_its_own(cell, monkeypatch, tmp_path):
+def test_later_trial_finds_what_the_first_compiled(cell, monkeypatch, tmp_path):
     """A later process has marked its graphs with the name of its mode before it knows that it needs a trial."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     spec = {"cache_dir": str(tmp_path)}
@@ -156,7 +156,7 @@ class Keeping(Mlp):
 
 
 @pytest.mark.parametrize("task", ["inference", "training"])
-def test_a_later_process_begins_with_a_call_that_is_not_compiled_as_the_first_one_does(cell, task):
+def test_later_process_begins_with_an_uncompiled_call_too(cell, task):
     first = cell(Keeping, "compile", task=task)
     digests = first.prepare().correctness.digests
     module = Keeping()
@@ -189,7 +189,7 @@ class Doubled(torch.autograd.Function):
 
 
 @pytest.mark.parametrize(("size", "scale"), [(1e-6, 2.0**15), (1e3, 2.0**7), (1e6, 1.0)])
-def test_a_trial_finds_wrong_gradients_that_are_too_small_for_float16(cell, monkeypatch, size, scale):
+def test_trial_finds_wrong_gradients_too_small_for_float16(cell, monkeypatch, size, scale):
     """And its losses are not scaled so far that eager's gradients are infinite."""
     monkeypatch.setattr(suite.worker.judge, "loss_scales", lambda instance: LOSS_SCALES)
     options = {"task": "training", "stochastic": True, "loss": lambda output: output.mean() * size}
@@ -207,7 +207,7 @@ def test_a_trial_finds_wrong_gradients_that_are_too_small_for_float16(cell, monk
         cell(lambda: HalfGradients(0.5), "compile", **options).build()
 
 
-def test_losses_are_as_they_were_where_eager_itself_ends_with_an_error(cell, monkeypatch):
+def test_losses_are_restored_where_eager_fails(cell, monkeypatch):
     """The cell may go on: another one is told that the trial gave no verdict."""
     monkeypatch.setattr(suite.worker.judge, "loss_scales", lambda instance: LOSS_SCALES)
     live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True)
@@ -240,7 +240,7 @@ def test_nothing_of_the_trial_is_left_to_wait_for_calls(cell, monkeypatch):
     assert calls
 
 
-def test_the_trial_of_a_stochastic_workload_judges_replays_and_not_the_first_calls(cell, monkeypatch):
+def test_stochastic_trial_judges_replays_not_first_calls(cell, monkeypatch):
     """As when a CUDA graph is replayed wrongly: the first call is warm-up, the second the recording."""
     calls = 0
 

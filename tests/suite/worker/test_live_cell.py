@@ -39,13 +39,13 @@ def test_a_cell_of_the_eager_mode(cell):
     assert (metrics.coverage, metrics.graphs, metrics.copies, metrics.memory) == (None, None, None, None)
 
 
-def test_how_long_an_iteration_takes_is_asked_of_the_first_process(cell, monkeypatch):
+def test_iteration_time_is_that_of_the_first_process(cell, monkeypatch):
     assert 0 < cell(Mlp).prepare().iteration_us != 77.0
     monkeypatch.setattr(suite.worker.live_cell, "iteration_us", None)
     assert cell(Mlp, spec={"known_iteration_us": 77.0}).prepare().iteration_us == 77.0
 
 
-def test_all_processes_of_a_workload_give_back_what_only_checks_need(cell, monkeypatch, tmp_path):
+def test_all_processes_free_what_only_checks_need(cell, monkeypatch, tmp_path):
     """Eight that keep what eager's comparison took do not fit where eight that are measured do."""
     turns = GpuTurns(tmp_path / TURNS)
     events = []
@@ -69,7 +69,7 @@ def test_all_processes_of_a_workload_give_back_what_only_checks_need(cell, monke
     assert events[judging:] == ["judged", "judged", "release"], "the judge's"
 
 
-def test_a_cell_judges_while_it_has_the_gpu_for_itself_and_warms_up_while_nobody_has(cell, monkeypatch, tmp_path):
+def test_cell_judges_alone_on_the_gpu_and_warms_up_otherwise(cell, monkeypatch, tmp_path):
     others = GpuTurns(tmp_path / TURNS)
     monkeypatch.setattr(suite.worker.gpu_turns, "MOST_WAIT_S", 0.01)
     seen = []
@@ -100,7 +100,7 @@ def test_a_cell_judges_while_it_has_the_gpu_for_itself_and_warms_up_while_nobody
     assert free() == (True, True)
 
 
-def test_a_cell_restarts_peaks_before_compiling_before_timing_and_before_replaying(cell, monkeypatch):
+def test_cell_restarts_peaks_before_each_phase(cell, monkeypatch):
     events = []
     for module in (suite.worker.compilation, suite.worker.live_cell, suite.worker.measured_once):
         monkeypatch.setattr(module, "restart_peak", lambda device: events.append("restart"))

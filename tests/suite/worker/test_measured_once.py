@@ -18,7 +18,7 @@ from suite.measure import launches
 __all__ = ["cell"]
 
 
-def test_copies_into_placeholders_come_from_the_count_and_the_rest_from_the_profile(cell, monkeypatch):
+def test_placeholder_copies_are_counted_and_the_rest_profiled(cell, monkeypatch):
     """With a profile and a count as a GPU would give them: each stands in its own field."""
     from suite.measure.copies import CopyCount
     from suite.measure.coverage import IterationProfile
@@ -53,7 +53,7 @@ def test_copies_into_placeholders_come_from_the_count_and_the_rest_from_the_prof
     assert len(loaded) == 1, "steps that were not asked for before are taken"
 
 
-def test_a_cell_that_was_measured_without_a_profiler_is_not_measured_again_with_it(cell, monkeypatch):
+def test_measured_cell_is_not_measured_again_with_a_profiler(cell, monkeypatch):
     live = cell(Mlp)
     live.prepare()
     order = []
@@ -68,7 +68,7 @@ def test_a_cell_that_was_measured_without_a_profiler_is_not_measured_again_with_
     assert order == ["memory", "load", "profile"]
 
 
-def test_each_rank_is_timed_on_a_core_of_its_own_and_all_modes_on_the_same(cell, monkeypatch):
+def test_each_rank_is_timed_on_its_own_core_in_all_modes(cell, monkeypatch):
     """On one core all ranks of a cell took twice as long as in their blocks (ST@tp2: 17.5 ms instead of 7.9)."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: set(range(8)))
     cores = {}

@@ -24,7 +24,7 @@ def test_digests_repeat_with_the_seed_and_only_with_it(cell):
     assert first != other
 
 
-def test_results_that_change_from_call_to_call_are_not_deterministic(cell, monkeypatch):
+def test_results_that_change_between_calls_are_nondeterministic(cell, monkeypatch):
     calls = 0
 
     def drifting(module, x):
@@ -41,7 +41,7 @@ def known(digests):
     return {"known_digests": digests}
 
 
-def test_a_later_process_with_the_known_bits_is_not_compared_again(cell, monkeypatch):
+def test_later_process_with_known_bits_is_not_compared(cell, monkeypatch):
     digests = cell(Mlp).prepare().correctness.digests
     compared = []
     monkeypatch.setattr(
@@ -68,7 +68,7 @@ class Varying(Mlp):
     counted = itertools.count()
 
 
-def test_of_a_later_process_a_tensor_that_varies_is_looked_at_by_its_values(cell, monkeypatch):
+def test_varying_tensor_of_a_later_process_counts_by_value(cell, monkeypatch):
     first = cell(Varying).prepare().correctness
     assert first.passed and not first.deterministic
     assert [list(one) for one in first.varying] == [["buffer noise"]] * 2
@@ -79,7 +79,7 @@ def test_of_a_later_process_a_tensor_that_varies_is_looked_at_by_its_values(cell
         assert cell(Varying, spec=spec).prepare().correctness is not None, "compared like the first"
 
 
-def test_a_tensor_that_varies_on_one_input_set_counts_as_varying_on_all(cell):
+def test_tensor_varying_on_one_input_set_varies_on_all(cell):
     """By chance two calls may have the same bits, and a later process would be compared again for it."""
     first_set: list[torch.Tensor] = []
 
@@ -95,14 +95,14 @@ def test_a_tensor_that_varies_on_one_input_set_counts_as_varying_on_all(cell):
     assert all(len(one["buffer noise"]) == SKETCH for one in first.varying)
 
 
-def test_of_a_later_process_other_bits_count_where_there_were_none_that_vary(cell, monkeypatch):
+def test_other_bits_of_a_later_process_count_where_none_vary(cell, monkeypatch):
     first = cell(Varying).prepare().correctness
     spec = {"known_digests": first.digests, "known_varying": first.varying}
     replaced_call(monkeypatch, lambda module, x: module(x) * (1 + 1e-6))
     assert cell(Varying, spec=spec).prepare().correctness is not None
 
 
-def test_a_later_process_with_other_bits_is_compared_like_the_first(cell, monkeypatch):
+def test_later_process_with_other_bits_is_compared(cell, monkeypatch):
     digests = cell(Mlp).prepare().correctness.digests
     replaced_call(monkeypatch, lambda module, x: module(x) * (1 + 1e-6))
     correctness = cell(Mlp, spec=known(digests)).prepare().correctness

@@ -33,9 +33,7 @@ STOCHASTIC = (fake_workload(stochastic=True),)
 TWO = SETTINGS.model_copy(update={"processes": 2})
 
 
-def test_three_modes_are_tried_while_all_compile_and_the_others_are_looked_at_with_their_bits(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_three_modes_are_tried_while_all_compile(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     said = told(monkeypatch)
     bench.run(workloads=STOCHASTIC, modes=SIX, settings=TWO)
     assert {cell.status for cell in bench.cells().values()} == {Status.PASS}
@@ -102,7 +100,7 @@ def test_an_eager_process_that_fails_fails_its_mode_and_no_other(bench: Bench, w
     assert fake_workers_alive() == []
 
 
-def test_where_memory_is_not_enough_all_modes_are_prepared_once_more_without_trials_apart(bench: Bench) -> None:
+def test_modes_short_of_memory_are_prepared_without_trials_apart(bench: Bench) -> None:
     bench.run({"graph": "fail:oom@compile"}, workloads=STOCHASTIC, modes=SIX, settings=TWO)
     said = [words[:2] for words in events(bench.folder)]
     assert [words for words in said if words[0] == "tried"].count(["tried", "compile"]) == 1
@@ -159,7 +157,7 @@ def fresh(tmp_path: Path, cell):
     return lambda mode="compile", **spec: stochastic(cell, mode, cache_dir=str(tmp_path), **spec)
 
 
-def test_a_cell_that_is_tried_elsewhere_compiles_once_and_takes_the_verdict(fresh, monkeypatch, tmp_path: Path) -> None:
+def test_cell_tried_elsewhere_compiles_once_and_has_the_verdict(fresh, monkeypatch, tmp_path: Path) -> None:
     eager = fresh("eager")
     eager.build()
     reference, instance = eager._judge.eager, eager._program.instance

@@ -106,7 +106,7 @@ def spec(cache_dir):
     return make
 
 
-def test_a_program_that_ends_its_process_is_a_failure_with_its_reason(spec, tmp_path):
+def test_program_that_ends_its_process_is_a_failure_with_reason(spec, tmp_path):
     code = """
         import sys
         from suite.worker import main as worker
@@ -311,7 +311,7 @@ def test_other_errors_are_told_by_their_phase(phase, status):
     assert (answer.status, answer.error) == (status, f"{phase}: ValueError: no such size: 7")
 
 
-def test_a_failed_compilation_is_one_in_whatever_phase_it_happens():
+def test_failed_compilation_is_named_in_any_phase():
     def broken(graph, inputs):
         raise KeyError("boom")
 
