@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from suite.store import REPOSITORY
+from suite.results.store import REPOSITORY
 
 MOST_CHARACTERS = 60
 STILL_LONGER = 720
