@@ -10,14 +10,17 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from optimizations import torch_internals
 from optimizations.torch_internals import thread_state
 from optimizations.weak_registry import WeakRegistry
+
+TreeManagerContainer: Any = torch_internals.cudagraph_trees.TreeManagerContainer
 
 _TLS_KEY = "encore_containers"
 
 
 class ThreadContainers:
-    """The containers (`manager.EncoreContainer`) of one thread, by device.
+    """The containers (`cudagraphify.EncoreContainer`) of one thread, by device.
 
     A finalizer may run wherever Python allocates. It may call a compiled function, or end Encore. With a lock it would
     wait for its own thread. So there is none: the dictionary is used by single steps only, which nothing interrupts
@@ -40,6 +43,11 @@ def thread_containers() -> ThreadContainers:
         _ALL.add(found)
         thread_state.keep(_TLS_KEY, found)
     return found
+
+
+def container_of_call(device_index: int) -> Any:
+    """Return the container of this thread's calls; an empty one where Encore was ended in the midst of a call."""
+    return thread_containers().by_device.get(device_index) or TreeManagerContainer(device_index)
 
 
 def managers(device_index: int | None = None) -> list[Any]:

@@ -8,7 +8,7 @@ goes for what a forward saves too: hooks of saved tensors get the very object, a
 Note [What is attached to results]. C++ does not see attributes (`y.name = ...`, the marks of `mark_dynamic`), nor a
 gradient, nor `retain_grad()`: the next result would come with the gradient of this one, or be left without its own. Nor
 does it see hooks, which stay where a gradient was required and is not any more (`detach_`), and would change the next
-result's gradient; those of a forward lose theirs in each call (`results_node`). Nor does it see weak references: what a
+result's gradient; those of a forward lose theirs in each call (`results`). Nor does it see weak references: what a
 program keeps for a tensor as long as that is alive (`WeakTensorKeyDictionary`) would be found for the next result,
 which has other values. Python is asked, of results that callers see: all of an inference and of a backward
 (`torch.autograd.grad` gives out the very tensors), and of a forward those that it returns

@@ -14,11 +14,10 @@ from optimizations.graph.plan import Choice
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
 from optimizations.selection import Selection
-from optimizations.trees import containers, manager
+from optimizations.trees import containers, cudagraphify, manager
 from optimizations.trees.function import (
     GraphedFunction,
     RecordableFunction,
-    forget_recordings,
     is_one_of_several,
     reading,
 )
@@ -83,7 +82,7 @@ class EncoreMaker:
         return GraphedFunction(
             with_readable_seeds(model, code),
             recordable,
-            manager.record,
+            cudagraphify.record,
             written=lambda: code().written,
             follow_streams=functools.partial(manager.follow_streams, keywords["device_index"]),
             returns=lambda index: is_one_of_several(model) and code().returns(index),
@@ -100,7 +99,7 @@ class EncoreMaker:
         stock asserts that the manager is there.
         """
         index = torch.cuda.current_device() if device_index is None else device_index
-        return manager.container(index).get_tree_manager()
+        return cudagraphify.container(index).get_tree_manager()
 
     def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
         """See `hook.Maker`."""
@@ -109,6 +108,5 @@ class EncoreMaker:
 
 def release_recordings() -> None:
     """Free every graph, memory pool, placeholder and kernel of Encore's own. Functions record again when called."""
-    containers.shut_down()
-    forget_recordings()
+    manager.free_all()
     unload_kernels()

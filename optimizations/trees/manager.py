@@ -1,6 +1,23 @@
 """Managers of Encore's recordings: CUDAGraph Trees that overwrite no result somebody holds, and that outlive failures.
 
-`run` is stock's, with a question before and an answer after it. What lies in the pool is the matter of `pool_manager`.
+`run` is stock's, with a check before it and what is noted after it.
+
+Note [Kept results]. Results lie in the graphs' memory pool, and the next call of the program would overwrite them.
+Stock does so, held or not, and lets access to them fail. Here a call that begins a new iteration first looks whether
+somebody holds a result of the one before. If so,
+
+* the function runs without a graph, in ordinary memory, and overwrites nothing;
+* that result is marked, by its function and place: from then on it is copied out of the pool right after each launch,
+  so that nobody can hold it in there again;
+* after `PATIENCE` iterations in which something was still held, the pool is left to those who hold it, and everything
+  is recorded again in a new one. Where several threads call it takes `PATIENCE_OF_THREADS`: what one of them holds is
+  mostly let go soon, and a capture would disturb the others.
+
+A program that holds nothing pays only for the look at what stock's own bookkeeping already knows.
+
+Note [Results that outlive their functions]. Once the last function is gone, so are the graphs and their pool. Results
+of replays lie there without owning their memory. So those that somebody still holds get it before the pool goes. Stock
+leaves them in memory that belongs to nobody.
 
 Note [A recording that fails]. A capture runs nothing on the device, so nothing has been done when it fails, and its
 inputs are still what they were. The function runs on them without a graph, and is never recorded again. Results of
@@ -14,19 +31,6 @@ Note [Results outside of the pool]. Before and after a warm-up, stock checks the
 functions and nothing else. Stock raises if a function returned memory from elsewhere, or keeps memory of the pool. Its
 results are right all the same, so the caller gets them. The function runs without a graph from then on, and the pool is
 left to what lies in it. If the check before the warm-up failed, another function was the cause.
-
-Note [Threads]. A compiled function may be called from any thread, and its manager belongs to the one that first did.
-So calls take turns. A thread that never used CUDA has no current context, which driver calls need. Work on another
-stream than the last call's waits for what is enqueued there, for both use the same memory.
-
-Note [Captures of the program's own]. A graph can be launched on a stream that captures no more than it can be recorded
-there. Where the program captures on another stream than the one it calls on, as PyTorch's `torch.cuda.graph` does, this
-is noticed with the change of streams, and functions run without their graphs inside.
-
-Note [Results on other streams]. Where a call comes on another stream than the one before, it waits for that one. But
-the program may go on there with results that it holds, and let go of them later: the host then knows of nobody who
-reads them, and the device may be behind. So as long as results are alive that were there when a stream was left, each
-call waits for that stream, and once more when they are gone.
 
 Note [Calls past the manager]. A function without a graph may read results of graphs on another stream than theirs, and
 the next replay writes over them. So its calls follow the streams as all others do (`follow_streams`): they wait for the
@@ -45,75 +49,108 @@ about to go as well (the model itself, or what is collected with it), so the nex
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import dataclasses
+import os
 import threading
+import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
 from optimizations.calls.bound import when_a_root_is_gone
-from optimizations.calls.streams import make_context_current, stream_of, wait_for_stream
 from optimizations.calls.turns import inside_a_function, is_lent
-from optimizations.graph.pools import end_failed_capture
+from optimizations.graph.pools import Pool, claim, end_failed_capture, give_back, pool_memory
+from optimizations.in_place.budget import Together
 from optimizations.one_line import one_line
 from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.torch_internals.rebind import with_globals
-from optimizations.torch_internals.stock_trees import named_arguments, without_duplicates
+from optimizations.torch_internals.stock_trees import forget_places
+from optimizations.trees import moved_inputs
 from optimizations.trees.alike import tell_ranks
-from optimizations.trees.containers import managers, shut_down, thread_containers
+from optimizations.trees.containers import container_of_call, managers, shut_down
 from optimizations.trees.endings import free_before_process_groups_end, in_a_process_group
+from optimizations.trees.fast_calls import FastCalls
 from optimizations.trees.function import RecordableFunction, WarmUp, forget_recordings
 from optimizations.trees.inner_graphs import resting
-from optimizations.trees.lean import MOST_KEPT, OTHER_GEOMETRY, SteadyCall, steadily, steady_call
-from optimizations.trees.moved_inputs import MovedInputsManager
 from optimizations.trees.node import EncoreNode, NotFollowed, NotLaunched
 from optimizations.trees.readable_seeds import any_on_host
-from optimizations.trees.results import with_inputs
+from optimizations.trees.reasons import (
+    FORWARD_UNCAPTURED,
+    INPUT_KEEPS_MOVING,
+    INSIDE_CAPTURE,
+    INSIDE_FUNCTION,
+    KEPT,
+    OTHER_GEOMETRY,
+    RECORDED_TOO_OFTEN,
+    WRITES_INPUT,
+)
+from optimizations.trees.results import kept_copied
+from optimizations.trees.returned import with_inputs
+from optimizations.trees.streams import CallStreams
 from optimizations.trees.uncaptured_forwards import UncapturedForwards
 
 trees = torch_internals.cudagraph_trees
 CUDAGraphTreeManager: Any = trees.CUDAGraphTreeManager
-TreeManagerContainer: Any = trees.TreeManagerContainer
 
-KEPT = "the program holds a result that the graph would overwrite"
-FORWARD_UNCAPTURED = "its forward ran without a graph"
+PATIENCE = 4
+"""Iterations in a row that run without graphs because results are held, before a new pool is begun."""
 
-WRITES_INPUT = "it writes an input that is neither a parameter nor a result of another graph"
-RECORDED_TOO_OFTEN = "inputs at fixed addresses moved more often than Inductor's cudagraph_unexpected_rerecord_limit"
-"""Why stock's code leaves a function without a graph."""
+PATIENCE_OF_THREADS = 32
+"""The same where several threads call."""
 
-INSIDE_CAPTURE = "it was called inside of a capture of the program's own"
-INSIDE_FUNCTION = "it was called by a backward that an operator of another function runs"
-
-
-def container(device_index: int) -> EncoreContainer:
-    """The container of this thread (of the thread whose backward this one runs) for a CUDA device."""
-    by_device = thread_containers().by_device
-    found: EncoreContainer | None = by_device.get(device_index)
-    return by_device.setdefault(device_index, EncoreContainer(device_index)) if found is None else found
+_exiting = threading.Event()
+"""Set when the interpreter begins to exit: then nobody reads a result any more."""
+atexit.register(_exiting.set)
 
 
-class EncoreManager(MovedInputsManager):
-    """CUDAGraph Trees whose functions are `RecordableFunction`s and whose nodes are `EncoreNode`s."""
+class EncoreManager(CUDAGraphTreeManager):
+    """CUDAGraph Trees whose functions are `RecordableFunction`s and whose nodes are `EncoreNode`s.
 
-    _add_function = with_globals(CUDAGraphTreeManager.add_function, get_container=container)
+    Attributes:
+        turn: held in each call. Note [Threads] in `streams`.
+        running: whether a call is on the slow path.
+        held_in_generation: the iteration that holds results of the one before; None where none does.
+        forgetting_is_due: whether a model is gone. Note [Models that are gone].
+        streams, fast_calls, uncaptured_forwards: see their classes.
+    """
+
+    current_gen: int
+    current_node: Any
+    roots: dict[Any, list[EncoreNode]]
+    running_forwards_with_pending_backwards: bool
+
+    _add_function = with_globals(CUDAGraphTreeManager.add_function, get_container=container_of_call)
     _record_function = with_globals(CUDAGraphTreeManager.record_function, CUDAGraphNode=EncoreNode)
 
     def __init__(self, device_index: int, **keywords: Any) -> None:
+        self._owner = os.getpid()
         self.turn = threading.RLock()
-        self.entered = threading.local()
-        self.last_stream: int | None = None
-        self._left: dict[int, list[Any]] = {}
-        self._stream_before_capture: int | None = None
-        self.inside_capture = False
+        self.streams = CallStreams(device_index)
+        self.fast_calls = FastCalls()
         self.uncaptured_forwards = UncapturedForwards()
         self.running = False
+        self.held_in_generation: int | None = None
+        self.forgetting_is_due = False
+        self._held_iterations = 0
+        self._checkpoint_due = False
+        self._forwards_are_copied_out = False
         self._ran_uncaptured = False
         self._runs_function = self._took_part = False
-        super().__init__(device_index, **keywords)
+        self._together = Together()
+        self._pool: Pool | None = None
+        super().__init__(device_index, **keywords)  # makes a capture
+        torch.cuda.current_stream(device_index).wait_stream(self.stream)  # see `graph.capture_order`
+        claim(self.cuda_graphs_thread_pool)
+
+    def _function(self, function_id: Any) -> RecordableFunction:
+        function: RecordableFunction = self.ids_to_funcs[function_id].model
+        return function
 
     # Calls
 
@@ -128,7 +165,7 @@ class EncoreManager(MovedInputsManager):
         placeholders: Sequence[Any],
         *others: Any,
     ) -> tuple[Any, Any]:
-        """As stock's; calls are steady where they can be."""
+        """As stock's."""
         model.turn = self.turn
         # Note [Geometry at an unchanged address]. Of a backward only what the forward was given is compared: the
         # program has no hold of the rest.
@@ -140,10 +177,10 @@ class EncoreManager(MovedInputsManager):
         model.geometry = FixedGeometry(inputs, compared)
         known = stack_traces, mode, constants, placeholders
         full, outputs = self._add_function(model, inputs, static_input_idxs, *known, *others)
-        return steadily(self, full), outputs
+        return full, outputs
 
     def run(self, new_inputs: list[Any], function_id: Any) -> Any:
-        """As stock's. Notes [Kept results], [Threads]. Steady calls pass it by: see `lean`.
+        """As stock's. Note [Kept results]. Calls on the fast path pass it by.
 
         Note [Uncaptured forwards] in `uncaptured_forwards`.
         """
@@ -192,7 +229,9 @@ class EncoreManager(MovedInputsManager):
         if returned:
             outputs = with_inputs(outputs, returned)
             self.uncaptured_forwards.unmark(returned.values())
-        return self.kept_copied(function, outputs) if function.kept_outputs else outputs
+        if function.kept_outputs and self.current_node is not None:
+            return kept_copied(self.current_node, function, outputs)
+        return outputs
 
     def _run_inside(self, inputs: list[Any], function_id: Any) -> Any:
         """A call of a backward that another function runs. Note [Backwards inside of functions] in `calls.turns`."""
@@ -212,8 +251,18 @@ class EncoreManager(MovedInputsManager):
             outputs = super().execute_node(node, new_inputs)
         if not node.is_latest:
             self.replays_another(node)
-        self._expect_steady_calls(node)
+        self.fast_calls.expect(node)
         return outputs
+
+    def enter(self, function_id: Any) -> None:
+        """Prepare the current thread and stream for a call."""
+        is_backward = self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD
+        self.streams.enter(is_backward, self.current_node)
+
+    def may_begin_within_iteration(self) -> bool:
+        """Return whether a fast-path call may begin a path where results of the one before are dead: no backward
+        belongs to it."""
+        return not self.running_forwards_with_pending_backwards
 
     def replays_another(self, node: EncoreNode) -> None:
         """To be told where a function is not served by the recording that served it last.
@@ -228,30 +277,10 @@ class EncoreManager(MovedInputsManager):
             before.let_another_serve()
         node.is_latest = True
 
-    def steady_calls(self, function_id: Any) -> dict[EncoreNode | None, list[SteadyCall]]:
-        """What there is for a function, by the recording before it; always the same dictionary."""
-        return self._steady[function_id]
-
-    def _expect_steady_calls(self, node: EncoreNode) -> None:
-        function_id = node.wrapped_function.id
-        if not node.function.lean:
-            return
-        found = self._steady[function_id]
-        calls = [call for call in found.get(node.parent, ()) if call.valid]
-        if not any(call.node is node for call in calls):
-            made = steady_call(node)
-            calls = [*([] if made is None else [made]), *calls][:MOST_KEPT]
-            # What was recorded for a call's addresses comes before what copies it.
-            calls.sort(key=lambda one: one.node.copies_parameters)
-        if calls:
-            found[node.parent] = calls
-        else:
-            found.pop(node.parent, None)
-
     def _against_a_graph(self, function_id: Any, function: RecordableFunction, inputs: Sequence[Any]) -> str | None:
-        if self.current_node is not None and self._at_boundary() and not self.inside_capture:
+        if self.current_node is not None and self._at_boundary() and not self.streams.inside_capture:
             self._look_for_held_results()
-        if function.without_graph is not None or self.inside_capture:
+        if function.without_graph is not None or self.streams.inside_capture:
             return function.without_graph or INSIDE_CAPTURE
         if function.geometry is not None and not function.geometry.holds(inputs):
             function.geometry.require_dtypes(inputs)
@@ -375,18 +404,18 @@ class EncoreManager(MovedInputsManager):
         self._histories_forgotten()
         # A recording that is not replayed again, since a model is gone, would keep the parameters of its last call.
         for node in self._recorded_behind(self.current_node, function_id):
-            node.forget_own_histories()
+            node.results.forget_histories()
         self._apply_due_checkpoint()
-        function.callers, function.together = self._callers, self._together
+        function.callers, function.together = self.streams.callers, self._together
         if in_a_process_group() and (function.code().collective or function.code().opaque):
-            free_before_process_groups_end(_free_all)
+            free_before_process_groups_end(free_all)
         inputs = self._kept_for_a_failure(new_inputs, self.ids_to_funcs[function_id].mutated_input_idxs)
         try:
             with self._running_a_function():
                 outputs = self._record_function(new_inputs, function_id)
             tell_ranks(function)
             function.recorded_on(self.current_node._path_from_root)
-            self._expect_steady_calls(self.current_node)
+            self.fast_calls.expect(self.current_node)
             function.note_returned_inputs(self.current_node.returned_inputs)
             returned = {place: inputs[index][0] for place, index in function.returned_inputs.items()}
             return with_inputs(outputs, returned) if returned else outputs
@@ -425,62 +454,236 @@ class EncoreManager(MovedInputsManager):
                 kept.append((value, False))
         return kept
 
-    # Note [Threads]
+    def _not_recorded_again(self, function_id: Any, inputs: Sequence[Any]) -> str | None:
+        """Return why a call runs without a graph instead of being recorded; None where it may be recorded."""
+        function = self._function(function_id)
+        reason = moved_inputs.against_one_more_recording(
+            function,
+            self._recorded_behind(self.current_node, function_id),
+            self.ids_to_funcs[function_id].static_input_idxs,
+            inputs,
+            forwards_are_copied_out=self._forwards_are_copied_out,
+        )
+        if reason is None:
+            return None
+        if reason != INPUT_KEEPS_MOVING:
+            function.without_graph = reason
+        elif function.misfits_in_a_row() > moved_inputs.MOST_MISFITS * function.calls_on_a_path:
+            function.without_graph = reason
+            function.retire()
+        if function.without_graph is not None:
+            tell_ranks(function)
+        return reason
 
-    def enter(self, function_id: Any) -> None:
-        if self.id_to_mode[function_id] is not trees.CompilationMode.BACKWARD:  # a backward has a thread of its own
-            self._callers.add(threading.get_ident())
-        if not hasattr(self.entered, "yes"):
-            make_context_current(self.device_index)
-            self.entered.yes = True
-        self._follow_stream()
+    # Inputs that moved
 
-    def _follow_stream(self) -> None:
-        """Let the current stream wait for those of earlier calls. Notes [Threads], [Results on other streams]."""
-        stream = torch_internals.current_raw_stream(self.device_index)
-        self.inside_capture = torch.cuda.is_current_stream_capturing()
-        if stream == self.last_stream and not self.inside_capture:
-            return
-        if self.inside_capture:  # Note [Captures of the program's own]
-            if self.last_stream is not None:
-                self._stream_before_capture = self.last_stream
-            self.last_stream = None  # each call asks again, until one is outside
-            return
-        before = self._last_called_on
-        if before is not None and before != stream:
-            node = self.current_node
-            self._left[before] = list(node.path_live_weakrefs()) if node is not None else []
-        self._left.pop(stream, None)
-        for other in self._left:
-            wait_for_stream(other, self.device_index)
-        # Note [Results on other streams]
-        self._left = _with_results(self._left)
-        if self._left and self._histories_forgotten():
-            self._left = _with_results(self._left)
-        if self._left:
-            self.last_stream, self._stream_before_capture = None, stream
-        else:
-            self.last_stream, self._stream_before_capture = stream, None
+    def _fitted_to_moved_inputs(self, inputs: list[Any], function_id: Any) -> EncoreNode | None:
+        """Let inputs move that came to a third address. Return an existing recording that now fits the call, or None.
 
-    @property
-    def _last_called_on(self) -> int | None:
-        """The stream of the last call that was not inside of a capture. It has waited for those of all others."""
-        return self._stream_before_capture if self.last_stream is None else self.last_stream
+        What can be copied becomes an ordinary input of the next recording; for what cannot, a recording is patched.
+        """
+        moved = [
+            (node, indices)
+            for node in self._recorded_at_this_call(function_id)
+            if (indices := node.moved_inputs(inputs))
+        ]
+        function = self._function(function_id)
+        few = len(moved) < moved_inputs.RECORDINGS_AT_FIXED_ADDRESSES
+        if not moved or (few and not moved_inputs.has_many_recordings(function)):
+            return None
+        candidates = {index for _, indices in moved for index in indices}
+        wrapped, pool = self.ids_to_funcs[function_id], pool_memory(self.cuda_graphs_thread_pool)
+        ordinary = moved_inputs.can_be_copied(candidates, inputs, wrapped, pool, moved[0][0].free_bytes())
+        if ordinary:
+            self._make_ordinary(ordinary, function_id)
+        # A recording that fits but for what cannot be copied, the latest first.
+        fixed = set(self.ids_to_funcs[function_id].static_input_idxs)
+        siblings = self._recorded_behind(self.current_node, function_id)
+        for node, indices in reversed(moved):
+            if node in siblings and fixed.issuperset(indices) and self._patched(node, inputs, indices):
+                return node
+        return None
+
+    def _recorded_at_this_call(self, function_id: Any) -> list[EncoreNode]:
+        """Return the recordings of a function that serve the same one of its calls in an iteration.
+
+        What was recorded before may have been recorded again for other addresses, so they lie at different places.
+        """
+        function = self._function(function_id)
+        number = moved_inputs.calls_on_path(self.current_node, function) + 1
+        return [
+            one
+            for one in self.nodes()
+            if one.function is function and moved_inputs.calls_on_path(one, function) == number
+        ]
+
+    def _make_ordinary(self, indices: set[int], function_id: Any) -> None:
+        wrapped = self.ids_to_funcs[function_id]
+        static = [index for index in wrapped.static_input_idxs if index not in indices]
+        self.ids_to_funcs[function_id] = dataclasses.replace(wrapped, static_input_idxs=static)
+        self._function(function_id).ordinary_inputs |= indices
+
+    def _patched(self, node: EncoreNode, inputs: list[Any], indices: Iterable[int]) -> bool:
+        """Return whether a recording was patched so that it fits a call in which these inputs moved."""
+        node.patch_inputs(indices)
+        statuses = torch_internals.cudagraph_utils.CheckInvariantStatus
+        return not node.moved_inputs(inputs) and node.check_invariants(inputs)[0] is statuses.SUCCESS
+
+    # Recordings, and what is made of them
+
+    def nodes(self) -> Iterator[EncoreNode]:
+        """All recordings. Other threads may record meanwhile."""
+        roots = self.roots or {}
+        for root in [one for recorded in list(roots.values()) for one in recorded]:
+            yield from below(root)
+
+    def _recorded_behind(self, parent: EncoreNode | None, function_id: Any) -> list[EncoreNode]:
+        """The recordings of a function that follow another one, or begin an iteration (None): the tree's own list."""
+        following: dict[Any, list[EncoreNode]] = self.roots if parent is None else parent.children
+        return following.get(function_id, [])
+
+    def _drop(self, node: EncoreNode) -> None:
+        """Take a recording out of the tree, with all that follow it. Nobody holds a result of theirs."""
+        siblings = self._recorded_behind(node.parent, node.wrapped_function.id)
+        siblings[:] = [one for one in siblings if one is not node]
+        if self.current_node is node:
+            self.current_node = node.parent
+        self._still_read(below(node))
+        for one in below(node):
+            one.remove_node_cached_tensors()
+            one.release()
+        self.fast_calls.clear()
 
     def _still_read(self, nodes: Iterable[EncoreNode]) -> None:
-        """See `PoolManager`."""
-        before = self._last_called_on
-        if before is None:
+        """Callback: these are let go of. Launches of theirs that are under way read memory of theirs."""
+        stream = self.streams.before()
+        if stream is not None:
+            for node in nodes:
+                if node.session is not None:
+                    node.session.still_read(stream)
+
+    # Note [Kept results]
+
+    def _at_boundary(self, *arguments: Any) -> bool:
+        """Return whether this call begins an iteration that may overwrite the results of the one before."""
+        return bool(super().can_start_new_generation(*arguments))
+
+    def can_start_new_generation(self, *arguments: Any) -> bool:
+        """As stock's, but False while results of the iteration before are live."""
+        return self.held_in_generation is None and self._at_boundary(*arguments)
+
+    def _look_for_held_results(self) -> None:
+        generation = self.get_curr_generation()
+        live = list(self.current_node.path_live_weakrefs())
+        if live and self._histories_forgotten():
+            live = list(self.current_node.path_live_weakrefs())
+        if not live:
+            self.held_in_generation = None
+            self._held_iterations = 0
             return
-        stream = stream_of(before, self.device_index)
-        for node in nodes:
-            if node.session is not None:
-                node.session.still_read(stream)
+        if self.held_in_generation != generation:
+            self.held_in_generation = generation
+            self._held_iterations += 1
+            self._mark_kept({reference.data_ptr() for reference in live})
+        patience = PATIENCE if any(self.roots.values()) else 0  # what was only warmed up is soon recorded
+        if len(self.streams.callers) > 1:
+            patience = PATIENCE_OF_THREADS
+        if self._held_iterations > patience:
+            self.leave_pool()
+
+    def _histories_forgotten(self) -> bool:
+        return isinstance(self.current_node, EncoreNode) and self.current_node.forget_histories()
+
+    def forget_all_histories(self) -> None:
+        """Let go of the backwards that results of any recording refer to, and nobody holds.
+
+        Called from anywhere, but not in the midst of a call.
+        """
+        if os.getpid() == self._owner and not _exiting.is_set():
+            for node in self.nodes():
+                node.results.forget_histories()
+
+    def forget_due_histories(self) -> None:
+        """Note [Models that are gone] in `manager`. At the end of a call."""
+        self.forgetting_is_due = False
+        self.forget_all_histories()
+
+    def _mark_kept(self, addresses: set[int]) -> None:
+        for node in self.current_node._path_from_root:
+            function: RecordableFunction = node.wrapped_function.model
+            for place, reference in enumerate(node.outputs_weakrefs):
+                if reference is not None and reference.data_ptr() in addresses and trees.is_live(reference):
+                    function.kept_outputs.add(place)
+                    self._forwards_are_copied_out |= function.direction == "forward"
+
+    # The pool
+
+    def _free_what_is_retired(self) -> None:
+        """Free the graphs and their pool once no function that has some is to be served by one any more."""
+        nodes = list(self.nodes())
+        if nodes and all(node.function.retired for node in nodes) and len(self.streams.callers) == 1:
+            self.leave_pool()
+
+    def _let_held_results_own_their_memory(self) -> None:
+        """Results of a replay lie in the pool without owning their memory, and the pool is about to go."""
+        node = self.current_node
+        replayed = isinstance(node, EncoreNode) and self.path_state is trees.ExecutionState.EXECUTION
+        if replayed and any(True for _ in node.path_live_weakrefs()):
+            super().apply_checkpoint_execution_state_in_allocator()
+
+    def outlived(self) -> None:
+        """No function needs it any more. Note [Results that outlive their functions].
+
+        Called from wherever the last function was let go of. A forked child has no device to talk to.
+        """
+        if os.getpid() != self._owner or _exiting.is_set():
+            return
+        try:
+            self._let_held_results_own_their_memory()
+            self._still_read(self.nodes())
+        except Exception as error:
+            reason = one_line(error)
+            warnings.warn(
+                f"Results of CUDA graphs that are gone may be overwritten; {reason}. This is a defect of Encore.",
+                stacklevel=2,
+            )
 
     def leave_pool(self) -> None:
-        """As `PoolManager`'s. What is read in the pool that is left, no graph overwrites any more."""
-        super().leave_pool()
-        self._left.clear()
+        """Leave the memory pool to those who hold results in it, and begin a new one. Everything is recorded again."""
+        self._let_held_results_own_their_memory()
+        self._still_read(self.nodes())
+        for node in list(self.nodes()):
+            node.remove_node_cached_tensors()
+            node.release()
+        self.fast_calls.clear()
+        self.streams.forget_left()
+        self.current_node = None
+        self.roots = defaultdict(list)
+        forget_places(self)
+        self.held_in_generation = None
+        self._held_iterations = 0
+        self._pool = Pool(self.device_index)  # kept by this, not by a capture
+        self.cuda_graphs_thread_pool = self._pool.id
+        self.graph = torch.cuda.CUDAGraph()  # stock's keeps its first pool, and nothing is ever captured in this one
+        # Expandable segments are unmapped without waiting for replays. While another thread captures, the device cannot
+        # be waited for. That is no reason for a call to fail: this memory is given back with what is freed next.
+        with contextlib.suppress(RuntimeError):
+            if not torch.cuda.is_current_stream_capturing():
+                torch.cuda.synchronize(self.device_index)
+                give_back()
+
+    def apply_checkpoint_execution_state_in_allocator(self) -> None:
+        """As stock's, but put off until something is really allocated in the pool.
+
+        It makes live results own their memory, which stock expects once on a path: a path that is replayed on after it
+        could never be recorded on.
+        """
+        self._checkpoint_due = True
+
+    def _apply_due_checkpoint(self) -> None:
+        if self._checkpoint_due:
+            self._checkpoint_due = False
+            super().apply_checkpoint_execution_state_in_allocator()
 
     def shutdown(self) -> None:
         """As stock's; frees what the nodes hold in addition to their graphs as well. Nothing can be run any more.
@@ -492,10 +695,19 @@ class EncoreManager(MovedInputsManager):
             torch.cuda.synchronize(self.device_index)
             self._let_held_results_own_their_memory()
             nodes = list(self.nodes())
-            self._forget_steady_calls()
+            self.fast_calls.clear()
             super().shutdown()
             for node in nodes:
                 node.release()
+
+
+def below(node: EncoreNode) -> Iterator[EncoreNode]:
+    """A recording and all that follow it."""
+    nodes = [node]
+    while nodes:
+        found = nodes.pop()
+        yield found
+        nodes.extend(found.following())
 
 
 def follow_streams(device_index: int) -> None:
@@ -505,16 +717,10 @@ def follow_streams(device_index: int) -> None:
     """
     thread = threading.get_ident()
     for one in managers(device_index):
-        moved = one.last_stream != torch_internals.current_raw_stream(device_index)
-        if moved and thread in one._callers and not inside_a_function():
+        moved = one.streams.last != torch_internals.current_raw_stream(device_index)
+        if moved and thread in one.streams.callers and not inside_a_function():
             with one.turn:
-                one._follow_stream()
-
-
-def _with_results(left: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
-    """Those of the streams whose results are alive, with these."""
-    found = {stream: [one for one in results if one() is not None] for stream, results in left.items()}
-    return {stream: alive for stream, alive in found.items() if alive}
+                one.streams.follow(one.current_node)
 
 
 def _forget_all_histories() -> None:
@@ -533,42 +739,7 @@ def _forget_all_histories() -> None:
 when_a_root_is_gone(torch.compiler.disable(_forget_all_histories, reason="it counts references"))
 
 
-def _free_all() -> None:
+def free_all() -> None:
     """Free every graph. Functions record again when called."""
     shut_down()
     forget_recordings()
-
-
-class EncoreContainer(TreeManagerContainer):
-    """Stock's container, which ends its manager when no function needs it any more, with a manager of Encore's."""
-
-    tree_manager: EncoreManager | None
-
-    def _finalize_tree_manager(self) -> None:
-        if self.tree_manager is not None:
-            self.tree_manager.outlived()
-        super()._finalize_tree_manager()
-
-    def get_tree_manager(self, *arguments: Any, **keywords: Any) -> EncoreManager:
-        with self.lock:
-            if self.tree_manager is None:
-                settings = named_arguments(super().get_tree_manager, arguments, keywords)
-                self.tree_manager = EncoreManager(self.device_index, **settings)
-            return self.tree_manager
-
-
-_record = without_duplicates(with_globals(trees.cudagraphify, get_container=container))
-
-
-def record(
-    function: RecordableFunction, inputs: list[Any], *arguments: Any, **keywords: Any
-) -> tuple[Callable[[list[Any]], Any] | None, Any]:
-    """`torch._inductor.cudagraph_trees.cudagraphify` with the managers of this module. See `function.Record`.
-
-    Not inside of a capture of the program's own: a manager captures when it is made.
-    """
-    if not resting() and torch.cuda.is_current_stream_capturing():
-        function.ran_without_graph(INSIDE_CAPTURE)
-        return None, function(inputs)
-    found: tuple[Callable[[list[Any]], Any], Any] = _record(function, inputs, *arguments, **keywords)
-    return found

@@ -51,15 +51,15 @@ from optimizations.one_line import one_line
 from optimizations.race import Race, mark
 from optimizations.report.recordings import RecordingReport
 from optimizations.torch_internals.stock_trees import INPUT_COPY_IDXS, checks_deaths_when_running, stop_comparing
-from optimizations.trees.lean import (
-    INPUT_STILL_HELD,
-    NOT_FOLLOWED,
-)
-from optimizations.trees.outputs import require_replayable
+from optimizations.trees.borrowed import Borrowed
+from optimizations.trees.function import RecordableFunction
+from optimizations.trees.liveness import MANY, Many, Reference, rearranged
 from optimizations.trees.readable_seeds import any_on_host
-from optimizations.trees.results_node import CUDAGraphNode, ResultsNode
+from optimizations.trees.reasons import INPUT_STILL_HELD, NOT_FOLLOWED
+from optimizations.trees.results import Results
 from optimizations.uncollected import uncollected
 
+CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
 _forward_mode: Any = torch_internals.forward_ad
 
 WRITTEN = "the function writes it and returns it as well"
@@ -89,10 +89,11 @@ class NotFollowed(NotLaunched):
         super().__init__(node, f"{NOT_FOLLOWED}: {one_line(error)}")
 
 
-class EncoreNode(ResultsNode):
+class EncoreNode(CUDAGraphNode):
     """A recording of a `RecordableFunction`.
 
     Attributes:
+        results: what replays return.
         recording_s: how long recording it took, in seconds.
         replays: how often the graph was replayed for a call; `full_replays`: those in calls that were not steady.
         copied_bytes: data copied into placeholders by these replays.
@@ -108,6 +109,7 @@ class EncoreNode(ResultsNode):
     input_copy_idxs = INPUT_COPY_IDXS
 
     def __init__(self, wrapped_function: Any, *args: Any, **kwargs: Any) -> None:
+        self.results = Results(self, wrapped_function.model)
         self._tracker: AddressTracker | None = None
         self._session: Session | None = None
         self._active = False
@@ -147,6 +149,12 @@ class EncoreNode(ResultsNode):
             self.function.session_failed(one_line(error))
 
     # What others read
+
+    @property
+    def function(self) -> RecordableFunction:
+        """What is recorded here."""
+        function: RecordableFunction = self.wrapped_function.model
+        return function
 
     @property
     def tracker(self) -> AddressTracker | None:
@@ -205,8 +213,7 @@ class EncoreNode(ResultsNode):
             outputs = super()._record(model if capture is None else capture.around(model), inputs)
         if capture is not None:
             self._noted, self._chain = capture.noted, capture.failure or self._chain
-        require_replayable(outputs)
-        self.let_go_of_inputs(outputs, fixed, managed)
+        self.results.recorded(outputs, fixed, managed)
         returned = {reference.cdata: index for index, reference in placeholders.items()}
         for position, output in enumerate(outputs):
             if isinstance(output, torch.Tensor) and output.untyped_storage().data_ptr():
@@ -307,7 +314,7 @@ class EncoreNode(ResultsNode):
             selects=function.selection_mode == "rule",
             branches=self._branches(),
         )
-        in_place = self.returned_in_place
+        in_place = self.results.returned
         written = {one.input for one in in_place.found} & set(self._written)
         self.patched = PatchedInputs(self._session, {**in_place.unclear, **dict.fromkeys(written, WRITTEN)})
         self.copies_parameters = not function.ordinary_inputs.isdisjoint(tensors)
@@ -328,6 +335,52 @@ class EncoreNode(ResultsNode):
         if self._session is not None and self._session.stage is Stage.DONE:
             self.function.plan_is_there(self)
 
+    # Results, and who holds them
+
+    def all_outputs_are_dead(self) -> bool:
+        """As stock's. Note [Held for a backward] in `results`."""
+        return bool(super().all_outputs_are_dead() or (self.forget_histories() and super().all_outputs_are_dead()))
+
+    def forget_histories(self) -> bool:
+        """Let go of the backwards that results on the path refer to which nobody holds. Return whether any was."""
+        found = False
+        for node in self._path_from_root:
+            found |= node.results.forget_histories()
+        return found
+
+    def reconstruct_outputs(self) -> Any:
+        """As stock's; what a caller changed of a result is not there the next time."""
+        return self.results.reconstructed(super().reconstruct_outputs)
+
+    @functools.cached_property
+    def results_alive(self) -> Sequence[Reference]:
+        """References to all results that are alive after the graph."""
+        return self.references(self.live_indices_after_graph)
+
+    def references(self, indices: Sequence[tuple[int, int]]) -> Sequence[Reference]:
+        """Return references to these results, given as stock does (depth in the path, place)."""
+        cached = [(node.cached_tensor_outputs, node.results.storages) for node in self._path_from_root]
+        found = [(self.path_weakrefs[depth], place, *cached[depth]) for depth, place in indices]
+        return Many(found) if len(found) > MANY else found
+
+    def _initialize_cached_tensors(self) -> None:
+        torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's] in `results`
+        try:
+            super()._initialize_cached_tensors()
+            self.results.cached()
+        except BaseException:  # an interrupt, and the program goes on: the next call makes all of them
+            self.remove_node_cached_tensors()
+            raise
+
+    def remove_node_cached_tensors(self) -> None:
+        torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's] in `results`
+        self.results.uncached()
+        super().remove_node_cached_tensors()
+
+    def _mark_prior_graph_output_as_aliased(self, index: tuple[int, int]) -> None:
+        super()._mark_prior_graph_output_as_aliased(index)
+        rearranged()
+
     # Replay
 
     def run(self, new_inputs: list[Any]) -> Any:
@@ -336,7 +389,7 @@ class EncoreNode(ResultsNode):
         self.replays += 1
         self.full_replays += 1
         self.copied_bytes += self.copied_per_replay
-        returned = {one.input: new_inputs[one.input] for one in self.returned_in_place.found}
+        returned = {one.input: new_inputs[one.input] for one in self.results.returned.found}
         if not self._active:
             outputs = super().run(new_inputs)
         else:
@@ -348,7 +401,7 @@ class EncoreNode(ResultsNode):
                 self._active = session.active
             if not self._active:
                 self._note_plan()
-        self.hand_out_the_calls_own(outputs, returned)
+        self.results.put_in_the_calls_own(outputs, returned)
         return outputs
 
     def _refuse_derivatives(self, inputs: Sequence[Any]) -> None:
@@ -467,7 +520,7 @@ class EncoreNode(ResultsNode):
     def let_another_serve(self) -> None:
         """See `function.Recording`."""
         self.is_latest = False
-        self.forget_own_histories()
+        self.results.forget_histories()
 
     def release(self) -> None:
         """Give back what the node holds in addition to the graph. It cannot be run any more."""
@@ -483,6 +536,43 @@ class EncoreNode(ResultsNode):
         self.state += 1
 
     # Tensors over memory that they do not own
+
+    def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same tensor over the same memory, which it does not own."""
+        metadata = self._tensor_metadata(tensor, ignore_storage_offset=False)
+        return self._reconstruct_from_tensor_metadata(metadata)
+
+    def borrowing(self, inputs: Sequence[Any]) -> Borrowed:
+        """The same for each of the inputs, when it is asked for. It does not keep the node."""
+        reference = weakref.ref(self)
+
+        def make(metadata: Mapping[str, Any]) -> torch.Tensor:
+            node = reference()
+            if node is None:
+                raise ReferenceError("this recording is gone")
+            made: torch.Tensor = node._reconstruct_from_tensor_metadata(metadata)
+            return made
+
+        return Borrowed(inputs, functools.partial(self._tensor_metadata, ignore_storage_offset=False), make)
+
+    def borrowed_storage(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All bytes of the storage of `tensor` (uint8), which it does not own."""
+        metadata = self._tensor_metadata(tensor)
+        whole = {"size": (metadata["nbytes"],), "stride": (1,), "dtype": torch.uint8}
+        return self._reconstruct_from_tensor_metadata({**metadata, **whole})
+
+    def output_tensors(self) -> dict[int, torch.Tensor]:
+        """By place: the tensors among the outputs, as the graph leaves them, by stock's metadata of them.
+
+        Those in the memory of inputs at fixed addresses lie where these did at the recording.
+        """
+        return {
+            place: self.static_output_tensors[place]
+            if self.static_output_tensors[place] is not None
+            else self._reconstruct_from_tensor_metadata(metadata)
+            for place, metadata in enumerate(self.outputs_metadata)
+            if isinstance(metadata, dict)
+        }
 
     def borrowed_at(self, index: int, address: int) -> torch.Tensor:
         """Recording input `index` as if it lay at `address`."""

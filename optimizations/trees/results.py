@@ -1,74 +1,389 @@
-"""Results of a graph as the caller gets them: its own tensors where the function returns an input, and copies of what
-it keeps. Note [Kept results] in `pool_manager`."""
+"""Returns the results of a recording's replays, and finds out which of them the program still holds.
+
+Note [A reset of stock's]. Stock tells autograd about tensors that its nodes keep, in a registry of the process that is
+switched off when stock's managers are ended (`torch.compiler.reset`), and raises an error if it is used after that.
+Encore's managers may still be alive, so they switch it on before they use it.
+
+Note [Held for a backward]. A replay hands out the same tensor objects each time. Stock counts Python's references to
+tell whether somebody holds one, and ignores a reference that C++ may have: after a forward, the results that the caller
+let go of still refer to its backward, which refers to all that was saved. But that reference alone keeps the saved
+tensors of a backward that is pending, or was told to retain its graph, and the next replay of the forward would write
+over them. So here that reference counts, once results that nobody holds have lost their history, which the next replay
+would take from them anyway. What was let go of during a recording, and is held in a call, speaks against the graph in
+that call.
+
+Note [Whatever the program does meanwhile]. A history is let go of in the midst of what the program does: in inference
+mode or in an operator of its own, where `detach_` would do nothing; in a transform, where it is refused; in a mode,
+which would see it. So it is done apart from all that. And letting go may run anything, such as a finalizer of the
+program's that ends all graphs.
+
+Note [Results without memory]. Stock hands out the recorded object of a result that has no bytes. Its holder may have
+given it another shape, memory (`resize_`) or hooks, which would all be in the next call. So each call gets a new one.
+
+Note [Results that were changed]. The tensor objects that replays hand out again and again are also the caller's, who
+may have given one another shape, other memory or a history in place. `handed_out` finds those, and they are made again:
+when they are to be handed out the next time, and when somebody asks whether one is held that lies elsewhere by now.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import functools
+import operator
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from optimizations.trees.node import EncoreNode
-from optimizations.trees.returned import over
+from optimizations import torch_internals
+from optimizations.lazy_view import is_lazy_view
+from optimizations.torch_internals.apart import apart_from_the_program
+from optimizations.trees.copies_out import CopiesOut, copies_out
+from optimizations.trees.function import RecordableFunction
+from optimizations.trees.handed_out import HandedOut
+from optimizations.trees.liveness import nobody_holds, rearranged
+from optimizations.trees.returned import ReturnedInPlace, found_in, repeated
 
-if TYPE_CHECKING:
-    from optimizations.trees.function import RecordableFunction
+trees = torch_internals.cudagraph_trees
+_hooks_of_saved_tensors: Callable[[bool], object] = torch_internals.top_saved_tensors_hooks
 
 
-def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> Any:
-    """The outputs of `node`, those that the program keeps copied out of the pool.
+class NotReplayable(RuntimeError):
+    """An output is more than its memory, and what a replay hands out would be another tensor."""
 
-    Outputs that share memory share a copy, and those that are one tensor stay one. If memory is too short
-    for copies, none is made: the graph has run, and results that are held keep the next one from writing over them.
+
+class Results:
+    """The results of one recording.
+
+    It is made before its recording is captured, and keeps no reference to it: a cycle would keep the graph's memory.
+
+    Args:
+        node: the recording, a `CUDAGraphNode`.
+        function: what is recorded.
+
+    Attributes:
+        storages: of stock's cached tensors, at the same places.
+        returned: outputs that are inputs at fixed addresses, or lie in their memory.
     """
-    if node is None:
-        return outputs
-    handed = list(outputs)
+
+    def __init__(self, node: Any, function: RecordableFunction) -> None:
+        self._reference = weakref.ref(node)
+        self._function = function
+        self.storages: list[Any] = []
+        self.returned = ReturnedInPlace()
+        self._handed_out: HandedOut | None = None
+        self._kept_when_sorted: Sequence[bool] = ()  # what `unaliased_in_all_paths` was in `_sort_places`
+        # Outputs that are the same in each call, and no kept tensors: their places and what they are.
+        self._constant: Sequence[tuple[int, Any]] = ()
+        # Places of outputs that share memory with others. As in stock, each call gets new tensors.
+        self._made: Sequence[int] = ()
+        # Places of outputs that are the very tensor of an earlier place. Note [Results that a backward reads].
+        self._repeated: Sequence[tuple[int, int]] = ()
+        # Places of outputs that are one tensor without memory, and what makes it. Note [Results without memory].
+        self._empty: Sequence[tuple[Sequence[int], Callable[[], torch.Tensor]]] = ()
+        # Places of outputs that are inputs which an earlier graph made.
+        self._handed_on: Sequence[int] = ()
+        self._copies_out: CopiesOut | None = None  # how what the program keeps is copied; None while it keeps nothing
+
+    @property
+    def _node(self) -> Any:
+        node = self._reference()
+        if node is None:
+            raise ReferenceError("this recording is gone")
+        return node
+
+    # Recording
+
+    def recorded(
+        self,
+        outputs: Sequence[Any],
+        fixed: Mapping[int, torch.Tensor],
+        managed: Mapping[int, weakref.ref[torch.Tensor]],
+    ) -> None:
+        """Note what a function returned in its capture, and let go of its inputs. Notes in `returned`.
+
+        Args:
+            outputs: what the function returned.
+            fixed: the inputs at fixed addresses.
+            managed: the inputs that earlier graphs made, and that this one may have let go of.
+
+        Raises:
+            NotReplayable: an output is a lazy conjugate or negative, or is quantized; the message says which.
+        """
+        _require_replayable(outputs)
+        node = self._node
+        made_earlier = {id(reference()): index for index, reference in managed.items() if reference() is not None}
+        handed_on = {
+            place: made_earlier[id(output)]
+            for place, output in enumerate(outputs)
+            if id(output) in made_earlier and node.preserved_aliased_inputs[made_earlier[id(output)]]
+        }
+        static = node.static_output_tensors
+        self.returned = found_in(static, fixed, handed_on)
+        self._handed_on = list(handed_on)
+        self._repeated = [
+            (place, first) for place, first in repeated(outputs) if place not in handed_on and static[place] is None
+        ]
+        for one in self.returned.found:
+            if one.output not in handed_on:  # those are no static outputs
+                static[one.output] = node.borrowed(static[one.output])
+        self._let_go_of_empty_results(static)
+
+    def _let_go_of_empty_results(self, static: list[torch.Tensor | None]) -> None:
+        """Note [Results without memory]."""
+        inputs = {one.output for one in self.returned.found if one.is_input}
+        found: dict[int, list[int]] = {}
+        for place, output in enumerate(static):
+            if output is not None and place not in inputs and not output.untyped_storage().data_ptr():
+                found.setdefault(id(output), []).append(place)
+        empty = []
+        for places in found.values():
+            output = static[places[0]]
+            assert output is not None
+            make = functools.partial(
+                torch.empty_strided, output.shape, output.stride(), dtype=output.dtype, device=output.device
+            )
+            empty.append((places, make))
+            for place in places:
+                static[place] = make()
+        self._empty = empty
+
+    # Stock's cached tensors
+
+    def cached(self) -> None:
+        """Callback: stock made the tensors that it returns in each replay."""
+        node = self._node
+        self.storages[:] = [
+            None if tensor is None else tensor.untyped_storage() for tensor in node.cached_tensor_outputs
+        ]
+        rearranged()
+        for place, tensor in enumerate(node.cached_tensor_outputs):
+            if tensor is not None:
+                node.outputs_weakrefs[place].extra_ref_check = functools.partial(_unused, weakref.ref(self), place)
+        function = self._function
+        self._handed_out = HandedOut(node.cached_tensor_outputs, function.direction, function.callers_get)
+        self._sort_places(node)
+
+    def _sort_places(self, node: Any) -> None:
+        """Sort the outputs by what a call returns there."""
+        of_the_call = {one.output for one in self.returned.found if one.is_input}
+        of_the_call.update(place for place, _ in self._repeated)
+        constant: list[tuple[int, Any]] = []
+        made = []
+        for place, metadata in enumerate(node.outputs_metadata):
+            if node.cached_tensor_outputs[place] is not None or place in of_the_call:
+                continue
+            if not isinstance(metadata, dict):
+                constant.append((place, metadata))
+            elif node.static_output_tensors[place] is not None:
+                constant.append((place, node.static_output_tensors[place]))
+            else:
+                made.append(place)
+        self._constant, self._made = constant, made
+        self._kept_when_sorted = list(node.unaliased_in_all_paths)
+
+    def uncached(self) -> None:
+        """Callback: stock lets go of these tensors."""
+        self._handed_out = None
+        self._constant = self._made = ()
+        self.storages.clear()
+        rearranged()
+
+    # Who holds them
+
+    def forget_histories(self) -> bool:
+        """Let go of the backwards that results refer to which nobody holds. Return whether there was any.
+
+        Note [Whatever the program does meanwhile].
+        """
+        cached, storages = self._node.cached_tensor_outputs, self.storages
+        with torch_internals.disable_torch_function():
+            places = [place for place in range(len(cached)) if _is_last_of_its_history(cached, storages, place)]
+        if not places:
+            return False
+
+        def forget() -> None:
+            for place in places:
+                if place < len(cached) and _is_last_of_its_history(cached, storages, place):
+                    cached[place].detach_()
+
+        apart_from_the_program(forget)
+        return True
+
+    def is_unused(self, place: int) -> bool:
+        """Return whether nobody holds what was handed out there. What was given other memory is nobody's any more."""
+        cached = self._node.cached_tensor_outputs
+        if self._handed_out is not None and self._handed_out.has_moved(cached, place):
+            self._make_again(place)
+        return nobody_holds(cached, self.storages, place)
+
+    # Handing them out
+
+    def of_call(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs of a replay on `inputs`, as `reconstruct_outputs` does, and the call's own parameters."""
+        node = self._node
+        handed_out = self._handed_out
+        if handed_out is None or node.unaliased_in_all_paths != self._kept_when_sorted:
+            results: list[Any] = node.reconstruct_outputs()
+        else:
+            results = self._by_place(node, handed_out)
+        self.put_in_the_calls_own(results, inputs)
+        return results
+
+    def put_in_the_calls_own(self, results: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
+        """Put a call's own inputs where the function returns them (Notes in `returned`), and what has no memory."""
+        for places, make in self._empty:
+            made = make()
+            for place in places:
+                results[place] = made
+        self.returned.hand_out(results, inputs)
+        for place in self._handed_on:
+            _is_now(self._node, place, results[place])
+
+    def reconstructed(self, reconstruct: Callable[[], list[Any]]) -> list[Any]:
+        """Return what stock's method reconstructs; what a caller changed of a result is not there the next time."""
+        node = self._node
+        if self._handed_out is not None and node.cached_tensor_outputs:
+            self._restore(self._handed_out.changed(node.cached_tensor_outputs))
+        results = reconstruct()
+        if self._handed_out is not None and _hooks_of_saved_tensors(False) is not None:
+            self._handed_out.ask_all()
+        self._repeat(node, results)
+        return results
+
+    def _by_place(self, node: Any, handed_out: HandedOut) -> list[Any]:
+        """Return the same as `reconstructed`, without a look at each output in Python."""
+        cached: list[Any] = node.cached_tensor_outputs
+        self._restore(handed_out.changed(cached))
+        if handed_out.asks_some and _hooks_of_saved_tensors(False) is not None:
+            handed_out.ask_all()
+        # Of others `handed_out` asks.
+        if self._function.direction == "forward":
+            tensors = handed_out.tensors(cached)
+            if list(map(_hooks, tensors)).count(None) != len(tensors):
+                for output in tensors:
+                    output._backward_hooks = None
+            del tensors
+        results = cached.copy()
+        for place, value in self._constant:
+            results[place] = value
+        for place in self._made:
+            _make(node, place, results)
+        self._repeat(node, results)
+        return results
+
+    def _repeat(self, node: Any, results: list[Any]) -> None:
+        for place, first in self._repeated:
+            results[place] = results[first]
+            _is_now(node, place, results[first])
+
+    def _restore(self, changed: Sequence[int]) -> None:
+        """Make tensors again that a caller did something to beyond their values. Note [Results that were changed]."""
+        for place in changed:
+            self._make_again(place)
+
+    def _make_again(self, place: int) -> None:
+        node, handed_out = self._node, self._handed_out
+        assert handed_out is not None
+        torch_internals.remove_cached_tensor(node.cached_tensor_outputs[place])
+        metadata = node.outputs_metadata[place]
+
+        def make() -> torch.Tensor:
+            with torch_internals.InferenceMode(handed_out.was_inference(place)):
+                made: torch.Tensor = node._reconstruct_from_tensor_metadata(metadata, node.create_storage(metadata))
+                _is_now(node, place, made)
+                return made
+
+        made = apart_from_the_program(make)
+        torch_internals.add_cached_tensor(made)
+        node.cached_tensor_outputs[place] = made
+        self.storages[place] = made.untyped_storage()
+
+    # Note [Kept results] in `manager`
+
+    def copies(self, results: Sequence[Any]) -> CopiesOut:
+        """Return how those of the results are copied that the program keeps."""
+        kept = self._function.kept_outputs
+        copies = self._copies_out
+        if copies is None or copies.kept != len(kept):  # there are ever more
+            copies = self._copies_out = copies_out(results, kept, addresses(self._node))
+        return copies
+
+
+def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> list[Any]:
+    """Return the outputs of a call served by `node`, those that the program keeps copied out of the pool.
+
+    If memory is too short for copies, none is made: the graph has run, and results that are held keep the next one from
+    writing over them.
+
+    Args:
+        node: a recording, or stock's node of a warm-up.
+        function: whose outputs they are.
+        outputs: the outputs, which need not be those of a replay.
+    """
+    results: list[Any] = outputs if type(outputs) is list else list(outputs)
     del outputs
+    recorded: Results | None = getattr(node, "results", None)
     try:
-        return _copied(node, function, handed)
+        copies = (
+            recorded.copies(results)
+            if recorded is not None and recorded._function is function
+            else copies_out(results, function.kept_outputs, addresses(node))
+        )
+        copies.make(results)
     except torch.OutOfMemoryError:
-        return handed
+        return results
+    function.kept_copies += copies.count
+    function.kept_bytes += copies.bytes
+    return results
 
 
-def _copied(node: Any, function: RecordableFunction, handed: list[Any]) -> list[Any]:
-    """The same list, changed when all copies are made."""
-    if isinstance(node, EncoreNode) and node.function is function and node.copy_out(handed):
-        return handed
-    pool = {
+def addresses(node: Any) -> set[int]:
+    """Return where results of graphs on the path of a node lie."""
+    return {
         reference.data_ptr()
         for one in node._path_from_root
         for reference in one.outputs_weakrefs
         if reference is not None
     }
-    copies: dict[int, torch.UntypedStorage] = {}
-    for place in function.kept_outputs:
-        value = handed[place] if place < len(handed) else None
-        if not isinstance(value, torch.Tensor):
+
+
+def _require_replayable(outputs: Sequence[Any]) -> None:
+    """Check that a replay can return what was captured. Trees keep an output's address, dtype and geometry only."""
+    for place, output in enumerate(outputs):
+        if not isinstance(output, torch.Tensor):
             continue
-        address = value.untyped_storage().data_ptr()
-        if address in pool and address not in copies:
-            copies[address] = value.untyped_storage().clone()
-    function.kept_copies += len(copies)
-    function.kept_bytes += sum(one.nbytes() for one in copies.values())
-    last = {id(value): place for place, value in enumerate(handed)}
-    same = [last[id(value)] for value in handed]
-    for place, value in enumerate(handed):
-        if isinstance(value, torch.Tensor) and (address := value.untyped_storage().data_ptr()) in copies:
-            handed[place] = over(copies[address], value, int(value.storage_offset()))
-    return [handed[place] for place in same]
+        if is_lazy_view(output):
+            raise NotReplayable(
+                f"result {place} is a lazy conjugate or negative, of which a graph keeps only the memory"
+            )
+        if output.is_quantized:
+            raise NotReplayable(f"result {place} is quantized, and a graph keeps no scales")
 
 
-def with_inputs(outputs: Any, returned: Mapping[int, torch.Tensor]) -> list[Any]:
-    """The outputs, with the caller's own tensors where the function returns an input (by place)."""
-    handed = list(outputs)
-    for place, caller in returned.items():
-        output = handed[place]
-        # The placeholder begins where its storage does.
-        geometry = (output.dtype, output.shape, output.stride(), output.storage_offset())
-        if geometry == (caller.dtype, caller.shape, caller.stride(), 0):
-            handed[place] = caller
-        else:
-            start = caller.storage_offset() * caller.element_size() // output.element_size()
-            handed[place] = over(caller.untyped_storage(), output, start + output.storage_offset())
-    return handed
+def _make(node: Any, place: int, results: list[Any]) -> None:
+    """Put an output there that shares memory with one before it, or with another recording's, as stock does."""
+    metadata = node.outputs_metadata[place]
+    owner = node.prepare_alias_info_for_tensor_construction(node.output_storage_alias[place], metadata)
+    storage = results[owner].untyped_storage() if isinstance(owner, int) else owner
+    results[place] = made = node._reconstruct_from_tensor_metadata(metadata, storage)
+    _is_now(node, place, made)
+
+
+def _is_now(node: Any, place: int, result: torch.Tensor) -> None:
+    """Have stock ask this tensor's memory whether somebody holds the output."""
+    node.outputs_weakrefs[place].swap_weakref(result.untyped_storage()._weak_ref())
+
+
+def _unused(reference: weakref.ref[Results], place: int) -> bool:
+    """Notes [Held for a backward] and [Results that were changed]."""
+    results = reference()
+    return results is not None and results._reference() is not None and results.is_unused(place)
+
+
+def _is_last_of_its_history(cached: list[Any], storages: list[Any], place: int) -> bool:
+    """Whether a result refers to a backward, and nobody holds it. No variable may hold it here, either."""
+    return cached[place] is not None and cached[place].grad_fn is not None and nobody_holds(cached, storages, place)
+
+
+_hooks = operator.attrgetter("_backward_hooks")

@@ -156,3 +156,18 @@ def _in_the_memory_of(caller: torch.Tensor, output: torch.Tensor, offset_bytes: 
 def over(storage: torch.UntypedStorage, like: torch.Tensor, offset: int) -> torch.Tensor:
     """A tensor of the shape, strides and dtype of `like` over another storage, `offset` elements from its start."""
     return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, offset, like.shape, like.stride())
+
+
+def with_inputs(outputs: Any, returned: Mapping[int, torch.Tensor]) -> list[Any]:
+    """Return the outputs, with the caller's own tensors where the function returns an input (by place)."""
+    handed = list(outputs)
+    for place, caller in returned.items():
+        output = handed[place]
+        # The placeholder begins where its storage does.
+        geometry = (output.dtype, output.shape, output.stride(), output.storage_offset())
+        if geometry == (caller.dtype, caller.shape, caller.stride(), 0):
+            handed[place] = caller
+        else:
+            start = caller.storage_offset() * caller.element_size() // output.element_size()
+            handed[place] = over(caller.untyped_storage(), output, start + output.storage_offset())
+    return handed

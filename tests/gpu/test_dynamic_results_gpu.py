@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import optimizations
-from optimizations.trees.results_node import ResultsNode
+from optimizations.trees.results import Results
 
 pytestmark = pytest.mark.gpu
 
@@ -24,10 +24,8 @@ def test_results_of_changing_sizes_are_right_and_not_made_again(
     torch.compiler.reset()
     optimizations.reset()
     made_again: list[int] = []
-    make = ResultsNode._make_result_again
-    monkeypatch.setattr(
-        ResultsNode, "_make_result_again", lambda self, place: (made_again.append(place), make(self, place))[1]
-    )
+    make = Results._make_again
+    monkeypatch.setattr(Results, "_make_again", lambda self, place: (made_again.append(place), make(self, place))[1])
     call = torch.compile(_boxes, backend="encore", dynamic=True, options={"selection": selection})
     with torch.no_grad():
         for step in range(300):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from seed_programs import MOVED, ON_THE_HOST, OTHERS, WITHOUT_REPLAYS
 
-from optimizations.trees.manager import FORWARD_UNCAPTURED
+from optimizations.trees.reasons import FORWARD_UNCAPTURED
 
 pytestmark = pytest.mark.gpu
 

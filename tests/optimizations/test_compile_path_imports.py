@@ -43,5 +43,5 @@ def test_compile_path_loads_no_module_that_reads_offsets() -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=200, check=False)
     assert ran.returncode == 0, ran.stderr
     loaded = {part for name in ran.stdout.split() for part in name.split(".")}
-    assert {"identity_guard", "tensor_guard", "lean"} <= loaded
+    assert {"identity_guard", "tensor_guard", "fast_path"} <= loaded
     assert not loaded & READ_AT_OFFSETS

@@ -10,7 +10,6 @@ PACKAGE = "optimizations"
 ROOT = Path(__file__).resolve().parents[2] / PACKAGE
 
 OPEN = (
-    "trees.lean trees.manager trees.moved_inputs trees.node trees.pool_manager trees.results trees.results_node",
     "torch_internals.argument_guard torch_internals.compiled_entries torch_internals.entry_words "
     "torch_internals.tensor_words",
     "capture.step.recording capture.step.replaying",

@@ -21,7 +21,7 @@ from optimizations.calls import bound
 from optimizations.calls.binding import Binding
 from optimizations.capture.step import graphed_step
 from optimizations.torch_internals import replacing
-from optimizations.trees import alike, containers, manager
+from optimizations.trees import alike, containers, cudagraphify
 from optimizations.weak_registry import WeakRegistry
 from tests.test_layers import SOURCES
 
@@ -234,13 +234,13 @@ def test_a_finalizer_may_make_containers_and_end_them_while_one_is_made(monkeypa
     monkeypatch.setattr(containers, "_ALL", type(containers._ALL)())
 
     def finalized() -> None:
-        manager.container(1)
+        cudagraphify.container(1)
         containers.managers()
         containers.shut_down()
 
     def make() -> None:
-        made = manager.container(0)
-        assert made.device_index == 0 and manager.container(1).device_index == 1
+        made = cudagraphify.container(0)
+        assert made.device_index == 0 and cudagraphify.container(1).device_index == 1
 
     in_the_middle_of(make, finalized, times=200)
 
@@ -255,12 +255,12 @@ def test_a_manager_that_ends_may_make_another_one_which_ends_too(monkeypatch: py
 
         def shutdown(self) -> None:
             if self.device == 0:
-                manager.container(1).tree_manager = cast(Any, Manager(1))
+                cudagraphify.container(1).tree_manager = cast(Any, Manager(1))
             assert containers.managers(0) == [], "one that ends is asked for nothing any more"
             ended.append(self.device)
 
     def end() -> None:
-        manager.container(0).tree_manager = cast(Any, Manager(0))
+        cudagraphify.container(0).tree_manager = cast(Any, Manager(0))
         containers.shut_down()
 
     in_time(end)

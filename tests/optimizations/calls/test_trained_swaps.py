@@ -16,7 +16,7 @@ from torch import nn
 
 import optimizations
 from optimizations.in_place.examination import Examination
-from optimizations.trees import manager, returned
+from optimizations.trees import reasons, returned
 from optimizations.trees.containers import managers
 from tests.optimizations.trees.test_parameters import Net, values
 
@@ -168,7 +168,7 @@ def test_swapped_weights_have_the_gradients_of_eager(
     graphs = 2 * (2 if kind is Broken else 1)
     assert recordings() <= 4 * graphs, "two of each graph and direction, as stock makes them, and what follows"
     uncaptured = [one for report in optimizations.report() for one in report.uncaptured]
-    assert {one.reason for one in uncaptured} <= {manager.KEPT, manager.FORWARD_UNCAPTURED}
+    assert {one.reason for one in uncaptured} <= {reasons.KEPT, reasons.FORWARD_UNCAPTURED}
     assert sum(one.calls for one in uncaptured) <= 2 * graphs, "no call runs without a graph because weights moved"
 
 

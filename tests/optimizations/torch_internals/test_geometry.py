@@ -16,7 +16,7 @@ from optimizations.options import Attributes
 from optimizations.placement import place
 from optimizations.torch_internals import geometry
 from optimizations.torch_internals.geometry import CHECKS_MADE, FixedGeometry
-from optimizations.trees.lean import OTHER_GEOMETRY
+from optimizations.trees.reasons import OTHER_GEOMETRY
 
 
 def transposed(tensor: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ from simulated_gpu.trees import Compiled, Model, nodes, values
 
 from optimizations import torch_internals
 from optimizations.torch_internals import stock_trees
-from optimizations.trees import manager
+from optimizations.trees import reasons
 from optimizations.trees.containers import managers
 
 OWN_SETTINGS = {
@@ -60,7 +60,7 @@ def test_kept_results_are_copied_by_encore(cuda_on_cpu: CudaOnCpu) -> None:
     assert all(torch.equal(out, expected) for out, expected in kept)
     (function,) = compiled.functions
     assert function.kept_outputs == {0}
-    assert {one.reason for one in function.uncaptured()} == {manager.KEPT}
+    assert {one.reason for one in function.uncaptured()} == {reasons.KEPT}
     assert not any(getattr(one, "has_live_user_visible_output_cloning", False) for one in managers())
 
 

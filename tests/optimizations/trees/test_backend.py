@@ -138,8 +138,8 @@ def test_every_choice_of_the_option_is_one_of_the_plan() -> None:
 
 def test_reset_gives_everything_back(encore: FakeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     freed: list[str] = []
-    monkeypatch.setattr(maker_module.containers, "shut_down", lambda: freed.append("graphs"))
-    monkeypatch.setattr(maker_module, "forget_recordings", lambda: freed.append("recordings"))
+    monkeypatch.setattr(maker_module.manager, "shut_down", lambda: freed.append("graphs"))
+    monkeypatch.setattr(maker_module.manager, "forget_recordings", lambda: freed.append("recordings"))
     monkeypatch.setattr(maker_module, "unload_kernels", lambda: freed.append("kernels"))
     call({"indirection": "auto"})
     assert optimizations.report()

@@ -97,8 +97,8 @@ if ending == "destroys while stuck":  # as NCCL does it
     for module in (distributed, distributed.distributed_c10d):
         patches.setattr(module, "destroy_process_group", lambda group=None: threading.Event().wait())
     patches.setattr(distributed.distributed_c10d, "destroy_process_group", distributed.destroy_process_group)
-free = manager_module._free_all
-patches.setattr(manager_module, "_free_all", lambda: (free(), print("FREED", flush=True)))
+free = manager_module.free_all
+patches.setattr(manager_module, "free_all", lambda: (free(), print("FREED", flush=True)))
 code = GeneratedCode("it takes part in a collective", collective=True, collectives=("all_reduce('0')",))
 compiled = Compiled(Model(cuda, code=code))
 check(compiled, values(7), calls=4)

@@ -137,7 +137,7 @@ def test_the_maker_hands_on_what_inductor_says(
     monkeypatch: pytest.MonkeyPatch, backward: bool, inference: bool, direction: str
 ) -> None:
     record = FakeRecord()
-    monkeypatch.setattr(maker_module.manager, "record", record)
+    monkeypatch.setattr(maker_module.cudagraphify, "record", record)
     reports: list[Any] = []
     made = EncoreMaker(Choice.HOST, reports.append).cudagraphify(
         total,

@@ -19,7 +19,8 @@ from models.nanogpt.configurations import SIZES
 from models.nanogpt.decoding import CompiledDecoder, EagerDecoder, generate
 from models.nanogpt.network import NanoGPT
 from optimizations import torch_internals
-from optimizations.trees import copies_out, manager, results_node
+from optimizations.trees import copies_out, reasons
+from optimizations.trees import results as results_module
 
 CALLS = 40
 MOST_HELD = 6
@@ -128,7 +129,7 @@ def test_an_interrupt_while_a_recording_makes_its_results_costs_that_call_only(c
         for step in range(2):
             compiled(values(step), values(2), w)
         with (
-            interrupted_behind(number, "/trees/results_node.py", "_inductor/cudagraph_trees.py") as where,
+            interrupted_behind(number, "/trees/results.py", "_inductor/cudagraph_trees.py") as where,
             contextlib.suppress(KeyboardInterrupt),
         ):
             compiled(values(2), values(2), w)
@@ -194,11 +195,11 @@ def test_copies_of_what_is_kept_are_laid_out_once_and_again_where_more_is_kept(
 ) -> None:
     laid_out: list[int] = []
 
-    def laying_out(found: list[Any], kept: set[int], lone: frozenset[int]) -> copies_out.CopiesOut:
+    def laying_out(found: list[Any], kept: set[int], pool: set[int]) -> copies_out.CopiesOut:
         laid_out.append(len(kept))
-        return copies_out.copies_out(found, kept, lone)
+        return copies_out.copies_out(found, kept, pool)
 
-    monkeypatch.setattr(results_node, "copies_out", laying_out)
+    monkeypatch.setattr(results_module, "copies_out", laying_out)
     run = torch.compile(lambda x: (x.sin(), x.cos()), backend="encore", options={"lean": lean})
     first, second = Held(), Held()
     with torch.no_grad():
@@ -235,7 +236,7 @@ def test_a_loop_that_names_its_last_result_is_served_by_steady_calls_of_one_reco
     calls = 6 * 9
     (report,) = optimizations.report()
     ((reason, without),) = ((one.reason, one.calls) for one in report.uncaptured)
-    assert (reason, without) == (manager.KEPT, 1)
+    assert (reason, without) == (reasons.KEPT, 1)
     (recording,) = report.recordings
     assert recording.steady_replays >= calls - 6
     (kept,) = report.kept

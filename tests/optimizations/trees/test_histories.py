@@ -20,8 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import optimizations
 from optimizations import torch_internals
 from optimizations.calls import bound
-from optimizations.trees import lean as lean_module
-from optimizations.trees import pool_manager
+from optimizations.trees import manager, reasons
 from optimizations.trees.containers import managers, thread_containers
 from tests.optimizations.trees.test_parameters import Net, values
 
@@ -336,7 +335,7 @@ def model_gone() -> None:
 def found_held() -> int:
     """Calls that went another way because somebody holds a result."""
     reports = optimizations.report()
-    held = sum(one.calls for report in reports for one in report.full_ways if one.reason == lean_module.RESULTS_HELD)
+    held = sum(one.calls for report in reports for one in report.full_ways if one.reason == reasons.RESULTS_HELD)
     return held + sum(one.calls for report in reports for one in report.uncaptured)
 
 
@@ -388,9 +387,9 @@ def test_a_model_that_goes_in_the_midst_of_a_call_takes_histories_along_at_its_e
     program = Program(monkeypatch)
     runs = torch.compile(Runs(), backend="encore")
     inside: list[bool] = []
-    forget = pool_manager.PoolManager.forget_all_histories
+    forget = manager.EncoreManager.forget_all_histories
 
-    def forgets(manager: pool_manager.PoolManager) -> None:
+    def forgets(manager: manager.EncoreManager) -> None:
         inside.append(compiled_on_cpu.cuda.capturing is not None or running)
         forget(manager)
 
@@ -401,7 +400,7 @@ def test_a_model_that_goes_in_the_midst_of_a_call_takes_histories_along_at_its_e
         running = False
 
     running = False
-    monkeypatch.setattr(pool_manager.PoolManager, "forget_all_histories", forgets)
+    monkeypatch.setattr(manager.EncoreManager, "forget_all_histories", forgets)
     for _ in range(call):
         torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad():
@@ -433,8 +432,8 @@ def test_what_is_held_by_what_goes_with_a_model_is_looked_at_in_the_next_call(
     gc.collect()
     assert histories() == 1
     looked: list[Any] = []
-    forget = pool_manager.PoolManager.forget_all_histories
-    monkeypatch.setattr(pool_manager.PoolManager, "forget_all_histories", lambda one: (looked.append(one), forget(one)))
+    forget = manager.EncoreManager.forget_all_histories
+    monkeypatch.setattr(manager.EncoreManager, "forget_all_histories", lambda one: (looked.append(one), forget(one)))
     for step in range(2):
         with torch.no_grad():
             torch.compiler.cudagraph_mark_step_begin()

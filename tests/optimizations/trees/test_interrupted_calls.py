@@ -14,7 +14,16 @@ from torch import nn
 from optimizations import torch_internals
 
 FILES = (
-    *("/lean.py", "/results_node.py", "/manager.py", "/node.py", "/trained.py", "/shortcut.py", "/plain_function.py"),
+    *(
+        "/fast_path.py",
+        "/liveness.py",
+        "/results.py",
+        "/manager.py",
+        "/node.py",
+        "/trained.py",
+        "/shortcut.py",
+        "/plain_function.py",
+    ),
     *("/apart.py", "/grad_mode.py", "/pyfunctorch.py", "/contextlib.py"),
 )
 

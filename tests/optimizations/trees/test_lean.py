@@ -17,9 +17,9 @@ from torch.autograd import forward_ad
 from optimizations import torch_internals
 from optimizations.in_place import budget
 from optimizations.in_place.addresses import AddressTracker
-from optimizations.trees import lean, manager
+from optimizations.trees import fast_calls, fast_path, manager, reasons
 from optimizations.trees.containers import managers
-from optimizations.trees.results_node import ResultsNode
+from optimizations.trees.results import Results
 
 W = values(7)
 
@@ -47,7 +47,7 @@ def steady(cuda: CudaOnCpu, full_ways: list[Any], **keywords: Any) -> Compiled:
     return compiled
 
 
-def reasons(compiled: Compiled) -> list[str]:
+def slow_reasons(compiled: Compiled) -> list[str]:
     """Why calls went the full way since `steady`."""
     return [way.reason for way in compiled.functions[0].full_ways()]
 
@@ -71,7 +71,7 @@ def test_calls_in_steady_state_do_not_go_stocks_way(cuda_on_cpu: CudaOnCpu, full
     (node,) = nodes()
     assert compiled.reports[0].replays == node.replays == 26
     assert compiled.reports[0].steady_replays == 20
-    assert reasons(compiled) == []
+    assert slow_reasons(compiled) == []
 
 
 def test_the_way_to_steady_calls_is_counted(cuda_on_cpu: CudaOnCpu) -> None:
@@ -79,7 +79,7 @@ def test_the_way_to_steady_calls_is_counted(cuda_on_cpu: CudaOnCpu) -> None:
     check(compiled, W, calls=12)
     (function,) = compiled.functions
     ways = {way.reason: way.calls for way in function.full_ways()}
-    assert next(iter(ways)) == lean.NOT_RECORDED, "the first reason first"
+    assert next(iter(ways)) == reasons.NOT_RECORDED, "the first reason first"
     (report,) = compiled.reports
     assert sum(ways.values()) == 11 - report.steady_replays, "the first call of all is made by who records"
 
@@ -99,7 +99,7 @@ def test_results_that_aotautograd_marks_are_handed_out_again_without_the_mark(
     """Where shapes are dynamic it marks each. To make them again takes longer than the launch."""
     compiled = steady(cuda_on_cpu, full_ways)
     made_again: list[int] = []
-    monkeypatch.setattr(ResultsNode, "_make_result_again", lambda self, place: made_again.append(place))
+    monkeypatch.setattr(Results, "_make_again", lambda self, place: made_again.append(place))
     for _ in range(12):
         torch.compiler.cudagraph_mark_step_begin()
         (out,) = compiled.function([values(1), values(2), W])
@@ -114,8 +114,8 @@ def test_lean_off_is_stocks_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) ->
     compiled = steady(cuda_on_cpu, full_ways, lean=False)
     check(compiled, W, calls=4)
     assert len(full_ways) >= 4
-    assert reasons(compiled) == [], "nobody asked for steady calls"
-    assert not any(found for one in managers() for found in one._steady.values()), "and none is kept"
+    assert slow_reasons(compiled) == [], "nobody asked for steady calls"
+    assert not any(found for one in managers() for found in one.fast_calls._calls.values()), "and none is kept"
     assert compiled.reports[0].steady_replays == 0
 
 
@@ -131,7 +131,7 @@ def test_a_second_call_of_an_iteration_goes_the_full_way_while_the_first_ones_re
     assert torch.equal(held, 2 * x + y * W)
     assert torch.equal(out, 2 * y + x * W)
     assert full_ways
-    assert reasons(compiled) == [lean.RESULTS_HELD]
+    assert slow_reasons(compiled) == [reasons.RESULTS_HELD]
     assert len(list(nodes())) == 2
 
 
@@ -168,9 +168,9 @@ def test_a_loop_that_keeps_no_results_is_steady_in_each_round(cuda_on_cpu: CudaO
 def test_a_function_that_is_called_many_times_in_an_iteration_is_steady_in_each_place(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager, "MOST_KEPT", 8)
+    monkeypatch.setattr(fast_calls, "MOST_KEPT", 8)
     compiled = Compiled(Model(cuda_on_cpu))
-    places = 3 * manager.MOST_KEPT
+    places = 3 * fast_calls.MOST_KEPT
 
     def iteration(start: int) -> None:
         torch.compiler.cudagraph_mark_step_begin()
@@ -187,7 +187,7 @@ def test_a_function_that_is_called_many_times_in_an_iteration_is_steady_in_each_
     replays = cuda_on_cpu.replays
     for start in range(5):
         iteration(start)
-    assert reasons(compiled) == [] and full_ways == []
+    assert slow_reasons(compiled) == [] and full_ways == []
     assert cuda_on_cpu.replays == replays + 5 * places
     assert len(list(nodes())) == places
 
@@ -201,7 +201,7 @@ def test_a_held_result_goes_the_full_way_and_stays_valid(cuda_on_cpu: CudaOnCpu,
     call(compiled)
     assert torch.equal(held, 2 * x + y * W)
     assert compiled.functions[0].uncaptured(), "the next call ran without its graph"
-    assert reasons(compiled) == [lean.RESULTS_HELD]
+    assert slow_reasons(compiled) == [reasons.RESULTS_HELD]
 
 
 def test_a_view_of_a_result_holds_it_too(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
@@ -230,7 +230,7 @@ def test_a_moved_parameter_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: 
     compiled = steady(cuda_on_cpu, full_ways)
     call(compiled, values(5))
     assert full_ways
-    assert reasons(compiled) == [lean.FIXED_INPUT_MOVED]
+    assert slow_reasons(compiled) == [reasons.FIXED_INPUT_MOVED]
 
 
 def test_recordings_for_two_sets_of_parameters_take_turns_steadily(
@@ -285,7 +285,7 @@ def test_parameters_that_are_patched_are_patched_in_steady_calls(cuda_on_cpu: Cu
 def test_what_a_recording_serves_as_it_is_is_not_looked_at_for_patching_another(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a look goes over each parameter in Python; see `lean.steadily`."""
+    """Such a look goes over each parameter in Python; see `fast_path.on_fast_path`."""
     compiled, weights = patched_in_turns(cuda_on_cpu)
     patched = [node for node in nodes() if node.tracker is not None and node.tracker.fixed]
     assert len(nodes()) == 2 and len(patched) == 1
@@ -293,7 +293,7 @@ def test_what_a_recording_serves_as_it_is_is_not_looked_at_for_patching_another(
     (served,) = [w for w in weights if w.data_ptr() == recorded._seen[2].data_ptr()]
     call(compiled, weights[5])
     full_ways.clear()
-    for calls in [calls for one in managers() for found in one._steady.values() for calls in found.values()]:
+    for calls in [calls for one in managers() for found in one.fast_calls._calls.values() for calls in found.values()]:
         calls.sort(key=lambda one: one.node is recorded)  # the one that could be patched is looked at first
     looks = []
     monkeypatch.setattr(AddressTracker, "refuses", lambda tracker, _: looks.append(tracker))
@@ -316,7 +316,7 @@ def test_work_that_is_due_goes_the_full_way(
     check(compiled, W, calls=20)
     assert compiled.reports[0].copied_bytes == 0
     assert len(full_ways) > waited
-    assert lean.WORK_IS_DUE in reasons(compiled)
+    assert reasons.WORK_IS_DUE in slow_reasons(compiled)
 
 
 @pytest.mark.parametrize("option", ["fast_path_cudagraph_asserts", "force_cudagraph_sync", "force_cudagraphs_warmup"])
@@ -324,9 +324,9 @@ def test_with_inductors_debugging_options_there_are_no_steady_calls(cuda_on_cpu:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, W)
     (node,) = nodes()
-    assert lean.steady_call(node) is not None
+    assert fast_calls.fast_call(node) is not None
     with torch_internals.inductor_config.patch({f"triton.{option}": True}):
-        assert lean.steady_call(node) is None
+        assert fast_calls.fast_call(node) is None
 
 
 def test_functions_that_return_inputs_have_no_steady_calls(cuda_on_cpu: CudaOnCpu) -> None:
@@ -334,7 +334,7 @@ def test_functions_that_return_inputs_have_no_steady_calls(cuda_on_cpu: CudaOnCp
     check(compiled, W)
     (node,) = nodes()
     node.function.returned_inputs = {0: 0}
-    assert lean.steady_call(node) is None
+    assert fast_calls.fast_call(node) is None
 
 
 def test_a_function_that_lost_its_graph_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
@@ -342,7 +342,7 @@ def test_a_function_that_lost_its_graph_goes_the_full_way(cuda_on_cpu: CudaOnCpu
     compiled.functions[0].without_graph = "for this test"
     call(compiled)
     assert compiled.functions[0].uncaptured()[0].reason == "for this test"
-    assert reasons(compiled) == ["for this test"]
+    assert slow_reasons(compiled) == ["for this test"]
 
 
 def _nothing(_: Any) -> None:
@@ -361,7 +361,7 @@ def _change_state(_: Any) -> None:
 
 @pytest.mark.parametrize(
     ("change", "reasons_given"),
-    [(_nothing, []), (_leave_pool, [lean.NOT_RECORDED]), (_change_state, [lean.CHANGED])],
+    [(_nothing, []), (_leave_pool, [reasons.NOT_RECORDED]), (_change_state, [reasons.CHANGED])],
 )
 def test_a_recording_that_is_another_now_goes_the_full_way(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], change: Callable[[Any], None], reasons_given: list[str]
@@ -369,7 +369,7 @@ def test_a_recording_that_is_another_now_goes_the_full_way(
     compiled = steady(cuda_on_cpu, full_ways)
     change(compiled)
     call(compiled)
-    assert reasons(compiled) == reasons_given
+    assert slow_reasons(compiled) == reasons_given
     assert bool(full_ways) == bool(reasons_given)
 
 
@@ -412,7 +412,7 @@ def test_a_forward_without_its_backward_goes_the_full_way_where_the_user_marks_n
     full_ways.clear()
     training.step(2, mark=False)
     assert full_ways
-    assert lean.OTHER_ORDER in reasons(training.forward), "no iteration began"
+    assert reasons.OTHER_ORDER in slow_reasons(training.forward), "no iteration began"
 
 
 def test_a_forward_whose_backward_is_pending_goes_the_full_way_where_dynamo_begins_iterations(
@@ -434,7 +434,7 @@ def test_a_forward_whose_backward_is_pending_goes_the_full_way_where_dynamo_begi
     assert full_ways == []
     step(14)
     assert full_ways
-    assert lean.BACKWARD_PENDING in reasons(training.forward)
+    assert reasons.BACKWARD_PENDING in slow_reasons(training.forward)
 
 
 def test_a_saved_result_that_is_still_held_after_the_backward_goes_the_full_way(
@@ -452,7 +452,7 @@ def test_a_saved_result_that_is_still_held_after_the_backward_goes_the_full_way(
     assert full_ways == []
     training.step(4)
     assert training.forward.functions[0].uncaptured(), "the next step ran without graphs"
-    assert lean.RESULTS_HELD in reasons(training.forward)
+    assert reasons.RESULTS_HELD in slow_reasons(training.forward)
     assert torch.equal(saved, expected)
 
 
@@ -471,7 +471,7 @@ def test_a_derivative_in_forward_mode_is_refused_as_stocks_copies_refuse_it(
                 compiled(*inputs)
         assert cuda_on_cpu.replays == replays
         call(compiled)  # inputs without one
-    assert reasons(compiled) == ([lean.FORWARD_MODE] if lean_on else [])
+    assert slow_reasons(compiled) == ([reasons.FORWARD_MODE] if lean_on else [])
     full_ways.clear()
     check(compiled, W, calls=4)
     assert not full_ways or not lean_on
@@ -490,9 +490,9 @@ def test_another_order_of_functions_goes_the_full_way(cuda_on_cpu: CudaOnCpu, fu
 
 
 def test_what_steady_calls_skip_is_listed_with_its_reason() -> None:
-    assert all(one.does and one.why for one in lean.SKIPPED)
+    assert all(one.does and one.why for one in fast_path.SKIPPED)
     trees = torch_internals.cudagraph_trees
-    for one in lean.SKIPPED:
+    for one in fast_path.SKIPPED:
         owner, _, name = one.name.partition(".")
         where = {"EncoreManager": manager.EncoreManager, "Session": None}.get(owner, getattr(trees, owner, None))
         assert where is None or callable(getattr(where, name)), one.name

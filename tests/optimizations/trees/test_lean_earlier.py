@@ -8,8 +8,8 @@ import torch
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
-from optimizations.trees import lean
-from tests.optimizations.trees.test_lean import W, full_ways, reasons
+from optimizations.trees import fast_calls, reasons
+from tests.optimizations.trees.test_lean import W, full_ways, slow_reasons
 
 __all__ = ["full_ways"]
 
@@ -42,7 +42,7 @@ def test_another_result_of_the_same_graph_goes_the_full_way(cuda_on_cpu: CudaOnC
     iteration(40, 0)
     assert full_ways == []
     iteration(41, 1)
-    assert reasons(second) == [lean.FIXED_INPUT_MOVED]
+    assert slow_reasons(second) == [reasons.FIXED_INPUT_MOVED]
 
 
 def test_a_result_that_is_handed_on_is_still_the_callers_tensor(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
@@ -71,6 +71,6 @@ def test_a_recording_without_a_graph_has_no_steady_calls(cuda_on_cpu: CudaOnCpu)
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, W)
     (node,) = nodes()
-    assert lean.steady_call(node) is not None
+    assert fast_calls.fast_call(node) is not None
     node.graph = None
-    assert lean.steady_call(node) is None
+    assert fast_calls.fast_call(node) is None

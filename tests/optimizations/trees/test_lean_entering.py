@@ -13,8 +13,8 @@ from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations.calls import turns
 from optimizations.torch_internals import thread_state
-from optimizations.trees import inner_graphs, lean, manager
-from tests.optimizations.trees.test_lean import Training, W, call, full_ways, reasons, steady
+from optimizations.trees import inner_graphs, manager, reasons, streams
+from tests.optimizations.trees.test_lean import Training, W, call, full_ways, slow_reasons, steady
 from tests.optimizations.trees.test_outlived import Outer
 
 __all__ = ["full_ways"]
@@ -51,7 +51,7 @@ def test_the_first_steady_call_of_a_thread_makes_the_context_current_there_and_n
         entered.append(threading.get_ident())
         enter(self, function_id)
 
-    monkeypatch.setattr(manager, "make_context_current", lambda device: made.append(threading.get_ident()))
+    monkeypatch.setattr(streams, "make_context_current", lambda device: made.append(threading.get_ident()))
     monkeypatch.setattr(manager.EncoreManager, "enter", counted)
 
     def serve() -> None:
@@ -115,8 +115,8 @@ def test_fast_path_runs_no_graph_inside_a_capture(
     else:
         in_a_thread(lambda: call(compiled))
     assert cuda_on_cpu.replays == replays
-    assert reasons(compiled) == [lean.CAPTURED]
-    assert [one.reason for one in compiled.functions[0].uncaptured()] == [manager.INSIDE_CAPTURE]
+    assert slow_reasons(compiled) == [reasons.CAPTURED]
+    assert [one.reason for one in compiled.functions[0].uncaptured()] == [reasons.INSIDE_CAPTURE]
     cuda_on_cpu.stream, cuda_on_cpu.inside_capture = stream, False
     full_ways.clear()
     check(compiled, W, calls=4)
@@ -155,7 +155,7 @@ def test_a_backward_that_a_function_runs_in_another_thread_does_not_wait_for_its
 
         in_a_thread(backward)
     assert cuda_on_cpu.replays == replays
-    assert [one.reason for one in compiled.functions[0].uncaptured()] == [manager.INSIDE_FUNCTION]
+    assert [one.reason for one in compiled.functions[0].uncaptured()] == [reasons.INSIDE_FUNCTION]
     call(compiled)
     assert cuda_on_cpu.replays == replays + 1
 

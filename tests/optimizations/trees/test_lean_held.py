@@ -8,9 +8,9 @@ import torch
 from simulated_gpu.runtime import CudaOnCpu, at_address
 from simulated_gpu.trees import COUNT, Compiled, Model, nodes, values
 
-from optimizations.trees import lean, manager
+from optimizations.trees import reasons
 from optimizations.trees.containers import managers
-from tests.optimizations.trees.test_lean import W, full_ways, reasons
+from tests.optimizations.trees.test_lean import W, full_ways, slow_reasons
 
 __all__ = ["full_ways"]
 
@@ -71,7 +71,7 @@ def test_a_result_in_whose_memory_a_graph_writes_is_not_written_over_while_it_is
     assert full_ways == []
     second.functions[0]._full_ways.clear()
     iteration(41, hold=True)
-    assert reasons(second) == [lean.EARLIER_RESULT_HELD]
+    assert slow_reasons(second) == [reasons.EARLIER_RESULT_HELD]
 
 
 def test_where_an_iteration_began_with_a_held_result_the_next_call_looks_once_more(
@@ -99,8 +99,8 @@ def test_where_an_iteration_began_with_a_held_result_the_next_call_looks_once_mo
     assert full_ways == []
     second.functions[0]._full_ways.clear()
     iteration(41, let_go_of=held)
-    assert reasons(second) == [lean.RESULTS_HELD]
-    assert [(one.reason, one.calls) for one in first.functions[0].uncaptured()] == [(manager.KEPT, 1)]
+    assert slow_reasons(second) == [reasons.RESULTS_HELD]
+    assert [(one.reason, one.calls) for one in first.functions[0].uncaptured()] == [(reasons.KEPT, 1)]
     assert not second.functions[0].uncaptured()
     (one,) = managers()
     assert one.held_in_generation is None
@@ -141,8 +141,8 @@ def test_a_call_behind_which_the_same_function_was_recorded_is_served_by_the_rec
     del stocks
     compiled, found = called_once_and_twice(cuda_on_cpu, steady=True)
     assert found == by_stock
-    assert reasons(compiled) == [lean.ANOTHER_FOLLOWS]
-    kept = [calls for one in managers() for found in one._steady.values() for calls in found.values()]
+    assert slow_reasons(compiled) == [reasons.ANOTHER_FOLLOWS]
+    kept = [calls for one in managers() for found in one.fast_calls._calls.values() for calls in found.values()]
     assert [len(calls) for calls in kept] == [len({call.node for call in calls}) for calls in kept], "no copies of one"
 
 
@@ -189,4 +189,4 @@ def test_a_held_result_is_not_written_over_where_another_one_loses_its_history(
     for start in range(41, 44):
         iteration(start)
         assert torch.equal(held, expected)
-    assert lean.RESULTS_HELD in reasons(compiled)
+    assert reasons.RESULTS_HELD in slow_reasons(compiled)

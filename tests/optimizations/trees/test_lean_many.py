@@ -12,11 +12,11 @@ from simulated_gpu.trees import COUNT, Model, nodes, values
 
 from optimizations import torch_internals
 from optimizations.graph.plan import Choice
-from optimizations.trees import lean
+from optimizations.trees import liveness, reasons
 from optimizations.trees.maker import EncoreMaker
 
 W = values(7)
-RESULTS = lean.MANY + 3
+RESULTS = liveness.MANY + 3
 
 
 class Forward(Model):
@@ -87,8 +87,8 @@ def test_results_that_nobody_holds_are_not_asked_about_one_by_one(
 ) -> None:
     training = Training(cuda_on_cpu)
     asked: list[int] = []
-    references = lean._references
-    monkeypatch.setattr(lean, "_references", lambda values, at: (asked.append(at), references(values, at))[1])
+    references = liveness._references
+    monkeypatch.setattr(liveness, "_references", lambda values, at: (asked.append(at), references(values, at))[1])
     for start in range(4):
         training.step(start)
     assert training.ways() == []
@@ -108,7 +108,7 @@ HOLDS: dict[str, Callable[[list[torch.Tensor]], Any]] = {
 def test_one_of_many_that_is_held_sends_calls_the_full_way(cuda_on_cpu: CudaOnCpu, held: str) -> None:
     training = Training(cuda_on_cpu)
     seen = training.step(1, HOLDS[held])
-    assert lean.INPUT_STILL_HELD in training.ways(), "the backward would write over it"
+    assert reasons.INPUT_STILL_HELD in training.ways(), "the backward would write over it"
     del seen
     for start in range(8):
         training.step(start)
@@ -127,19 +127,19 @@ def test_a_result_that_is_made_again_is_one_of_many_again(cuda_on_cpu: CudaOnCpu
         training.step(start)
     assert training.ways() == []
     seen = training.step(1, lambda saved: saved[3])
-    assert lean.INPUT_STILL_HELD in training.ways() and seen.shape == (COUNT,)
+    assert reasons.INPUT_STILL_HELD in training.ways() and seen.shape == (COUNT,)
 
 
 def test_counts_are_those_of_the_references_that_stock_keeps_now(cuda_on_cpu: CudaOnCpu) -> None:
     training = Training(cuda_on_cpu)
     node = next(one for one in nodes() if one.function is training.functions[0])
     references = node.references([(0, place) for place in range(RESULTS)])
-    assert type(references) is lean.Many
-    assert not lean.any_alive(references) and references.idle()
+    assert type(references) is liveness.Many
+    assert not liveness.any_alive(references) and references.idle()
     node._mark_prior_graph_output_as_aliased((0, 2))
-    assert not references.idle() and lean.any_alive(references), "what is aliased counts as held, as under stock"
+    assert not references.idle() and liveness.any_alive(references), "what is aliased counts as held, as under stock"
     node.remove_node_cached_tensors()
-    assert not references.idle() and not lean.any_alive(references)
+    assert not references.idle() and not liveness.any_alive(references)
 
 
 @pytest.mark.parametrize("many", [True, False])
@@ -150,18 +150,18 @@ def test_where_a_backward_does_not_show_in_pythons_counts_it_is_found_in_those_o
     training = Training(cuda_on_cpu)
 
     def references(values: list[Any], place: int) -> int:
-        return lean._UNUSED_STORAGE if isinstance(values[place], torch.UntypedStorage) else lean._UNUSED
+        return liveness._UNUSED_STORAGE if isinstance(values[place], torch.UntypedStorage) else liveness._UNUSED
 
     node = next(one for one in nodes() if one.function is training.functions[0])
     asked = node.references([(0, place) for place in (range(RESULTS) if many else range(3, 4))])
-    assert (type(asked) is lean.Many) == many
-    assert not lean.any_alive(asked)
-    monkeypatch.setattr(lean, "_HOLDERS_ARE_COUNTED", False)
-    monkeypatch.setattr(lean, "_references", references)
-    monkeypatch.setattr(lean.Idle, "stand", lambda idle: True)
-    assert not lean.any_alive(asked)
+    assert (type(asked) is liveness.Many) == many
+    assert not liveness.any_alive(asked)
+    monkeypatch.setattr(liveness, "_HOLDERS_ARE_COUNTED", False)
+    monkeypatch.setattr(liveness, "_references", references)
+    monkeypatch.setattr(liveness.Idle, "stand", lambda idle: True)
+    assert not liveness.any_alive(asked)
     seen = training.step(1, HOLDS["a backward"])
-    assert lean.any_alive(asked)
-    assert lean.INPUT_STILL_HELD in training.ways()
+    assert liveness.any_alive(asked)
+    assert reasons.INPUT_STILL_HELD in training.ways()
     del seen
-    assert not lean.any_alive(asked)
+    assert not liveness.any_alive(asked)

@@ -13,9 +13,9 @@ from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, check, nodes, val
 from simulated_gpu.work import aligned
 
 from optimizations.in_place import addresses
-from optimizations.trees import lean
+from optimizations.trees import reasons
 from optimizations.trees.containers import managers
-from tests.optimizations.trees.test_lean import call, full_ways, reasons
+from tests.optimizations.trees.test_lean import call, full_ways, slow_reasons
 
 __all__ = ["full_ways"]
 
@@ -56,7 +56,9 @@ def patched(cuda: CudaOnCpu) -> tuple[Compiled, list[torch.Tensor]]:
     return compiled, weights
 
 
-@pytest.mark.parametrize(("weight", "reason"), [(strided, lean.OTHER_GEOMETRY), (unaligned, lean.FIXED_INPUT_MOVED)])
+@pytest.mark.parametrize(
+    ("weight", "reason"), [(strided, reasons.OTHER_GEOMETRY), (unaligned, reasons.FIXED_INPUT_MOVED)]
+)
 def test_steady_call_does_not_patch_an_unreadable_weight(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], weight: Callable[[], torch.Tensor], reason: str
 ) -> None:
@@ -65,11 +67,11 @@ def test_steady_call_does_not_patch_an_unreadable_weight(
     full_ways.clear()
     call(compiled, weights[5])
     assert full_ways == []
-    for calls in [calls for one in managers() for found in one._steady.values() for calls in found.values()]:
+    for calls in [calls for one in managers() for found in one.fast_calls._calls.values() for calls in found.values()]:
         calls[:] = [one for one in calls if one.tracker is not None and one.tracker.fixed]
         assert len(calls) == 1
     call(compiled, weight())
-    assert reasons(compiled) == [reason]
+    assert slow_reasons(compiled) == [reason]
 
 
 def test_what_was_written_for_a_launch_is_not_written_again_where_nothing_moves(

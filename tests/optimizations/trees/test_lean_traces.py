@@ -11,7 +11,7 @@ from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations.in_place import budget
-from optimizations.trees import manager
+from optimizations.trees import fast_calls
 from optimizations.trees.containers import managers
 from tests.optimizations.trees.test_lean import Training, W, full_ways, steady
 from tests.optimizations.trees.test_lean_held import Runs
@@ -96,14 +96,14 @@ def test_no_more_steady_calls_are_kept_than_there_may_be(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of the sets of parameters that were recorded or went the full way last. The function may write them."""
-    monkeypatch.setattr(manager, "MOST_KEPT", 4)
+    monkeypatch.setattr(fast_calls, "MOST_KEPT", 4)
     compiled = Compiled(Model(cuda_on_cpu, hides_y=True), static_inputs=(1, 2), mutated_input_idxs=(1,))
     parameters = [values(3 * swap) for swap in range(8)]
     for step in range(80):
         y = parameters[step % 8]
         assert torch.equal(compiled(values(step), y, W)[0], 2 * values(step) + y * W)
     assert len(nodes()) == 8
-    kept = [calls for one in managers() for found in one._steady.values() for calls in found.values()]
+    kept = [calls for one in managers() for found in one.fast_calls._calls.values() for calls in found.values()]
     assert [len(calls) for calls in kept] == [4]
     full_ways.clear()
     for step in range(4):

@@ -14,7 +14,7 @@ from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
 from optimizations.in_place import budget
-from optimizations.trees import manager
+from optimizations.trees import cudagraphify, manager
 from optimizations.trees.containers import managers, others_have_managers, shut_down
 from optimizations.trees.function import forget_recordings
 
@@ -59,17 +59,17 @@ def test_stocks_container_is_left_alone(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, values(7))
     assert torch_internals.cudagraph_trees.get_manager(0, create_if_none_exists=False) is None
-    assert isinstance(manager.container(0).tree_manager, manager.EncoreManager)
+    assert isinstance(cudagraphify.container(0).tree_manager, manager.EncoreManager)
 
 
 def test_each_thread_has_managers_of_its_own(cuda_on_cpu: CudaOnCpu) -> None:
-    here = manager.container(0)
+    here = cudagraphify.container(0)
     there: list[Any] = []
-    thread = threading.Thread(target=lambda: there.append(manager.container(0)))
+    thread = threading.Thread(target=lambda: there.append(cudagraphify.container(0)))
     thread.start()
     thread.join()
     assert there[0] is not here
-    assert manager.container(0) is here
+    assert cudagraphify.container(0) is here
 
 
 def test_a_reset_of_the_compiler_waits_for_no_other_threads_graphs_and_ends_none(cuda_on_cpu: CudaOnCpu) -> None:
@@ -86,7 +86,7 @@ def test_a_reset_of_the_compiler_waits_for_no_other_threads_graphs_and_ends_none
 def test_a_managers_end_comes_with_the_last_function(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
-    container = manager.container(0)
+    container = cudagraphify.container(0)
     assert container.tree_manager is not None
     gc.collect()
     gc.disable()

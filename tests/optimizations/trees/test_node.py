@@ -25,7 +25,7 @@ from optimizations.graph.plan import Choice
 from optimizations.graph.pointers import ReasonCode
 from optimizations.in_place import budget, examination, patched_inputs, session
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.trees import moved_inputs, pool_manager
+from optimizations.trees import manager, moved_inputs, reasons
 from optimizations.trees.containers import managers
 from optimizations.trees.node import EncoreNode
 from suite.measure import copies
@@ -176,8 +176,8 @@ def test_results_that_are_kept_stay_valid_and_are_copied_from_then_on(cuda_on_cp
     report = function.kept()
     assert report.outputs == (0,)
     assert 20 < report.copies < 30
-    assert sum(calls.calls for calls in function.uncaptured()) <= pool_manager.PATIENCE
-    assert model.runs.count("plain") <= 1 + pool_manager.PATIENCE
+    assert sum(calls.calls for calls in function.uncaptured()) <= manager.PATIENCE
+    assert model.runs.count("plain") <= 1 + manager.PATIENCE
 
 
 def test_kept_results_that_share_memory_share_their_copy(cuda_on_cpu: CudaOnCpu) -> None:
@@ -351,8 +351,8 @@ def test_parameter_that_is_written_is_never_copied(cuda_on_cpu: CudaOnCpu, share
     assert len(compiled.reports) == moved_inputs.MOST_RECORDINGS
     assert all(2 not in {one.index for one in report.inputs} for report in compiled.reports)
     assert any(1 in {one.index for one in report.inputs} for report in compiled.reports) is not shared
-    reasons = {one.reason for one in compiled.functions[0].uncaptured()}
-    assert reasons == {moved_inputs.INPUT_KEEPS_MOVING}
+    given = {one.reason for one in compiled.functions[0].uncaptured()}
+    assert given == {reasons.INPUT_KEEPS_MOVING}
     assert patched_inputs.USES_UNKNOWN in {report.fixed_inputs_refused for report in compiled.reports}
 
 

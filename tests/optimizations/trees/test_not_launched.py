@@ -15,8 +15,9 @@ from optimizations.graph.plan import Choice
 from optimizations.in_place.session import Session
 from optimizations.trees.containers import managers, shut_down
 from optimizations.trees.function import forget_recordings
-from optimizations.trees.manager import INSIDE_CAPTURE, EncoreManager
+from optimizations.trees.manager import EncoreManager
 from optimizations.trees.node import StillHeld
+from optimizations.trees.reasons import INSIDE_CAPTURE
 
 
 @pytest.mark.parametrize("lean", [True, False])

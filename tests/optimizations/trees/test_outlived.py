@@ -16,8 +16,8 @@ from simulated_gpu.trees import Compiled, Model, check, nodes, values
 from optimizations.calls import turns
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.selection import Selection
+from optimizations.trees import cudagraphify, manager, reasons
 from optimizations.trees import function as function_module
-from optimizations.trees import manager, pool_manager
 
 
 class Outer:
@@ -126,7 +126,7 @@ def test_an_operator_may_run_a_backward_of_another_function(
     assert thread.ident not in model.threads
     assert [report.direction for report in inner.reports] == ["backward"]
     uncaptured = {one.reason: one.calls for one in inner.functions[0].uncaptured()}
-    assert uncaptured == ({manager.INSIDE_FUNCTION: 3} if without_graph else {})
+    assert uncaptured == ({reasons.INSIDE_FUNCTION: 3} if without_graph else {})
     assert set() == turns.LENT
 
 
@@ -150,7 +150,7 @@ def test_results_that_threads_keep_for_ever_do_not_end_the_graphs(cuda_on_cpu: C
         thread.join()
     assert all(torch.equal(out, expected) for out, expected in kept)
     (uncaptured,) = compiled.functions[0].uncaptured()
-    assert (uncaptured.reason, uncaptured.calls) == (manager.KEPT, pool_manager.PATIENCE_OF_THREADS)
+    assert (uncaptured.reason, uncaptured.calls) == (reasons.KEPT, manager.PATIENCE_OF_THREADS)
 
 
 def test_reports_are_made_while_other_threads_record(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def held_after(cuda: CudaOnCpu, calls: int) -> tuple[Any, Compiled]:
 
 def test_results_own_their_memory_when_the_last_function_is_gone(cuda_on_cpu: CudaOnCpu, owning: list[int]) -> None:
     result, compiled = held_after(cuda_on_cpu, 6)
-    expected, container = result.clone(), manager.container(0)
+    expected, container = result.clone(), cudagraphify.container(0)
     assert owning == []
     del compiled
     gc.collect()
@@ -218,7 +218,7 @@ def test_results_of_warm_ups_and_recordings_own_their_memory_as_it_is(
     result, compiled = held_after(cuda_on_cpu, calls)
     del compiled
     gc.collect()
-    assert (manager.container(0).tree_manager, owning) == (None, [])
+    assert (cudagraphify.container(0).tree_manager, owning) == (None, [])
     assert result is not None
 
 
@@ -234,7 +234,7 @@ def test_nothing_is_done_for_results_that_nobody_holds_or_in_another_process(
     monkeypatch.setattr(os, "getpid", lambda: own + 1)
     del compiled
     gc.collect()
-    assert (manager.container(0).tree_manager, owning) == (None, [])
+    assert (cudagraphify.container(0).tree_manager, owning) == (None, [])
     assert result is not None
 
 
@@ -247,5 +247,5 @@ def test_a_failure_on_the_way_is_told_and_ends_nothing(cuda_on_cpu: CudaOnCpu, m
     gc.collect()
     with pytest.warns(UserWarning, match="RuntimeError: the pool is in use"):
         del compiled
-    assert manager.container(0).tree_manager is None
+    assert cudagraphify.container(0).tree_manager is None
     assert result is not None

@@ -54,7 +54,7 @@ def over_the_same_memory(net: Net) -> list[nn.Parameter]:
 
 def saved_in_place() -> list[bool]:
     (manager,) = managers()
-    return [one.is_input for node in manager.nodes() for one in node.returned_in_place.found]
+    return [one.is_input for node in manager.nodes() for one in node.results.returned.found]
 
 
 @pytest.mark.parametrize("lean", [True, False])

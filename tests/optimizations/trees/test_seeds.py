@@ -11,7 +11,7 @@ from simulated_gpu.trees import Compiled, Model, nodes, values
 
 from optimizations import torch_internals
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.trees import lean, manager, readable_seeds
+from optimizations.trees import readable_seeds, reasons
 from optimizations.trees.containers import managers
 from optimizations.trees.uncaptured_forwards import UncapturedForwards
 
@@ -140,7 +140,7 @@ def test_backward_of_uncaptured_forward_runs_without_graph(
     training.without_graph("forward", "for this test")
     for step in range(3):
         training.step(step)
-    assert training.reasons()[manager.FORWARD_UNCAPTURED] == 3
+    assert training.reasons()[reasons.FORWARD_UNCAPTURED] == 3
     training.without_graph("forward", None)
     calls = sum(training.reasons().values())
     for step in range(3):
@@ -156,7 +156,7 @@ def test_seeds_on_the_host_are_never_captured(cuda_on_cpu: CudaOnCpu, host: Host
     for step in range(12):
         training.step(step, on_host=True)
     assert "captured" not in training.models[1].runs
-    assert training.reasons()[manager.FORWARD_UNCAPTURED] == 11
+    assert training.reasons()[reasons.FORWARD_UNCAPTURED] == 11
     for step in range(12):
         training.step(step)
     runs = list(training.models[1].runs)
@@ -167,7 +167,7 @@ def test_seeds_on_the_host_are_never_captured(cuda_on_cpu: CudaOnCpu, host: Host
     assert training.models[1].runs == [*runs, *["plain"] * 3]
     assert len(nodes()) == recordings
     said = {one.reason for one in training.backward.functions[0].full_ways()}
-    assert (lean.SEEDS_ON_HOST in said) == copied_out
+    assert (reasons.SEEDS_ON_HOST in said) == copied_out
 
 
 def test_backward_asks_for_its_own_forward(cuda_on_cpu: CudaOnCpu) -> None:
@@ -195,8 +195,8 @@ def test_backward_asks_for_its_own_forward(cuda_on_cpu: CudaOnCpu) -> None:
     before = sum(one.calls for one in back.functions[0].uncaptured())
     for number in range(4):
         step(number)
-    reasons = {one.reason: one.calls for one in later_back.functions[0].uncaptured()}
-    assert reasons[manager.FORWARD_UNCAPTURED] == 4
+    given = {one.reason: one.calls for one in later_back.functions[0].uncaptured()}
+    assert given[reasons.FORWARD_UNCAPTURED] == 4
     assert sum(one.calls for one in back.functions[0].uncaptured()) == before
 
 

@@ -14,9 +14,9 @@ from simulated_gpu.runtime import CudaOnCpu, FakeStream
 from simulated_gpu.trees import Compiled, Model, check, values
 
 from optimizations.in_place.trial import Effects, TrialCall
-from optimizations.trees import pool_manager
+from optimizations.trees import manager
 from optimizations.trees.containers import managers
-from optimizations.trees.pool_manager import PATIENCE
+from optimizations.trees.manager import PATIENCE
 
 WEIGHT = values(7)
 WRITTEN = (2,)
@@ -255,7 +255,7 @@ def test_a_pool_is_left_while_another_thread_captures(
 
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, WEIGHT, calls=4)
-    monkeypatch.setattr(pool_manager, "give_back", lambda: given_back.append("memory"))
+    monkeypatch.setattr(manager, "give_back", lambda: given_back.append("memory"))
     with monkeypatch.context() as patched:
         patched.setattr(torch.cuda, "synchronize", synchronize)
         managers()[0].leave_pool()

@@ -19,8 +19,8 @@ import optimizations
 from optimizations.in_place.examination import Examination
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import manager
-from optimizations.trees.manager import WRITES_INPUT
-from optimizations.trees.moved_inputs import INPUT_KEEPS_MOVING, MOST_MISFITS, MOST_RECORDINGS
+from optimizations.trees.moved_inputs import MOST_MISFITS, MOST_RECORDINGS
+from optimizations.trees.reasons import INPUT_KEEPS_MOVING, WRITES_INPUT
 
 W = values(7)
 UNKNOWN = GeneratedCode(None)

@@ -22,7 +22,7 @@ from optimizations import torch_internals
 from optimizations.graph.displaced import size_bytes
 from optimizations.in_place import budget, description, examination, session, without_placeholder
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.trees import containers, manager
+from optimizations.trees import containers, streams
 from optimizations.trees import function as function_module
 from optimizations.trees import node as node_module
 from simulated_gpu.driver import SimulatedDriver, SimulatedTools
@@ -268,9 +268,9 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         (budget, "SHARE", 1e9),
         (budget, "SHARE_OF_ALL", 1e9),
         (budget, "FEWEST_REPLAYS", 1),
-        (manager, "make_context_current", lambda device: None),
-        (manager, "wait_for_stream", lambda stream, device: cuda.waits.append(stream)),
-        (manager, "stream_of", lambda stream, device: FakeStream(stream)),
+        (streams, "make_context_current", lambda device: None),
+        (streams, "wait_for_stream", lambda stream, device: cuda.waits.append(stream)),
+        (streams, "stream_of", lambda stream, device: FakeStream(stream)),
         (torch_internals, "current_raw_stream", lambda device: cuda.stream),
     ):
         monkeypatch.setattr(owner, name, value)

@@ -1,0 +1,102 @@
+"""Orders a manager's calls over threads and streams.
+
+Note [Threads]. A compiled function may be called from any thread, and its manager belongs to the one that first did.
+So calls take turns. A thread that never used CUDA has no current context, which driver calls need. Work on another
+stream than the last call's waits for what is enqueued there, for both use the same memory.
+
+Note [Captures of the program's own]. A graph can be launched on a stream that captures no more than it can be recorded
+there. Where the program captures on another stream than the one it calls on, as PyTorch's `torch.cuda.graph` does, this
+is noticed with the change of streams, and functions run without their graphs inside.
+
+Note [Results on other streams]. Where a call comes on another stream than the one before, it waits for that one. But
+the program may go on there with results that it holds, and let go of them later: the host then knows of nobody who
+reads them, and the device may be behind. So as long as results are alive that were there when a stream was left, each
+call waits for that stream, and once more when they are gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.calls.streams import make_context_current, stream_of, wait_for_stream
+from optimizations.trees.node import EncoreNode
+
+
+class CallStreams:
+    """The streams on which the functions of one manager are called.
+
+    Attributes:
+        entered: attributes of the current thread, for each direction in which it has called a function.
+        callers: the threads that call functions, backwards left out.
+        last: the stream of the last call; None where the next call has to ask whatever its stream is.
+        inside_capture: whether the last call came on a stream that captures.
+    """
+
+    def __init__(self, device_index: int) -> None:
+        self._device_index = device_index
+        self.entered = threading.local()
+        self.callers: set[int] = set()
+        self.last: int | None = None
+        self.inside_capture = False
+        self._before_capture: int | None = None
+        self._left: dict[int, list[Any]] = {}
+
+    def enter(self, is_backward: bool, node: Any) -> None:
+        """Prepare the current thread and stream for a call that follows the recording `node`."""
+        if not is_backward:  # a backward has a thread of its own
+            self.callers.add(threading.get_ident())
+        if not hasattr(self.entered, "yes"):
+            make_context_current(self._device_index)
+            self.entered.yes = True
+        self.follow(node)
+
+    def follow(self, node: Any) -> None:
+        """Let the current stream wait for those of earlier calls. Notes [Threads], [Results on other streams]."""
+        stream = torch_internals.current_raw_stream(self._device_index)
+        self.inside_capture = torch.cuda.is_current_stream_capturing()
+        if stream == self.last and not self.inside_capture:
+            return
+        if self.inside_capture:  # Note [Captures of the program's own]
+            if self.last is not None:
+                self._before_capture = self.last
+            self.last = None  # each call asks again, until one is outside
+            return
+        before = self._last_outside
+        if before is not None and before != stream:
+            self._left[before] = list(node.path_live_weakrefs()) if node is not None else []
+        self._left.pop(stream, None)
+        for other in self._left:
+            wait_for_stream(other, self._device_index)
+        # Note [Results on other streams]
+        self._left = _with_results(self._left)
+        if self._left and isinstance(node, EncoreNode) and node.forget_histories():
+            self._left = _with_results(self._left)
+        if self._left:
+            self.last, self._before_capture = None, stream
+        else:
+            self.last, self._before_capture = stream, None
+
+    @property
+    def _last_outside(self) -> int | None:
+        """The stream of the last call that was not inside of a capture. It has waited for those of all others."""
+        return self._before_capture if self.last is None else self.last
+
+    def before(self) -> torch.cuda.Stream | None:
+        """Return the stream on which launches may still be under way; None where nothing was called."""
+        before = self._last_outside
+        return None if before is None else stream_of(before, self._device_index)
+
+    def forget_left(self) -> None:
+        """Callback: no graph overwrites any more what other streams may read."""
+        self._left.clear()
+
+
+def _with_results(left: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
+    """Return those of the streams whose results are alive, with these."""
+    found = {stream: [one for one in results if one() is not None] for stream, results in left.items()}
+    return {stream: alive for stream, alive in found.items() if alive}
