@@ -37,7 +37,8 @@ import torch
 
 from optimizations.calls.binding import Binding, fetch
 from optimizations.calls.shortcut import ordered_of
-from optimizations.torch_internals.identity_guard import Dictionaries, Exchanged, NotGuarded, same_tensors
+from optimizations.torch_internals.dictionary_writes import writes_left
+from optimizations.torch_internals.identity_guard import Exchanged, NotGuarded, SameTensors, same_tensors
 from optimizations.torch_internals.wrappers import taking_a_list
 from optimizations.weak_registry import WeakRegistry
 
@@ -48,9 +49,9 @@ PATIENCE = 8
 """After so many times the cost of a comparison spent in vain, a module that exchanges other tensors than parameters is
 taken to do so in each call (a cache, which may be a result of a CUDA graph), and no comparison is made any more."""
 
-State = tuple[Callable[[Dictionaries], bool], Dictionaries, list[Any], list["InOrder"]]
-"""A comparison and its argument, the arguments that a call has if it holds, and, once used, the same in another order;
-one object, since threads may share a binding."""
+State = tuple[SameTensors, list[Any], list["InOrder"]]
+"""A comparison, the arguments that a call has if it holds, and, once used, the same in another order; one object, since
+threads may share a binding."""
 
 FEW_ARGUMENTS = 32
 """Of a graph with no more arguments than that, they are passed on by the generated code."""
@@ -119,7 +120,7 @@ class BoundRoots:
     def refers_to(self, identities: Set[int]) -> bool:
         """Return whether a tensor with one of these identities is bound."""
         state = self.state
-        return state is not None and not identities.isdisjoint(map(id, state[2]))
+        return state is not None and not identities.isdisjoint(map(id, state[1]))
 
     def read(self, given: tuple[Any, ...]) -> list[Any]:
         """Return the arguments of the graph as the modules hold them now, and drop what was bound if it differs."""
@@ -132,7 +133,7 @@ class BoundRoots:
         self._reading_ns = time.perf_counter_ns() - start
         state = self.state
         if state is not None:
-            self._exchanged(state[2], arguments)
+            self._exchanged(state[1], arguments)
         elif self._reads_left > 0:
             self._reads_left -= 1
         else:
@@ -163,7 +164,7 @@ class BoundRoots:
     def _make_comparison(self, roots: tuple[Any, ...], arguments: list[Any]) -> None:
         start = time.perf_counter_ns()
         try:
-            compare, dictionaries = same_tensors(zip(roots, self._binding.roots, strict=True), arguments)
+            same = same_tensors(zip(roots, self._binding.roots, strict=True), arguments)
         except Exchanged:
             return
         except NotGuarded:
@@ -176,7 +177,7 @@ class BoundRoots:
             return
         self._making_ns = time.perf_counter_ns() - start
         self._lost_ns = self.served = self._served_at_collection = 0
-        self.state = compare, dictionaries, arguments.copy(), []
+        self.state = same, arguments.copy(), []
 
 
 class _ByRoots(dict[Any, BoundRoots]):
@@ -217,18 +218,18 @@ def bound(compiled: Callable[..., Any], binding: Binding) -> Callable[..., Any]:
         if roots is None:
             roots = by_roots.add(key, binding, given[first_root:])
         state = roots.state
-        if state is None or not state[0](state[1]):
+        if state is None or (state[0].seen != writes_left() and not state[0].holds()):
             return compiled_of_list(roots.read(given))
         roots.served += 1
         if ordered is not None and ordered.ready:
-            in_order = state[3]
+            in_order = state[2]
             if not in_order:
-                in_order.append(InOrder(state[2], ordered.order.arguments, passed))
+                in_order.append(InOrder(state[1], ordered.order.arguments, passed))
             values = in_order[0].arguments.copy()
             for place, position in in_order[0].passed:
                 values[place] = given[position]
             return ordered.call(values)
-        arguments = state[2].copy()
+        arguments = state[1].copy()
         for position, argument in zip(passed, given, strict=False):
             arguments[position] = argument
         return compiled_of_list(arguments)

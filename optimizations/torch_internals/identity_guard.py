@@ -10,6 +10,8 @@ is a tuple of dictionaries: of each module its `__dict__`, `_parameters`, `_buff
 Nothing is marked to be skipped (`mark_tag_safe_root`). PyTorch withdrew such marks in 2.12, since they read versions of
 dictionaries that may be freed. The dictionaries here are referenced as long as they are compared.
 
+Where Python tells of writes to dictionaries, from 3.12 on, nothing is compared until one of them was written.
+
 What is not compared is whether a module's `__dict__` is still the same object (`module.__dict__ = ...`).
 """
 
@@ -23,10 +25,12 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.torch_internals.dictionary_writes import Watched, can_be_watched, writes_left
 from optimizations.torch_internals.dynamo_call import BUFFERS, MODULES, PARAMETERS
 
 Dictionaries = tuple[dict[str, Any], ...]
-"""The argument of the function that `same_tensors` returns."""
+
+NEVER = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +50,34 @@ class Exchanged(Exception):
     """A module no longer holds a parameter that is to be compared from now on."""
 
 
-def same_tensors(
-    roots: Iterable[tuple[torch.nn.Module, HeldTensors]], tensors: Sequence[Any]
-) -> tuple[Callable[[Dictionaries], bool], Dictionaries]:
-    """Return a function that checks whether these modules hold the very same `tensors`, and its argument.
+class SameTensors:
+    """Tells whether modules still hold the tensors they held.
 
-    The caller references `tensors` as long as it calls the function: an identity means nothing once its object is gone.
+    Attributes:
+        seen: `writes_left()` before the last comparison that found the same tensors. While it is still that number, so
+            are the tensors, and `holds` need not be called.
+    """
+
+    __slots__ = ("_compare", "_dictionaries", "_watched", "seen")
+
+    def __init__(self, compare: Callable[[Dictionaries], bool], dictionaries: Dictionaries) -> None:
+        self.seen = NEVER
+        self._compare = compare
+        self._dictionaries = dictionaries
+        self._watched = Watched(dictionaries) if can_be_watched() else None
+
+    def holds(self) -> bool:
+        """Compare all."""
+        left = writes_left()
+        same = self._compare(self._dictionaries)
+        self.seen = left if same and self._watched is not None and can_be_watched() else NEVER
+        return same
+
+
+def same_tensors(roots: Iterable[tuple[torch.nn.Module, HeldTensors]], tensors: Sequence[Any]) -> SameTensors:
+    """Return what tells whether these modules hold the very same `tensors`.
+
+    The caller references `tensors` as long as it asks: an identity means nothing once its object is gone.
 
     Raises:
         Exchanged: another thread exchanged a tensor since the caller read it.
@@ -60,8 +86,7 @@ def same_tensors(
     made = _Flat()
     for module, held in roots:
         made.add(module, held, tensors)
-    check: Callable[[Dictionaries], bool] = made.tree.check
-    return check, tuple(made.dictionaries)
+    return SameTensors(made.tree.check, tuple(made.dictionaries))
 
 
 class _Flat:

@@ -1,0 +1,154 @@
+"""Learn from Python when a dictionary was written, so that nothing is compared while none was.
+
+Python 3.12 and later call a function before each write to a dictionary that is watched: `PyDict_AddWatcher` and
+`PyDict_Watch` (https://docs.python.org/3/c-api/dict.html#c.PyDict_Watch) are public functions of its C API, which
+`ctypes` reaches. PyTorch's own guards use them too. Older versions have no such function.
+
+Note [The function that is called]. It is `itertools.repeat(0, n).__next__`: each call takes one from what is left, which
+`__length_hint__` tells, and returns 0, as a watcher has to. It is no function in Python, for that could be interrupted
+or let another thread run between being called and the write. All writes to watched dictionaries are counted in one
+number. A reader takes the number, compares, and needs no comparison until the number is another one.
+
+Note [How long a dictionary is watched]. No longer than somebody keeps it alive to compare it. So nothing is called for
+a dictionary that is being freed: that can happen while an exception is on its way, when nothing may be called.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import itertools
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Dictionary = dict[Any, Any]
+
+_counter = itertools.repeat(0, sys.maxsize)
+
+writes_left: Callable[[], int] = _counter.__length_hint__
+"""Return a number that is another one after each write to a dictionary that is watched."""
+
+_tokens = itertools.count()
+_watched_for: dict[int, set[int]] = {}
+"""By a dictionary's address: the tokens of those `Watched` that it is watched for."""
+
+_changing = threading.Lock()
+_to_be_left: deque[tuple[int, Sequence[Dictionary]]] = deque()
+_stopped = False
+
+
+def can_be_watched() -> bool:
+    """Return whether this Python tells of writes to dictionaries."""
+    return not _stopped and _watcher() is not None
+
+
+class Watched:
+    """Dictionaries whose writes are counted for as long as this object lives. It keeps them alive."""
+
+    def __init__(self, dictionaries: Sequence[Dictionary]) -> None:
+        """Begin to watch these. The caller asked `can_be_watched` before."""
+        watcher, token = _watcher(), next(_tokens)
+        assert watcher is not None
+        with _changing:
+            for dictionary in dictionaries:
+                _watched_for.setdefault(id(dictionary), set()).add(token)
+                _call("PyDict_Watch", watcher, dictionary)
+        _leave_what_waits()
+        weakref.finalize(self, _leave, token, dictionaries).atexit = False
+
+
+def _leave(token: int, dictionaries: Sequence[Dictionary]) -> None:
+    """Watch these no longer for this token. A garbage collection may call it while this thread holds the lock."""
+    _to_be_left.append((token, dictionaries))
+    _leave_what_waits()
+
+
+def _leave_what_waits() -> None:
+    while _to_be_left and _changing.acquire(blocking=False):
+        try:
+            if not _to_be_left:
+                return
+            token, dictionaries = _to_be_left.popleft()
+            for dictionary in dictionaries:
+                tokens = _watched_for[id(dictionary)]
+                tokens.discard(token)
+                if not tokens:
+                    del _watched_for[id(dictionary)]
+                    if can_be_watched():
+                        _call("PyDict_Unwatch", _watcher(), dictionary)
+        finally:
+            _changing.release()
+
+
+@functools.cache
+def _watcher() -> int | None:
+    """Register with Python, and return the watcher's number; None where that cannot be or does not work."""
+    if sys.version_info < (3, 12) or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return None
+    # The four parameters of a watcher are passed in registers, where a function without parameters leaves them.
+    called = ctypes.PYFUNCTYPE(ctypes.c_int)(_counter.__next__)
+    try:
+        watcher: int = ctypes.pythonapi.PyDict_AddWatcher(called)
+    except (AttributeError, RuntimeError):  # another Python, or all of its eight watchers are taken
+        return None
+    _kept_alive.append(called)
+    if not _works(watcher):
+        _clear(watcher)
+        return None
+    atexit.register(_stop, watcher)
+    return watcher
+
+
+_kept_alive: list[Any] = []
+
+
+def _stop(watcher: int) -> None:
+    global _stopped
+    _stopped = True
+    _clear(watcher)
+
+
+def _clear(watcher: int) -> None:
+    ctypes.pythonapi.PyDict_ClearWatcher(ctypes.c_int(watcher))
+
+
+def _call(function: str, watcher: int | None, dictionary: Dictionary) -> None:
+    getattr(ctypes.pythonapi, function)(ctypes.c_int(watcher), ctypes.py_object(dictionary))
+
+
+def _works(watcher: int) -> bool:
+    """Return whether each kind of write is told, by the dictionary and by the object whose attributes it holds."""
+
+    class Object:
+        pass
+
+    one = Object()
+    attributes, plain = one.__dict__, {"kept": 1}
+    writes: Sequence[Callable[[], object]] = (
+        lambda: setattr(one, "kept", 1),
+        lambda: object.__setattr__(one, "kept", 2),
+        lambda: delattr(one, "kept"),
+        lambda: attributes.update(kept=3),
+        lambda: plain.update(kept=2),
+        lambda: plain.pop("kept"),
+        lambda: plain.clear(),
+    )
+    watched = (attributes, plain)
+    for dictionary in watched:
+        _call("PyDict_Watch", watcher, dictionary)
+    told = []
+    for write in writes:
+        before = writes_left()
+        write()
+        told.append(writes_left() != before)
+        plain.setdefault("kept", 0)
+    for dictionary in watched:
+        _call("PyDict_Unwatch", watcher, dictionary)
+    before = writes_left()
+    plain.clear()
+    return all(told) and writes_left() == before
