@@ -180,8 +180,8 @@ def reset() -> None:
 
     Compiled functions stay usable: they allocate and record again at their next calls.
     """
-    from optimizations.backend import release_feeds
     from optimizations.calls.bound import release_bindings
+    from optimizations.compiled_graph import release_feeds
     from optimizations.report import LEDGER
     from optimizations.trees.maker import release_recordings
 

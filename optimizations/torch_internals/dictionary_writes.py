@@ -4,7 +4,7 @@ Python 3.12 and later call a function before each write to a dictionary that is 
 `PyDict_Watch` (https://docs.python.org/3/c-api/dict.html#c.PyDict_Watch) are public functions of its C API, which
 `ctypes` reaches. PyTorch's own guards use them too. Older versions have no such function.
 
-Note [The function that is called]. It is `itertools.repeat(0, n).__next__`: each call takes one from what is left, which
+Note [The function that is called]. It is `itertools.repeat(0, n).__next__`: each call takes one from what is left, as
 `__length_hint__` tells, and returns 0, as a watcher has to. It is no function in Python, for that could be interrupted
 or let another thread run between being called and the write. All writes to watched dictionaries are counted in one
 number. A reader takes the number, compares, and needs no comparison until the number is another one.

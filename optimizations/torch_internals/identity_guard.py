@@ -17,6 +17,7 @@ What is not compared is whether a module's `__dict__` is still the same object (
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -126,10 +127,15 @@ class _Flat:
         self._node(dictionary).add_dict_version_guard(dictionary, ("version",), None)
 
     def _compare_entries(self, dictionary: dict[str, Any], expected: dict[str, Any]) -> None:
-        """Compare the objects under these names. The example None lets C++ skip them while the version is the same."""
+        """Compare the objects under these names. The example None lets C++ skip them while the version is the same.
+
+        Since Python 3.12 C++ gets versions by watching dictionaries, and 3.13.0 does not tell of all writes.
+        """
         node = self._node(dictionary)
+        skipped = sys.version_info < (3, 12) or can_be_watched()
         for name, value in expected.items():
-            node.dict_getitem_manager(name, name, None, self._kind).add_id_match_guard(id(value), (name,), None)
+            example = None if skipped else value
+            node.dict_getitem_manager(name, name, example, self._kind).add_id_match_guard(id(value), (name,), None)
 
 
 def _dictionary(module: torch.nn.Module, name: str) -> Any:

@@ -147,7 +147,7 @@ def test_backend_needs_none_of_the_users_names(project: Path) -> None:
     for name in ("models", "suite"):
         (project / name / "__init__.py").write_text("raise SystemExit('the package of the user was imported')")
     done = subprocess.run(
-        [sys.executable, "-c", "import optimizations.backend; optimizations.report(); optimizations.reset()"],
+        [sys.executable, "-c", "import optimizations.compiled_graph; optimizations.report(); optimizations.reset()"],
         cwd=project,
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(project), str(REPOSITORY)))},
         capture_output=True,

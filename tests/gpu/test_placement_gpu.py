@@ -16,7 +16,7 @@ from placement_examples import WIDTH, DetectionScalars, MaskedBlocks, TimedDenoi
 from torch import nn
 
 import optimizations
-from optimizations import backend
+from optimizations import compiled_graph
 from optimizations.placement.feeds import Feeds
 
 pytestmark = pytest.mark.gpu
@@ -366,7 +366,7 @@ def test_feeds_with_nothing_to_refresh_cost_under_five_microseconds(monkeypatch:
         made.append(Feeds(plan, original))
         return made[-1]
 
-    monkeypatch.setattr(backend, "Feeds", recording)
+    monkeypatch.setattr(compiled_graph, "Feeds", recording)
     module = MaskedBlocks().cuda().eval()
     compiled = encore(module)
     seen: list[tuple[Any, ...]] = []

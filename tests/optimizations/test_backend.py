@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +16,9 @@ from simulated_gpu.placement import CPU, bits, fake_cuda, graphs_of, runner
 from torch import nn
 
 import optimizations
-from optimizations import UnsupportedTorch, WrongOption, backend, torch_internals
+from optimizations import UnsupportedTorch, WrongOption, compiled_graph, torch_internals
 from optimizations.backend import encore
+from optimizations.inductor_options import checked
 from optimizations.placement import Feeds
 from optimizations.report import GraphReport
 
@@ -142,7 +145,9 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             return runner(graph_module, inputs)
 
     monkeypatch.setattr(torch_internals, "compile_fx", Compiler, raising=False)
-    monkeypatch.setattr(backend, "Feeds", lambda plan, original: Feeds(dataclasses.replace(plan, device=CPU), original))
+    monkeypatch.setattr(
+        compiled_graph, "Feeds", lambda plan, original: Feeds(dataclasses.replace(plan, device=CPU), original)
+    )
     return asked
 
 
@@ -177,7 +182,7 @@ def test_in_a_capture_of_the_programs_own_the_graph_runs_as_it_was(
         ((_, arguments),) = graphs_of(module, x)
         for captured, rests in ((False, False), (True, False), (True, True), (False, False)):
             monkeypatch.setattr(Feeds, "inside_a_capture", lambda self, captured=captured: captured)
-            monkeypatch.setattr(backend, "resting", lambda rests=rests: rests)
+            monkeypatch.setattr(compiled_graph, "resting", lambda rests=rests: rests)
             run = encore(graph_module, inputs, options={"lean": False})
             assert bits(list(run(*arguments))) == bits([module(x)])
     assert served == ["fed", "as it was", "fed", "fed"]
@@ -243,7 +248,7 @@ def test_a_defect_in_placement_costs_placement_only(
     def defective(*arguments: Any, **settings: Any) -> Any:
         raise KeyError("node")
 
-    monkeypatch.setattr(backend, "place", defective)
+    monkeypatch.setattr(compiled_graph, "place", defective)
     graph_module, inputs = _traced(Masked().eval())
     with pytest.warns(UserWarning, match="placement failed: KeyError"):
         encore(graph_module, inputs)
@@ -332,7 +337,32 @@ def test_wrong_options_for_inductor_are_named(given: dict[str, Any], message: st
 
 
 def test_options_for_inductor_may_be_written_with_hyphens_as_for_stock() -> None:
-    assert backend._checked({"max-autotune": True, "triton.cudagraphs": False}) == {
+    assert checked({"max-autotune": True, "triton.cudagraphs": False}) == {
         "max_autotune": True,
         "triton.cudagraphs": False,
     }
+
+
+MISSING_NAME = """
+import warnings
+import torch
+from optimizations import torch_internals
+import dataclasses
+for name in list(torch_internals.NAMES):
+    if name not in ("inductor_config", "list_mode_options", "compile_fx"):
+        torch_internals.NAMES[name] = dataclasses.replace(torch_internals.NAMES[name], attribute="gone")
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        compiled = torch.compile(lambda x: x + 1, backend="encore")
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+said = [str(one.message) for one in said if "Encore" in str(one.message)]
+assert len(said) == 1 and "Inductor's own CUDA graphs: PyTorch" in said[0] and "which Encore needs to" in said[0], said
+"""
+
+
+def test_a_missing_internal_compiles_with_stock() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", MISSING_NAME], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == 0, ended.stderr

@@ -25,7 +25,7 @@ READ_AT_OFFSETS = frozenset(
 PROGRAM = """
 import sys
 import torch
-import optimizations.backend
+import optimizations.compiled_graph
 import optimizations.trees.maker
 
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))

@@ -29,7 +29,7 @@ LISTS_S = 0.2
 """How long one thread lists while another adds. A weak set fails within milliseconds."""
 
 USERS = [
-    ("optimizations.backend", "Feeds", "_FEEDS", "release_feeds"),
+    ("optimizations.compiled_graph", "Feeds", "_FEEDS", "release_feeds"),
     ("optimizations.calls.bound", "BoundRoots", "_all", "release_bindings"),
     ("optimizations.trees.containers", "ThreadContainers", "_ALL", "managers"),
     ("optimizations.trees.function", "GraphedFunction", "_LIVE", "forget_recordings"),

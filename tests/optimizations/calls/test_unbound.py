@@ -17,7 +17,7 @@ from bound_calls import HELD, ONE, Scaled, X, clock, compiled, reads, runner, sa
 from torch import nn
 
 import optimizations
-from optimizations import backend
+from optimizations import backend, compiled_graph
 from optimizations.calls import bound as bound_module
 from optimizations.calls.bound import READS_BEFORE
 
@@ -110,7 +110,7 @@ def test_a_defect_in_binding_costs_binding_only(monkeypatch: pytest.MonkeyPatch)
     def defective(*arguments: Any) -> Any:
         raise KeyError("node")
 
-    monkeypatch.setattr(backend, "bind", defective)
+    monkeypatch.setattr(compiled_graph, "bind", defective)
     model = Model().eval()
     with pytest.warns(UserWarning, match="binding failed: KeyError"):
         assert same(compiled(model)(X), model(X))

@@ -11,7 +11,7 @@ import torch
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, values
 
-from optimizations.backend import _fed
+from optimizations.compiled_graph import _fed
 from optimizations.placement.feed_plan import FeedPlan
 from optimizations.placement.feeds import Feeds
 

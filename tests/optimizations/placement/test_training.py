@@ -14,7 +14,7 @@ from simulated_gpu.placement import bits, fake_cuda, feeds_on_cpu, graphs_of, on
 from torch import nn
 
 import optimizations
-from optimizations import backend, torch_internals
+from optimizations import compiled_graph, torch_internals
 from optimizations.placement import Feeds, Placement, place
 
 
@@ -188,7 +188,7 @@ def test_the_whole_way_through_dynamo_and_inductor(monkeypatch: pytest.MonkeyPat
     assert for_gpu.feeds is not None
     feeds = feeds_on_cpu(graph_module, for_gpu.feeds, inputs)
     placement = Placement(retargeted(for_gpu.graph_module), feeds, for_gpu.report)
-    monkeypatch.setattr(backend, "place", lambda *arguments, **settings: placement)
+    monkeypatch.setattr(compiled_graph, "place", lambda *arguments, **settings: placement)
     torch.manual_seed(1)
     module = Scored()
     eager = copy.deepcopy(module)

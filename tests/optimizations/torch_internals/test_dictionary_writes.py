@@ -33,9 +33,9 @@ def of_linear(made: nn.Linear) -> SameTensors:
     return same_tensors([(made, HeldTensors((("weight", 0),), (), ()))], [made.weight])
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="3.13.0 leaves out some writes, so each process tries it out")
 def test_python_3_12_tells_of_writes() -> None:
-    expected = sys.version_info >= (3, 12) and getattr(sys, "_is_gil_enabled", lambda: True)()
-    assert can_be_watched() == expected
+    assert can_be_watched() == (sys.version_info >= (3, 12))
 
 
 @watching

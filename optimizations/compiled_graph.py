@@ -1,0 +1,180 @@
+"""Compile a graph on a PyTorch that Encore knows: placement, then Inductor with Encore's CUDA graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from optimizations import torch_internals
+from optimizations.calls.binding import Binding, bind
+from optimizations.calls.bound import bound, release_bindings
+from optimizations.calls.double_backward import double_backwards_refused
+from optimizations.calls.shortcut import shortcuts
+from optimizations.calls.turns import LENT, inside_a_function
+from optimizations.inductor_options import checked, settings_of
+from optimizations.one_line import one_line
+from optimizations.options import Options
+from optimizations.placement import Feeds, Placement, place, untouched
+from optimizations.report import LEDGER, BindingReport, Entry
+from optimizations.torch_internals.cpu_results import settings_for, with_corrected_pass
+from optimizations.torch_internals.outcome import watched, watching
+from optimizations.torch_internals.wrappers import taking_a_list
+from optimizations.trees.hook import Maker, asking, captured_by
+from optimizations.trees.inner_graphs import resting
+from optimizations.weak_registry import WeakRegistry
+
+_FEEDS: WeakRegistry[Feeds] = WeakRegistry()
+"""Run-time state of all graphs compiled in this process, for `reset`."""
+
+
+def compile_graph(
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Options, mode: str | None
+) -> Callable[..., Any]:
+    """Compile one FX graph of Dynamo: placement, then Inductor in one of its modes with Encore's CUDA graphs.
+
+    Raises:
+        WrongOption: a mode, or an option for Inductor, is unknown, or has a value it cannot have.
+    """
+    inductor = {**settings_of(mode), "triton.cudagraphs": True, **checked(settings.inductor)}
+    placement = _placed(graph_module, example_inputs, settings)
+    try:
+        return _compiled(graph_module, example_inputs, placement, settings, inductor)
+    except torch_internals.RestartAnalysis:  # Dynamo traces the frame again
+        raise
+    except Exception as error:
+        if placement.graph_module is graph_module:
+            raise
+        reason = f"Inductor failed on the graph after placement: {one_line(error)}"
+        placement = untouched(graph_module, reason, placement.report)
+    # Inductor may fail on what nobody writes, such as the place of the largest number of a linspace on the GPU.
+    compiled = _compiled(graph_module, example_inputs, placement, settings, inductor)
+    warnings.warn(f"Encore leaves a graph as it is; {placement.report.untouched}", stacklevel=2)
+    return compiled
+
+
+def _compiled(
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    placement: Placement,
+    settings: Options,
+    inductor: dict[str, Any],
+) -> Callable[..., Any]:
+    """What Dynamo calls in place of the graph, which is compiled as it was placed."""
+    inputs = placement.example_inputs(example_inputs)
+    inductor = settings_for(placement.graph_module, inputs, inductor)
+    entry = Entry(placement.report)
+    inner_compile = with_corrected_pass(watching(torch_internals.compile_fx_inner, entry.compiled.append))
+    maker = _maker(settings, inductor, entry)
+    if maker is not None:
+        inner_compile = asking(inner_compile, maker)
+    lean = shortcuts(entry.note_shortcut) if settings.lean else contextlib.nullcontext()
+    captured = contextlib.nullcontext() if maker is None else captured_by(maker)
+    refused = contextlib.nullcontext() if maker is None else double_backwards_refused()
+    with watched(entry.compiled.append), lean, refused, captured:
+        compiled = torch_internals.compile_fx.compile_fx(
+            placement.graph_module, inputs, inner_compile=inner_compile, config_patches=inductor
+        )
+    LEDGER.add(entry)
+    if placement.feeds is not None:
+        original = graph_module.forward
+        feeds = Feeds(placement.feeds, original if placement.feeds.apart else None)
+        _FEEDS.add(feeds)
+        compiled = _fed(compiled, feeds, original)
+    if not settings.lean:
+        return compiled
+    binding, entry.binding = _binding(graph_module)
+    return compiled if binding is None else bound(compiled, binding)
+
+
+def reset() -> None:
+    """Free what compiled functions hold. Reports are kept.
+
+    It ends stock's graphs of the calling thread. Encore's are ended if no other thread has any: that one may be in the
+    middle of a replay.
+    """
+    release_bindings()
+    maker = sys.modules.get("optimizations.trees.maker")  # not imported where no graph was ever made
+    if maker is not None and not maker.containers.others_have_managers():
+        maker.release_recordings()
+
+
+def release_feeds() -> None:
+    """Gives back the device memory of all hoisted values and staging buffers; the next calls allocate it again."""
+    for feeds in _FEEDS.alive():
+        feeds.release()
+
+
+def _placed(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Options) -> Placement:
+    """The graph after placement, or as it was: a program that stock compiles must not fail because of placement."""
+    try:
+        held_bytes = sum(feeds.device_bytes for feeds in _FEEDS.alive())
+        return place(graph_module, example_inputs, settings, held_bytes=held_bytes)
+    except Exception as error:
+        reason = f"placement failed: {type(error).__name__}: {error}"
+        warnings.warn(f"Encore leaves a graph as it is; {reason}. This is a defect of Encore.", stacklevel=2)
+        return untouched(graph_module, reason)
+
+
+def _binding(graph_module: torch.fx.GraphModule) -> tuple[Binding | None, BindingReport]:
+    """What Dynamo's call does not pass; nothing, if a defect of Encore is in the way."""
+    try:
+        return bind(graph_module)
+    except Exception as error:
+        reason = f"binding failed: {type(error).__name__}: {error}"
+        warnings.warn(f"Dynamo loads all parameters; {reason}. This is a defect of Encore.", stacklevel=2)
+        return None, BindingReport(0, reason)
+
+
+def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Maker | None:
+    """Who makes the CUDA graphs; None for stock."""
+    with torch_internals.inductor_config.patch(inductor):
+        triton = torch_internals.inductor_config.triton
+        stock = not triton.cudagraphs or not triton.cudagraph_trees
+    if settings.indirection == "off" or stock:
+        return None
+    from optimizations.graph.plan import Choice
+    from optimizations.trees.maker import EncoreMaker
+
+    return EncoreMaker(
+        Choice(settings.indirection),
+        entry.functions.append,
+        lean=settings.lean,
+        selection=settings.selection,
+        concurrency=settings.concurrency,
+    )
+
+
+def _fed(compiled: Callable[..., Any], feeds: Feeds, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function Dynamo calls in place of the graph. A plain function: Dynamo wraps it and calls it by that.
+
+    `original` is the graph before placement.
+    """
+
+    def as_it_was() -> bool:
+        """Notes [Captures of the program's own] in `placement.feeds` and [Order of locks] in `calls.turns`."""
+        return not resting() and (feeds.inside_a_capture() or (bool(LENT) and inside_a_function()))
+
+    if not feeds.is_plain:
+        compiled = torch_internals.innermost_fn(compiled)  # Dynamo keeps out of `run` already
+
+        def run(*arguments: Any) -> Any:
+            if as_it_was():
+                return original(*arguments)
+            return feeds.call(compiled, arguments)
+
+        return run
+    compiled_of_list = taking_a_list(compiled)
+
+    def run_plainly(*arguments: Any) -> Any:
+        if as_it_was():
+            return original(*arguments)
+        with feeds.turn:  # Note [Threads] in `placement.feeds`
+            return compiled_of_list([*feeds.bind(arguments)])
+
+    return run_plainly
