@@ -79,8 +79,8 @@ def _leave_what_waits() -> None:
                 tokens.discard(token)
                 if not tokens:
                     del _watched_for[id(dictionary)]
-                    if can_be_watched():
-                        _call("PyDict_Unwatch", _watcher(), dictionary)
+                    if (watcher := _watcher()) is not None and not _stopped:
+                        _call("PyDict_Unwatch", watcher, dictionary)
         finally:
             _changing.release()
 
@@ -117,7 +117,7 @@ def _clear(watcher: int) -> None:
     ctypes.pythonapi.PyDict_ClearWatcher(ctypes.c_int(watcher))
 
 
-def _call(function: str, watcher: int | None, dictionary: Dictionary) -> None:
+def _call(function: str, watcher: int, dictionary: Dictionary) -> None:
     getattr(ctypes.pythonapi, function)(ctypes.c_int(watcher), ctypes.py_object(dictionary))
 
 
