@@ -184,14 +184,6 @@ LONG_WITHOUT_A_GPU = frozenset(
 )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionstart(session: pytest.Session) -> None:
-    if session.config.getoption("numprocesses", None):  # in the process that starts the others alone
-        from rewritten_ahead import files_with_tests, write_ahead
-
-        write_ahead(files_with_tests(session.config.args), session.config)
-
-
 def pytest_collection_finish() -> None:
     """All that was imported and collected stays until the end: no collection in a test has to walk over it.
 

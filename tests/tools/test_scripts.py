@@ -175,72 +175,66 @@ def test_no_python_to_use_is_a_clear_error(checkout: Checkout, script: str) -> N
     assert not (checkout.root / ".venv").exists()
 
 
-def test_with_a_gpu_it_runs_everything_resumably_and_reports(checkout: Checkout) -> None:
-    done = checkout.run("run_all.sh", STUB_GPU="NVIDIA H200")
-    assert "measuring on NVIDIA H200" in done.stderr
-    assert (
-        checkout.calls()[-1] == f"<-P><{checkout.root}/encore/own_packages.py><suite><run><--resume><newest><--report>"
-    )
+H200 = {"STUB_GPU": "NVIDIA H200"}
+TORCHBENCH = "--with-torchbench=FOLDER"
+"""Stands for the option and a checkout of TorchBench."""
 
 
-def test_arguments_pass_through_unchanged(checkout: Checkout) -> None:
-    checkout.run("run_all.sh", "--quick", "EOS", "--out", "a folder", STUB_GPU="NVIDIA H200")
-    assert checkout.calls()[-1].endswith("<--report><--quick><EOS><--out><a folder>")
-
-
-def torchbench_checkout(checkout: Checkout) -> Path:
+def run_all(checkout: Checkout, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     folder = checkout.folder / "torch bench"
-    (folder / "torchbenchmark").mkdir(parents=True)
-    (folder / "torchbenchmark" / "__init__.py").write_text("")
-    return folder
+    if TORCHBENCH in arguments and not folder.exists():
+        (folder / "torchbenchmark").mkdir(parents=True)
+        (folder / "torchbenchmark" / "__init__.py").write_text("")
+    words = {TORCHBENCH: ("--with-torchbench", str(folder))}
+    return checkout.run("run_all.sh", *(one for word in arguments for one in words.get(word, (word,))), **variables)
 
 
-def test_torchbench_checkout_is_measured_in_its_own_run(checkout: Checkout) -> None:
-    folder = torchbench_checkout(checkout)
-    done = checkout.run("run_all.sh", "--with-torchbench", str(folder), "--budget", "9m", STUB_GPU="NVIDIA H200")
+RUN, SECOND = "<suite><run><--resume><newest>", "<--set><torchbench>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first", "second"),
+    [
+        ("", f"{RUN}<--report>", None),
+        ("--quick EOS --out a_folder", "<--report><--quick><EOS><--out><a_folder>", None),
+        ("--all --quick", "<--report><--set><all><--quick>", None),
+        # With TorchBench there is a second run, of all its models; of an option that is given twice, the last counts.
+        (f"{TORCHBENCH} --budget 9m", f"{RUN}<--report><--budget><9m>", SECOND),
+        (f"{TORCHBENCH} --set all", "<--report><--set><all>", f"<--set><all>{SECOND}"),
+        (f"{TORCHBENCH} --quick --", "<--report><--quick>", f"<--quick>{SECOND}"),
+        (f"{TORCHBENCH} --", "<--report>", f"{RUN}{SECOND}"),
+        # Workloads that are named are all that is measured. The value of an option is no workload.
+        (f"{TORCHBENCH} torchbench:alexnet --quick", "<--report><torchbench:alexnet><--quick>", None),
+        (f"{TORCHBENCH} --quick --out=here --tag mine EOS", "<--quick><--out=here><--tag><mine><EOS>", None),
+        (f"{TORCHBENCH} --quick -- EOS", "<--report><--quick><--><EOS>", None),
+        (f"{TORCHBENCH} EOS --resume=2 --tp 2", "<--report><EOS><--resume=2><--tp><2>", None),
+        (f"{TORCHBENCH} --quick --tag EOS", "<--quick><--tag><EOS>", SECOND),
+        (f"{TORCHBENCH} --tag=EOS", "<--tag=EOS>", SECOND),
+        (f"{TORCHBENCH} --modes graph --json", "<--modes><graph><--json>", SECOND),
+        ("--tag nanogpt", "<--tag><nanogpt>", None),
+    ],
+)
+def test_run_all_starts_these_runs(checkout: Checkout, arguments: str, first: str, second: str | None) -> None:
+    done = run_all(checkout, *arguments.split(), **H200)
     assert done.returncode == 0, done.stderr
-    own, torchbench = checkout.calls()[-2:]
-    assert own.endswith("<suite><run><--resume><newest><--report><--budget><9m>")
-    assert "<suite><run><--resume><newest><--budget><9m><--budget-used><" in torchbench
-    assert torchbench.endswith("s><--set><torchbench>")
-    paths = (checkout.folder / "calls.paths").read_text().splitlines()
-    assert [path.split(os.pathsep)[0] for path in paths[-2:]] == 2 * [str(folder)]
+    assert "measuring on NVIDIA H200" in done.stderr
+    runs = [call for call in checkout.calls() if "<suite><run>" in call]
+    assert all(call.startswith(f"<-P><{checkout.root}/encore/own_packages.py>{RUN}") for call in runs)
+    ends = [first] if second is None else [first, second]
+    assert [call.endswith(end) for call, end in zip(runs, ends, strict=True)] == [True] * len(ends)
+    if TORCHBENCH in arguments.split():
+        paths = (checkout.folder / "calls.paths").read_text().splitlines()
+        assert paths[-1].split(os.pathsep)[0] == str(checkout.folder / "torch bench")
 
 
 @pytest.mark.parametrize("arguments", [("--budget", "9m"), ("--budget=9m",), ("--quick",)])
 def test_budget_of_torchbench_is_what_the_first_run_left(checkout: Checkout, arguments: tuple[str, ...]) -> None:
-    folder = torchbench_checkout(checkout)
-    done = checkout.run(
-        "run_all.sh", "--with-torchbench", str(folder), *arguments, STUB_GPU="NVIDIA H200", STUB_RUN_S="1.1"
-    )
-    assert done.returncode == 0, done.stderr
+    assert run_all(checkout, TORCHBENCH, *arguments, **H200, STUB_RUN_S="1.1").returncode == 0
     own, torchbench = checkout.calls()[-2:]
     assert "budget-used" not in own
     used = re.findall(r"<--budget-used><(\d+)s>", torchbench)
     assert len(used) == (arguments != ("--quick",))
     assert all(int(seconds) >= 2 for seconds in used)
-
-
-def test_given_set_does_not_replace_torchbenchs_models(checkout: Checkout) -> None:
-    """Of an option that is given twice, the last counts."""
-    folder = torchbench_checkout(checkout)
-    arguments = ("--with-torchbench", str(folder), "--set", "all")
-    assert checkout.run("run_all.sh", *arguments, STUB_GPU="NVIDIA H200").returncode == 0
-    own, torchbench = checkout.calls()[-2:]
-    assert own.endswith("<--report><--set><all>")
-    assert torchbench.endswith("<--set><torchbench>")
-
-
-def test_named_workloads_are_measured_with_torchbench_too(checkout: Checkout) -> None:
-    folder = torchbench_checkout(checkout)
-    words = ("torchbench:alexnet", "--quick", "--out=a folder"), ("--quick", "--tag", "mine", "--out", "here", "EOS")
-    for given in (*words, ("--quick", "--", "EOS")):
-        assert checkout.run("run_all.sh", "--with-torchbench", str(folder), *given, STUB_GPU="H200").returncode == 0
-        assert checkout.calls()[-1].endswith("".join(f"<{word}>" for word in ("--report", *given)))
-        assert not any("<--set>" in call for call in checkout.calls())
-    for given in (("--quick", "--tag", "EOS"), ("--quick", "--tag=EOS"), ("--modes", "graph", "--json")):
-        assert checkout.run("run_all.sh", "--with-torchbench", str(folder), *given, STUB_GPU="H200").returncode == 0
-        assert any("<--set><torchbench>" in call for call in checkout.calls()), "the value of an option is no workload"
 
 
 def test_the_script_knows_which_options_of_a_run_take_no_value() -> None:
@@ -252,82 +246,54 @@ def test_the_script_knows_which_options_of_a_run_take_no_value() -> None:
     assert all(name.startswith("--") for each in options for name in each.opts), "a value may stand in the word of -o"
 
 
-@pytest.mark.parametrize("gpu", ["NVIDIA H200", ""])
-@pytest.mark.parametrize("given", [("nanogpt",), ("--quick", "NanoGPT", "EOS"), ("--", "nanogpt")])
-def test_nanogpt_is_refused_at_once_in_words_of_what_was_given(
-    checkout: Checkout, given: tuple[str, ...], gpu: str
-) -> None:
-    """`encore run` would refuse options that the script adds and the user has not given."""
-    folder = torchbench_checkout(checkout)
-    for before in ((), ("--with-torchbench", str(folder))):
-        done = checkout.run("run_all.sh", *before, *given, STUB_GPU=gpu)
-        assert done.returncode == 2
-        assert "`encore run nanogpt`" in done.stderr and "--resume" not in done.stderr
-        assert not checkout.calls()
-    assert checkout.run("run_all.sh", "--tag", "nanogpt", STUB_GPU="NVIDIA H200").returncode == 0
-
-
-@pytest.mark.parametrize("option", ["--out", "--resume", "--tp", "--variant", "--budget-used"])
-@pytest.mark.parametrize("equals", [True, False])
-def test_option_of_one_run_is_refused_before_the_first(checkout: Checkout, option: str, equals: bool) -> None:
-    """The second run would refuse it, hours later."""
-    folder = torchbench_checkout(checkout)
-    given = [f"{option}=2"] if equals else [option, "2"]
-    done = checkout.run("run_all.sh", "--with-torchbench", str(folder), "--quick", *given, STUB_GPU="NVIDIA H200")
-    assert done.returncode == 2
-    assert f"two runs, and {option} fits one only" in done.stderr
-    assert not checkout.calls()
-    named = ("--with-torchbench", str(folder), "EOS", *given)
-    assert checkout.run("run_all.sh", *named, STUB_GPU="NVIDIA H200").returncode == 0
-    assert "".join(f"<{word}>" for word in ("EOS", *given)) in checkout.calls()[-1]
-
-
-def test_last_double_dash_keeps_options_of_the_second_run(checkout: Checkout) -> None:
-    folder = torchbench_checkout(checkout)
-    for given in (("--quick", "--"), ("--",)):
-        assert checkout.run("run_all.sh", "--with-torchbench", str(folder), *given, STUB_GPU="H200").returncode == 0
-        own, torchbench = checkout.calls()[-2:]
-        assert "<-->" not in own + torchbench
-        assert torchbench.endswith("<--set><torchbench>")
+LATE = "before all options and workloads"
+NOWHERE = "no checkout of https://github.com/pytorch/benchmark"
 
 
 @pytest.mark.parametrize("gpu", ["NVIDIA H200", ""])
-def test_torchbench_option_after_other_words_is_refused(checkout: Checkout, gpu: str) -> None:
-    """`encore run` has no such option; without a GPU it would have had no effect."""
-    folder = torchbench_checkout(checkout)
-    first = ("--with-torchbench", str(folder))
-    for given in (
-        ("--quick", *first),
-        ("EOS", "--with-torchbench"),
-        (f"--with-torchbench={folder}",),
-        (*first, *first),
-    ):
-        done = checkout.run("run_all.sh", *given, STUB_GPU=gpu)
-        assert done.returncode == 2
-        assert "before all options and workloads" in done.stderr
-        assert not checkout.calls()
-
-
-@pytest.mark.parametrize(("first", "second", "whole"), [("0", "1", 1), ("1", "0", 1), ("1", "130", 130), ("2", "0", 2)])
-def test_two_runs_have_one_exit_code(checkout: Checkout, first: str, second: str, whole: int) -> None:
-    folder = torchbench_checkout(checkout)
-    codes = {"STUB_RUN": first, "STUB_TORCHBENCH": second}
-    done = checkout.run("run_all.sh", "--with-torchbench", str(folder), STUB_GPU="NVIDIA H200", **codes)
-    assert done.returncode == whole
-    assert any("<--set>" in call for call in checkout.calls()) == (first in "01")
-
-
-@pytest.mark.parametrize("arguments", [["--with-torchbench"], ["--with-torchbench", "nowhere"]])
-def test_folder_without_torchbench_is_refused_before_set_up(checkout: Checkout, arguments: list[str]) -> None:
-    done = checkout.run("run_all.sh", *arguments, STUB_GPU="NVIDIA H200")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        # `encore run` would refuse options that the script adds and the user has not given.
+        *((f"{first} {rest}", "`encore run nanogpt`") for first in ("", TORCHBENCH)
+          for rest in ("nanogpt", "--quick NanoGPT EOS", "-- nanogpt")),
+        *((f"{TORCHBENCH} --quick {option}{value}", f"two runs, and {option} fits one only")
+          for option in ("--out", "--resume", "--tp", "--variant", "--budget-used") for value in (" 2", "=2")),
+        (f"--quick {TORCHBENCH}", LATE),
+        ("EOS --with-torchbench", LATE),
+        ("--with-torchbench=here", LATE),
+        (f"{TORCHBENCH} {TORCHBENCH}", LATE),
+        ("--with-torchbench", NOWHERE),
+        ("--with-torchbench nowhere", NOWHERE),
+    ],
+)  # fmt: skip
+def test_run_all_refuses_before_anything_starts(checkout: Checkout, arguments: str, words: str, gpu: str) -> None:
+    if not gpu and "fits one only" in words:
+        return  # options have no effect without a GPU
+    done = run_all(checkout, *arguments.split(), STUB_GPU=gpu)
     assert done.returncode == 2
-    assert "no checkout of https://github.com/pytorch/benchmark" in done.stderr
+    assert words in done.stderr
+    assert "--resume" not in done.stderr or "--resume" in arguments
     assert not checkout.calls()
 
 
-@pytest.mark.parametrize("status", ["1", "2", "130"])
-def test_the_exit_code_of_the_run_is_that_of_the_script(checkout: Checkout, status: str) -> None:
-    assert checkout.run("run_all.sh", STUB_GPU="NVIDIA H200", STUB_RUN=status).returncode == int(status)
+@pytest.mark.parametrize(
+    ("variables", "arguments", "code"),
+    [
+        *((H200 | {"STUB_RUN": status}, "", int(status)) for status in ("1", "2", "130")),
+        *((H200 | {"STUB_RUN": first, "STUB_TORCHBENCH": second}, TORCHBENCH, whole)
+          for first, second, whole in (("0", "1", 1), ("1", "0", 1), ("1", "130", 130), ("2", "0", 2))),
+        ({"STUB_EXPLAIN": "1"}, "--all", 1),
+        ({"STUB_ENV": "1"}, "", 1),  # a broken installation, and not a missing GPU
+    ],
+)  # fmt: skip
+def test_run_all_has_one_exit_code(checkout: Checkout, variables: dict[str, str], arguments: str, code: int) -> None:
+    assert run_all(checkout, *arguments.split(), **variables).returncode == code
+    calls = checkout.calls()
+    second = "STUB_TORCHBENCH" in variables and code != 2
+    assert any("<--set><torchbench>" in call for call in calls) == second
+    assert "STUB_EXPLAIN" not in variables or "<report>" in calls[-1]
+    assert "STUB_ENV" not in variables or not any("<explain>" in call for call in calls)
 
 
 @pytest.mark.parametrize("explained", [True, False])
@@ -335,50 +301,26 @@ def test_run_all_without_gpu_reports_then_explains_four(checkout: Checkout, expl
     folder = checkout.root / "results" / "recorded" / "explained"
     if explained:
         folder.mkdir(parents=True)
-    done = checkout.run("run_all.sh", "--quick")
-    assert done.returncode == 0
-    assert (
-        "encore: no NVIDIA GPU: no driver: showing the recorded runs, analysing workloads"
-        " (options have no effect: --quick)"
-    ) in done.stderr.splitlines()
-    report, explain = checkout.calls()[-2:]
-    of = f"<--explanations><{folder}>" if explained else ""
-    assert report.endswith(f"<suite><report><--recorded>{of}<--out><{checkout.root}/results/report>")
-    assert explain.endswith("<suite><explain><EOS><MMC><XLNET-I><ST>")
-    assert not any("<run>" in call for call in checkout.calls())
+    for arguments, named in (("--quick", "--quick"), (f"{TORCHBENCH} --quick", "--with-torchbench --quick")):
+        done = run_all(checkout, *arguments.split())
+        assert done.returncode == 0
+        assert (
+            "encore: no NVIDIA GPU: no driver: showing the recorded runs, analysing workloads"
+            f" (options have no effect: {named})"
+        ) in done.stderr.splitlines()
+        report, explain = checkout.calls()[-2:]
+        of = f"<--explanations><{folder}>" if explained else ""
+        assert report.endswith(f"<suite><report><--recorded>{of}<--out><{checkout.root}/results/report>")
+        assert explain.endswith("<suite><explain><EOS><MMC><XLNET-I><ST>")
+        assert not any("<run>" in call for call in checkout.calls())
 
 
 def test_run_all_with_all_explains_the_whole_set(checkout: Checkout) -> None:
-    done = checkout.run("run_all.sh", "--all")
-    assert done.returncode == 0
+    assert run_all(checkout, "--all").returncode == 0
     explained = f"{checkout.root}/results/explained"
     explain, report = checkout.calls()[-2:]
     assert explain.endswith(f"<suite><explain><--set><grace><--reuse><--out><{explained}>")
     assert f"<report><--recorded><--explanations><{explained}>" in report
-
-
-def test_run_all_with_all_measures_every_workload(checkout: Checkout) -> None:
-    checkout.run("run_all.sh", "--all", "--quick", STUB_GPU="NVIDIA H200")
-    assert checkout.calls()[-1].endswith("<--report><--set><all><--quick>")
-
-
-def test_torchbench_without_a_gpu_is_reported_as_ignored(checkout: Checkout) -> None:
-    folder = torchbench_checkout(checkout)
-    for more in ((), ("--quick",)):
-        done = checkout.run("run_all.sh", "--with-torchbench", str(folder), *more)
-        assert done.returncode == 0
-        assert f"(options have no effect: {' '.join(('--with-torchbench', *more))})" in done.stderr
-
-
-def test_run_all_fails_where_an_explanation_failed(checkout: Checkout) -> None:
-    assert checkout.run("run_all.sh", "--all", STUB_EXPLAIN="1").returncode == 1
-    assert "<report>" in checkout.calls()[-1]
-
-
-def test_a_broken_installation_is_not_taken_for_a_missing_gpu(checkout: Checkout) -> None:
-    done = checkout.run("run_all.sh", STUB_ENV="1")
-    assert done.returncode == 1
-    assert not any("<explain>" in call for call in checkout.calls())
 
 
 def test_all_checks_run_and_pytest_speaks_last(checkout: Checkout) -> None:

@@ -11,7 +11,6 @@ It has two float inputs `x` and `y` and a parameter `w` at a fixed address, and 
 from __future__ import annotations
 
 import ctypes
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,12 +142,6 @@ class Work:
         """The capture that is replayed."""
         captured = self.capture(inputs)
         return SimulatedGraph(self.driver, captured.graph), captured
-
-
-def counter_noise(step: float) -> Callable[[], float]:
-    """Noise that is 0, `step`, 0, `step`, ... from run to run."""
-    runs = itertools.count()
-    return lambda: (next(runs) % 2) * step
 
 
 def _raw(pointer: bytes, size: int) -> bytes:
