@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 from suite.report.paper import (
+    concurrency,
     copies,
     costs,
     graphs,
@@ -18,7 +19,7 @@ from suite.report.paper import (
 from suite.report.paper.exhibit import Exhibit, Made, Point, Results
 from suite.results.errors import WrongUse
 
-_MODULES = (speedups, tensor_parallel, copies, costs, graphs, indirection_latency, nanogpt, workload_table)
+_MODULES = (speedups, tensor_parallel, copies, costs, graphs, indirection_latency, nanogpt, workload_table, concurrency)
 _KINDS = ("Fig", "Table", "first", "second", "section")
 """Figures stand first, then tables, then what has neither number."""
 

@@ -34,7 +34,8 @@ from suite.results.store import RECORDED
 PUBLISHED = load_published()
 EXPECTED = [
     "fig3", "fig4", "fig4b", "fig9", "fig10", "fig11", "fig12", "fig12-ranks", "fig13", "table1", "table2", "table3",
-    "memory", "copy-share", "graphs-enabled", "pygraph-fig2", "pygraph-fig7", "pygraph-fig8", "pygraph-table1",
+    "memory", "copy-share", "concurrency", "graphs-enabled", "pygraph-fig2", "pygraph-fig7", "pygraph-fig8",
+    "pygraph-table1",
     "pygraph-table2", "pygraph-table3", "pygraph-table4", "pygraph-section3", "nanogpt-table1", "nanogpt-table2",
     "nanogpt-costs",
 ]  # fmt: skip
@@ -76,6 +77,8 @@ def test_exhibit_of_recorded_runs_says_what_differs(name: str, recorded: Results
     if done.chart is not None:
         assert draw(replace(done.chart, name="test"), done.provenance).axes
     tables = {"fig4b", "fig12-ranks", "fig13", "graphs-enabled", "table1", "pygraph-table1", "pygraph-table4"}
+    if recorded.run is not None and "lanes" not in recorded.run.modes:
+        tables.add("concurrency")
     assert (done.chart is None) is (name in tables or name.startswith("nanogpt")), "Fig. 13: no cold time is recorded"
     assert done.points and all(point.quantity and point.measured for point in done.points)
 
@@ -713,3 +716,45 @@ def test_workloads_over_several_gpus_are_set_beside_compile_on_as_many() -> None
     own = ranks[(ranks["workload"] == "XLNET-I@tp2") & (ranks["mode"] == "graph")]
     assert list(own["rank"]) == [0, 1]
     assert list(own["coverage_percent"]) == [100.0, 90.0]
+
+
+def raced(decision: str, chain_us: float | None = None, branches_us: float | None = None) -> dict[str, object]:
+    """A recording of a row: 3 more bytes are kept for it, and fields of later versions stand there too."""
+    times = {"chain_us": chain_us, "branches_us": branches_us}
+    return {"concurrency": {"decision": decision, "reason": "", "kept_bytes": 3, "later": 1, **times}}
+
+
+def lanes_cell(workload: str, host_us: float, *recordings: object) -> Cell:
+    report = [{"index": 0, "recordings": list(recordings)}]
+    return cell(workload, "lanes", host_us, metrics=metrics().model_copy(update={"encore_report": report}))
+
+
+def test_concurrency_shows_iterations_and_graphs_alone() -> None:
+    rows = [cell(workload, "lean", 100) for workload in ("EOS", "ST", "DLRM")]
+    rows += [cell("DLRM", "lanes", 50, other_kernels=[1])]
+    rows += [
+        lanes_cell("EOS", 80, raced("branches", 60.0, 40.0), raced("chain", 20.0, 30.0), raced("chain"), {}),
+        lanes_cell("ST", 100, raced("chain"), {"concurrency": None}),
+    ]
+    done = made("concurrency", results(*rows))
+    assert isinstance(done.chart, Chart)
+    assert done.chart.bars["EOS", "lanes"].value == pytest.approx(1.25)
+    assert done.chart.bars["EOS", "graphs alone"].value == pytest.approx(80 / 60)
+    assert done.chart.bars["ST", "graphs alone"].failure == "each kernel needs the one before it"
+    assert done.chart.bars["geomean", "lanes"].value == pytest.approx(math.sqrt(1.25), rel=0.01)
+    found = row(done, "EOS")
+    assert (found["graphs"], found["branched"], found["kept_bytes"]) == (3, 1, 9)
+    assert [point.measured for point in done.points][-1] == "1 of 4"
+    assert draw(done.chart, done.provenance).axes
+
+
+def test_concurrency_has_rows_of_other_variants() -> None:
+    rows = (cell("MMC", "lean", 100, variant="current"), cell("MMC", "lanes", 80, variant="current"))
+    done = made("concurrency", results(*rows))
+    assert row(done, "MMC (current)")["lanes_speedup"] == pytest.approx(1.25)
+
+
+def test_concurrency_is_not_measured_without_mode_lanes() -> None:
+    done = made("concurrency", results(cell("EOS", "lean", 100)))
+    assert done.chart is None
+    assert {point.measured for point in done.points} == {NOT_MEASURED}
