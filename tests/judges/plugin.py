@@ -1,6 +1,6 @@
 """A plugin of pytest that compiles other projects' tests with one compiler, and notes how each test ended.
 
-    ENCORE_JUDGE_COMPILER=encore ENCORE_JUDGE_ROWS=FILE python -m pytest -p tests.judges.plugin TESTS
+    ENCORE_JUDGE_COMPILER=encore ENCORE_JUDGE_ROWS=FILE python -m pytest -p judges.plugin TESTS
 
 Calls of `torch.compile` that name Inductor or no backend get the compiler's keywords; those that name another one, such
 as "eager", stay as they are.
@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from . import trial
-from .worker import prepare
+from .worker import GONE, prepare
 
 COMPILER = os.environ.get("ENCORE_JUDGE_COMPILER", "compile")
 ROWS = os.environ.get("ENCORE_JUDGE_ROWS")
@@ -75,9 +75,23 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             row.update(passed=report.passed, replays=item.stash.get(REPLAYS, 0), seconds=round(report.duration, 3))
             if call.excinfo is not None:
                 row["wrong"] = trial.described(call.excinfo.value)
+        _write(row)
+        if "CUDA error" in row.get("wrong", ""):
+            os._exit(GONE)  # every later test of this process would fail, too
+    return report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str) -> None:
+    """Write a row for a test that ended its process. Processes are replaced by pytest-xdist, which calls this."""
+    row = {"task": f"{PREFIX}|{crashitem}", "compiler": COMPILER, "passed": False, "replays": 0}
+    _write({**row, "wrong": "the process ended", "crashed": True})
+
+
+def _write(row: dict[str, Any]) -> None:
+    if ROWS:
         with Path(ROWS).open("a", encoding="utf-8") as out:
             out.write(json.dumps(row) + "\n")
-    return report
 
 
 def _reason(report: Any) -> str:

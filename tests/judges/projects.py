@@ -5,7 +5,8 @@
     python -m tests.judges.projects kornia --cut DIR --to TAR    pack what the tests need of a checkout
 
 Rows go to OUT/rows.jsonl, one for each test and compiler; tests that have a row are not run again. Nothing is
-downloaded: what needs the network fails, under each compiler alike.
+downloaded: what needs the network fails, under each compiler alike. With several jobs, which takes pytest-xdist, a test
+that ends its process is a row, and the others go on.
 
 Exit codes: 0 fine; 1 a test passes under plain compile and fails under Encore; 2 wrong use.
 """
@@ -43,10 +44,10 @@ class Project:
 
 PROJECTS = {
     "kornia": Project(
-        tests=("tests", "-k", "dynamo or compile", "--device", "cuda"),
+        tests=("tests", "-k", "dynamo or compile", "--ignore=tests/io", "--continue-on-collection-errors"),
         needed=("kornia", "tests", "testing", "conftest.py", "pyproject.toml"),
         packages=("pytest", "kornia_rs", "packaging"),
-        environment=(("KORNIA_TEST_OPTIMIZER", "inductor"),),
+        environment=(("KORNIA_TEST_OPTIMIZER", "inductor"), ("KORNIA_TEST_DEVICE", "{device}")),
     ),
     "tensordict": Project(
         tests=("test/compile/test_compile.py",),
@@ -56,12 +57,12 @@ PROJECTS = {
         note="Its extension tensordict._C must be built, or taken from the wheel of the same version.",
     ),
     "diffusers": Project(
-        tests=("tests/models", "-k", "TorchCompile or Compile"),
+        tests=("tests/models", "-m", "compile", "--continue-on-collection-errors"),
         needed=("src/diffusers", "tests/__init__.py", "tests/testing_utils.py", "tests/models", "tests/conftest.py",
                 "pyproject.toml", "setup.py"),
-        packages=("pytest", "accelerate", "huggingface_hub", "safetensors", "transformers", "regex", "filelock"),
+        packages=("pytest", "accelerate", "huggingface_hub", "safetensors", "transformers", "requests", "Pillow"),
         paths=("src", "."),
-        environment=(("RUN_COMPILE", "yes"), ("HF_HUB_OFFLINE", "1"), ("DIFFUSERS_TEST_DEVICE", "cuda")),
+        environment=(("RUN_COMPILE", "yes"), ("HF_HUB_OFFLINE", "1"), ("DIFFUSERS_TEST_DEVICE", "{device}")),
     ),
 }  # fmt: skip
 
@@ -108,6 +109,7 @@ def cut(project: Project, checkout: Path, to: Path) -> int:
 
 def _run(given: argparse.Namespace, project: Project) -> int:
     deadline = time.monotonic() + given.seconds
+    tests = [*(given.only.split(",") if given.only else project.tests[:1]), *project.tests[1:]]
     path = given.out.resolve() / "rows.jsonl"
     for compiler in given.compilers.split(","):
         rows = rows_of.read(path) if path.exists() else []
@@ -119,18 +121,21 @@ def _run(given: argparse.Namespace, project: Project) -> int:
         paths = [str((given.checkout / part).resolve()) for part in project.paths]
         environment = {
             **os.environ,
-            **dict(project.environment),
-            "PYTHONPATH": os.pathsep.join([*paths, str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+            **{name: value.format(device=given.device) for name, value in project.environment},
+            # As `tests.judges` the plugin would not be found: `tests` is the project's.
+            "PYTHONPATH": os.pathsep.join([*paths, str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
             "ENCORE_JUDGE_COMPILER": compiler,
             "ENCORE_JUDGE_ROWS": str(path),
             "ENCORE_JUDGE_NAME": given.project,
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.judges.plugin", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "judges.plugin", "-p", "no:cacheprovider", "--rootdir=."]
+        command += ["-n", str(given.jobs)] if given.jobs > 1 else []
         with (given.out / "pytest.log").open("a", encoding="utf-8") as log:
             try:
                 subprocess.run(
-                    [*command, *project.tests, *given.pytest, *skip],
+                    [*command, *tests, *skip],
                     cwd=given.checkout, env=environment, stdout=log, stderr=log, timeout=seconds, check=False,
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
@@ -157,9 +162,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="say what is needed and end")
     parser.add_argument("--cut", type=Path, metavar="DIR", help="pack what the tests need of this checkout and end")
     parser.add_argument("--to", type=Path, metavar="TAR")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: without graphs, to try the tests"
+    )
+    parser.add_argument("--jobs", type=count, default=max(1, len(os.sched_getaffinity(0)) - 3), metavar="N")
     parser.add_argument("--compilers", default=",".join(COMPILERS), metavar="NAMES")
     parser.add_argument("--seconds", type=count, default=540, metavar="LIMIT", help="for all of it (540)")
-    parser.add_argument("pytest", nargs="*", metavar="OPTION", help="for pytest, behind --")
+    parser.add_argument("--only", metavar="PATHS", help="tests of the checkout, separated by commas")
     return parser
 
 

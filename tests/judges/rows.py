@@ -94,8 +94,18 @@ def summary(rows: Sequence[Row], remaining: int) -> str:
     samples = by_task(rows)
     unlike = [f"{key}: {row['encore']['unlike_compile']}" for key, row in samples.items() if _unlike(row)]
     lines += ["", f"right under encore, with other bits than plain compile's: {len(unlike)}", *sorted(unlike)]
-    wrong = [f"{key}: {row[PLAIN]['wrong']}" for key, row in samples.items() if "wrong" in row.get(PLAIN, {})]
+    wrong = [
+        f"{key}: {row[PLAIN]['wrong']}{_as_plain(row)}" for key, row in samples.items() if "wrong" in row.get(PLAIN, {})
+    ]
     return "\n".join([*lines, "", f"fail under plain compile: {len(wrong)}", *sorted(wrong)])
+
+
+def _as_plain(row: Mapping[str, Row]) -> str:
+    """Return what Encore makes of a sample that plain compile gets wrong."""
+    if "encore" not in row:
+        return ""
+    unlike = row["encore"].get("unlike_compile")
+    return f" [under encore: {unlike}]" if unlike else " [the same under encore]"
 
 
 def _unlike(row: Mapping[str, Row]) -> bool:
