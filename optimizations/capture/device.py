@@ -17,12 +17,11 @@ from optimizations import torch_internals
 from optimizations.calls.streams import make_context_current, stream_of, wait_for_stream
 from optimizations.capture.copy_nodes import CopyNode, find_copies
 from optimizations.capture.side_stream import SideStreams
-from optimizations.graph.capture_order import in_order
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.host import APPLIER, HostUpdates
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.plan import Choice, Plan
-from optimizations.graph.pools import end_failed_capture, new_pool, pool_memory, used_memory
+from optimizations.graph.pools import end_failed_capture, in_order, new_pool, pool_memory, used_memory
 from optimizations.graph.read import captured_nodes, read_graph
 from optimizations.graph.records import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
 from optimizations.in_place.addresses import Pointers

@@ -16,10 +16,9 @@ from optimizations import torch_internals
 from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode, NotCarried
 from optimizations.capture.fused_copies import FusedCopy, fused_copies
 from optimizations.capture.held_alone import held_by_nobody_else
-from optimizations.graph.displaced import each_once, memory_of, overlaps, size_bytes
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.host import HostUpdates
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges, each_once, memory_of, overlaps, size_bytes
 from optimizations.graph.records import MemoryRange
 from optimizations.in_place.addresses import AddressTracker, Pointers, TrackedInput
 

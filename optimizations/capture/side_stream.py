@@ -38,8 +38,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.graph.own_stream import own_stream
-from optimizations.graph.pools import Pool, free_workspaces, others_have_graphs, pool_memory
+from optimizations.graph.pools import Pool, free_workspaces, others_have_graphs, own_stream, pool_memory
 from optimizations.graph.records import MemoryRange
 from optimizations.torch_internals.capturing import is_capturing, is_pytorchs
 from optimizations.torch_internals.memory_segments import memory_segments

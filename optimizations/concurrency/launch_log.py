@@ -49,7 +49,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.concurrency.order import Launch, Span
-from optimizations.graph.displaced import memory_of, storage_of
+from optimizations.graph.memory import memory_of, storage_of
 from optimizations.graph.named_uses import STEP_BYTES
 from optimizations.graph.records import (
     WORD_BYTES,
@@ -540,7 +540,7 @@ def _words(node: Node) -> Iterator[int]:
 class _Spans:
     """Disjoint memory by address. Spans that overlap are joined.
 
-    Spans that only touch are not, as in `graph.memory_ranges`: two blocks that adjoin are no conflict.
+    Spans that only touch are not, as in `graph.memory`: two blocks that adjoin are no conflict.
     """
 
     def __init__(self, spans: Iterable[Span]) -> None:

@@ -7,6 +7,7 @@ what needs the executable; from then on `point` and `settle` are all that replay
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,9 +16,15 @@ from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.host import HostUpdates
 from optimizations.graph.plan import Plan
-from optimizations.graph.protocol import ApplierTools
-from optimizations.graph.registry import APPLIERS
+from optimizations.graph.protocol import Applier, ApplierTools
 from optimizations.graph.table import PointerTable
+from optimizations.options import Choice
+
+APPLIERS: Mapping[Choice, Applier] = {
+    choice: import_module(f"optimizations.graph.{choice}").APPLIER
+    for choice in Choice
+    if choice not in (Choice.OFF, Choice.AUTO)
+}
 
 
 class AppliedPlan:

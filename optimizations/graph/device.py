@@ -12,14 +12,13 @@ import torch
 from optimizations import torch_internals
 from optimizations.compiled_cache import CompiledCache, default_directory
 from optimizations.graph import table
+from optimizations.graph.applied import APPLIERS
 from optimizations.graph.driver import CudaCallFailed, check
-from optimizations.graph.modules import LoadedModules
+from optimizations.graph.own_kernels import LoadedModules
 from optimizations.graph.plan import Available, Choice, PlannedNode
 from optimizations.graph.protocol import ApplierGpu, BuildKernel
-from optimizations.graph.ptx_rewriting import PtxError, dereference, read_kernel
-from optimizations.graph.ptxas import PtxasFailed, PtxasMissing, assemble
+from optimizations.graph.ptx import PtxasFailed, PtxasMissing, PtxError, assemble, dereference, read_kernel
 from optimizations.graph.records import CapturedGraph, KernelNode
-from optimizations.graph.registry import APPLIERS
 from optimizations.graph.tensor_map import ReplaceAddress, driver_replace_address
 from optimizations.graph.triton_kernels import KernelAtHand, Refusals, TritonKernel
 

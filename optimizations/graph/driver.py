@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 class CudaCallFailed(RuntimeError):
     """A call failed. `call` is its name, `code` the number it returned, `result` the library's name for that.
@@ -62,3 +64,17 @@ def _address(name: str) -> int | None:
         return ctypes.cast(ctypes.CDLL("libcuda.so.1")[name], ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
+
+
+def own_stream(device: int) -> torch.cuda.Stream:
+    """A new stream of the device. It lasts as long as the process.
+
+    Raises:
+        CudaCallFailed: there is none.
+    """
+    from cuda.bindings import driver
+
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().query()  # the driver needs a current context
+        made = check(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
+        return torch.cuda.ExternalStream(int(made), device=device)

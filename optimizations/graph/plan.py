@@ -25,16 +25,42 @@ get the same applier. Where none takes them all, inputs are given up (copied, wi
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from optimizations.graph.difference import format_path
 from optimizations.graph.pointers import Analysis, PointerUse, Reason, ReasonCode, UseKind
-from optimizations.graph.records import WORD_BYTES, CapturedGraph, Node, NodePath
+from optimizations.graph.records import WORD_BYTES, CapturedGraph, KernelNode, MemcpyNode, Node, NodePath, format_path
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
 from optimizations.options import Choice as Choice
+
+_KERNEL = re.compile(
+    r"nccl|nvshmem|symmetric_?mem|symm_?mem|multimem|nvls|cross_?device|user_?buffers|deep_?ep|msccl"
+    r"|quick_?reduce|(?:put|wait)_signal|barrier_kernel"
+    r"|all_?(?:reduce|gather|to_?all)|reduce_?scatter",
+    re.IGNORECASE,
+)
+_OPERATOR = re.compile(
+    r"nccl|nvshmem|symm_?mem|multimem|cross_?device|all_?(?:reduce|gather|to_?all)|reduce_?scatter|wait_tensor"
+    r"|(?:^|_)(?:broadcast|send|recv|isend|irecv|barrier)_?$",
+    re.IGNORECASE,
+)
+_OF_INDUCTOR = re.compile(r"triton_[a-z]+_fused_")
+"""Inductor names a fused kernel after the operators it came from, a collective next to it among them."""
+
+
+def is_collective_kernel(name: str) -> bool:
+    """Whether a kernel of this name, mangled or not, works with other processes."""
+    return not _OF_INDUCTOR.match(name) and _KERNEL.search(name) is not None
+
+
+def is_collective_operator(name: str) -> bool:
+    """Whether an operator of this name, without its namespace, works with other processes."""
+    return _OPERATOR.search(name) is not None
+
 
 AUTO_HOST_NODES = 4
 """Up to how many nodes `auto` updates from the host; see Note [The rule of auto]."""
@@ -318,3 +344,50 @@ class Slots:
             self.all.append(slot)
             self._end_bytes += slot.size_bytes
         return self._known[key]
+
+
+def limit(analysis: Analysis, graph: CapturedGraph, aliased: Collection[int], *, tried_out: bool = True) -> Analysis:
+    """`analysis` with the reasons that follow from the graph as a whole and from its outputs.
+
+    Args:
+        graph: the captured graph that will be replayed.
+        aliased: inputs that an output shares memory with.
+        tried_out: whether the graph would be run to prove what was found.
+    """
+    analysis = with_reasons(
+        analysis,
+        ReasonCode.OUTPUT_ALIAS,
+        dict.fromkeys(aliased, "an output shares its memory, and must stay valid when the caller's is gone"),
+    )
+    collective = _collective(graph) if tried_out else None
+    if collective is not None:
+        reason = f"the graph takes part in a collective ({collective}), so it cannot be tried out on one device alone"
+        everyone = dict.fromkeys((verdict.input for verdict in analysis.verdicts), reason)
+        analysis = with_reasons(analysis, ReasonCode.COLLECTIVE, everyone)
+    return with_reasons(analysis, ReasonCode.NO_APPLIER, dict(_multidimensional_copies(analysis, graph)))
+
+
+def with_reasons(analysis: Analysis, code: ReasonCode, messages: Mapping[int, str]) -> Analysis:
+    """`analysis` with one more reason against each of these inputs."""
+    verdicts = tuple(
+        dataclasses.replace(verdict, reasons=(*verdict.reasons, Reason(code, messages[verdict.input])))
+        if verdict.input in messages
+        else verdict
+        for verdict in analysis.verdicts
+    )
+    return dataclasses.replace(analysis, verdicts=verdicts)
+
+
+def _collective(graph: CapturedGraph) -> str | None:
+    names = (node.name for _, node in graph.walk() if isinstance(node, KernelNode) and node.name)
+    return next((name for name in names if is_collective_kernel(name)), None)
+
+
+def _multidimensional_copies(analysis: Analysis, graph: CapturedGraph) -> Iterable[tuple[int, str]]:
+    """Inputs used by copies that `cuGraphExecMemcpyNodeSetParams` does not take."""
+    copies = {path: node for path, node in graph.walk() if isinstance(node, MemcpyNode)}
+    for use in analysis.uses:
+        if use.kind in (UseKind.MEMCPY_SOURCE, UseKind.MEMCPY_DESTINATION):
+            copy = copies[use.node]
+            if copy.height * copy.depth != 1:
+                yield use.input, f"node {format_path(use.node)} copies in several dimensions and cannot be updated"

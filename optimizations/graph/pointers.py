@@ -27,7 +27,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
-from optimizations.graph.difference import difference, format_path
 from optimizations.graph.moves import Moves, Origin
 from optimizations.graph.records import (
     WORD_BYTES,
@@ -38,6 +37,8 @@ from optimizations.graph.records import (
     MemsetNode,
     NodePath,
     OtherNode,
+    difference,
+    format_path,
 )
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, find_tensor_maps
 

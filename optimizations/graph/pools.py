@@ -4,6 +4,12 @@ Note [Why not torch.cuda.MemPool]. Its destructor gives memory back to the devic
 exception while any thread captures a graph. An exception in a destructor ends the process. A failed capture counts as
 under way for ever, unless `end_failed_capture` is called. So a pool here is a reference that PyTorch's allocator
 counts, and memory is given back by `torch.cuda.empty_cache`, which leaves alone what it must.
+
+Note [Where random numbers begin]. A graph reads from memory where its random numbers begin, and all graphs of a
+generator read the same. PyTorch 2.11 writes there before each replay, on the stream of the replay, and also before each
+capture, on the stream of the capture. Nothing orders these writes. If the GPU is busy, that of a capture may come after
+that of the next replay, which then draws the numbers of a call long ago; or before a replay that is under way has read.
+The graphs of `torch.cuda.graph`, and of CUDAGraph Trees, have this in common.
 """
 
 from __future__ import annotations
@@ -18,10 +24,27 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.graph.capture_order import in_order
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.records import MemoryRange
+from optimizations.torch_internals.capturing import is_capturing
 from optimizations.torch_internals.memory_segments import memory_segments
+
+
+@contextlib.contextmanager
+def in_order(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Let what a capture on `stream`, made in the block, enqueues there come after what was enqueued on the current
+    stream, and before what is enqueued on it next. Note [Where random numbers begin].
+
+    Where the capture fails, and is still under way on `stream`, nothing waits for it.
+    """
+    outside = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(outside)
+    try:
+        yield
+    finally:
+        if not is_capturing(stream):
+            outside.wait_stream(stream)
+
 
 NO_POOL = (0, 0)
 """What PyTorch calls the memory that is in no pool."""

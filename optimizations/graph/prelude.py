@@ -4,25 +4,217 @@ Rules of device-updatable nodes (CUDA driver API, `CU_LAUNCH_ATTRIBUTE_DEVICE_UP
 keep: the attribute is set before the graph's only instantiation and cannot be taken back; the executable graph is
 uploaded before its first launch; such a node is never set from the host (an upload, or the next launch, would undo what
 the device wrote), and the graph never goes through `cuGraphExecUpdate`.
+
+The prelude kernel: runs first in a graph and writes pointers from the pointer table into device-updatable nodes.
+
+Compiled with NVRTC, linked by nvJitLink with `libcudadevrt.a`; all three come with the torch wheel, so no CUDA toolkit
+is needed. `cudaGraphKernelNodeSetParam` is in CUDA Programming Guide, "Device Graph Launch" and "Device-side updates";
+it needs a driver of 12.4 or newer.
+
+What a launch takes, in this order: the pointer table, an array of `Node`, an array of `Update`, the number of nodes
+(unsigned), and a 32-bit status word, 0 before the launch, which holds the `cudaError_t` of a failed update after it.
+One thread writes one node, all its parameters in order, so that no two threads update the same node.
 """
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from optimizations.graph import prelude_kernel
+from optimizations.compiled_cache import Compiled, CompiledCache
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
-from optimizations.graph.plan import IN_KERNELS, Available, Choice, PlannedNode, Slots
+from optimizations.graph.own_kernels import CompilationFailed, compile_cubin
+from optimizations.graph.plan import IN_KERNELS, Available, Choice, PlannedNode, Slot, Slots
 from optimizations.graph.pointers import PointerUse, UseKind
-from optimizations.graph.prelude_kernel import ParameterUpdate
 from optimizations.graph.protocol import ApplierGpu, ApplierTools, Attached
 from optimizations.graph.records import KernelNode, Node
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
+
+KERNEL_NAME = "encore_prelude"
+THREADS_PER_BLOCK = 128
+MINIMUM_DRIVER = 12040
+"""First driver version (12.4, as `cuDriverGetVersion` counts) with device-updatable kernel nodes."""
+
+SOURCE = """
+struct Node {
+    cudaGraphDeviceNode_t handle;
+    unsigned first_update;
+    unsigned update_count;
+};
+struct Update {
+    unsigned buffer_offset;
+    unsigned slot_offset;
+    unsigned size_bytes;
+};
+static_assert(sizeof(Node) == 16, "packed by pack_tables");
+static_assert(sizeof(Update) == 12, "packed by pack_tables");
+
+extern "C" __global__ void encore_prelude(
+    const unsigned char* table, const Node* nodes, const Update* updates, unsigned node_count, unsigned* status)
+{
+    const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
+    if (index >= node_count) return;
+    const Node node = nodes[index];
+    for (unsigned i = 0; i < node.update_count; ++i) {
+        const Update update = updates[node.first_update + i];
+        const cudaError_t result = cudaGraphKernelNodeSetParam(
+            node.handle, update.buffer_offset, table + update.slot_offset, update.size_bytes);
+        if (result != cudaSuccess) atomicCAS(status, 0u, static_cast<unsigned>(result));
+    }
+    // A node launched programmatically starts before this kernel ends and must see the update.
+    __threadfence();
+}
+"""
+
+_NODE = struct.Struct("<QII")
+_UPDATE = struct.Struct("<III")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterUpdate:
+    """The prelude writes `slot` at `buffer_offset` bytes into the node's parameter buffer."""
+
+    buffer_offset: int
+    slot: Slot
+
+
+class PreludeUnavailable(RuntimeError):
+    """The prelude cannot be used here; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The bytes of the `Node` and the `Update` array of a launch, and the number of thread blocks it takes."""
+
+    nodes: bytes
+    updates: bytes
+    node_count: int
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.node_count // THREADS_PER_BLOCK)
+
+
+def pack_tables(nodes: Sequence[tuple[int, Sequence[ParameterUpdate]]]) -> Tables:
+    """The arrays for these nodes: the `devNode` handle of each, and what is written into it."""
+    packed_nodes, packed_updates, count = bytearray(), bytearray(), 0
+    for handle, updates in nodes:
+        packed_nodes += _NODE.pack(handle, count, len(updates))
+        for update in updates:
+            packed_updates += _UPDATE.pack(update.buffer_offset, update.slot.offset_bytes, update.slot.size_bytes)
+        count += len(updates)
+    return Tables(bytes(packed_nodes), bytes(packed_updates), len(nodes))
+
+
+def unavailable_reason(driver_version: int, target: str) -> str | None:
+    """Why the prelude cannot be used with this driver (as `cuDriverGetVersion` counts) on `target` (`sm_90`).
+
+    None where it can be used.
+    """
+    if driver_version < MINIMUM_DRIVER:
+        have, need = _dotted(driver_version), _dotted(MINIMUM_DRIVER)
+        return f"device-updatable kernel nodes need a driver for CUDA {need} or newer, and this one is for {have}"
+    try:
+        toolchain = _Toolchain.find()
+    except PreludeUnavailable as error:
+        return str(error)
+    if target not in toolchain.targets:
+        return f"NVRTC {toolchain.nvrtc_version} compiles for {', '.join(toolchain.targets)}, not for {target}"
+    return None
+
+
+def build_prelude(target: str, cache: CompiledCache) -> bytes:
+    """The cubin of the prelude for `target` (`sm_90`), from the cache or compiled and linked.
+
+    Raises:
+        PreludeUnavailable: a library is missing, or it refused the target; the message holds what it said.
+    """
+    toolchain = _Toolchain.find()
+    key = ("prelude", SOURCE, target, toolchain.nvrtc_version, toolchain.nvjitlink_version, toolchain.runtime_sha256)
+    return cache.get_or_build(key, lambda: toolchain.build(target)).image
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Toolchain:
+    """NVRTC, nvJitLink and the device runtime library, and what tells their versions apart."""
+
+    nvrtc: Any
+    nvjitlink: Any
+    device_runtime: Path
+    nvrtc_version: str
+    nvjitlink_version: str
+    runtime_sha256: str
+    targets: tuple[str, ...]
+
+    @classmethod
+    def find(cls) -> _Toolchain:
+        """The libraries of the installed wheels.
+
+        Raises:
+            PreludeUnavailable: one of them is missing.
+        """
+        try:
+            from cuda.bindings import nvjitlink, nvrtc
+            from cuda.pathfinder import find_static_lib
+
+            device_runtime = Path(find_static_lib("cudadevrt"))
+            nvrtc_version = check(nvrtc.nvrtcVersion)
+            nvjitlink_version = nvjitlink.version()
+            targets = tuple(f"sm_{arch}" for arch in check(nvrtc.nvrtcGetSupportedArchs))
+            digest = hashlib.sha256(device_runtime.read_bytes()).hexdigest()
+        except (ImportError, RuntimeError, OSError) as error:
+            raise PreludeUnavailable(
+                f"the prelude needs NVRTC, nvJitLink and libcudadevrt.a, which come with torch's CUDA wheels ({error})"
+            ) from error
+        return cls(
+            nvrtc,
+            nvjitlink,
+            device_runtime,
+            ".".join(str(part) for part in nvrtc_version),
+            ".".join(str(part) for part in nvjitlink_version),
+            digest,
+            targets,
+        )
+
+    def build(self, target: str) -> Compiled:
+        options = ("-rdc=true", "-default-device")
+        try:
+            compiled = compile_cubin(self.nvrtc, SOURCE, f"{KERNEL_NAME}.cu", target, options)
+        except CompilationFailed as error:
+            raise PreludeUnavailable(str(error)) from error
+        return Compiled(self._link(compiled.image, target), compiled.compiler_log)
+
+    def _link(self, compiled: bytes, target: str) -> bytes:
+        linker = self.nvjitlink
+        try:
+            handle = linker.create(1, [f"-arch={target}"])
+        except linker.nvJitLinkError as error:
+            raise PreludeUnavailable(f"nvJitLink for {target}: {error}") from error
+        try:
+            linker.add_data(handle, linker.InputType.CUBIN, compiled, len(compiled), KERNEL_NAME)
+            linker.add_file(handle, linker.InputType.LIBRARY, str(self.device_runtime))
+            linker.complete(handle)
+            image = bytearray(linker.get_linked_cubin_size(handle))
+            linker.get_linked_cubin(handle, image)
+            return bytes(image)
+        except linker.nvJitLinkError as error:
+            said = bytearray(linker.get_error_log_size(handle))
+            linker.get_error_log(handle, said)
+            text = bytes(said).rstrip(b"\0").decode(errors="replace").strip()
+            raise PreludeUnavailable(f"nvJitLink for {target}: {error}: {text}") from error
+        finally:
+            linker.destroy(handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +241,18 @@ class Prelude:
         return PreludeNode(node.node, node.applier, node.uses, tuple(_update(record, use, slots) for use in node.uses))
 
     def unavailable(self, gpu: ApplierGpu) -> str | None:
-        reason = gpu.table_refusal() or prelude_kernel.unavailable_reason(gpu.driver_version(), gpu.target)
+        reason = gpu.table_refusal() or unavailable_reason(gpu.driver_version(), gpu.target)
         if reason is None:
             try:
-                prelude_kernel.build_prelude(gpu.target, gpu.cache)
-            except prelude_kernel.PreludeUnavailable as error:
+                build_prelude(gpu.target, gpu.cache)
+            except PreludeUnavailable as error:
                 reason = str(error)
         return reason
 
     def attach(
         self, target: EditableGraph, nodes: Sequence[PlannedNode], table_address: int, tools: ApplierTools
     ) -> Attached:
-        function = tools.own_function(prelude_kernel.build_prelude, prelude_kernel.KERNEL_NAME)
+        function = tools.own_function(build_prelude, KERNEL_NAME)
         kernel = _AttachedKernel(target, nodes, function, table_address, tools.device)
         return Attached(first=(kernel.handle,), device_updatable=True, failure=kernel.failure, memory=kernel.memory)
 
@@ -92,7 +284,7 @@ class _AttachedKernel:
             for node in nodes
             if isinstance(node, PreludeNode)
         ]
-        tables = prelude_kernel.pack_tables(handles)
+        tables = pack_tables(handles)
         self._nodes = _on_device(tables.nodes, device)
         self._updates = _on_device(tables.updates, device)
         self._status = torch.zeros(1, dtype=torch.int32, device=device)
@@ -106,7 +298,7 @@ class _AttachedKernel:
             ]
         )
         self.memory = (self._nodes, self._updates, self._status)
-        self.handle, _ = target.add_kernel(function, tables.blocks, prelude_kernel.THREADS_PER_BLOCK, arguments)
+        self.handle, _ = target.add_kernel(function, tables.blocks, THREADS_PER_BLOCK, arguments)
 
     def failure(self) -> str | None:
         """The first update that failed in an earlier launch; None where none did. Waits for the device."""

@@ -16,25 +16,79 @@ the program has a memory pool: a graph that it captured by hand since stock's la
 that was allocated before, and would write to a tensor that gets its memory. Then the capture is made on a stream of its
 own, where cuBLAS has none yet. What it allocates there, in the pool of the first such capture, stays until stock
 records again, and counts as the memory of every such capture.
+
+A capture reads no data, so the places of its inputs may overlap: all share one buffer that is little longer than the
+largest of them.
+
+Note [Displacements]. No two inputs move by the same distance, or their addresses could not be told apart. All distances
+are odd multiples of `GRANULE_BYTES`: the difference of two addresses changes by an even multiple, so that it is never
+taken for an address. A place has the alignment of the recording's up to `GRANULE_BYTES`, because libraries choose
+kernels by alignment.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.graph.capture_order import in_order
 from optimizations.graph.driver import CudaCallFailed, check
-from optimizations.graph.own_stream import own_stream
-from optimizations.graph.pools import end_failed_capture, others_have_pools, pool_memory, scratch_pool
+from optimizations.graph.pools import (
+    end_failed_capture,
+    in_order,
+    others_have_pools,
+    own_stream,
+    pool_memory,
+    scratch_pool,
+)
 from optimizations.graph.read import read_graph
 from optimizations.graph.records import CapturedGraph, MemoryRange
 from optimizations.uncollected import uncollected
+
+GRANULE_BYTES = 512
+"""What PyTorch's allocator aligns to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Displacement:
+    """Where each input lies relative to the start of the shared buffer, and how long the buffer has to be."""
+
+    offsets: Mapping[int, int]
+    size_bytes: int
+
+
+def displace(memory: Mapping[int, MemoryRange], start: int) -> Displacement:
+    """Places for inputs that lay at `memory` (by input) in a buffer that begins at address `start`.
+
+    `start` is a multiple of `GRANULE_BYTES`. Note [Displacements].
+    """
+    offsets: dict[int, int] = {}
+    taken: set[int] = set()
+    granule = 0
+    end = 0
+    for index, where in sorted(memory.items()):
+        residue = where.address % GRANULE_BYTES
+        while True:
+            offset = granule * GRANULE_BYTES + residue
+            distance = start + offset - where.address
+            granule += 1
+            if (distance // GRANULE_BYTES) % 2 and distance not in taken:
+                break
+        taken.add(distance)
+        offsets[index] = offset
+        end = max(end, offset + where.size_bytes)
+    return Displacement(offsets, end)
+
+
+def buffer_bytes(memory: Mapping[int, MemoryRange]) -> int:
+    """An upper bound of the buffer that `displace` needs."""
+    largest = max((one.size_bytes for one in memory.values()), default=0)
+    # Parity and repeated distances skip places: each input passes over at most as many as there are inputs.
+    return largest + (4 * len(memory) + 4) * GRANULE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -253,3 +253,49 @@ class RecordedCaptures(_Record):
                 f"{path} holds no recorded captures of schema version {SCHEMA_VERSION}: {where}: {first['msg']} "
                 f"({error.error_count()} problems); record them again with this version"
             ) from error
+
+
+def difference(first: CapturedGraph, second: CapturedGraph, path: NodePath = ()) -> str | None:
+    """What differs between the graphs apart from addresses and parameter bytes, in words; None where nothing does."""
+    where = f" in the child graph at node {format_path(path)}" if path else ""
+    if len(first.nodes) != len(second.nodes):
+        return f"{len(first.nodes)} nodes in one capture and {len(second.nodes)} in the other{where}"
+    for index, (one, other) in enumerate(zip(first.nodes, second.nodes, strict=True)):
+        found = _node_difference(one, other, (*path, index))
+        if found:
+            return found
+    if set(first.edges) != set(second.edges):
+        return f"the dependencies between the nodes differ{where}"
+    return None
+
+
+def format_path(path: NodePath) -> str:
+    """A node's path as it stands in messages: `3`, or `3/0` for node 0 of the child graph at node 3."""
+    return "/".join(str(index) for index in path)
+
+
+def _node_difference(first: Node, second: Node, path: NodePath) -> str | None:
+    if first.kind != second.kind:
+        return f"node {format_path(path)} is a {first.kind} node in one capture and a {second.kind} node in the other"
+    if isinstance(first, ChildGraphNode) and isinstance(second, ChildGraphNode):
+        return difference(first.graph, second.graph, path)
+    shapes = _shape(first), _shape(second)
+    for field, value in shapes[0].items():
+        if value != shapes[1][field]:
+            return f"node {format_path(path)} ({first.kind}) differs in {field}: {value} and {shapes[1][field]}"
+    return None
+
+
+def _shape(node: Node) -> dict[str, Any]:
+    """The fields of a node that must agree, without addresses and parameter bytes."""
+    match node:
+        case KernelNode():
+            shape = node.model_dump(exclude={"parameters"})
+            shape["parameter layout"] = [(parameter.offset, parameter.size) for parameter in node.parameters]
+            return shape
+        case MemcpyNode():
+            return node.model_dump(exclude={"source": {"address"}, "destination": {"address"}})
+        case MemsetNode():
+            return node.model_dump(exclude={"address"})
+        case _:
+            return node.model_dump()

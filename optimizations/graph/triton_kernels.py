@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from optimizations import torch_internals
-from optimizations.graph.ptx_rewriting import PtxKernel, read_kernel
+from optimizations.graph.ptx import PtxKernel, read_kernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,8 @@ from typing import Any, Protocol
 import torch
 
 from optimizations import torch_internals
-from optimizations.graph.displaced import storage_of
 from optimizations.graph.driver import CudaCallFailed
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges, storage_of
 from optimizations.graph.protocol import Check, Follow
 from optimizations.graph.records import MemoryRange
 

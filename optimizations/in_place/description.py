@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optimizations.graph.difference import format_path
-from optimizations.graph.displaced import size_bytes
+from optimizations.graph.memory import size_bytes
 from optimizations.graph.plan import Plan, PlannedNode
 from optimizations.graph.pointers import PointerUse, UseKind
-from optimizations.graph.records import WORD_BYTES, NodePath
+from optimizations.graph.records import WORD_BYTES, NodePath, format_path
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
 from optimizations.in_place.addresses import AddressTracker
 from optimizations.in_place.examination import Findings, ineligible_reason

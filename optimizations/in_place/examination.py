@@ -20,16 +20,14 @@ from typing import Any, Protocol
 
 import torch
 
-from optimizations.graph.displaced import buffer_bytes, displace, memory_of, size_bytes, storage_of
 from optimizations.graph.editing import EditableGraph
-from optimizations.graph.exclusions import limit, with_reasons
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges, memory_of, size_bytes, storage_of
 from optimizations.graph.named_uses import find_named_uses
-from optimizations.graph.plan import Available, Choice, Plan, PlannedNode, make_plan
+from optimizations.graph.plan import Available, Choice, Plan, PlannedNode, limit, make_plan, with_reasons
 from optimizations.graph.pointers import Analysis, InputVerdict, ReasonCode, UseKind, find_pointer_uses
 from optimizations.graph.pools import are_allocated, pool_memory
 from optimizations.graph.read import read_graph
-from optimizations.graph.recapture import Recaptured
+from optimizations.graph.recapture import Recaptured, buffer_bytes, displace
 from optimizations.graph.records import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
 from optimizations.in_place.budget import waiting_for_memory

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from optimizations import torch_internals
-from optimizations.graph.collectives import is_collective_kernel, is_collective_operator
+from optimizations.graph.plan import is_collective_kernel, is_collective_operator
 from optimizations.in_place.attention_seeds import find_seeds
 from optimizations.in_place.written_inputs import written_through_views
 from optimizations.selection import UNKNOWN_OPERATOR_KERNELS

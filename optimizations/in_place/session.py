@@ -37,10 +37,9 @@ import torch
 from optimizations import torch_internals
 from optimizations.concurrency.branches import Branches
 from optimizations.graph.applied import AppliedPlan
-from optimizations.graph.displaced import size_bytes
 from optimizations.graph.driver import CudaCallFailed, check
-from optimizations.graph.exclusions import with_reasons
-from optimizations.graph.plan import Choice, Plan, make_plan
+from optimizations.graph.memory import size_bytes
+from optimizations.graph.plan import Choice, Plan, make_plan, with_reasons
 from optimizations.graph.pointers import ReasonCode
 from optimizations.graph.pools import pool_memory
 from optimizations.graph.recapture import Recaptured

@@ -22,8 +22,7 @@ from typing import Any
 
 import torch
 
-from optimizations.graph.displaced import memory_of, overlaps, size_bytes
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges, memory_of, overlaps, size_bytes
 from optimizations.graph.plan import ALIGNMENT_BYTES, AUTO_HOST_NODES
 from optimizations.in_place.examination import ineligible_reason
 from optimizations.in_place.generated import GeneratedCode

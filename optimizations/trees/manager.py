@@ -145,7 +145,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self._together = Together()
         self._pool: Pool | None = None
         super().__init__(device_index, **keywords)  # makes a capture
-        torch.cuda.current_stream(device_index).wait_stream(self.stream)  # see `graph.capture_order`
+        torch.cuda.current_stream(device_index).wait_stream(self.stream)  # see `graph.pools`
         claim(self.cuda_graphs_thread_pool)
 
     def _function(self, function_id: Any) -> RecordableFunction:

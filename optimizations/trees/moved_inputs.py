@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges
 from optimizations.in_place import examination
 from optimizations.in_place.budget import waiting_for_memory
 from optimizations.trees.function import RecordableFunction

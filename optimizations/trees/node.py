@@ -31,12 +31,10 @@ import torch
 from optimizations import torch_internals
 from optimizations.concurrency.branches import Branches, Noted
 from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF, NotedCapture
-from optimizations.graph.capture_order import in_order
 from optimizations.graph.device import RecordingTools, device_tools
-from optimizations.graph.displaced import storage_of
 from optimizations.graph.driver import CudaCallFailed
-from optimizations.graph.memory_ranges import MemoryRanges
-from optimizations.graph.pools import pool_memory
+from optimizations.graph.memory import MemoryRanges, storage_of
+from optimizations.graph.pools import in_order, pool_memory
 from optimizations.graph.recapture import recapture, register_generators
 from optimizations.graph.triton_kernels import triton_kernels
 from optimizations.in_place.addresses import AddressTracker

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from optimizations.graph.displaced import size_bytes
+from optimizations.graph.memory import size_bytes
 from optimizations.trees.handed_out import choosing
 
 SEVERAL_HERE = "an output lies in memory that several inputs share, so it is not known with which of them it would move"

@@ -17,12 +17,12 @@ from optimizations import torch_internals
 from optimizations.byte_units import format_bytes
 from optimizations.graph.applied import AppliedPlan
 from optimizations.graph.device import RecordingTools, device_tools, unload_kernels
-from optimizations.graph.displaced import GRANULE_BYTES, buffer_bytes, displace, memory_of
 from optimizations.graph.editing import EditableGraph
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges, memory_of
 from optimizations.graph.plan import Choice, Plan, make_plan
 from optimizations.graph.pointers import find_pointer_uses
 from optimizations.graph.read import read_graph
+from optimizations.graph.recapture import GRANULE_BYTES, buffer_bytes, displace
 from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
 from suite.measure.gpu_state import gpu_reader

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from optimizations.graph.ptx_rewriting import read_kernel
+from optimizations.graph.ptx import read_kernel
 from optimizations.graph.triton_kernels import TritonKernel
 
 ELEMENTS = 128

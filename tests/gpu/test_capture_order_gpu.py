@@ -1,7 +1,7 @@
 """A program draws the same random numbers with graphs as without, also when the GPU runs late.
 
 PyTorch writes where the random numbers of graphs begin before each capture as well as before each replay, on streams of
-their own. See `optimizations.graph.capture_order`.
+their own. See `optimizations.graph.pools`.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ import optimizations
 from optimizations import torch_internals
 from optimizations.graph.device import TENSOR_MAP_CAPABILITY
 from optimizations.graph.pointers import find_pointer_uses
-from optimizations.graph.prelude_kernel import MINIMUM_DRIVER
+from optimizations.graph.prelude import MINIMUM_DRIVER
 from optimizations.graph.records import RecordedCaptures
 from optimizations.graph.tensor_map import driver_replace_address
 from optimizations.in_place.session import Session

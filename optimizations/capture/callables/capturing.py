@@ -44,8 +44,7 @@ from optimizations.capture.step.observing import Given, changed_itself
 from optimizations.capture.step.outputs import view_of
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared
-from optimizations.graph.displaced import overlaps
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges, overlaps
 from optimizations.lazy_view import is_lazy_view
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import depending_on

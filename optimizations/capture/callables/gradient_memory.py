@@ -38,7 +38,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations.capture.step.gradient_holders import NOWHERE, Holders, taken_by
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges
 from optimizations.lazy_view import is_lazy_view
 from optimizations.torch_internals.reference_counts import COUNTS
 from optimizations.torch_internals.tensor_words import TensorWords

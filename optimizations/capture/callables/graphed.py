@@ -36,7 +36,7 @@ from optimizations.capture.signature import replaced
 from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.outputs import view_like
 from optimizations.capture.step.written_memory import WrittenMemory, shared_with_written
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges
 from optimizations.torch_internals.autograd_graph import adds_to_gradient, held_by_others, leads_to_hooks
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)

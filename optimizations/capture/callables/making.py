@@ -30,7 +30,7 @@ from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import Observer, StepRefused
 from optimizations.capture.step.reach import reach
-from optimizations.graph.displaced import overlaps
+from optimizations.graph.memory import overlaps
 from optimizations.report.steps import Refusal
 
 

@@ -20,7 +20,7 @@ from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.observing import Given, kept_results, sets_attributes
 from optimizations.capture.step.operations import Operation
-from optimizations.graph.displaced import memory_of
+from optimizations.graph.memory import memory_of
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import next_number, recorded_of, without_hooks
 

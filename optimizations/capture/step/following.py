@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 
 from optimizations.capture.device import words_of
 from optimizations.capture.step.launches import Launches
-from optimizations.graph.exclusions import with_reasons
+from optimizations.graph.applied import APPLIERS
 from optimizations.graph.named_uses import find_named_uses
-from optimizations.graph.plan import Available, Choice, Plan, make_plan
+from optimizations.graph.plan import Available, Choice, Plan, make_plan, with_reasons
 from optimizations.graph.pointers import Analysis, ReasonCode
 from optimizations.graph.records import (
     Capture,
@@ -32,7 +32,6 @@ from optimizations.graph.records import (
     NodePath,
     Placeholder,
 )
-from optimizations.graph.registry import APPLIERS
 
 MOST_NODES = 4
 """An input that more kernels read is copied: each takes a call of the driver when it moved, and a copy takes one."""

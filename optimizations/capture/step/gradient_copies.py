@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from optimizations.capture.inputs import copy_all
-from optimizations.graph.displaced import size_bytes
+from optimizations.graph.memory import size_bytes
 from optimizations.lazy_view import is_lazy_view
 
 

@@ -15,7 +15,7 @@ import torch
 
 from optimizations.capture.step.known_tensors import KnownTensors
 from optimizations.capture.step.tensor_marks import look
-from optimizations.graph.displaced import size_bytes
+from optimizations.graph.memory import size_bytes
 
 
 class _Place:

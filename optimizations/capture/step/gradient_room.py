@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import torch
 
 from optimizations.capture.step.set_aside import rounded_up
-from optimizations.graph.displaced import size_bytes
+from optimizations.graph.memory import size_bytes
 
 SMALL = 1 << 20
 """Bytes. PyTorch's allocator has pieces of their own for what is not larger."""

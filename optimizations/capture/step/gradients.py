@@ -50,8 +50,7 @@ from optimizations.capture.step.gradient_copies import clones, copy_in, copy_ove
 from optimizations.capture.step.gradient_holders import Family, Holders, Left, plain, taken_by
 from optimizations.capture.step.gradient_places import GradientPlaces
 from optimizations.capture.step.tensor_marks import look
-from optimizations.graph.displaced import memory_of, size_bytes
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges, memory_of, size_bytes
 from optimizations.graph.records import MemoryRange
 from optimizations.torch_internals.argument_guard import same_gradients
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from optimizations.graph.displaced import size_bytes
+from optimizations.graph.memory import size_bytes
 
 MOST_BYTES = 2**20
 """Compared by their bytes, in sum."""

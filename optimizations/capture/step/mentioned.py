@@ -27,7 +27,7 @@ from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.observing import host_change
 from optimizations.capture.step.running_values import tensors_in_two_places
 from optimizations.graph.driver import CudaCallFailed
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.records import MemoryRange
 
 

@@ -21,7 +21,7 @@ from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step.observer import storage
-from optimizations.graph.displaced import data_of, is_expanded, size_bytes
+from optimizations.graph.memory import data_of, is_expanded, size_bytes
 from optimizations.lazy_view import is_lazy_view
 
 MOST_CARRIED_BYTES = 65536

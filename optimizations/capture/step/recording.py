@@ -55,8 +55,8 @@ from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared, shared_with_written
-from optimizations.graph.displaced import memory_of
 from optimizations.graph.driver import CudaCallFailed
+from optimizations.graph.memory import memory_of
 from optimizations.graph.plan import PlannedNode
 from optimizations.in_place.addresses import TrackedInput
 from optimizations.report.steps import RecordedStep, Refusal

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from optimizations.capture.step.observer import StepRefused, storage
-from optimizations.graph.displaced import memory_of, overlaps, size_bytes
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges, memory_of, overlaps, size_bytes
 from optimizations.report.steps import Refusal
 
 MOST_CLEAR = 256

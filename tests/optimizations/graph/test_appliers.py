@@ -14,7 +14,7 @@ from fake_tensor_map import make_tensor_map, replace_address
 from simulated_gpu.driver import Function, Node, SimulatedDriver, SimulatedGraph, SimulatedTools, floats, word
 
 from optimizations.compiled_cache import CompiledCache
-from optimizations.graph.applied import AppliedPlan
+from optimizations.graph.applied import APPLIERS, AppliedPlan
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.editing import EditableGraph, LaunchParameters
 from optimizations.graph.host import HostUpdates
@@ -22,7 +22,6 @@ from optimizations.graph.plan import Available, Choice, Plan, Slot, make_plan
 from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse, UseKind
 from optimizations.graph.read import read_graph
 from optimizations.graph.records import KernelNode
-from optimizations.graph.registry import APPLIERS
 from optimizations.graph.table import (
     CAPACITIES,
     WORDS_PER_NODE,

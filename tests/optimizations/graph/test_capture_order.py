@@ -9,7 +9,7 @@ import pytest
 import torch
 from simulated_gpu.runtime import FakeStream
 
-from optimizations.graph.capture_order import in_order
+from optimizations.graph.pools import in_order
 
 
 class Stream(FakeStream):

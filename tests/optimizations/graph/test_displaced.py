@@ -8,15 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizations.graph.displaced import (
-    GRANULE_BYTES,
-    buffer_bytes,
-    displace,
-    each_once,
-    memory_of,
-    overlaps,
-    size_bytes,
-)
+from optimizations.graph.memory import each_once, memory_of, overlaps, size_bytes
+from optimizations.graph.recapture import GRANULE_BYTES, buffer_bytes, displace
 from optimizations.graph.records import MemoryRange
 
 ranges = st.dictionaries(

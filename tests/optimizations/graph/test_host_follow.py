@@ -16,7 +16,7 @@ from optimizations import host_code
 from optimizations.graph import host
 from optimizations.graph.driver import CudaCallFailed, function_address
 from optimizations.graph.host import HostUpdates
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.protocol import AddressPlace
 from optimizations.graph.records import MemoryRange
 from optimizations.in_place.addresses import AddressTracker, TrackedInput

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from optimizations.graph.exclusions import limit, with_reasons
 from optimizations.graph.plan import (
     ALIGNMENT_BYTES,
     LIBRARY_ALIGNMENT_BYTES,
     TENSOR_MAP_ALIGNMENT_BYTES,
     Choice,
+    limit,
     make_plan,
+    with_reasons,
 )
 from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse, ReasonCode, UseKind
 from optimizations.graph.records import CapturedGraph, MemcpyEnd, MemcpyNode, Node

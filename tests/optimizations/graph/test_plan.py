@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_captures import Case, cases, examples, kernel, word
 
+from optimizations.graph.applied import APPLIERS
 from optimizations.graph.plan import (
     AUTO_HOST_NODES,
     AUTO_PTX_NODES,
@@ -19,14 +20,7 @@ from optimizations.graph.plan import (
     Plan,
     make_plan,
 )
-from optimizations.graph.pointers import (
-    Analysis,
-    InputVerdict,
-    PointerUse,
-    ReasonCode,
-    UseKind,
-    find_pointer_uses,
-)
+from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse, ReasonCode, UseKind, find_pointer_uses
 from optimizations.graph.prelude import PreludeNode
 from optimizations.graph.ptx import PtxNode
 from optimizations.graph.records import (
@@ -44,7 +38,6 @@ from optimizations.graph.records import (
     Provenance,
     RecordedCaptures,
 )
-from optimizations.graph.registry import APPLIERS
 
 EVERYTHING = Available(off={}, ptx={}, appliers=APPLIERS)
 

@@ -11,14 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from synthetic_captures import Case, cases, examples, kernel, word
 
-from optimizations.graph.pointers import (
-    Analysis,
-    PointerUse,
-    ReasonCode,
-    UnexplainedWord,
-    UseKind,
-    find_pointer_uses,
-)
+from optimizations.graph.pointers import Analysis, PointerUse, ReasonCode, UnexplainedWord, UseKind, find_pointer_uses
 from optimizations.graph.records import (
     Capture,
     CapturedGraph,

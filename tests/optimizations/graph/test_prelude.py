@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from nvidia_tools import disassemble, entry_points
 
 from optimizations.compiled_cache import CompiledCache
-from optimizations.graph import prelude_kernel as prelude
+from optimizations.graph import prelude as prelude
 from optimizations.graph.plan import Slot
-from optimizations.graph.prelude_kernel import (
+from optimizations.graph.prelude import (
     KERNEL_NAME,
     ParameterUpdate,
     PreludeUnavailable,

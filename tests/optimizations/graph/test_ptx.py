@@ -21,13 +21,15 @@ from nvidia_tools import opcodes
 from triton_corpus import CorpusKernel, compile_ptx, corpus
 
 from optimizations.compiled_cache import CompiledCache
-from optimizations.graph.ptx_rewriting import PtxError, dereference, read_kernel
-from optimizations.graph.ptxas import (
+from optimizations.graph.ptx import (
     PtxasFailed,
     PtxasMissing,
+    PtxError,
     Resources,
     assemble,
+    dereference,
     find_ptxas,
+    read_kernel,
     read_resources,
 )
 

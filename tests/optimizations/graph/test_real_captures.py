@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from fake_tensor_map import make_tensor_map, replace_address
 
-from optimizations.graph.exclusions import limit
+from optimizations.graph.applied import APPLIERS
 from optimizations.graph.plan import (
     ALIGNMENT_BYTES,
     AUTO_HOST_NODES,
@@ -26,6 +26,7 @@ from optimizations.graph.plan import (
     Available,
     Choice,
     Plan,
+    limit,
     make_plan,
 )
 from optimizations.graph.pointers import Analysis, ReasonCode, UseKind, find_pointer_uses
@@ -40,7 +41,6 @@ from optimizations.graph.records import (
     NodePath,
     RecordedCaptures,
 )
-from optimizations.graph.registry import APPLIERS
 from tests.optimizations.graph.test_plan import replay
 
 FOLDER = Path(__file__).parents[2] / "data" / "captures"

@@ -19,14 +19,14 @@ from triton_corpus import compile_ptx, corpus
 from optimizations import torch_internals
 from optimizations.compiled_cache import CompiledCache
 from optimizations.graph import device as tools_module
-from optimizations.graph import prelude_kernel as prelude
+from optimizations.graph import prelude as prelude
 from optimizations.graph import table
 from optimizations.graph.device import DeviceTools, RecordingTools, device_tools, unload_kernels
 from optimizations.graph.driver import CudaCallFailed
-from optimizations.graph.modules import DEFAULT_SHARED_BYTES, LoadedModules
+from optimizations.graph.own_kernels import DEFAULT_SHARED_BYTES, LoadedModules
 from optimizations.graph.plan import Choice, PlannedNode
 from optimizations.graph.pointers import PointerUse
-from optimizations.graph.ptx_rewriting import read_kernel
+from optimizations.graph.ptx import read_kernel
 from optimizations.graph.records import CapturedGraph, KernelNode
 from optimizations.graph.triton_kernels import KernelFile, Refusals, read_folder, triton_kernels
 

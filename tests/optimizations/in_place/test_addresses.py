@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_gpu.work import aligned
 
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.records import MemoryRange
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
 

@@ -11,7 +11,7 @@ from simulated_gpu.trees import COUNT, Compiled, Model, check, nodes, values
 from simulated_gpu.work import aligned
 
 from optimizations.concurrency.branches import BRANCHES, CHAIN
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.records import MemoryRange
 from optimizations.in_place import without_placeholder as chooser
 from optimizations.in_place.budget import spent_at_once

@@ -20,8 +20,7 @@ from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, check, nodes, val
 from simulated_gpu.work import aligned
 
 from optimizations import torch_internals
-from optimizations.graph.exclusions import with_reasons
-from optimizations.graph.plan import Choice
+from optimizations.graph.plan import Choice, with_reasons
 from optimizations.graph.pointers import ReasonCode
 from optimizations.in_place import budget, examination, patched_inputs, session
 from optimizations.in_place.generated import GeneratedCode

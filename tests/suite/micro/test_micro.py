@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from optimizations.graph.applied import APPLIERS
 from optimizations.graph.plan import Available, Choice, make_plan
 from optimizations.graph.pointers import PointerUse
-from optimizations.graph.ptx_rewriting import dereference, read_kernel
+from optimizations.graph.ptx import dereference, read_kernel
 from optimizations.graph.records import CapturedGraph
-from optimizations.graph.registry import APPLIERS
 from suite.cli import micro as cli_micro
 from suite.cli.main import app, main
 from suite.measure import environment

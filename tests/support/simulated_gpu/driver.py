@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from cuda.bindings import driver as real
 
+from optimizations.graph.applied import APPLIERS
 from optimizations.graph.plan import Available, PlannedNode
-from optimizations.graph.prelude_kernel import KERNEL_NAME
+from optimizations.graph.prelude import KERNEL_NAME
 from optimizations.graph.records import CapturedGraph, KernelNode
-from optimizations.graph.registry import APPLIERS
 from optimizations.graph.table import CAPACITIES
 from optimizations.graph.table import KERNEL_NAME as TABLE_KERNEL
 

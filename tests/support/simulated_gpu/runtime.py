@@ -19,7 +19,7 @@ import torch
 from cuda.bindings import driver as real
 
 from optimizations import torch_internals
-from optimizations.graph.displaced import size_bytes
+from optimizations.graph.memory import size_bytes
 from optimizations.in_place import budget, description, examination, session, without_placeholder
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import containers, streams
@@ -45,7 +45,7 @@ class FakeStream:
 
 
 class CurrentStream(FakeStream):
-    """Waits for what captures enqueued on theirs: see `optimizations.graph.capture_order`."""
+    """Waits for what captures enqueued on theirs: see `optimizations.graph.pools`."""
 
     def __init__(self, cuda: CudaOnCpu) -> None:
         super().__init__()

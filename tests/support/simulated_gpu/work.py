@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from cuda.bindings import driver as real
 
-from optimizations.graph.displaced import size_bytes
+from optimizations.graph.memory import size_bytes
 from optimizations.graph.read import read_graph
 from optimizations.graph.recapture import Recaptured
 from optimizations.graph.records import MemoryRange

@@ -24,8 +24,7 @@ from optimizations.capture.callables.gradient_memory import (
 from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
 from optimizations.capture.step import graphed_step
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.graph.displaced import storage_of
-from optimizations.graph.memory_ranges import MemoryRanges
+from optimizations.graph.memory import MemoryRanges, storage_of
 from optimizations.weak_registry import WeakRegistry
 from tests.optimizations.capture.callables.test_differentiation import batches, gradients, same
 

@@ -22,7 +22,7 @@ from optimizations.capture.step import outputs
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import storage
 from optimizations.capture.step.outputs import Outputs
-from optimizations.graph.displaced import overlaps
+from optimizations.graph.memory import overlaps
 
 __all__ = ["copied", "settings"]
 pytestmark = pytest.mark.usefixtures("settings")
