@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from optimizations import host_code
-from optimizations.graph.copy_parameters import DESTINATION, SOURCE, place_of
-from optimizations.graph.driver import SET_COPY, CudaCallFailed, check, function_address
+from optimizations.graph.driver import CudaCallFailed, check
 from optimizations.graph.read import node_handles
 
 MOST_CARRIED = 16
@@ -43,19 +41,8 @@ class CopyNode:
         self._executable, self._handle = executable, handle
         self._copy = check(driver.cuGraphMemcpyNodeGetParams, handle)
         self._context = context
-        function = function_address(driver, SET_COPY)
-        self.read_from = self._leader(SOURCE, function)
-        self.write_to = self._leader(DESTINATION, function)
-
-    def _leader(self, end: str, function: int | None) -> Callable[[int], None]:
-        """What sets an end of the copy. Compiled code calls the driver in a third of the time of its bindings."""
-        host, place = host_code.looks(), place_of(self._copy, end)
-        if host is None or function is None or place is None:
-            return functools.partial(self._lead, end)
-        held = self._graph, self._copy
-        node = int(self._executable), int(self._handle), int(self._copy.getPtr()), int(self._context)
-        made: Callable[[int], None] = host.Lead(held, NotCarried, function, *node, place)
-        return made
+        self.read_from = functools.partial(self._lead, "srcDevice")
+        self.write_to = functools.partial(self._lead, "dstDevice")
 
     def _lead(self, end: str, address: int) -> None:
         setattr(self._copy, end, address)

@@ -17,7 +17,6 @@ from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode, NotCarried
 from optimizations.capture.fused_copies import FusedCopy, fused_copies
 from optimizations.capture.held_alone import held_by_nobody_else
 from optimizations.graph.driver import CudaCallFailed
-from optimizations.graph.host import HostUpdates
 from optimizations.graph.memory import MemoryRanges, each_once, memory_of, overlaps, size_bytes
 from optimizations.graph.records import MemoryRange
 from optimizations.in_place.addresses import AddressTracker, Pointers, TrackedInput
@@ -136,8 +135,7 @@ class CopiedInputs:
         tracked = [*inputs, *(one for copy in fused for one in copy.tracked())]
         # The kernels write these while others may read: an input that lies there is copied before the launch.
         written = [*owned, *(memory_of(self.recording_inputs[index]) for index in self._fused)]
-        compile = pointers.compiled if isinstance(pointers, HostUpdates) else None
-        self._tracker = AddressTracker(tracked, recorded, pointers, MemoryRanges(written), self._fill, compile=compile)
+        self._tracker = AddressTracker(tracked, recorded, pointers, MemoryRanges(written), self._fill)
         self._count_copies()
 
     def free(self) -> None:

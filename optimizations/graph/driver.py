@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -42,28 +40,6 @@ def check(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
     if len(result) == 1:  # the most frequent case comes first: replay sets nodes
         return None
     return result[1] if len(result) == 2 else tuple(result[1:])
-
-
-SET_KERNEL = "cuGraphExecKernelNodeSetParams"
-SET_COPY = "cuGraphExecMemcpyNodeSetParams"
-
-
-def function_address(driver: Any, name: str) -> int | None:
-    """Where compiled code finds a function of the driver's; None where the driver is missing or does not have it.
-
-    Args:
-        driver: what stands for `cuda.bindings.driver`. Anything else than that has functions of its own: None, too.
-        name: as the library has it, which may end with a version (`_v2`).
-    """
-    return _address(name) if getattr(driver, "__name__", "") == "cuda.bindings.driver" else None
-
-
-@functools.cache
-def _address(name: str) -> int | None:
-    try:
-        return ctypes.cast(ctypes.CDLL("libcuda.so.1")[name], ctypes.c_void_p).value
-    except (OSError, AttributeError):
-        return None
 
 
 def own_stream(device: int) -> torch.cuda.Stream:

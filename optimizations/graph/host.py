@@ -13,13 +13,11 @@ all that is left to do.
 
 from __future__ import annotations
 
-import ctypes
-import struct
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optimizations.graph.driver import SET_KERNEL, check, function_address
+from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph, LaunchParameters
 from optimizations.graph.plan import Available, Choice, PlannedNode, Slots
 from optimizations.graph.pointers import PointerUse, UseKind
@@ -29,8 +27,6 @@ from optimizations.graph.protocol import (
     ApplierGpu,
     ApplierTools,
     Attached,
-    Check,
-    Follow,
     NodeUpdate,
 )
 from optimizations.graph.records import WORD_BYTES, KernelNode, MemcpyNode, Node
@@ -90,36 +86,6 @@ class HostUpdates:
     def settle(self) -> None:
         """Nothing: a node reads what it was set to last."""
 
-    def compiled(self, checks: Sequence[Check], borders: Sequence[int]) -> Follow | None:
-        """Return the same for these inputs as compiled code, for `graph_step`; None where it cannot do that.
-
-        `borders`: where memory that the graph writes begins and ends, in turn, ascending.
-        """
-        from optimizations import host_code  # `torch.compile` runs none
-
-        if (host := host_code.looks()) is None:
-            return None
-        updates: dict[_KernelUpdate, int] = {}
-        inputs, cells = b"", b""
-        for index, below_alignment, _, size in checks:
-            first = len(cells) // CELL.size
-            for cell, delta, _, update in self._places.get(index, ()):
-                if not isinstance(update, _KernelUpdate) or update.function is None:
-                    return None
-                if not isinstance(cell, ctypes.c_uint64):
-                    return None
-                place = updates.setdefault(update, len(updates))
-                cells += CELL.pack(ctypes.addressof(cell), delta, place)
-            inputs += INPUT.pack(index, first, len(cells) // CELL.size, below_alignment, size)
-        raw = b"".join([UPDATE.pack(*update.raw()) for update in updates])
-        ends = struct.pack(f"<{len(borders)}Q", *borders)
-        made: Follow = host.Follower(self, int(self._executable), inputs, cells, raw, ends)
-        return made
-
-
-INPUT, CELL, UPDATE = struct.Struct("<qqqQQ"), struct.Struct("<Qqq"), struct.Struct("<QQQQ")
-"""As `host_code/follower.c` reads them."""
-
 
 def _node_update(target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> NodeUpdate:
     """The update of a node of `target`."""
@@ -133,12 +99,9 @@ def _node_update(target: EditableGraph, node: PlannedNode, replace_address: Repl
 
 
 class _KernelUpdate:
-    """`function`: where compiled code finds what sets it; None for code that cannot."""
-
     def __init__(self, target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> None:
         record = target.kernel(node.node)
         self._call = target.driver.cuGraphExecKernelNodeSetParams
-        self.function = function_address(target.driver, f"{SET_KERNEL}_v2")
         self._handle = target.handle(node.node)
         self._parameters = LaunchParameters([parameter.data for parameter in record.parameters])
         self._launch = check(target.driver.cuGraphKernelNodeGetParams, self._handle)
@@ -157,10 +120,6 @@ class _KernelUpdate:
 
     def set(self, executable: Any) -> None:
         check(self._call, executable, self._handle, self._launch)
-
-    def raw(self) -> tuple[int, int, int, int]:
-        """The driver's function, the node, where the parameters of its launch are, and no context."""
-        return self.function or 0, int(self._handle), int(self._launch.getPtr()), 0
 
 
 class _Field:

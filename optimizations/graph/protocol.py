@@ -23,14 +23,6 @@ BuildKernel = Callable[[str, CompiledCache], bytes]
 """Gives the cubin of one of Encore's own kernels for a target (`sm_90`), from the cache or compiled."""
 
 
-Check = tuple[int, int, int | None, int]
-"""Of an input that is followed: its index, the bits its address must not have, its placeholder, its size in bytes."""
-
-Follow = Callable[[list[int], "list[int | None]"], int]
-"""Brings a graph to these addresses by input, of which the second are set. Gives the bytes that it sets; -1, and
-nothing was done, where one cannot be read there. It raises a `RuntimeError` with the driver's code."""
-
-
 class ApplierGpu(Protocol):
     """What an applier looks at to say whether it can be used at all. `device.DeviceTools` has it."""
 

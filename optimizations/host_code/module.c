@@ -1,17 +1,15 @@
 /* Looks at what a replay depends on, without Python: `optimizations.host_code` says when and by whom this is compiled.
 
-   All but four of these types compare. Which words of memory, and what they mean, is the business of whoever makes
+   All but two of these types compare. Which words of memory, and what they mean, is the business of whoever makes
    these objects; they hold the objects whose memory they read. Nothing gives Python's lock away, and little is
-   allocated: the lists that `Looks`, `Nest` and `Bound` return, and numbers. `Follower` and `Lead` call the
-   driver, `Versions` counts up, and `Bound` puts values into dicts. */
+   allocated: the lists that `Looks`, `Nest` and `Bound` return, and numbers. `Versions` counts up,
+   and `Bound` puts values into dicts. */
 
 #include "common.h"
 #include "writes.c"
 
 #include "bound.c"
 #include "entries.c"
-#include "lead.c"
-#include "follower.c"
 #include "looks.c"
 #include "nest.c"
 #include "settings.c"
@@ -37,8 +35,6 @@ TYPE(entries_type, "Entries", Entries, entries_new, entries_clear, entries_trave
 TYPE(looks_type, "Looks", Looks, looks_new, looks_clear, holder_traverse, looks_free);
 TYPE(settings_type, "Settings", Holder, settings_new, nothing_to_clear, holder_traverse, holder_free);
 TYPE(nest_type, "Nest", Holder, nest_new, nothing_to_clear, holder_traverse, holder_free);
-TYPE(follower_type, "Follower", Follower, follower_new, nothing_to_clear, holder_traverse, follower_free);
-TYPE(lead_type, "Lead", Lead, lead_new, nothing_to_clear, holder_traverse, lead_free);
 TYPE(versions_type, "Versions", Versions, versions_new, nothing_to_clear, holder_traverse, holder_free);
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "encore_looks", .m_size = -1};
@@ -46,8 +42,8 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = "encore
 PyMODINIT_FUNC PyInit_encore_looks(void) {
     PyObject *module = PyModule_Create(&definition);
     if (!module) return NULL;
-    PyTypeObject *types[] = {&words_type, &entries_type, &looks_type, &settings_type, &nest_type, &follower_type,
-                             &lead_type, &versions_type, &bound_type};
+    PyTypeObject *types[] = {&words_type, &entries_type, &looks_type, &settings_type, &nest_type, &versions_type,
+                             &bound_type};
     for (size_t index = 0; index < sizeof types / sizeof *types; index++) {
         if (PyModule_AddType(module, types[index]) < 0) {
             Py_DECREF(module);

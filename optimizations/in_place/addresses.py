@@ -38,10 +38,11 @@ from typing import Any, Protocol
 import torch
 
 from optimizations import torch_internals
-from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import MemoryRanges, storage_of
-from optimizations.graph.protocol import Check, Follow
 from optimizations.graph.records import MemoryRange
+
+Check = tuple[int, int, int | None, int]
+"""Of an input: its index, the bits its address must not have, its placeholder, its size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,6 @@ class AddressTracker:
         fill: copies inputs, by their indices, into their placeholders; gives the addresses of those that lie elsewhere
             by now.
         written: inputs at fixed addresses that the graph writes, each with the memory that it is a view of.
-        compile: makes compiled code of the checks and `pointers`, for inputs that all have placeholders.
 
     Attributes:
         indices: the inputs that are read in place, ascending.
@@ -106,7 +106,6 @@ class AddressTracker:
         owned: MemoryRanges,
         fill: Callable[[Mapping[int, torch.Tensor]], Mapping[int, int] | None],
         written: Mapping[int, MemoryRange] | None = None,
-        compile: Callable[[Sequence[Check], Sequence[int]], Follow | None] | None = None,
     ) -> None:
         inputs = sorted(inputs, key=lambda one: one.index)
         self._checks = [(one.index, one.alignment_bytes - 1, one.placeholder, one.size_bytes) for one in inputs]
@@ -129,8 +128,6 @@ class AddressTracker:
         self.moves = 0
         self.pointer_bytes = 0
         self.placeholder_bytes = 0
-        plain = compile is not None and not self.fixed and not self._written
-        self._compiled = compile(self._checks, owned.borders) if plain and compile is not None else None
 
     def refuses(self, inputs: Sequence[Any]) -> bool:
         """Return whether an input at a fixed address has moved to where it cannot be read in place."""
@@ -203,21 +200,7 @@ class AddressTracker:
         """The same for inputs that lie at these addresses, each by its index, of a graph that writes none of them.
 
         False where one cannot be read there: then nothing was done.
-
-        Raises:
-            CudaCallFailed: the driver does not take an address.
         """
-        if self._compiled is not None and self._checks is self._all_checks:
-            try:
-                written = self._compiled(addresses, self.addresses)
-            except RuntimeError as error:
-                name, code = error.args
-                raise CudaCallFailed(name, code, "an error") from error
-            if written > 0:
-                self.pointer_bytes += written
-                self.pending, self._launched = True, False
-                self.moves += 1
-            return written >= 0
         now, borders = self.addresses, self._overwritten.borders
         moved: dict[int, int] = {}
         for index, below_alignment, _, size in self._checks:

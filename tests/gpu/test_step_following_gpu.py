@@ -12,7 +12,6 @@ from cuda.bindings import driver
 from torch import nn
 
 import optimizations
-from optimizations import host_code
 from tests.gpu.test_first_runs_gpu import doubled
 
 pytestmark = pytest.mark.gpu
@@ -153,10 +152,7 @@ def many_small(index: int, device: str) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["set by compiled code", "set by Python"])
-def test_a_batch_of_small_tensors_is_copied_by_a_kernel_for_each_type(
-    compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_of_small_tensors_is_copied_by_a_kernel_for_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which PyTorch launches as its headers say, and whose argument the driver takes changed."""
     sets = 0
     stock = driver.cuGraphExecKernelNodeSetParams
@@ -167,9 +163,7 @@ def test_a_batch_of_small_tensors_is_copied_by_a_kernel_for_each_type(
         sets += 1
         return stock(*arguments)
 
-    if not compiled:
-        monkeypatch.setattr(driver, "cuGraphExecKernelNodeSetParams", counted)
-        monkeypatch.setattr(host_code, "looks", lambda: None)
+    monkeypatch.setattr(driver, "cuGraphExecKernelNodeSetParams", counted)
     batches = [many_small(index, "cuda") for index in range(16)]
     assert all(len({one.data_ptr() for one in places}) == 16 for places in zip(*batches, strict=True))
     eager, step = of_many_tensors("cuda"), optimizations.graph_step(of_many_tensors("cuda"))
@@ -184,8 +178,7 @@ def test_a_batch_of_small_tensors_is_copied_by_a_kernel_for_each_type(
     assert recording.replays >= 16 - 5
     moved = recording.replays - 1  # the first launch finds its batch where it was captured
     assert recording.pointer_bytes == 6 * 8 * moved
-    if not compiled:
-        assert sets == 2 * moved
+    assert sets == 2 * moved
     step.close()
 
 

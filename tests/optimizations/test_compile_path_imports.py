@@ -10,7 +10,6 @@ READ_AT_OFFSETS = frozenset(
         "argument_guard",
         "argument_words",
         "compiled_entries",
-        "copy_parameters",
         "dict_guard",
         "entry_words",
         "host_code",

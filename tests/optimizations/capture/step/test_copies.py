@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +14,8 @@ from graphs_on_cpu import CpuCopy, CpuDevice, copied, settings
 from simulated_gpu.driver import Node, SimulatedDriver
 from step_parts import KeepsMasks, batches, network, training_step
 
-from optimizations.capture import copy_nodes
 from optimizations.capture.callables.graph_callables import graph_callables
-from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode, NotCarried, find_copies
+from optimizations.capture.copy_nodes import MOST_CARRIED, NotCarried, find_copies
 from optimizations.capture.step import outputs
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import storage
@@ -297,35 +295,9 @@ def ends(source: torch.Tensor, target: torch.Tensor, **more: int) -> dict[str, i
     return {"source": source.data_ptr(), "destination": target.data_ptr(), "bytes": source.nbytes, **more}
 
 
-@pytest.fixture(params=["partial", "Lead"])
-def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedDriver]:
-    """Whose copies are led through the bindings, or by compiled code that has a function to call."""
-    made = SimulatedDriver()
-    function: Any = None
-    if request.param == "Lead":
-        request.getfixturevalue("compiled_looks")
-
-        def set_copy(executable: int, node: int, parameters: int, context: int) -> int:
-            if "cuGraphExecMemcpyNodeSetParams" in made.failing:
-                return 1
-            copy = real.CUDA_MEMCPY3D()
-            ctypes.memmove(int(copy.getPtr()), parameters, 200)
-            (code,) = made.cuGraphExecMemcpyNodeSetParams(executable, node, copy, context)
-            return int(code)
-
-        function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(set_copy)
-    address = None if function is None else ctypes.cast(function, ctypes.c_void_p).value
-    monkeypatch.setattr(copy_nodes, "function_address", lambda driver, name: address)
-    found: list[CopyNode] = []
-    first = CopyNode.__init__
-
-    def noted(self: CopyNode, *given: Any) -> None:
-        first(self, *given)
-        found.append(self)
-
-    monkeypatch.setattr(CopyNode, "__init__", noted)
-    yield made
-    assert {type(one).__name__ for node in found for one in (node.read_from, node.write_to)} == {request.param}
+@pytest.fixture
+def driver() -> SimulatedDriver:
+    return SimulatedDriver()
 
 
 def test_a_copy_reads_and_writes_where_it_was_led_from_the_next_launch_on(driver: SimulatedDriver) -> None:
