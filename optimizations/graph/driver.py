@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 
 class CudaCallFailed(RuntimeError):
     """A call failed. `call` is its name, `code` the number it returned, `result` the library's name for that.
@@ -40,17 +38,3 @@ def check(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
     if len(result) == 1:  # the most frequent case comes first: replay sets nodes
         return None
     return result[1] if len(result) == 2 else tuple(result[1:])
-
-
-def own_stream(device: int) -> torch.cuda.Stream:
-    """A new stream of the device. It lasts as long as the process.
-
-    Raises:
-        CudaCallFailed: there is none.
-    """
-    from cuda.bindings import driver
-
-    with torch.cuda.device(device):
-        torch.cuda.current_stream().query()  # the driver needs a current context
-        made = check(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
-        return torch.cuda.ExternalStream(int(made), device=device)

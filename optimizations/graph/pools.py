@@ -1,4 +1,4 @@
-"""Memory pools of Encore's own, as captures use them.
+"""Memory pools and streams of Encore's own, as captures use them.
 
 Note [Why not torch.cuda.MemPool]. Its destructor gives memory back to the device, and PyTorch refuses that with an
 exception while any thread captures a graph. An exception in a destructor ends the process. A failed capture counts as
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.graph.driver import check
 from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.records import MemoryRange
 from optimizations.torch_internals.capturing import is_capturing
@@ -201,3 +202,17 @@ def joined(segments: Iterable[tuple[int, int]]) -> tuple[MemoryRange, ...]:
         else:
             ranges.append([address, size])
     return tuple(MemoryRange(address=address, size_bytes=size) for address, size in ranges)
+
+
+def own_stream(device: int) -> torch.cuda.Stream:
+    """A new stream of the device. It lasts as long as the process.
+
+    Raises:
+        CudaCallFailed: there is none.
+    """
+    from cuda.bindings import driver
+
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().query()  # the driver needs a current context
+        made = check(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
+        return torch.cuda.ExternalStream(int(made), device=device)
