@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from optimizations.concurrency.edges import EdgesRefused, GraphEdges
-from optimizations.concurrency.launch_log import Logged, with_hidden_memory, with_moving_inputs
+from optimizations.concurrency.hidden_memory import with_hidden_memory, with_moving_inputs
+from optimizations.concurrency.launch_log import Logged
 from optimizations.concurrency.order import LaunchOrder, Span, order_launches
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.records import (
@@ -139,6 +140,9 @@ class Branches:
         if sum(one.count for one in launches) != len(captured.nodes):
             self._finish(CHAIN, "not all nodes of the graph were noted when it was captured")
             return
+        if not _is_chain(captured):
+            self._finish(CHAIN, "it was captured from several streams")
+            return
         self._order = order_launches(launches)
         self._ordered = _ordered(self._order, captured, noted.source_of)
         if self._order.branches < 2:
@@ -251,6 +255,15 @@ class Branches:
             self._times = dict(self._race.median_us)
         self._decision, self._reason = decision, reason
         self._race = self._edges = self._noted = None
+
+
+def _is_chain(captured: CapturedGraph) -> bool:
+    """Return whether each node waits for the one before it.
+
+    What runs on several streams may be ordered by events that no memory tells.
+    """
+    edges = {(edge.source, edge.target) for edge in captured.edges}
+    return all((index, index + 1) in edges for index in range(len(captured.nodes) - 1))
 
 
 def _ordered(

@@ -8,30 +8,10 @@ Note [Extents]. Memory that the function allocated is touched where the tensor t
 buffer whole, or a part of it as a tensor of that part. A tensor that the function was given may be a view, and a kernel
 may read more of its storage than the view covers. So of such a tensor the whole storage counts.
 
-Note [Memory that no argument names]. An operator may allocate a workspace and free it again, so that a later tensor
-lies there. Kernels get its address as a parameter. So when the graph is there, the words of each operator's nodes are
-searched for addresses in the graph's pool that none of its tensors holds (`with_hidden_memory`). Such a word stands for
-the block in which it lies, where that block was never freed: a workspace of cuBLAS. Else it stands for what lies around
-it, as far as no tensor held it at that time, and not farther than the operator allocated. An address in an input that
-the operator was not given stands for the whole input.
-
-Note [Addresses that are no words]. A kernel may get addresses otherwise: in a tensor map whose encoding is not known,
-or from a table in the GPU's memory. Then the search finds nothing. So an operator is a barrier if one of its kernels
-has no known address among its parameters, or none of them has that of a result.
-
 Note [Memory that is kept]. The next operator of the same kind gets the same workspace, and would wait for the first. A
 tensor that is freed makes room for one that has nothing to do with it. So what was freed last, and as much as an
 operator allocated for itself, is kept from being used again, within a limit. Large tensors are not kept: a few would
 take the whole limit, and the reuse that remains makes longer chains than no limit at all.
-
-Note [Inputs that move]. An input that is not at a fixed address may be read in place, and lie elsewhere in each call.
-Two inputs that lay apart when the graph was captured may then share memory. Only a launch that writes an input can make
-that a conflict. So a launch that writes an input at a fixed address conflicts with each launch that is given a moving
-one, and a launch that writes a moving one conflicts with each launch that is given any input (`with_moving_inputs`).
-
-Note [Memory of live tensors]. What lies around an address is known by the tensors that launches were given or made. A
-tensor that the function has allocated and not used yet is not known, so the memory taken for the workspace can only be
-too large.
 """
 
 from __future__ import annotations
@@ -39,9 +19,8 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -50,16 +29,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.concurrency.order import Launch, Span
 from optimizations.graph.memory import memory_of, storage_of
-from optimizations.graph.named_uses import STEP_BYTES
-from optimizations.graph.records import (
-    WORD_BYTES,
-    CapturedGraph,
-    KernelNode,
-    MemcpyNode,
-    MemoryRange,
-    MemsetNode,
-    Node,
-)
+from optimizations.graph.records import MemoryRange
 from optimizations.one_line import one_line
 
 LEAST_KEPT = 8
@@ -99,13 +69,14 @@ class LaunchLog:
 
     Args:
         count: returns how many nodes the captured graph has by now.
-        given: the function's inputs. Note [Extents].
-        moving: those of them that are not at a fixed address. Note [Inputs that move].
+        given: the function's inputs. Note [Extents]. None: any tensor may be one.
+        moving: those of them that are not at a fixed address. Note [Inputs that move] in `hidden_memory`.
         keep_bytes: of the memory that is freed during the capture, so many bytes are not used again. Note [Memory that
             is kept].
         allocated_bytes: returns how much was ever allocated on the device; None where that is not known.
         line: returns the line of the generated code that runs now; None where none does.
         device_type: of the device whose memory counts.
+        in_autograd: whether the threads of autograd are noted, too.
 
     Attributes:
         logged: the launches so far.
@@ -117,12 +88,13 @@ class LaunchLog:
     def __init__(
         self,
         count: Callable[[], int],
-        given: Sequence[torch.Tensor] = (),
+        given: Sequence[torch.Tensor] | None = (),
         moving: Iterable[torch.Tensor] = (),
         keep_bytes: int = 0,
         allocated_bytes: Callable[[], int] | None = None,
         line: Callable[[], int | None] = lambda: None,
         device_type: str = "cuda",
+        in_autograd: bool = False,
     ) -> None:
         self._count_nodes = count
         self._allocated_bytes = allocated_bytes or (lambda: 0)
@@ -132,7 +104,9 @@ class LaunchLog:
         self._thread: int | None = None
         self._last = 0
         self._depth = 0
-        self._given = {one.untyped_storage()._cdata: _weak(one) for one in given}
+        self._in_autograd = in_autograd
+        self._all_given = given is None
+        self._given = {one.untyped_storage()._cdata: _weak(one) for one in given or ()}
         self._moving = {one.untyped_storage()._cdata for one in moving}
         self._live: dict[int, tuple[Any, Span]] = {}
         self._keep_bytes = keep_bytes
@@ -140,32 +114,37 @@ class LaunchLog:
         self._kept_now = 0
         self.kept_bytes = 0
         self.failure: str | None = None
-        self.inputs = tuple(_extent_of_storage(one) for one in given)
+        self.inputs = tuple(_extent_of_storage(one) for one in given or ())
         self.logged: list[Logged] = []
 
     @contextlib.contextmanager
-    def noting(self, kernels: dict[str, Any]) -> Iterator[None]:
+    def noting(self, *modules: dict[str, Any], operators: bool = True) -> Iterator[None]:
         """Note what runs in the block.
 
         Args:
-            kernels: the globals of the generated module. While the block runs, its Triton kernels stand there as
-                objects that note each launch and call the kernel.
+            modules: the globals of generated modules. While the block runs, their Triton kernels stand there as objects
+                that note each launch and call the kernel.
+            operators: whether PyTorch's operators are noted. If not, the caller's dispatch mode calls `operator`.
         """
-        replaced = {
-            name: _NotingKernel(value, self)
-            for name, value in kernels.items()
-            if isinstance(value, torch_internals.CachingAutotuner)
-        }
-        originals = {name: kernels[name] for name in replaced}
-        kernels.update(replaced)
+        replaced = [
+            {
+                name: (value, _NotingKernel(value, self))
+                for name, value in module.items()
+                if isinstance(value, torch_internals.CachingAutotuner)
+            }
+            for module in modules
+        ]
+        for module, kernels in zip(modules, replaced, strict=True):
+            module.update({name: noting for name, (_, noting) in kernels.items()})
         self._thread = threading.get_ident()
         self._others("before the function")
         try:
-            with _operators(self):
+            with _operators(self) if operators else contextlib.nullcontext():
                 yield
             self._others("at the end")
         finally:
-            kernels.update(originals)
+            for module, kernels in zip(modules, replaced, strict=True):
+                module.update({name: kernel for name, (kernel, _) in kernels.items()})
             self._thread = None
             self._kept.clear()
             self._kept_now = 0
@@ -184,7 +163,19 @@ class LaunchLog:
 
     def is_noted(self) -> bool:
         """Return whether a call is to be noted: it comes from the capture's thread and is not part of another."""
-        return not self._depth and threading.get_ident() == self._thread
+        if self._depth or self._thread is None:
+            return False
+        in_autograd = self._in_autograd and torch_internals.current_autograd_node() is not None
+        return threading.get_ident() == self._thread or in_autograd
+
+    def operator(
+        self, func: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], call: Callable[[], Any]
+    ) -> Any:
+        """Run `call`, which is an operator on these arguments, and note it."""
+        if not self.is_noted():
+            return call()
+        reads, writes, barrier = operator_memory(func, arguments, keywords)
+        return self.note(str(func), call, reads, writes, barrier, is_operator=True)
 
     def note(
         self,
@@ -253,7 +244,8 @@ class LaunchLog:
         if not self._counts(tensor) or not tensor.numel():
             return None
         storage = tensor.untyped_storage()
-        return _extent_of_storage(tensor) if storage._cdata in self._given else _extent(tensor)
+        is_whole = self._all_given or storage._cdata in self._given
+        return _extent_of_storage(tensor) if is_whole else _extent(tensor)
 
     def _is_moving(self, tensor: torch.Tensor) -> bool:
         return self._counts(tensor) and tensor.untyped_storage()._cdata in self._moving
@@ -393,10 +385,7 @@ def _operators(log: LaunchLog) -> Any:
     class Noting(torch_internals.TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             keywords = kwargs or {}
-            if not log.is_noted():
-                return func(*args, **keywords)
-            reads, writes, barrier = operator_memory(func, args, keywords)
-            return log.note(str(func), lambda: func(*args, **keywords), reads, writes, barrier, is_operator=True)
+            return log.operator(func, args, keywords, lambda: func(*args, **keywords))
 
     return Noting()
 
@@ -427,140 +416,3 @@ def _extent(tensor: torch.Tensor) -> Span:
 
 def _span_of(memory: MemoryRange) -> Span:
     return memory.address, memory.address + memory.size_bytes
-
-
-def with_hidden_memory(
-    logged: Sequence[Logged],
-    graph: CapturedGraph,
-    pool: Iterable[Span],
-    never_freed: Iterable[Span],
-    inputs: Iterable[Span] = (),
-) -> list[Launch]:
-    """Return the launches with the memory that only the words of their nodes name.
-
-    Args:
-        logged: what a `LaunchLog` noted of the capture of `graph`.
-        pool: the segments of the graph's memory pool.
-        never_freed: blocks of the pool that are in use when the capture ends.
-        inputs: the storages of the function's inputs.
-    """
-    inputs = tuple(inputs)
-    segments, blocks = _Spans((*pool, *inputs)), _Spans((*never_freed, *inputs))
-    found = []
-    for one in logged:
-        launch = one.launch
-        if launch.barrier is not None or not one.is_operator:
-            found.append(launch)
-            continue
-        nodes = graph.nodes[launch.first : launch.first + launch.count]
-        unreadable = next((reason for node in nodes if (reason := _unreadable(node))), None)
-        if unreadable is not None:
-            found.append(replace(launch, barrier=unreadable))
-            continue
-        declared, live = _Spans((*launch.reads, *launch.writes)), _Spans(one.live)
-        words = [list(_words(node)) for node in nodes]
-        if (unnamed := _without_addresses(launch, nodes, words, segments, declared)) is not None:
-            found.append(replace(launch, barrier=unnamed))
-            continue
-        hidden = set()
-        for address in chain.from_iterable(words):
-            segment = segments.around(address)
-            if segment is None or declared.around(address) is not None:
-                continue
-            span = blocks.around(address) or live.around(address)
-            if span is None:
-                start, end = live.gap(address, segment)
-                if one.own_bytes:
-                    start, end = max(start, address - one.own_bytes), min(end, address + one.own_bytes)
-                span = start, end
-            hidden.add(span)
-        found.append(
-            replace(launch, reads=(*launch.reads, *hidden), writes=(*launch.writes, *hidden)) if hidden else launch
-        )
-    return found
-
-
-def with_moving_inputs(logged: Sequence[Logged], launches: Sequence[Launch], inputs: Sequence[Span]) -> list[Launch]:
-    """Return the launches with the inputs that they may share memory with in a later call. Note [Inputs that move].
-
-    Args:
-        logged: what was noted of each of `launches`.
-        inputs: the storages of the function's inputs.
-    """
-    given = _Spans(inputs)
-    written = {span for one in launches for write in one.writes if (span := given.around(write[0])) is not None}
-    found = []
-    for one, launch in zip(logged, launches, strict=True):
-        if one.writes_moving:
-            launch = replace(launch, writes=(*launch.writes, *inputs))
-        elif one.is_given_moving and written:
-            launch = replace(launch, reads=(*launch.reads, *sorted(written)))
-        found.append(launch)
-    return found
-
-
-def _without_addresses(
-    launch: Launch, nodes: Sequence[Node], words: Sequence[Sequence[int]], segments: _Spans, declared: _Spans
-) -> str | None:
-    """Return why the memory of an operator cannot be read from its parameters. Note [Addresses that are no words]."""
-    for node, own in zip(nodes, words, strict=True):
-        if not any(declared.around(word) or segments.around(word) for word in own):
-            return f"no parameter of {getattr(node, 'name', None) or 'its ' + node.kind} is a known address"
-    results = _Spans(launch.writes)
-    if launch.writes and not any(results.around(word) for word in chain.from_iterable(words)):
-        return "no parameter of its kernels is the address of a result"
-    return None
-
-
-def _unreadable(node: Node) -> str | None:
-    match node:
-        case KernelNode():
-            return None
-        case MemsetNode():
-            return None
-        case MemcpyNode(source=source, destination=destination):
-            ends = {source.memory, destination.memory}
-            return None if ends == {"device"} else f"it copies between {' and '.join(sorted(ends))} memory"
-        case _:
-            return f"a node of it is of the kind {getattr(node, 'type_name', node.kind)}"
-
-
-def _words(node: Node) -> Iterator[int]:
-    if isinstance(node, KernelNode):
-        for parameter in node.parameters:
-            for offset in range(0, parameter.size - WORD_BYTES + 1, STEP_BYTES):
-                yield int.from_bytes(parameter.data[offset : offset + WORD_BYTES], "little")
-    elif isinstance(node, MemsetNode):
-        yield node.address
-    elif isinstance(node, MemcpyNode):
-        yield node.source.address
-        yield node.destination.address
-
-
-class _Spans:
-    """Disjoint memory by address. Spans that overlap are joined.
-
-    Spans that only touch are not, as in `graph.memory`: two blocks that adjoin are no conflict.
-    """
-
-    def __init__(self, spans: Iterable[Span]) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        for start, end in sorted(spans):
-            if self._ends and start < self._ends[-1]:
-                self._ends[-1] = max(self._ends[-1], end)
-            else:
-                self._starts.append(start)
-                self._ends.append(end)
-
-    def around(self, address: int) -> Span | None:
-        """Return the span in which an address lies."""
-        at = bisect_right(self._starts, address) - 1
-        return (self._starts[at], self._ends[at]) if at >= 0 and address < self._ends[at] else None
-
-    def gap(self, address: int, within: Span) -> Span:
-        """Return what lies between the spans around an address that is in none of them."""
-        at = bisect_right(self._starts, address)
-        start = self._ends[at - 1] if at else within[0]
-        end = self._starts[at] if at < len(self._starts) else within[1]
-        return max(start, within[0]), min(end, within[1])

@@ -18,7 +18,8 @@ import torch
 
 from optimizations.concurrency import branches as branches_module
 from optimizations.concurrency.branches import BRANCHES, CHAIN, Branches
-from optimizations.concurrency.launch_log import Logged, with_hidden_memory
+from optimizations.concurrency.hidden_memory import with_hidden_memory
+from optimizations.concurrency.launch_log import Logged
 from optimizations.concurrency.order import Launch, order_launches
 from optimizations.race import CALLS, Race
 

@@ -11,7 +11,7 @@ import pytest
 from optimizations.concurrency.branches import BRANCHES, CHAIN, Branches, Noted
 from optimizations.concurrency.launch_log import Logged
 from optimizations.concurrency.order import Launch
-from optimizations.graph.records import CapturedGraph, KernelNode
+from optimizations.graph.records import CapturedGraph, Edge, KernelNode
 from optimizations.report.concurrency import OrderedLaunch
 from tests.optimizations.concurrency.test_graph_edges import Driver
 
@@ -25,7 +25,8 @@ def captured(nodes: int) -> CapturedGraph:
         name="k", function=1, by_library=True, grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, cluster=None,
         attributes=(), parameters=(),
     )  # fmt: skip
-    return CapturedGraph(nodes=(node,) * nodes, edges=())
+    edges = tuple(Edge(source=index, target=index + 1) for index in range(nodes - 1))
+    return CapturedGraph(nodes=(node,) * nodes, edges=edges)
 
 
 class Graph:
@@ -120,6 +121,14 @@ def test_chain_of_dependent_launches_is_not_raced() -> None:
     branches.prepare(captured(2), ())
     assert not branches.pending and not branches.is_racing
     assert "each kernel needs" in branches.report().reason
+
+
+def test_graph_of_several_streams_keeps_its_edges() -> None:
+    branches, driver, _ = branches_of(INDEPENDENT)
+    branches.prepare(captured(2).model_copy(update={"edges": ()}), ())
+    assert not branches.is_racing
+    assert "several streams" in branches.report().reason
+    assert driver.edges == {(100, 101): None}
 
 
 def test_graph_with_nodes_that_were_not_noted_keeps_the_chain() -> None:

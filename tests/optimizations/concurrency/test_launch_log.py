@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +12,12 @@ import torch
 from fake_tensor_map import make_hidden_map, make_tensor_map
 
 from optimizations import torch_internals
+from optimizations.concurrency.hidden_memory import with_hidden_memory, with_moving_inputs
 from optimizations.concurrency.launch_log import (
     LaunchLog,
     Logged,
     kernel_memory,
     operator_memory,
-    with_hidden_memory,
-    with_moving_inputs,
 )
 from optimizations.concurrency.order import Launch, Span, order_launches
 from optimizations.graph.records import (
@@ -120,6 +120,67 @@ def test_log_orders_kernels_and_operators(graph: Graph) -> None:
     assert [one.launch.first for one in log.logged] == [0, 1, 2]
     assert log.logged[0].launch.writes == (extent(left),)
     assert order_launches([one.launch for one in log.logged]).waits_for[:2] == ((), ())
+
+
+def test_kernels_of_several_modules_are_noted_and_put_back(graph: Graph) -> None:
+    modules: list[dict[str, Any]] = [{"k0": Kernel(graph, "out_ptr0")}, {"k0": Kernel(graph, "out_ptr0"), "x": 1}]
+    originals = [dict(module) for module in modules]
+    log = LaunchLog(graph.count, device_type="cpu")
+    with log.noting(*modules):
+        for module in modules:
+            module["k0"].run(torch.zeros(2), stream=0)
+    assert [one.launch.first for one in log.logged] == [0, 1]
+    assert modules == originals
+
+
+def test_view_counts_with_its_whole_storage_where_all_may_be_given(graph: Graph) -> None:
+    whole = torch.zeros(16)
+    module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}
+    log = LaunchLog(graph.count, None, device_type="cpu")
+    with log.noting(module):
+        module["k0"].run(whole[4:8], whole.new_zeros(4), stream=0)
+    assert log.logged[-1].launch.reads[0] == extent(whole)
+
+
+@pytest.mark.parametrize("in_autograd", [False, True])
+def test_thread_of_autograd_is_noted_where_asked(graph: Graph, in_autograd: bool) -> None:
+    """The thread stands for one of autograd's, which a CPU program does not have."""
+    module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
+    log = LaunchLog(graph.count, device_type="cpu", in_autograd=in_autograd)
+
+    class Run(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            module["k0"].run(torch.zeros(2), stream=0)
+            return gradients[0]
+
+    result = Run.apply(torch.ones(2, requires_grad=True)).sum()
+    with log.noting(module):
+        thread = threading.Thread(target=result.backward)
+        thread.start()
+        thread.join()
+    assert [one.launch.name for one in log.logged] == (
+        ["triton_poi_fused_0"] if in_autograd else ["unknown, at the end"]
+    )
+
+
+def test_caller_with_a_mode_of_its_own_passes_operators(graph: Graph) -> None:
+    log = LaunchLog(graph.count, device_type="cpu")
+    a, out = torch.zeros(2), torch.zeros(2)
+
+    def run() -> torch.Tensor:
+        graph.nodes += 1
+        return torch.relu(a)
+
+    with log.noting(operators=False):
+        log.operator(torch.ops.aten.relu.out, (a,), {"out": out}, run)
+    (logged,) = log.logged
+    assert logged.launch.name == "aten.relu.out"
+    assert extent(out) in logged.launch.writes
 
 
 def test_nodes_of_unknown_origin_are_a_barrier(graph: Graph) -> None:
