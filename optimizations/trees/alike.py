@@ -2,7 +2,7 @@
 
 Note [Recorded alike]. NCCL wants a collective to be captured on all ranks or on none. Stock ends the program where a
 recording fails; Encore runs the function without a graph, and then the other ranks have to, too. Each rank votes when
-it has recorded the function, or could not; nobody waits (`agreement`). Until the others have heard of a NO, a few calls
+it has recorded the function, or could not; nobody waits (`ranks`). Until the others have heard of a NO, a few calls
 are mixed: the same collectives in the same order, from a graph on some ranks. Whatever else would be decided by
 measurements or by data is left as stock has it in such a function (`in_place.generated`: it is never captured again).
 """
@@ -12,9 +12,8 @@ from __future__ import annotations
 import threading
 import weakref
 
-from optimizations.agreement.store_exchange import close_current, current_ballot, ranks_of
-from optimizations.agreement.votes import NO, YES, Decision, Question, Topic, Vote
 from optimizations.one_line import one_line
+from optimizations.ranks import NO, YES, Decision, Topic, Vote, close_current, current_ballot, ranks_of
 from optimizations.trees.function import RecordableFunction
 
 _voted: weakref.WeakKeyDictionary[RecordableFunction, tuple[object, Topic, str]] = weakref.WeakKeyDictionary()
@@ -49,7 +48,7 @@ def _tell_ranks(function: RecordableFunction) -> None:
             ranks = ranks_of(collectives)
             if len(ranks) < 2:
                 return
-            topic = ballot.topic(Question.RECORDED, collectives, ranks)
+            topic = ballot.topic(collectives, ranks)
         _voted[function] = (ballot, topic, choice)
     reference = weakref.ref(function)
 

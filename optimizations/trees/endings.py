@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.agreement.store_exchange import close_current
 from optimizations.one_line import one_line
+from optimizations.ranks import close_current
 from optimizations.trees import containers
 
 PATIENCE_S = 3.0

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from optimizations.agreement import ballot, votes
+from optimizations import ranks
 from optimizations.calls import bound
 from optimizations.calls.binding import Binding
 from optimizations.capture.step import graphed_step
@@ -292,13 +292,13 @@ def test_ranks_may_be_told_of_a_function_by_a_finalizer_while_they_are_told_of_a
 
 
 def test_a_finalizer_may_vote_while_its_thread_votes() -> None:
-    told = ballot.Ballot(0, cast(Any, None), threaded=False)
+    told = ranks.Ballot(0, cast(Any, None), threaded=False)
     topics: list[object] = []
 
     def vote() -> None:
-        topic = told.topic(votes.Question.RECORDED, ["all_reduce"], [0, 1])
+        topic = told.topic(["all_reduce"], [0, 1])
         topics.append(topic)
-        told.vote(topic, votes.Vote(votes.YES, ""), lambda decision: None)
+        told.vote(topic, ranks.Vote(ranks.YES, ""), lambda decision: None)
 
     in_the_middle_of(vote, vote)
     assert len(topics) == len(set(topics)) > 100, "each function has a topic of its own"

@@ -24,7 +24,7 @@ COMMAND = "from rank_server import serve; exec(serve())"
 
 IMPORTED = (
     "pytest", "torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
-    "torch._inductor.compile_fx", "optimizations.agreement.store_exchange", "cuda_on_cpu", "rank_ends",
+    "torch._inductor.compile_fx", "optimizations.ranks", "cuda_on_cpu", "rank_ends",
     "trees_on_cpu",
 )  # fmt: skip
 

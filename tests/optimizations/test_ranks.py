@@ -22,11 +22,21 @@ from torch.distributed import FileStore, HashStore, Store, TCPStore
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from optimizations import torch_internals
-from optimizations.agreement.ballot import Ballot
-from optimizations.agreement.store_exchange import StoreExchange, close_current, current_ballot
-from optimizations.agreement.votes import NO, YES, Decision, Question, Topic, Vote, decide, read_vote
+from optimizations.ranks import (
+    NO,
+    YES,
+    Ballot,
+    Decision,
+    StoreExchange,
+    Topic,
+    Vote,
+    close_current,
+    current_ballot,
+    decide,
+    read_vote,
+)
 
-RECORDED = Topic(Question.RECORDED, "f.0", (0, 1, 2))
+RECORDED = Topic("f.0", (0, 1, 2))
 
 
 @contextlib.contextmanager
@@ -51,9 +61,9 @@ def test_all_record_or_none() -> None:
 VOTES = st.builds(Vote, st.sampled_from([YES, NO]), st.text(max_size=5))
 
 
-@given(st.dictionaries(st.integers(0, 2), VOTES), st.sampled_from(list(Question)))
-def test_the_order_of_votes_does_not_matter_and_more_votes_only_decide(votes: dict[int, Vote], asked: Question) -> None:
-    topic = Topic(asked, "f", (0, 1, 2))
+@given(st.dictionaries(st.integers(0, 2), VOTES))
+def test_the_order_of_votes_does_not_matter_and_more_votes_only_decide(votes: dict[int, Vote]) -> None:
+    topic = Topic("f", (0, 1, 2))
     found = {decide(topic, dict(order)) for order in itertools.permutations(votes.items())}
     assert len(found) == 1
     if len(votes) > 1:
@@ -103,7 +113,7 @@ class Rank:
 
     def __init__(self, number: int, exchange: Dictionary, ranks: tuple[int, ...] = (0, 1)) -> None:
         self.ballot = Ballot(number, exchange, threaded=False)
-        self.topic = self.ballot.topic(Question.RECORDED, ["all_reduce('sum', '0')"], ranks)
+        self.topic = self.ballot.topic(["all_reduce('sum', '0')"], ranks)
         self.told: list[Decision] = []
 
     def vote(self, choice: str, reason: str = "") -> None:
@@ -142,11 +152,11 @@ def test_a_rank_that_never_votes_leaves_the_others_as_stock_has_them() -> None:
 
 def test_functions_are_named_by_their_collectives_whatever_else_ranks_compile() -> None:
     first, second = (Ballot(rank, Dictionary(), threaded=False) for rank in range(2))
-    first.topic(Question.RECORDED, ["other"], (0, 1))
-    one, same = (each.topic(Question.RECORDED, ["all_reduce"], (1, 0)) for each in (first, second))
+    first.topic(["other"], (0, 1))
+    one, same = (each.topic(["all_reduce"], (1, 0)) for each in (first, second))
     assert one == same and one.ranks == (0, 1)
-    assert first.topic(Question.RECORDED, ["all_reduce"], (0, 1)) != one, "the second function of this kind"
-    assert first.topic(Question.RECORDED, ["all_reduce"], (0, 1, 2)).name == one.name
+    assert first.topic(["all_reduce"], (0, 1)) != one, "the second function of this kind"
+    assert first.topic(["all_reduce"], (0, 1, 2)).name == one.name
 
 
 def test_an_exchange_that_fails_ends_it_and_nothing_else() -> None:
@@ -170,7 +180,7 @@ def test_the_thread_tells_and_a_vote_does_not_wait_for_a_slow_exchange() -> None
 
     exchange = Slow()
     ballot = Ballot(0, exchange)
-    topic = ballot.topic(Question.RECORDED, ["all_reduce"], (0, 1))
+    topic = ballot.topic(["all_reduce"], (0, 1))
     told: list[Decision] = []
     ballot.vote(topic, Vote(YES), told.append)
     let_on.set()
@@ -217,7 +227,7 @@ def test_a_destroyed_process_group_leaves_nothing_at_its_address(tmp_path: Path,
     try:
         ballot = current_ballot()
         assert ballot is not None
-        topic = ballot.topic(Question.RECORDED, ["all_reduce"], (0, 1))
+        topic = ballot.topic(["all_reduce"], (0, 1))
         ballot.vote(topic, Vote(NO, "of before"), lambda decision: None)
         assert eventually(lambda: ballot.decision(topic) is not None)
     finally:
@@ -276,7 +286,7 @@ def test_nobody_waits_for_a_store_that_cannot_be_connected_to(monkeypatch: pytes
         began = time.monotonic()
         ballot = current_ballot()
         assert ballot is not None and time.monotonic() - began < 30
-        topic = ballot.topic(Question.RECORDED, ["all_reduce"], (0, 1))
+        topic = ballot.topic(["all_reduce"], (0, 1))
         ballot.vote(topic, Vote(NO, "no memory"), lambda decision: None)
         assert ballot.decision(topic) is None and ballot.closed is None
         store.answers.set()
@@ -291,7 +301,7 @@ import torch.distributed as distributed
 from simulated_gpu.runtime import played_by_the_cpu
 from rank_ends import leave
 from simulated_gpu.trees import Compiled, Model, values
-from optimizations.agreement.store_exchange import current_ballot
+from optimizations.ranks import current_ballot
 from optimizations.in_place.generated import GeneratedCode
 
 rank = int(os.environ["RANK"])
@@ -400,9 +410,9 @@ ENDS = """
 import sys, time
 from datetime import timedelta
 from torch.distributed import HashStore
-from optimizations.agreement import store_exchange
-from optimizations.agreement.ballot import Ballot
-from optimizations.agreement.votes import YES, Question, Topic, Vote
+from optimizations import ranks as store_exchange
+from optimizations.ranks import Ballot
+from optimizations.ranks import YES, Topic, Vote
 
 store = HashStore()
 
@@ -421,7 +431,7 @@ class Last:
 sys.last = Last()
 ballot = Ballot(0, Slow())
 store_exchange._current = (store, ballot)
-ballot.vote(Topic(Question.RECORDED, "f.0", (0, 1)), Vote(YES), print)
+ballot.vote(Topic("f.0", (0, 1)), Vote(YES), print)
 time.sleep(0.2)
 """
 
