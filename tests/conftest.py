@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from host_gpu import HAS_GPU
 from hypothesis import HealthCheck, settings
-from simulated_gpu.fixtures import compiled_on_cpu, cuda_in_disguise, cuda_on_cpu, workspaces
+from simulated_gpu.fixtures import compiled_on_cpu, cuda_in_disguise, cuda_on_cpu, weights_let_go, workspaces
 
-__all__ = ["compiled_on_cpu", "cuda_in_disguise", "cuda_on_cpu", "workspaces"]
+__all__ = ["compiled_on_cpu", "cuda_in_disguise", "cuda_on_cpu", "weights_let_go", "workspaces"]
 
 gc.disable()  # while tests are collected: see `pytest_collection_finish`
 

@@ -12,7 +12,7 @@ from optimizations import torch_internals
 from optimizations.torch_internals.stock_trees import compared_inputs
 from optimizations.trees.node import EncoreNode
 
-MOST_KEPT = 64
+MOST_KEPT = 128
 """Steady calls that are kept for one function behind one recording: one for each that takes turns with others there.
 To check one more on the fast path takes a hundredth of what the slow path does.
 """

@@ -485,7 +485,7 @@ class EncoreManager(CUDAGraphTreeManager):
         moved = [
             (node, indices)
             for node in self._recorded_at_this_call(function_id)
-            if (indices := node.moved_inputs(inputs))
+            if (indices := node.moved_inputs(inputs)) and moved_inputs.has_moved_away(node)
         ]
         function = self._function(function_id)
         few = len(moved) < moved_inputs.RECORDINGS_AT_FIXED_ADDRESSES

@@ -5,6 +5,13 @@ of the tree, as in stock. At the third set of addresses, every input that moved 
 function: the function is recorded once more, replays copy the input, and `in_place.session` reads it in place where
 that is known. Earlier recordings stay for their addresses.
 
+Note [A block for many layers]. A block that is compiled once is called with the weights of each layer, and in inference
+each call begins an iteration. These weights have not moved: all of them are alive, and will be back. So a recording of
+an inference whose inputs at fixed addresses are all alive does not count here, and there is one for each layer, as in
+stock. A program may also hold every set of weights that it makes and never return to one. So after `MOST_LAYERS`
+recordings in a row of which none was replayed, all of them count. Neither is this done for a function that writes what
+the program passes, which stock leaves without a graph: there may be a new cache in each call.
+
 Note [Inputs that cannot be copied]. A copy would be written instead of an input that the graph writes, or read instead
 of memory that the graph writes through another input. Results in graph memory move with what is held. And copies need
 room. Such an input stays at its fixed address. An existing recording is patched for it where every use is known by
@@ -29,6 +36,10 @@ from optimizations.trees.reasons import INPUT_KEEPS_MOVING
 RECORDINGS_AT_FIXED_ADDRESSES = 2
 """Recordings that differ in nothing but fixed addresses before what moved becomes an ordinary input."""
 
+MOST_LAYERS = 128
+"""Recordings in a row of which none was ever replayed, before weights that are alive count as moved: more than the
+largest models have layers. Note [A block for many layers]."""
+
 RECORDED_IN_VAIN = 512
 """Recordings in a row of which none was ever replayed, before a function is left without a graph: more than the calls
 of an iteration. A forward without a backward, whose last result is held in each call, would be recorded in each."""
@@ -46,6 +57,14 @@ chosen apart from the others', and every choice would lead to other places.
 MOST_MISFITS = 64
 """Iterations in a row in which calls of a function fit no recording because an input keeps moving, until the function
 is left without a graph for good."""
+
+
+def has_moved_away(node: EncoreNode) -> bool:
+    """Return whether a recording that does not fit a call was made for addresses that will not be back."""
+    function = node.function
+    if function.direction != "inference" or function.written_inputs:
+        return True
+    return function.recorded_in_vain() >= MOST_LAYERS or not node.may_come_back()
 
 
 def has_many_recordings(function: RecordableFunction) -> bool:
@@ -74,7 +93,8 @@ def against_one_more_recording(
     if has_many_recordings(function) or (function.written_inputs and len(siblings) >= MOST_RECORDINGS):
         return INPUT_KEEPS_MOVING
     fixed = set(static)
-    if sum(1 for one in siblings if not fixed.isdisjoint(one.moved_inputs(inputs))) >= MOST_RECORDINGS:
+    away = [one for one in siblings if not fixed.isdisjoint(one.moved_inputs(inputs)) and has_moved_away(one)]
+    if len(away) >= MOST_RECORDINGS:
         return INPUT_KEEPS_MOVING
     copied_out = function.direction == "backward" and forwards_are_copied_out
     most = BACKWARDS_RECORDED_IN_VAIN if copied_out else RECORDED_IN_VAIN

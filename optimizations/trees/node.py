@@ -114,6 +114,7 @@ class EncoreNode(CUDAGraphNode):
         self._seen = self.borrowing(())
         self._returned: dict[int, int] = {}
         self._fixed: list[int] = []
+        self._fixed_storages: list[Any] = []
         self._written: list[int] = []
         self._copied: list[int] = []
         self._in_place: list[int] = []
@@ -211,6 +212,9 @@ class EncoreNode(CUDAGraphNode):
             outputs = super()._record(model if capture is None else capture.around(model), inputs)
         if capture is not None:
             self._noted, self._chain = capture.noted, capture.failure or self._chain
+        self._fixed_storages = [
+            torch_internals.cudagraph_trees.StorageWeakRef(value.untyped_storage()) for value in fixed.values()
+        ]
         self.results.recorded(outputs, fixed, managed)
         returned = {reference.cdata: index for index, reference in placeholders.items()}
         for position, output in enumerate(outputs):
@@ -424,6 +428,10 @@ class EncoreNode(CUDAGraphNode):
             for index in self.non_managed_static_input_idxs
             if isinstance(inputs[index], torch.Tensor) and inputs[index].data_ptr() != recorded[index]
         ]
+
+    def may_come_back(self) -> bool:
+        """Return whether all inputs at fixed addresses of the recording are still alive."""
+        return not any(storage.expired() for storage in self._fixed_storages)
 
     def patch_inputs(self, indices: Iterable[int]) -> None:
         """Patch the graph for these inputs at fixed addresses from now on, if that is possible."""

@@ -38,6 +38,7 @@ def called(net: Shifted, step: int, size: int) -> torch.Tensor:
     return data
 
 
+@pytest.mark.usefixtures("weights_let_go")
 def test_a_weight_beside_one_that_did_not_move_is_copied(compiled_on_cpu: CompiledOnCpu) -> None:
     net, kept = Shifted(), []
     run = torch.compile(net, backend="encore")
@@ -108,6 +109,7 @@ def test_weights_that_stay_are_not_set_where_a_cache_is_chosen_anew(
     assert settings and max(settings) <= 2, "the cache, and what is not at a fixed address"
 
 
+@pytest.mark.usefixtures("weights_let_go")
 def test_weight_whose_address_is_hidden_is_copied(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +151,7 @@ class Two(nn.Module):
         return torch.tanh(x @ self.first).clone() @ self.second
 
 
+@pytest.mark.usefixtures("weights_let_go")
 @pytest.mark.parametrize("then", [("second",), ("first", "second")])
 def test_weight_that_moves_after_another_is_copied_at_once(
     compiled_on_cpu: CompiledOnCpu, then: tuple[str, ...]

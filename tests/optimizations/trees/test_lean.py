@@ -246,6 +246,7 @@ def test_recordings_for_two_sets_of_parameters_take_turns_steadily(
     assert len(compiled.reports) == 2
 
 
+@pytest.mark.usefixtures("weights_let_go")
 def test_ordinary_parameters_are_replayed_on_the_fast_path(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     """Copied where their address hides, else read in place."""
     for hides_y, static in ((True, (1, 2)), (False, (2,))):
@@ -272,6 +273,7 @@ def patched_in_turns(cuda: CudaOnCpu) -> tuple[Compiled, list[torch.Tensor]]:
     return compiled, weights
 
 
+@pytest.mark.usefixtures("weights_let_go")
 def test_parameters_that_are_patched_are_patched_in_steady_calls(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     compiled, weights = patched_in_turns(cuda_on_cpu)
     assert max(report.fixed_inputs_followed for report in compiled.reports) == 1
@@ -282,6 +284,7 @@ def test_parameters_that_are_patched_are_patched_in_steady_calls(cuda_on_cpu: Cu
     assert len(compiled.reports) == 2
 
 
+@pytest.mark.usefixtures("weights_let_go")
 def test_what_a_recording_serves_as_it_is_is_not_looked_at_for_patching_another(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def patched(cuda: CudaOnCpu) -> tuple[Compiled, list[torch.Tensor]]:
     return compiled, weights
 
 
+@pytest.mark.usefixtures("weights_let_go")
 @pytest.mark.parametrize(
     ("weight", "reason"), [(strided, reasons.OTHER_GEOMETRY), (unaligned, reasons.FIXED_INPUT_MOVED)]
 )
@@ -74,6 +75,7 @@ def test_steady_call_does_not_patch_an_unreadable_weight(
     assert slow_reasons(compiled) == [reason]
 
 
+@pytest.mark.usefixtures("weights_let_go")
 def test_what_was_written_for_a_launch_is_not_written_again_where_nothing_moves(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +100,7 @@ def test_what_was_written_for_a_launch_is_not_written_again_where_nothing_moves(
     assert found == [0, 1, 1, 1, 1, 2, 2], "once, by the call behind the one that moved"
 
 
+@pytest.mark.usefixtures("weights_let_go")
 def test_addresses_of_weights_are_compared_once_in_a_call(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -291,6 +291,7 @@ def test_capture_of_the_program_runs_the_function_without_a_graph(cuda_on_cpu: C
     assert compiled.reports[0].copied_bytes == 0
 
 
+@pytest.mark.usefixtures("weights_let_go")
 def test_parameter_at_third_address_is_an_ordinary_input(cuda_on_cpu: CudaOnCpu) -> None:
     model = Model(cuda_on_cpu)
     compiled = Compiled(model)
@@ -334,6 +335,7 @@ def test_earlier_recordings_serve_their_addresses(cuda_on_cpu: CudaOnCpu) -> Non
         assert [report.replays for report in compiled.reports] == [one + 1 for one in before]
 
 
+@pytest.mark.usefixtures("weights_let_go")
 @pytest.mark.parametrize("shared", [False, True])
 def test_parameter_that_is_written_is_never_copied(cuda_on_cpu: CudaOnCpu, shared: bool) -> None:
     """Nor is one in its memory. There are a few recordings, and calls that fit none run without a graph."""
@@ -355,6 +357,7 @@ def test_parameter_that_is_written_is_never_copied(cuda_on_cpu: CudaOnCpu, share
     assert patched_inputs.USES_UNKNOWN in {report.fixed_inputs_refused for report in compiled.reports}
 
 
+@pytest.mark.usefixtures("weights_let_go")
 def test_parameter_that_is_written_is_patched_if_its_uses_are_known(cuda_on_cpu: CudaOnCpu) -> None:
     model = Model(cuda_on_cpu, writes_w=True, code=KNOWN)
     compiled = Compiled(model, mutated_input_idxs=(2,))
@@ -380,6 +383,7 @@ def test_parameter_is_not_copied_where_memory_is_short(cuda_on_cpu: CudaOnCpu, m
     assert all(len(report.inputs) == 2 for report in compiled.reports)
 
 
+@pytest.mark.usefixtures("weights_let_go")
 def test_parameter_whose_address_hides_is_copied(cuda_on_cpu: CudaOnCpu) -> None:
     """`y` stands for a parameter here: its address is found in memory, so that a patched graph reads the old one."""
     compiled = Compiled(Model(cuda_on_cpu, hides_y=True), static_inputs=(1, 2))
@@ -465,6 +469,7 @@ def test_parameter_of_another_shape_is_not_copied(cuda_on_cpu: CudaOnCpu, lean: 
     assert len(compiled.reports) == recordings
 
 
+@pytest.mark.usefixtures("weights_let_go")
 def test_inputs_that_are_read_in_place_stay_so_where_parameters_are_patched(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -518,6 +523,7 @@ def test_a_defect_after_the_capture_costs_indirection_and_not_the_call(
             assert compiled.reports[0].copied_bytes == 2 * COUNT * 4, name
 
 
+@pytest.mark.usefixtures("weights_let_go")
 def test_a_defect_while_a_recording_is_patched_costs_no_result(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
