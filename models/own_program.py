@@ -3,7 +3,8 @@
 Note [Programs]. `module` is imported as `python -m` imports it, with the working directory first. `callable` takes no
 argument and returns one of
 
-* `(module, args)` or `(module, args, kwargs)`: inference. `module` is an `nn.Module`, in the third form any callable;
+* `(module, args)` or `(module, args, kwargs)`: inference. `module` is an `nn.Module`, in the second form any callable,
+  in the first a function that takes so many arguments and not one alone;
 * an `nn.Module` with a method `example_inputs()` that returns the positional arguments;
 * `(step, batches)`: training. `step` is a function of one batch that runs forward, backward and the optimizer;
   `batches` is a sequence or an iterable of batches, of which the first ones with equal shapes are used;
@@ -23,6 +24,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -169,6 +171,8 @@ def load(name: str) -> Callable[[], Made]:
     if not callable(made):
         kind = type(made).__name__
         raise WrongProgram(f"{name!r} is a {kind}, not callable; it must be a function that will {SHAPE}")
+    if not _takes(made, 0):
+        raise WrongProgram(f"{name!r} takes arguments; it must be a function without any that will {SHAPE}")
     return lambda: checked(name, made())
 
 
@@ -202,6 +206,8 @@ def checked(name: str, made: Any) -> Made:
             return Made(module, [Inputs(tuple(args))])
         case (call, list() | tuple() as args, Mapping() as kwargs) if callable(call):
             return Made(call, [Inputs(tuple(args), dict(kwargs))])
+        case (call, tuple() as args) if callable(call) and not _takes(call, 1) and _takes(call, len(args)):
+            return Made(call, [Inputs(args)])
         case (step, batches) if callable(step) and not isinstance(step, nn.Module):
             return Made(step, _batches(name, batches), is_step=True)
         case list() | tuple():
@@ -222,6 +228,17 @@ def checked(name: str, made: Any) -> Made:
     if not callable(values["module"]) or not isinstance(args, list | tuple):
         raise WrongProgram(f"{name!r}: module must be callable, and args a tuple of its arguments")
     return Made(values["module"], [Inputs(tuple(args), dict(values["kwargs"] or {}))], **options)
+
+
+def _takes(call: Callable[..., Any], count: int) -> bool:
+    """Return whether a function can be called with so many positional arguments, as far as its signature says."""
+    try:
+        inspect.signature(call).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin without a signature
+        return True
+    return True
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ def load(run: str | Path, *, samples: bool = False) -> pd.DataFrame:
         InvalidResults: a file of the run has wrong fields.
     """
     from suite.report.frame import rows_frame, samples_frame
-    from suite.report.load import load_run
+    from suite.report.runs import load_run
     from suite.results.store import find_run
 
     return (samples_frame if samples else rows_frame)(load_run(find_run(str(run))))

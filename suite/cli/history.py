@@ -60,12 +60,12 @@ def history(
     as_json: JsonOption = False,
 ) -> None:
     """Show a line for each workload: its speed-up in one recorded run after another."""
-    from suite.report.draw import to_png
+    from suite.report.chart import to_png
     from suite.report.history import read_history, rows, rows_of
     from suite.report.history.figure import draw_history
     from suite.report.history.lines import as_json as to_json
     from suite.report.history.lines import lines_of, to_table
-    from suite.report.load import load_run
+    from suite.report.runs import load_run
     from suite.results import store
 
     if figure is not None and figure.is_dir():

@@ -153,8 +153,7 @@ def explain(
 ) -> None:
     """Show what keeps a model from CUDA graphs and what each call copies. Needs no GPU."""
     from suite.explain.progress import AnalysisDisplay
-    from suite.explain.reuse import reusable
-    from suite.explain.run import explain_many
+    from suite.explain.run import explain_many, reusable
     from suite.explain.targets import find_targets
     from suite.explain.text import render, summary
     from suite.results.store import describe

@@ -95,7 +95,7 @@ def report(
 
 def _check_fresh(readme: Path) -> NoReturn:
     """Print what is stale in a page's table, and exit with 1 if anything is."""
-    from suite.report.freshness import stale_rows
+    from suite.report.markdown_pages import stale_rows
     from suite.results import store
 
     stale = stale_rows(readme, store.RECORDED, store.REPOSITORY)

@@ -183,8 +183,8 @@ def run(context: typer.Context, options: RunOptions) -> None:
 
 def _conclusions(path: Path, programs: list[str], *, as_json: bool) -> dict[str, dict[str, list[str]]]:
     """Print six lines on each program of the user's own, or return them for `--json`."""
-    from suite.report.load import load_run
-    from suite.report.own_program import six_lines
+    from suite.report.conclusion import six_lines
+    from suite.report.runs import load_run
 
     if not programs:
         return {}

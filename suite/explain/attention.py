@@ -9,14 +9,14 @@ cuDNN's kernel, which a GPU may prefer, takes the same place: one kernel instead
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Literal
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from optimizations import torch_internals
-from suite.explain.operators import overridden
 
 Kernel = Literal["flash", "efficient", "math"]
 
@@ -34,7 +34,7 @@ LOAD_BYTES = 16
 
 @contextlib.contextmanager
 def chosen_offline(note: Callable[[str], None]) -> Iterator[None]:
-    """Attention on CUDA tensors is resolved by this module while the block runs; `note` is told when it happens."""
+    """Resolve attention on CUDA tensors by this module while the block runs; `note` is told when it happens."""
 
     def attend(
         query: Tensor,
@@ -64,7 +64,7 @@ def chosen_offline(note: Callable[[str], None]) -> Iterator[None]:
 def choose(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool, enable_gqa: bool
 ) -> Kernel:
-    """The kernel for query [batch, heads, queries, width], key and value [batch, heads, keys, width]."""
+    """Return the kernel for query [batch, heads, queries, width], key and value [batch, heads, keys, width]."""
     tensors = (query, key, value)
     if any(tensor.dim() != 4 or tensor.stride(-1) != 1 or tensor.size(-2) == 0 for tensor in tensors):
         return "math"
@@ -109,10 +109,20 @@ def _efficient(
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The mask as the kernel takes it: additive, rows aligned, [batch, heads, queries, keys]."""
+    """Return the mask as the kernel takes it: additive, rows aligned, [batch, heads, queries, keys]."""
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
     width = mask.size(-1)
     if any(stride % MASK_MULTIPLE for stride in mask.stride()[:-1]):
         mask = torch.nn.functional.pad(mask, (0, -width % MASK_MULTIPLE))[..., :width]
     return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
+
+
+@contextlib.contextmanager
+def overridden(dispatch_key: str, functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Run these functions as operators of the `aten` namespace where `dispatch_key` handles them."""
+    with torch_internals.scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*[Oo]verriding a previously registered kernel.*")
+        for operator, function in functions.items():
+            library.impl(operator, function, dispatch_key)
+        yield

@@ -48,7 +48,7 @@ class Program:
 
 
 def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Program:
-    """The workload's first input set, and its module; of one that is compiled in parts, a call of that part.
+    """Build the workload's module with its first input set; of one that is compiled in parts, a call of that part.
 
     Raises:
         ValueError: the workload has no such variant.
@@ -127,7 +127,7 @@ def _on_gpu(module: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def replaced_on_move() -> Iterator[None]:
-    """`nn.Module.to` and the like put new parameters in place of the old ones, shared ones staying shared.
+    """Have `nn.Module.to` and the like put new parameters in place of the old ones, shared ones staying shared.
 
     PyTorch swaps the insides of fake parameters instead, which fails as soon as something holds a weak reference.
     """

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -21,16 +23,31 @@ from optimizations import torch_internals
 from optimizations.placement import place
 from optimizations.stack_trace import Frame
 from suite.explain.build import Program
-from suite.explain.fx_graph import read_fx_graph
+from suite.explain.fx_graph import lower_placed, placed, read_fx_graph, staging_copies
 from suite.explain.generated_code import Body, not_captured_again
 from suite.explain.lowering import LoweredGraph, LoweredPair, LoweringFailed, lower, lower_pair
-from suite.explain.placed import lower_placed, placed, staging_copies
 from suite.explain.pretended_gpu import H100, pretended_gpu
 from suite.explain.records import TO_THE_END, FxGraph, GraphBreak, Lowering
-from suite.explain.steps import announce
 from suite.measure.known_values import UnknownValue
 from suite.measure.modes import GRAPH_MODE, MODES, PLACEMENT_MODE
 from suite.measure.source_line import line_of_frame, short_path
+
+_descriptor: int | None = None
+
+
+def announce_to(descriptor: int) -> None:
+    """Have `announce` write to this pipe from now on. Processes that are started do not inherit it."""
+    global _descriptor
+    os.set_inheritable(descriptor, False)
+    _descriptor = descriptor
+
+
+def announce(step: str) -> None:
+    """Tell the listener, if there is one, what begins now, such as "lowering FX graph 2"."""
+    if _descriptor is not None:
+        with suppress(BrokenPipeError):
+            os.write(_descriptor, " ".join(step.split())[:500].encode() + b"\n")
+
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {name: MODES[name].options for name in (GRAPH_MODE, "graph-unpartitioned")}
 """Inductor options of each lowering, by the mode that uses them; the first are stock PyTorch's own."""
@@ -56,6 +73,7 @@ class TracedCall:
 
     `calls` says how often each graph ran. `lowered` keeps what Inductor generated for each graph, by setting, and
     `backward` the same of backward graphs. `failure` is what the program raised, if it did; what was seen before stays.
+    `differentiated` tells whether the call ran a backward itself.
     """
 
     graphs: list[FxGraph] = field(default_factory=list)
@@ -66,6 +84,7 @@ class TracedCall:
     backward: list[dict[str, LoweredGraph]] = field(default_factory=list)
     failure: Exception | None = None
     seen: str | None = None
+    differentiated: bool = False
     _modules: set[str] = field(default_factory=set)
 
     def note_modules(self, graph_module: torch.fx.GraphModule) -> None:
@@ -73,6 +92,15 @@ class TracedCall:
         for node in graph_module.graph.nodes:
             for path, _ in (node.meta.get("nn_module_stack") or {}).values():
                 self._modules.add("." + re.sub(r"\W+", ".", path.replace("_modules", "")).strip("."))
+
+    def drop_backwards(self) -> None:
+        """Forget the backward graphs of a call that has run none: it is inference, although it might train."""
+        self.backward = [{} for _ in self.graphs]
+        stock = [LoweredPair(lowered[GRAPH_MODE]) if GRAPH_MODE in lowered else None for lowered in self.lowered]
+        self.graphs = [
+            graph.model_copy(update={"backward": [], "stock_captures": None if pair is None else _captures_all(pair)})
+            for graph, pair in zip(self.graphs, stock, strict=True)
+        ]
 
     def end(self, module: torch.nn.Module, cut: BaseException | None) -> None:
         """Say how far the call of `module` was seen. `cut`: what ended it early."""
@@ -87,7 +115,7 @@ class TracedCall:
 
 
 def _ends_alike(path: str, name: str) -> bool:
-    """Whether a path that Dynamo writes may mean this module: below a graph break it begins at an inner one."""
+    """Return whether a path that Dynamo writes may mean this module: below a graph break it begins at an inner one."""
     tail = path.rpartition(".self.")[2]
     return bool(tail) and f".{name}".endswith(f".{tail}")
 
@@ -104,7 +132,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
     with (
         pretended_gpu() as shortcuts,
         _functions_left_to_python(found.breaks),
-        torch_internals.replaced("engine_run_backward", functools.partial(_gradients_of_inputs, program)),
+        torch_internals.replaced("engine_run_backward", functools.partial(_gradients_of_inputs, program, found)),
         torch.set_grad_enabled(program.differentiates or program.training),
         program.mode,
         program.surroundings(),
@@ -134,7 +162,9 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
         found.limits.append(_BREAK_LIMIT)
     if program.differentiates:
         found.limits.append(_GRADIENTS_LIMIT)
-    if program.training:
+    if program.is_step and not found.differentiated and found.failure is None:
+        found.drop_backwards()
+    elif program.training:
         found.limits.append(_STEP_LIMIT if program.is_step else _TRAINING_LIMIT)
     found.limits.append(_ONE_CALL_LIMIT)
     return found
@@ -142,7 +172,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
 
 @contextlib.contextmanager
 def _functions_left_to_python(breaks: list[GraphBreak]) -> Iterator[None]:
-    """Notes functions that Dynamo gives up as a whole, because it could not go on behind a break (in a loop, say)."""
+    """Note functions that Dynamo gives up as a whole, because it could not go on after a break (in a loop, say)."""
     describe = torch_internals.describe_skipped_frame
 
     def noted(error: BaseException, code: CodeType, *arguments: Any) -> str:
@@ -157,6 +187,7 @@ def _functions_left_to_python(breaks: list[GraphBreak]) -> Iterator[None]:
 
 def _gradients_of_inputs(
     program: Program,
+    found: TracedCall,
     outputs: Sequence[torch.Tensor],
     output_gradients: Any,
     retain_graph: bool,
@@ -165,8 +196,9 @@ def _gradients_of_inputs(
     *_: Any,
     **settings: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """What `torch.autograd.grad` gives in place of what autograd's engine computes, which asks the driver for devices:
-    fake tensors like the inputs, which is all that is known of gradients."""
+    """Stand in for autograd's engine, which asks the driver for devices: return for `torch.autograd.grad` fake tensors
+    like the inputs, which is all that is known of gradients."""
+    found.differentiated = True
     if not any(output.requires_grad for output in outputs):
         raise RuntimeError("what is differentiated does not require gradients")
     if program.is_step and not inputs:
@@ -185,10 +217,15 @@ def _lower_alone(
 
 
 def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]], *, training: bool) -> Callable[..., Any]:
-    lower_one = lower_pair if training else _lower_alone
-
-    @torch.no_grad()
     def collect(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        # What runs without gradients, as an optimizer does, has no backward graph in a program that trains either.
+        lower_one = lower_pair if training and torch.is_grad_enabled() else _lower_alone
+        with torch.no_grad():
+            return collect_lowered(graph_module, example_inputs, lower_one)
+
+    def collect_lowered(
+        graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], lower_one: Callable[..., LoweredPair]
+    ) -> Callable[..., Any]:
         lowered: dict[str, LoweredPair] = {}
         failures: dict[str, str] = {}
         placement = place(graph_module, example_inputs)
@@ -264,7 +301,7 @@ def _backwards(lowered: Mapping[str, LoweredPair]) -> dict[str, LoweredGraph]:
 
 
 def _parts(pair: LoweredPair | None, index: int) -> Iterator[tuple[str, LoweredGraph]]:
-    """Forward and backward of the graph that Dynamo made as number `index`, with what they are called."""
+    """Yield forward and backward of the graph that Dynamo made as number `index`, with what they are called."""
     if pair is not None:
         yield f"graph {index}", pair.forward
         if pair.backward is not None:
@@ -301,8 +338,8 @@ def _captures_all(pair: LoweredPair) -> bool | None:
 
 
 def user_place(error: BaseException) -> str | None:
-    """The user's line in which an error was raised."""
-    return _innermost(traceback.extract_tb(error.__traceback__))
+    """Return the user's line in which an error was raised; Dynamo's own errors carry the stack that it traced."""
+    return _innermost(getattr(error, "real_stack", ())) or _innermost(traceback.extract_tb(error.__traceback__))
 
 
 def _innermost(stack: Sequence[traceback.FrameSummary]) -> str | None:

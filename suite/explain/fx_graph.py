@@ -1,29 +1,43 @@
-"""What one FX graph, as Dynamo hands it to a backend, keeps on the CPU and brings to the GPU in each call.
+"""Read what one FX graph, as Dynamo hands it to a backend, keeps on the CPU and brings to the GPU in each call.
 
-Where values live is what the backend's own analysis says (`optimizations.placement.residency_of`). Nothing is lowered
-or changed.
+Where values live is what the backend's own analysis says (`optimizations.placement.residency_of`). The second half does
+the same after Encore's placement: what moved, what stays and why, and what Inductor makes of the result. Nothing is
+allocated: placement describes what it feeds a graph with and makes it at the first call, which never comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from models.instance import tensors_of
 from optimizations import torch_internals
-from optimizations.placement import residency_of
+from optimizations.placement import Placement, residency_of
 from optimizations.placement.observe import CannotObserve
 from optimizations.placement.residency import Residency, ResidentNode, source_line
-from suite.explain.records import CpuKind, ExplainedCopy, ExplainedCpuNode, FxGraph, NonStaticInput
+from optimizations.report import PlacementReport
+from suite.explain.lowering import LoweredPair
+from suite.explain.records import (
+    CpuKind,
+    ExplainedCopy,
+    ExplainedCpuNode,
+    FxGraph,
+    LeftInPlace,
+    NonStaticInput,
+    Placed,
+    PlacedForm,
+    PlacedValue,
+)
+from suite.measure.modes import GRAPH_MODE, MODES
 from suite.measure.source_line import short_line
 
 
 def read_fx_graph(
     graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], index: int
 ) -> tuple[FxGraph, str | None]:
-    """The record of the graph that Dynamo made as number `index`, without lowerings.
+    """Return the record of the graph that Dynamo made as number `index`, without lowerings.
 
     Also why it is not known where its values live, if so; the record then has no CPU nodes and copies.
     """
@@ -88,7 +102,7 @@ def _copies(residency: Residency) -> Iterator[ExplainedCopy]:
 
 
 def short_source_line(node: torch.fx.Node) -> str | None:
-    """The user's line behind a node, written the same way on every machine."""
+    """Return the user's line behind a node, written the same way on every machine."""
     return _short(source_line(node))
 
 
@@ -111,3 +125,56 @@ def _input(node: torch.fx.Node) -> NonStaticInput:
         dtype=str(first.dtype).removeprefix("torch."),
         input_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors) if static else None,
     )
+
+
+Lower = Callable[..., LoweredPair]
+"""Lowers a graph with inputs under `options`, as `lowering.lower_pair` does."""
+
+
+def lower_placed(
+    placement: Placement, example_inputs: Sequence[Any], stock: LoweredPair | None, lower: Lower
+) -> LoweredPair:
+    """Return what Inductor makes of a graph after placement, under the options of stock CUDA graphs.
+
+    `example_inputs` are those of the graph before placement, and `stock` its outcome without placement, which is also
+    that of a graph that placement leaves untouched.
+
+    Raises:
+        LoweringFailed: as `lower` does.
+    """
+    if placement.feeds is None and stock is not None:
+        return stock
+    inputs = placement.example_inputs(example_inputs)
+    return lower(placement.graph_module, inputs, options=MODES[GRAPH_MODE].options)
+
+
+def placed(graph_module: torch.fx.GraphModule, report: PlacementReport) -> Placed:
+    """Return the record of a placement of `graph_module`, the graph before it."""
+    lines = {node.name: short_source_line(node) for node in graph_module.graph.nodes}
+    blocking = sum(copy.blocking for copy in report.copies_after)
+    return Placed(
+        untouched=report.untouched,
+        cpu_nodes=len(report.cpu_nodes_after),
+        copies=blocking + staging_copies(report),
+        blocking_copies=blocking,
+        values=list(_values(report, lines)),
+        left=[
+            LeftInPlace(node=left.node, operation=left.operation, reason=left.reason, source_line=lines.get(left.node))
+            for left in report.left
+        ],
+    )
+
+
+def staging_copies(report: PlacementReport) -> int:
+    """Return host-to-device copies that placement itself makes in each call: one for all staged arguments together."""
+    return 1 if report.staged else 0
+
+
+def _values(report: PlacementReport, lines: Mapping[str, str | None]) -> Iterator[PlacedValue]:
+    found: list[tuple[str, PlacedForm, int | None]] = [
+        *((hoisted.node, hoisted.form, hoisted.hoisted_bytes) for hoisted in report.hoisted),
+        *((staged.node, "staged", staged.staged_bytes) for staged in report.staged),
+        *((node, "cpu output", None) for node in report.cpu_outputs),
+    ]
+    for node, form, value_bytes in found:
+        yield PlacedValue(node=node, form=form, value_bytes=value_bytes, source_line=lines.get(node))

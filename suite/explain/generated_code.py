@@ -83,8 +83,8 @@ def read_module(source: str) -> GeneratedModule:
 
 
 def not_captured_again(source: str, recorded: Collection[int]) -> tuple[str, ...]:
-    """Why Encore captures functions of a generated module once only, and then finds no use of their inputs that the
-    generated code does not name: what they call may have effects.
+    """Return why Encore captures functions of a generated module once only, and then finds no use of their inputs that
+    the generated code does not name: what they call may have effects.
 
     `recorded` are the places of partitions that become CUDA graphs; -1 stands for the whole of `call`.
     """
@@ -101,14 +101,14 @@ def not_captured_again(source: str, recorded: Collection[int]) -> tuple[str, ...
 
 
 def _takes_inputs(function: ast.FunctionDef) -> bool:
-    """Whether it does more with its `args` than to clear them."""
+    """Return whether it does more with its `args` than to clear them."""
     nodes = list(ast.walk(function))
     read = sum(isinstance(node, ast.Name) and node.id == "args" for node in nodes)
     return read > sum(isinstance(node, ast.Attribute) and _dotted(node) == "args.clear" for node in nodes)
 
 
 def triton_kernels(source: str) -> tuple[TritonKernel, ...]:
-    """The Triton kernels a generated module defines, in order."""
+    """Return the Triton kernels a generated module defines, in order."""
     return tuple(
         TritonKernel(name, text)
         for name, call in _definitions(ast.parse(source))
@@ -119,7 +119,7 @@ def triton_kernels(source: str) -> tuple[TritonKernel, ...]:
 
 
 def _definitions(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """`name = async_compile.KIND(...)` at module level."""
+    """Yield `name = async_compile.KIND(...)` at module level."""
     for statement in tree.body:
         if (
             isinstance(statement, ast.Assign)
@@ -170,7 +170,7 @@ def _call(node: ast.Call, kernels: dict[str, str], on_gpu: bool) -> Body:
 
 
 def _dotted(node: ast.expr) -> str:
-    """`a.b.c` as text; "" for other expressions, and the name of the callee for a call."""
+    """Return `a.b.c` as text; "" for other expressions, and the name of the callee for a call."""
     if isinstance(node, ast.Call):
         return _dotted(node.func)
     if isinstance(node, ast.Attribute):

@@ -5,11 +5,11 @@ stream of each device that the tensors are on, which fails without a driver. Wha
 nodes of the recorded graph, adds up what comes together, and hands out the gradients that were asked for. This module
 does it in the same order, so that the traced graph is the same, node by node.
 
-Note [What the engine does]. A node is called once everything is there that leads to it, and of those that can be
-called the one that was recorded last. Only nodes on the way to an input that was asked for are called. What a node
-gives is reduced to the shape and cast to the dtype of the tensor that it is the gradient of. Hooks are not called: in
-what AOTAutograd differentiates there are none but those by which it notes the line that a node comes from, and these
-notes are taken here.
+Note [What the engine does]. A node is called once everything is there that leads to it, and of those that can be called
+the one that was recorded last. Only nodes on the way to an input that was asked for are called. What a node gives is
+reduced to the shape and cast to the dtype of the tensor that it is the gradient of. Hooks are not called: in what
+AOTAutograd differentiates there are none but those by which it notes the line that a node comes from, and these notes
+are taken here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TAKES_NOTHING = "encore_takes_nothing"
 
 @contextlib.contextmanager
 def without_engine() -> Iterator[None]:
-    """`torch.autograd.grad` is answered by `gradients` while the block runs."""
+    """Answer `torch.autograd.grad` by `gradients` while the block runs."""
     method = FunctionCtx.set_materialize_grads
 
     def noted(context: Any, value: bool) -> None:  # PyTorch lets nobody read it
@@ -59,7 +59,7 @@ def gradients(
     allow_unused: bool = False,
     **settings: Any,
 ) -> tuple[Tensor | None, ...]:
-    """In place of the engine's `run_backward`: the gradient of each of the inputs; None where no output leads to it.
+    """Stand in for the engine's `run_backward`: return the gradient of each input, None where no output leads to it.
 
     Raises:
         NotImplementedError: gradients are to be left in tensors, as `Tensor.backward` does.
@@ -119,7 +119,7 @@ def gradients(
 
 
 def _node(tensor: Any, leaves: Mapping[int, Any] = MappingProxyType({})) -> Any:
-    """The node that the gradient of a tensor is given to; None for a leaf that is not among the `leaves`.
+    """Return the node that the gradient of a tensor is given to; None for a leaf that is not among the `leaves`.
 
     It is not looked for by doing something to the tensor, as `get_gradient_edge` does: what `torch.func` has wrapped
     would give the node of what is inside.
@@ -132,7 +132,7 @@ def _node(tensor: Any, leaves: Mapping[int, Any] = MappingProxyType({})) -> Any:
 
 
 def _from_the_leaves(roots: Sequence[Any]) -> Iterator[Any]:
-    """Everything that leads to these nodes, each behind those that lead to it."""
+    """Yield everything that leads to these nodes, each after those that lead to it."""
     seen: set[Any] = set()
     for root in roots:
         if root in seen:
@@ -161,7 +161,7 @@ def _sum(before: Tensor | None, gradient: Tensor) -> Tensor:
 
 
 def _call(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """What a node gives each of its `next_functions`."""
+    """Return what a node gives each of its `next_functions`."""
     if isinstance(node, BackwardCFunction):
         outgoing = _call_function(node, incoming)
     else:
@@ -198,7 +198,7 @@ def _call_function(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor 
 
 
 def _zeros(result: Any) -> Tensor | None:
-    """None for what autograd keeps no shape of, a result without gradients; a backward that uses that one fails."""
+    """Return zeros like a result; None for one without gradients, of which autograd keeps no shape."""
     if (tuple(result.shape), result.dtype, result.device.type) == ((), torch.get_default_dtype(), "cpu"):
         return None
     zeros: Tensor = torch.ops.aten.zeros.default(
@@ -208,7 +208,7 @@ def _zeros(result: Any) -> Tensor | None:
 
 
 def _conform(gradient: Tensor, result: Any) -> Tensor:
-    """A gradient in the shape and dtype of what it is the gradient of."""
+    """Return a gradient in the shape and dtype of what it is the gradient of."""
     if tuple(gradient.shape) != tuple(result.shape):
         gradient = gradient.sum_to_size(result.shape)
     if gradient.dtype == result.dtype:

@@ -7,8 +7,8 @@ generated source, so that its Triton kernels can be had too (`generated_code.tri
 
 Note [Backward graphs]. `torch.compile` lowers a backward when it is first called, which needs a GPU. AOTAutograd can be
 told to lower it together with its forward (`force_non_lazy_backward_lowering`). To get that far it differentiates while
-it traces, and PyTorch's engine asks the driver for streams; `gradients` stands for the engine. The gradient
-of every output that can have one is taken to be given, as it is in a real backward.
+it traces, and PyTorch's engine asks the driver for streams; `gradients` stands for the engine. The gradient of every
+output that can have one is taken to be given, as it is in a real backward.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class LoweredGraph:
 
     @property
     def in_graphs(self) -> Body:
-        """What runs inside CUDA graphs."""
+        """Return what runs inside CUDA graphs."""
         return sum((self._pieces()[place] for place in self.recorded), Body())
 
     @property
     def outside(self) -> Body:
-        """What runs outside of CUDA graphs, launch by launch."""
+        """Return what runs outside of CUDA graphs, launch by launch."""
         pieces = self._pieces()
         return sum((body for place, body in pieces.items() if place not in self.recorded), Body())
 
@@ -219,7 +219,7 @@ class _Seen:
     _partition: int = -1
 
     def note_cpu_inputs(self, graph: Any) -> None:
-        """Operations in partitions that read a CPU tensor."""
+        """Return operations in partitions that read a CPU tensor."""
         if not torch_internals.inductor_config.graph_partition:
             return
         for node in graph.scheduler.nodes:
@@ -265,13 +265,14 @@ class _Seen:
 
 
 def _is_cpu_data(buffer: Any) -> bool:
-    """Whether a buffer of Inductor's is a CPU tensor that cannot be passed by value."""
+    """Return whether a buffer of Inductor's is a CPU tensor that cannot be passed by value."""
     device = None if buffer is None else buffer.get_device()
     return device is not None and device.type == "cpu" and len(buffer.get_size()) > 0
 
 
 def _copied(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A copy that Inductor may change, with what Dynamo notes next to module and nodes: where each input comes from."""
+    """Return a copy that Inductor may change, with what Dynamo notes next to module and nodes: where each input comes
+    from."""
     copied = torch.fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
     copied.meta = dict(graph_module.meta)
     torch_internals.copy_notes(graph_module, copied)

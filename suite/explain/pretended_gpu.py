@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 
 from optimizations import torch_internals
 from suite.explain import attention
-from suite.explain.operators import overridden
+from suite.explain.attention import overridden
 
 WARP_SIZE = 32
 
@@ -43,7 +43,7 @@ class GpuModel:
 
     @property
     def target(self) -> str:
-        """The name of what is compiled for: "sm_90"."""
+        """Return the name of what is compiled for: "sm_90"."""
         major, minor = self.capability
         return f"sm_{major}{minor}"
 
@@ -74,7 +74,7 @@ class Shortcuts:
 
 @contextlib.contextmanager
 def pretended_gpu(gpu: GpuModel = H100) -> Iterator[Shortcuts]:
-    """PyTorch believes in `gpu` as device cuda:0 while the block runs. Yields the shortcuts taken so far."""
+    """Make PyTorch believe in `gpu` as device cuda:0 while the block runs. Yields the shortcuts taken so far."""
     torch_internals.require_supported()
     shortcuts = Shortcuts()
     # PyTorch's own guard for tracing CUDA programs without a device; without it any indexing asks the driver.
@@ -96,7 +96,7 @@ def pretended_gpu(gpu: GpuModel = H100) -> Iterator[Shortcuts]:
 
 @contextlib.contextmanager
 def named_gpu(gpu: GpuModel = H100) -> Iterator[None]:
-    """PyTorch tells the GPU's name, and nothing else of it: TorchBench asks for it before it builds a model."""
+    """Make PyTorch tell the GPU's name, and nothing else of it: TorchBench asks for it before it builds a model."""
     with torch_internals.replaced_attribute(torch.cuda, "get_device_name", lambda device=None: gpu.name):
         yield
 
@@ -152,7 +152,7 @@ def _padding_not_worth_it(shortcuts: Shortcuts) -> Callable[..., bool]:
 
 @contextlib.contextmanager
 def _real_tensors_on_the_cpu() -> Iterator[None]:
-    """Memory asked for on the GPU comes from the CPU. Inductor folds constants by computing a few real elements."""
+    """Take memory asked for on the GPU from the CPU: Inductor folds constants by computing a few real elements."""
 
     def empty(
         size: Sequence[int],
@@ -174,7 +174,7 @@ def _real_tensors_on_the_cpu() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _triton_driver(gpu: GpuModel) -> Iterator[None]:
-    """Triton's code generation asks its active driver for the target; there is none without a GPU."""
+    """Stand in for Triton's driver, which code generation asks for the target; there is none without a GPU."""
     major, minor = gpu.capability
     target = GPUTarget("cuda", 10 * major + minor, WARP_SIZE)
     driver = SimpleNamespace(

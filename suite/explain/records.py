@@ -154,7 +154,7 @@ class FxGraph(Record):
 
 
 def _without(written: dict[str, Any], field: str) -> dict[str, Any]:
-    """Without the field, if it is empty: what explanations of programs that do not train never have."""
+    """Leave the field out if it is empty, as it is in explanations of programs that do not train."""
     return written if written[field] else {name: value for name, value in written.items() if name != field}
 
 
@@ -191,20 +191,20 @@ class Explanation(Record):
 
     @property
     def host_to_device(self) -> list[ExplainedCopy]:
-        """Copies from host to device in one call. Scalars are not among them: they are passed by value."""
+        """Return copies from host to device in one call. Scalars are not among them: they are passed by value."""
         return [copy for graph in self.graphs for copy in graph.copies if copy.kind != "scalar"]
 
     @property
     def cpu_nodes(self) -> int:
-        """Values on the CPU in one call, one that is returned counted once."""
+        """Return values on the CPU in one call, one that is returned counted once."""
         return sum(len({node.node for node in graph.cpu_nodes}) for graph in self.graphs)
 
     def forwards(self, setting: str) -> list[Lowering]:
-        """The lowerings of FX graphs under this setting; those that could not be lowered have none."""
+        """Return the lowerings of FX graphs under this setting; those that could not be lowered have none."""
         return [one for graph in self.graphs for one in graph.lowerings if one.setting == setting]
 
     def backwards(self, setting: str) -> list[Lowering]:
-        """Those of their backward graphs."""
+        """Return the lowerings of their backward graphs."""
         return [one for graph in self.graphs for one in graph.backward if one.setting == setting]
 
 

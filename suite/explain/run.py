@@ -2,15 +2,20 @@
 
 The caller imports no torch through this module. A worker that crashes, hangs or is killed gives an explanation with
 `error` set, and the others go on.
+
+Note [Reuse]: a folder of explanations keeps a digest of the code (and the size) next to them. When that changes, the
+old explanations of the targets asked for are removed first, so that a folder never mixes two states of the code.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import selectors
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 from typing import Protocol
@@ -23,7 +28,7 @@ from models.registry import Size
 from suite.explain.records import Explanation, WorkerAnswer
 from suite.explain.targets import Target, find_targets, unexplained
 from suite.results.errors import WrongUse
-from suite.results.store import CannotWrite, describe, make_folder, write_atomically
+from suite.results.store import REPOSITORY, CannotWrite, describe, make_folder, write_atomically
 from suite.run import guard
 from suite.run.supervise import Supervised, end
 
@@ -40,13 +45,13 @@ class Watcher(Protocol):
     """Told what happens meanwhile."""
 
     def step(self, target: Target, step: str) -> None:
-        """A target's worker has begun a step, which `suite.explain.steps` names."""
+        """Take note that a target's worker has begun a step, which `announce` names."""
 
     def ended(self, target: Target) -> None:
-        """A target's worker has ended."""
+        """Take note that a target's worker has ended."""
 
     def time_passes(self) -> None:
-        """Called now and then while workers run."""
+        """Take the chance to do something now and then while workers run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +149,7 @@ def _write(path: Path, explanation: Explanation) -> None:
 
 
 def file_name(target: Target) -> str:
-    """The file a target's explanation goes to."""
+    """Return the file a target's explanation goes to."""
     stem = target.name.replace(":", ".")
     is_default = target.variant is None or target.variant == registry.planned(target.name).variants[0]
     return f"{stem}.json" if is_default else f"{stem}-{target.variant}.json"
@@ -195,7 +200,7 @@ class _Running:
             os.close(write)
 
     def has_taken_too_long(self) -> bool:
-        """Whether it has used more processor time than it may, or none for so long that it hangs."""
+        """Return whether it has used more processor time than it may, or none for so long that it hangs."""
         used, now = self.worker.cpu_seconds(), monotonic()
         if used >= self._cpu_s + 0.05:
             self._cpu_s, self._cpu_used_at = used, now
@@ -206,7 +211,7 @@ class _Running:
         return self.folder / "answer.json"
 
     def new_steps(self) -> list[str]:
-        """Steps that the worker has announced since."""
+        """Return steps that the worker has announced since."""
         with suppress(BlockingIOError):
             while chunk := os.read(self.steps_fd, 2**16):
                 self._unread += chunk
@@ -217,7 +222,7 @@ class _Running:
         return steps
 
     def finish(self) -> Explanation:
-        """The explanation, once the worker has ended or has taken too long. Nothing of it is left."""
+        """Return the explanation, once the worker has ended or has taken too long. Nothing of it is left."""
         try:
             if self.worker.exited():
                 return self._read()
@@ -246,3 +251,46 @@ class _Running:
 
 def _cores() -> int:
     return max(1, len(os.sched_getaffinity(0)))
+
+
+STAMP = ".made-by"
+PACKAGES = ("encore", "suite", "models", "optimizations")
+
+
+def reusable(targets: Sequence[Target], folder: Path) -> dict[Target, Explanation]:
+    """Return explanations in `folder` that this code made without an error; mark the folder as of this code.
+
+    Programs of the user's and models of TorchBench's are never among them: their code is not looked at.
+    """
+    sizes = sorted({target.size for target in targets})
+    digest = f"{code_digest()} {' '.join(sizes)}\n".encode()
+    stamp = folder / STAMP
+    if not stamp.is_file() or stamp.read_bytes() != digest:
+        for target in targets:
+            (folder / file_name(target)).unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(stamp, digest)
+        return {}
+    own = [target for target in targets if not (target.is_program or registry.is_sourced(target.name))]
+    found = {target: _read(folder / file_name(target)) for target in own}
+    return {
+        target: explanation
+        for target, explanation in found.items()
+        if explanation and explanation.size == target.size and not explanation.error
+    }
+
+
+def code_digest() -> str:
+    """Return the SHA-256 over the sources of the packages and the version of PyTorch."""
+    digest = hashlib.sha256(version("torch").encode())
+    for package in PACKAGES:
+        for path in sorted((REPOSITORY / package).rglob("*.py")):
+            digest.update(str(path.relative_to(REPOSITORY)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> Explanation | None:
+    try:
+        return Explanation.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None

@@ -41,7 +41,7 @@ class Target:
 def find_targets(
     names: Sequence[str], *, variant: str | None = None, size: Size = "full", workload_set: str | None = None
 ) -> list[Target]:
-    """Targets of these names; of no name, every workload (of the set) in each of its variants, or in `variant` alone.
+    """Find targets by name; without a name, every workload (of the set) in each of its variants, or in `variant` alone.
 
     Raises:
         WrongUse: a workload, set or variant is unknown, or a `module:callable` is none; the message says what is known.
@@ -84,7 +84,7 @@ def _check_program_name(name: str, variant: str | None, size: Size) -> None:
 
 
 def unexplained(target: Target, error: str | None) -> Explanation:
-    """The explanation of `target` before anything is known of it."""
+    """Return the explanation of `target` before anything is known of it."""
     workload = None if target.is_program else registry.planned(target.name)
     commit, dirty = git_state(REPOSITORY)
     return Explanation(

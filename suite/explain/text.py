@@ -28,12 +28,12 @@ MOST_ROWS = 16
 
 
 def render(explanation: Explanation) -> RenderableType:
-    """All of an explanation, for `rich.console.Console.print`."""
+    """Return all of an explanation, for `rich.console.Console.print`."""
     return Group(*_parts(explanation))
 
 
 def summary(explanation: Explanation) -> str:
-    """One line: what was found, or why nothing was."""
+    """Say in one line what was found, or why nothing was."""
     if explanation.error is not None and not explanation.graphs:
         return f"failed: {explanation.error.splitlines()[0]}"
     stock, backward = explanation.forwards(GRAPH_MODE), explanation.backwards(GRAPH_MODE)
@@ -170,7 +170,7 @@ def _table(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Renderab
 
 
 def _indented(part: RenderableType) -> RenderableType:
-    """`part`, moved to the right; not filled up with blanks to the width of the console, which may be a pipe."""
+    """Move `part` to the right; it is not filled up with blanks to the width of the console, which may be a pipe."""
     return Padding(part, (0, 0, 0, 2), expand=False)
 
 

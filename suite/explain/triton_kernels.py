@@ -40,7 +40,7 @@ class CompiledKernel:
 
 
 def compile_kernel(kernel: TritonKernel, capability: int = 90) -> Iterator[CompiledKernel]:
-    """The kernel in each of its configurations, for a GPU of compute capability `capability` / 10.
+    """Return the kernel in each of its configurations, for a GPU of compute capability `capability` / 10.
 
     Raises:
         triton.CompilationError: Triton cannot compile it for this GPU.

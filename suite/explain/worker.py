@@ -17,9 +17,8 @@ from encore.own_packages import give_way
 from models import registry
 from optimizations.atomic_file import write_atomically
 from suite.explain.build import Program, build_program, build_workload, load_program
-from suite.explain.capture import TracedCall, capture, user_place
+from suite.explain.capture import TracedCall, announce, announce_to, capture, user_place
 from suite.explain.records import Explanation, WorkerAnswer
-from suite.explain.steps import announce, announce_to
 from suite.explain.targets import Target, unexplained
 from suite.results.errors import WrongUse
 
@@ -52,8 +51,8 @@ def explain(target: Target) -> Explanation:
     training = False
     try:
         program = _build(target)
-        training = program.training
         found = capture(program)
+        training = program.training and (not program.is_step or found.differentiated)
     except WrongUse:
         raise
     except Exception as failure:
@@ -65,8 +64,10 @@ def explain(target: Target) -> Explanation:
 
 
 def _describe(failure: Exception) -> str:
+    """Say what failed and in which line; of Dynamo's long texts only what they say of the program."""
     place = user_place(failure)
-    return f"{type(failure).__name__}: {failure}" + (f" ({place})" if place else "")
+    text = str(failure).partition("\n  Hint:")[0].partition("\nfrom user code:")[0].strip()
+    return f"{type(failure).__name__}: {text}" + (f" ({place})" if place else "")
 
 
 def _build(target: Target) -> Program:

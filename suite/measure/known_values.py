@@ -43,7 +43,7 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
 
     @contextlib.contextmanager
     def random_values(self) -> Iterator[None]:
-        """Random numbers count as known in the block. Meant for inputs, whose values are as good as any."""
+        """Count random numbers as known in the block. It is meant for inputs, whose values are as good as any."""
         self._random_is_known = True
         try:
             yield
@@ -74,14 +74,14 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
         return result
 
     def value(self, tensor: Tensor) -> Tensor | None:
-        """The value of a tensor on the CPU, if it is known."""
+        """Return the value of a tensor on the CPU, if it is known."""
         known = getattr(tensor, _VALUE, None) if isinstance(tensor, torch_internals.FakeTensor) else tensor
         if known is None or known.device != _CPU or known.untyped_storage().data_ptr() in self._overwritten:
             return None
         return known
 
     def _evaluate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any] | None:
-        """The real result of an operation, in a tuple; None where it cannot be known."""
+        """Return the real result of an operation, in a tuple; None where it cannot be known."""
         if not isinstance(func, torch_internals.OpOverload) or func.overloadpacket.__name__ in _UNINITIALISED:
             return None
         random = torch.Tag.nondeterministic_seeded in func.tags
@@ -98,7 +98,8 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
             return None
 
     def _is_unknown_whole(self, tensor: Tensor) -> bool:
-        """Whether a tensor's values are unknown and it is all of its memory (the base of a view would stay unknown).
+        """Return whether a tensor's values are unknown and it is all of its memory (the base of a view would stay
+        unknown).
 
         A parameter is filled by its module, and stays unknown: what depends on weights must not become known.
         """
@@ -121,7 +122,7 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
         return fake
 
     def _forget_written(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """A known tensor into which something unknown was written is unknown from now on, and so are its views."""
+        """Forget the value of a known tensor, and of its views, into which something unknown was written."""
         schema = getattr(func, "_schema", None)
         if schema is None:
             return
@@ -136,7 +137,7 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
 
 
 def _draws_one_number(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a random operator makes a CPU tensor of rank 0, such as a program branches on: any value will do."""
+    """Return whether a random operator makes a CPU tensor of rank 0, such as a program branches on."""
     no_dimensions = any(isinstance(argument, (list, tuple)) and not argument for argument in args)
     return no_dimensions and kwargs.get("device") in (None, _CPU)
 

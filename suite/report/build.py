@@ -22,21 +22,17 @@ from suite.report import (
     explain_tables,
     paper,
     provenance,
-    same_program,
     speedup_tables,
 )
-from suite.report.chart import Chart, LineChart
+from suite.report.chart import Chart, LineChart, draw, to_pdf, to_png, to_svg
 from suite.report.conclusion import Conclusion
-from suite.report.draw import draw, to_pdf, to_png, to_svg
-from suite.report.join import load_recorded, load_runs
-from suite.report.load import Run, cell_label, load_explanations
 from suite.report.markdown_pages import check_page, generated_names, paper_part, update_page
 from suite.report.page import Log, Page, PageFigure, Section, render
 from suite.report.paper.costs import read_programs
 from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
-from suite.report.row_tables import later_processes, shortages, superseded_failures
+from suite.report.runs import Run, cell_label, load_explanations, load_recorded, load_runs
 from suite.report.table import Table, to_csv, to_markdown
 from suite.results.errors import WrongUse
 from suite.results.schema import Cell, Record
@@ -136,17 +132,17 @@ def build_report(
     if readme is not None:
         check_page(readme, names)
     announce("comparing modes")
-    comparisons = compare.compare(recorded) if recorded else ()
-    results = paper_results(recorded, further, published)
+    ratios = compare.compare(recorded) if recorded else None
+    results = paper_results(ratios, further, published)
     exhibits = [(exhibit, exhibit.make(exhibit, results)) for exhibit in paper.EXHIBITS.values()] if recorded else []
     parts = [
-        *(_run_parts(recorded, comparisons, published) if recorded else ()),
+        *(_run_parts(ratios, published) if ratios is not None else ()),
         *(_explain_parts(explained, published) if explained else ()),
         *_paper_parts(exhibits, published),
     ]
     concluded = conclusion.of_explanations(explained)
-    if recorded:
-        concluded = conclusion.of_run(recorded, comparisons, published)
+    if ratios is not None:
+        concluded = conclusion.of_run(ratios, published)
     warnings = tuple(dict.fromkeys(part.provenance.warning for part in parts if part.provenance.warning))
     if figures_dir is not None and warnings and figures_dir.resolve() == FIGURES:
         figures_dir = out / "figures"
@@ -195,17 +191,15 @@ _OUTLINE = (
 """Sections of a run: anchor, title, how the names of its figures begin, and its tables."""
 
 
-def _run_parts(run: Run, comparisons: Sequence[compare.Comparison], published: Published) -> tuple[_Part, ...]:
-    """The sections of a run: each figure with the tables that belong to it."""
+def _run_parts(ratios: compare.Ratios, published: Published) -> tuple[_Part, ...]:
+    """Make the sections of a run: each figure with the tables that belong to it."""
+    run = ratios.run
     origin = provenance.of_run(run)
-    drawn = charts.of_run(run, comparisons, published)
+    drawn = charts.of_run(ratios, published)
     made = (
-        *speedup_tables.all_tables(run, comparisons, published),
+        *speedup_tables.all_tables(ratios, published),
         *cell_tables.all_tables(run, published),
-        later_processes(run),
-        superseded_failures(run),
-        shortages(run),
-        same_program.same_program(run),
+        speedup_tables.same_program(ratios),
     )
     tables = {table.name: table for table in made if table is not None}
     return tuple(
@@ -221,7 +215,7 @@ def _run_parts(run: Run, comparisons: Sequence[compare.Comparison], published: P
 
 
 def _paper_parts(exhibits: Iterable[tuple[paper.Exhibit, paper.Made]], published: Published) -> list[_Part]:
-    """A section for each figure and table of the papers."""
+    """Return a section for each figure and table of the papers."""
     return [
         _Part(
             exhibit.stem,
@@ -234,15 +228,15 @@ def _paper_parts(exhibits: Iterable[tuple[paper.Exhibit, paper.Made]], published
     ]
 
 
-def paper_results(recorded: Run | None, further: Further, published: Published) -> paper.Results:
-    """What the papers' figures and tables are made of.
+def paper_results(ratios: compare.Ratios | None, further: Further, published: Published) -> paper.Results:
+    """Collect what the papers' figures and tables are made of.
 
     Raises:
         WrongUse: a file cannot be read, or is not of its kind.
     """
     return paper.Results(
         published,
-        recorded,
+        ratios,
         None if further.micro is None else read_micro_run(further.micro),
         None if further.nanogpt is None else read_nanogpt(further.nanogpt),
         dict(map(read_programs, further.programs)),
@@ -275,7 +269,8 @@ def build_exhibits(
     if recorded is not None and not recorded.cells and further.micro is None and further.nanogpt is None:
         raise WrongUse(f"nothing to draw: {'; '.join(recorded.remarks)}")
     published = load_published()
-    results = paper_results(recorded, further, published)
+    ratios = None if recorded is None else compare.Ratios(recorded)
+    results = paper_results(ratios, further, published)
     parts = _paper_parts([(exhibit, exhibit.make(exhibit, results)) for exhibit in exhibits], published)
     if figures_dir is None or (figures_dir.resolve() == FIGURES and any(part.provenance.warning for part in parts)):
         figures_dir = out / "figures"
@@ -312,7 +307,7 @@ def _names_to_renew(readme: Path, published: Published, *, has_run: bool) -> tup
 
 
 def _page_part(name: str, parts: Iterable[_Part], exhibits: Iterable[tuple[paper.Exhibit, paper.Made]]) -> str:
-    """A generated part of a page: the README's table, or a paper's numbers."""
+    """Return a generated part of a page: the README's table, or a paper's numbers."""
     if name != HEADLINE:
         return paper_part([(exhibit, made) for exhibit, made in exhibits if exhibit.source == name])
     tables = [(table, part.provenance) for part in parts for table in part.tables if table.name == HEADLINE]
@@ -320,7 +315,7 @@ def _page_part(name: str, parts: Iterable[_Part], exhibits: Iterable[tuple[paper
 
 
 def headline_part(table: Table, origin: Provenance) -> str:
-    """The README's table: with the runs of its rows alone, named below it."""
+    """Return the README's table: with the runs of its rows alone, named below it."""
     return to_markdown(table, origin.among(table.frame["workload"]))
 
 

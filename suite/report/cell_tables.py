@@ -1,267 +1,107 @@
-"""What was measured of each cell. A cell that failed has its row in every table, with its status and nothing else."""
+"""Tables of what was measured of each cell, and of what happened besides: later processes, missing samples, failures.
+
+A cell that failed has its row in every table of measurements, with its status and nothing else.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from suite.measure.metrics import Metric, metrics
 from suite.measure.modes import MODES
-from suite.report import same_time
-from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
+from suite.report.runs import Run, cell_label, is_as_published, said_of_others
 from suite.report.selected import CANDIDATES, selected_functions
 from suite.report.table import Table, make_table
-from suite.results.schema import Block, Cell, CompileTimes, Status
+from suite.results.schema import Block, Cell, CompileTimes, LaterProcess, Status
 
 Row = dict[str, object]
 
 THROTTLING = frozenset({"SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"})
 """Clock-event reasons that lower a clock because power or cooling is short; the others are settings."""
 
+TUNING = "CachingAutotuner.benchmark_all_configs"
+"""Inductor's timer around the runs of a kernel's configurations."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTable:
+    """A table of a run. `note` and `columns` may depend on the run; `rows` makes its rows."""
+
+    title: str
+    note: str | Callable[[Run, Published], str]
+    columns: Sequence[str] | Callable[[Run], Sequence[str]]
+    rows: Callable[[Run, Published], Iterable[Row]]
+
 
 def all_tables(run: Run, published: Published) -> tuple[Table, ...]:
-    """Every table that has a row per cell, in the order of the report."""
+    """Make every table of `TABLES`, and one for each metric of `suite.measure.metrics`, in the order of the report."""
     return (
-        times(run),
-        coverage(run, published),
-        copies(run, published),
-        memory(run),
-        compile_times(run),
-        selection(run),
-        correctness(run),
-        conditions(run),
-        not_captured(run),
-        failed(run),
-        *(of_metric(run, metric) for metric in metrics()),
+        *(table(name, run, published) for name in TABLES),
+        *(_made(metric.name, _of_metric(metric), run, published) for metric in metrics()),
     )
 
 
-def of_metric(run: Run, metric: Metric) -> Table:
-    """The table of a metric of `suite.measure.metrics`."""
-    return _cell_table(
-        run,
-        metric.name,
-        metric.title,
-        metric.note,
-        metric.columns,
-        lambda cell: dict(metric.of_row(cell)),
-    )
+def table(name: str, run: Run, published: Published) -> Table:
+    """Make the table of this name."""
+    return _made(name, TABLES[name], run, published)
 
 
-def times(run: Run) -> Table:
-    """Times per iteration, and host time split into kernel time and the rest."""
-    columns = ["host_us", "host_p05_us", "host_p95_us", "device_us", "throughput_us", "kernel_us", "rest_us"]
-    columns += ["host_to_kernel_ratio", "samples", "blocks", "processes", "grouping"]
-    return _cell_table(
-        run,
-        "times",
-        "Time per iteration",
-        "host: call to completion, median and 5th and 95th percentile of all samples; device: CUDA events; throughput: "
-        "back to back. kernel: sum of kernel times of one profiled iteration; rest = host - kernel, below 0 where "
-        "kernels overlap or the profiler slows them; host to kernel ratio: distance to the limit.",
-        columns,
-        _times_of,
-    )
+def _made(name: str, of: RunTable, run: Run, published: Published) -> Table:
+    note = of.note if isinstance(of.note, str) else of.note(run, published)
+    columns = of.columns(run) if callable(of.columns) else of.columns
+    return make_table(name, of.title, note, columns, of.rows(run, published))
 
 
-def coverage(run: Run, published: Published) -> Table:
-    """Kernels under graph launches, and what the cell compiled to."""
-    columns = ["coverage_percent", "graph_kernels", "other_kernels", "graph_launches", "captured_kernel_nodes"]
-    columns += ["fx_graphs", "graph_breaks", "partitions", "cuda_graphs"]
-    columns += ["grace_coverage_percent", "pygraph_coverage_percent"]
-    return _cell_table(
-        run,
-        "coverage",
-        "Coverage: kernels launched by CUDA graphs",
-        "Of one steady iteration; copies and memsets do not count. captured kernel nodes is the cross-check. "
-        "Published stock coverage is that of PyTorch 2.4 (whole FX graph or nothing). "
-        + published.caption("grace", "pygraph"),
-        columns,
-        lambda cell: _coverage_of(cell, published),
-    )
+def _per_cell(
+    title: str,
+    note: str | Callable[[Run, Published], str],
+    columns: Sequence[str] | Callable[[Run], Sequence[str]],
+    values: Callable[[Cell, Published], Row],
+    *,
+    only_passed: bool = True,
+) -> RunTable:
+    """Describe a table with one row per cell: workload, mode, status, and values of cells that passed (else of all)."""
+
+    def rows(run: Run, published: Published) -> Iterator[Row]:
+        for cell in run.cells:
+            known = values(cell, published) if cell.status is Status.PASS or not only_passed else {}
+            yield _named(cell) | {"status": cell.status.value} | known
+
+    def all_columns(run: Run) -> list[str]:
+        return ["workload", "mode", "status", *(columns(run) if callable(columns) else columns)]
+
+    return RunTable(title, note, all_columns, rows)
 
 
-def copies(run: Run, published: Published) -> Table:
-    """Bytes moved per iteration."""
-    columns = ["placeholder_bytes", "placeholder_tensors", "pointer_bytes", "device_to_device_bytes"]
-    columns += ["host_to_device_bytes", "host_to_device_copies", "blocking_copies", "grace_bytes"]
-    return _cell_table(
-        run,
-        "copies",
-        "Copies per iteration",
-        "placeholder: data copied into graph placeholders before replay; pointer: what was written instead. Byte units "
-        "are binary. The published bytes next to stock modes are GraCE's before indirection (with its placement). "
-        + published.caption("grace"),
-        columns,
-        lambda cell: _copies_of(cell, published),
-    )
+def _of_metric(metric: Metric) -> RunTable:
+    return _per_cell(metric.title, metric.note, metric.columns, lambda cell, _: dict(metric.of_row(cell)))
 
 
-def memory(run: Run) -> Table:
-    """Peak bytes while compiling and while replaying."""
-    columns = [f"{phase}_peak_{kind}_bytes" for phase in ("compile", "replay") for kind in ("allocated", "reserved")]
-    return _cell_table(
-        run,
-        "memory",
-        "Peak memory",
-        "Of PyTorch's allocator, while compiling and recording, and in steady replay. Graph pools show in reserved.",
-        columns,
-        lambda cell: cell.metrics.memory.model_dump() if cell.metrics and cell.metrics.memory else {},
-    )
-
-
-def compile_times(run: Run) -> Table:
-    """Time to the first result and through warm-up."""
-    parts = sorted({part for cell in run.cells if cell.compile for part in cell.compile.parts})
-    return _cell_table(
-        run,
-        "compile_times",
-        "Compile time",
-        "first call: to the first result; warm up: through recording. The rest are Dynamo's own timers, in seconds. "
-        "measured: what was cached, and whether other modes compiled at the same time. waited: for kernels of the mode "
-        "that compiles first; in no other column.",
-        ["first_call_s", "warm_up_s", "waited_s", "measured", *(f"{part}_s" for part in parts)],
-        _compile_times_of,
-    )
-
-
-def correctness(run: Run) -> Table:
-    """The comparison with eager, made before any timing."""
-    columns = [
-        "passed",
-        "inputs",
-        "compute_dtype",
-        "max_relative_error",
-        "tolerance",
-        "reference_error",
-        "widened_error",
-        "worst",
-    ]
-    columns += ["deterministic", "fallback_random", "bitwise_with", "bitwise"]
-
-    def values(cell: Cell) -> Row:
-        if cell.correctness is None:
-            return {}
-        recorded = cell.correctness.model_dump()
-        return {name: value for name, value in recorded.items() if name in columns} | {
-            "inputs": cell.correctness.input_count
-        }
-
-    return _cell_table(
-        run,
-        "correctness",
-        "Correctness",
-        "Outputs, loss and gradients against eager on several inputs. bitwise: equal, bit for bit, to the mode named.",
-        columns,
-        values,
-        only_passed=False,
-    )
-
-
-def conditions(run: Run) -> Table:
-    """State of the GPU around the timed blocks, and what else was at work on the host."""
-    return _cell_table(
-        run,
-        "conditions",
-        "State of the GPU while measuring",
-        "NVML readings before and after each block. other cores, other GPUs: of the host, that other programs kept "
-        "busy meanwhile. throttle: the clock-event reasons that were active, idle left out." + same_time.said(run),
-        [
-            "sm_clock_low_mhz",
-            "sm_clock_high_mhz",
-            "memory_clock_mhz",
-            "power_high_w",
-            "temperature_high_c",
-            "throttle",
-            "other_cores",
-            "other_gpus",
-        ],
-        _conditions_of,
-    )
-
-
-def selection(run: Run) -> Table:
-    """Which way each captured function is served, and the times that decided it, where ways were timed."""
-    return make_table(
-        "selection",
-        "Which graphs serve calls",
-        "A row per function that graphs are recorded of. none: without a graph; copy: a graph whose inputs are copied; "
-        "indirection: one that reads them in place. Times are medians of an iteration of the functions of a group, "
-        "which were judged together. excess: what timing a group took beyond its fastest way.",
-        [
-            *("workload", "mode", "graph", "group", "direction", "kernels", "copied_bytes"),
-            *(f"{candidate}_us" for candidate in CANDIDATES),
-            *("kept", "excess_s", "reason"),
-        ],
-        (
-            {
-                "workload": cell_label(cell),
-                "mode": cell.mode,
-                **function.model_dump(exclude={"candidates"}),
-                **{f"{candidate}_us": time for candidate, time in function.median_us.items()},
-            }
-            for cell in run.cells
-            for function in selected_functions(cell)
-        ),
-    )
-
-
-def not_captured(run: Run) -> Table:
-    """What stayed outside CUDA graphs, in Inductor's words."""
-    return make_table(
-        "not_captured",
-        "Not captured, and why",
-        "Inductor's own reason and the user's source line, per graph mode.",
-        ["workload", "mode", "reason", "source_line", "count"],
-        (
-            {"workload": cell_label(cell), "mode": cell.mode, **reason.model_dump()}
-            for cell in run.cells
-            if cell.metrics and cell.metrics.graphs
-            for reason in cell.metrics.graphs.not_captured
-        ),
-    )
-
-
-def failed(run: Run) -> Table:
-    """Cells without a result: those that failed, and those that the run set out to measure and has not."""
-    rows: Iterator[Row] = (
-        {"workload": cell_label(cell), "mode": cell.mode, "status": cell.status.value, "error": cell.error}
-        for cell in run.failed
-    )
-    missing: Iterator[Row] = (
-        {"workload": workload, "mode": mode, "status": "not run"} for workload, mode in run.missing
-    )
-    return make_table(
-        "failed",
-        "Failed, or not run",
-        "Cells that did not pass, with their error, and cells of workloads that no run has."
-        if run.parts
-        else "Cells that did not pass, with their error, and cells the run has not come to (`encore run --resume`).",
-        ["workload", "mode", "status", "error"],
-        chain(rows, missing),
-    )
+def _named(cell: Cell) -> Row:
+    return {"workload": cell_label(cell), "mode": cell.mode}
 
 
 def host_median_us(cell: Cell) -> float | None:
-    """Median over all samples of a cell's host time to completion."""
+    """Return the median over all samples of a cell's host time to completion."""
     samples = _all_samples(cell, lambda block: block.host_us)
     return statistics.median(samples) if samples else None
 
 
 def replay_peak_bytes(cell: Cell | None) -> int | None:
-    """Peak bytes that the allocator reserved in steady replay, of a cell that passed."""
+    """Return the peak bytes that the allocator reserved in steady replay, of a cell that passed."""
     if cell is None or cell.status is not Status.PASS or cell.metrics is None or cell.metrics.memory is None:
         return None
     return cell.metrics.memory.replay_peak_reserved_bytes
 
 
 def recorded_graphs(cell: Cell) -> int | None:
-    """How many CUDA graphs were recorded. Until 2026-11-26 rows had 0 of what Encore captures around the module: those
-    are the graphs that an iteration launches, each once."""
+    """Return how many CUDA graphs were recorded. Until 2026-11-26 rows had 0 of what Encore captures around the module:
+    those are the graphs that an iteration launches, each once."""
     coverage, graphs = (cell.metrics.coverage, cell.metrics.graphs) if cell.metrics else (None, None)
     counted = graphs.cuda_graphs if graphs is not None else None
     return coverage.graph_launches if _captures_more(cell.mode) and not counted and coverage is not None else counted
@@ -269,33 +109,6 @@ def recorded_graphs(cell: Cell) -> int | None:
 
 def _captures_more(mode: str) -> bool:
     return mode in MODES and MODES[mode].captures_more
-
-
-def _cell_table(
-    run: Run,
-    name: str,
-    title: str,
-    note: str,
-    columns: Sequence[str],
-    values: Callable[[Cell], Row],
-    only_passed: bool = True,
-) -> Table:
-    """A table with one row per cell: workload, mode, status, and the values of cells that passed (else of all)."""
-    return make_table(
-        name,
-        title,
-        note,
-        ["workload", "mode", "status", *columns],
-        (
-            {
-                "workload": cell_label(cell),
-                "mode": cell.mode,
-                "status": cell.status.value,
-                **(values(cell) if cell.status is Status.PASS or not only_passed else {}),
-            }
-            for cell in run.cells
-        ),
-    )
 
 
 def _times_of(cell: Cell) -> Row:
@@ -374,14 +187,15 @@ def _compile_times_of(cell: Cell) -> Row:
 
 
 def compile_conditions(times: CompileTimes) -> str:
-    """How compile times were measured, in words."""
+    """Return how compile times were measured, in words."""
     if times.conditions is not None:
         return times.conditions.value
     return "cached, side by side" if times.warm_cache else "cold, side by side"
 
 
 def throttling(run: Run) -> str | None:
-    """A warning that names workloads during which the GPU lowered its clocks, with NVML's reasons; None without any."""
+    """Return a warning that names workloads during which the GPU lowered its clocks, with NVML's reasons; None without
+    any."""
     reasons: dict[str, set[str]] = {}
     for cell in run.cells:
         for block in cell.blocks:
@@ -411,3 +225,205 @@ def _conditions_of(cell: Cell) -> Row:
 
 def _all_samples(cell: Cell, samples: Callable[[Block], list[float]]) -> list[float]:
     return [sample for block in cell.blocks for sample in samples(block)]
+
+
+def _memory_of(cell: Cell) -> Row:
+    return cell.metrics.memory.model_dump() if cell.metrics and cell.metrics.memory else {}
+
+
+def _correctness_of(cell: Cell) -> Row:
+    if cell.correctness is None:
+        return {}
+    recorded = cell.correctness.model_dump(include=set(_CORRECTNESS))
+    return recorded | {"inputs": cell.correctness.input_count}
+
+
+def _selection_rows(run: Run, _: Published) -> Iterator[Row]:
+    for cell in run.cells:
+        for function in selected_functions(cell):
+            times = {f"{candidate}_us": time for candidate, time in function.median_us.items()}
+            yield _named(cell) | function.model_dump(exclude={"candidates"}) | times
+
+
+def _not_captured_rows(run: Run, _: Published) -> Iterator[Row]:
+    for cell in run.cells:
+        graphs = cell.metrics.graphs if cell.metrics else None
+        for reason in graphs.not_captured if graphs else ():
+            yield _named(cell) | reason.model_dump()
+
+
+def _failed_rows(run: Run, _: Published) -> Iterator[Row]:
+    for cell in run.failed:
+        yield _named(cell) | {"status": cell.status.value, "error": cell.error}
+    for workload, mode in run.missing:
+        yield {"workload": workload, "mode": mode, "status": "not run"}
+
+
+def _later_rows(run: Run, _: Published) -> Iterator[Row]:
+    for cell in run.cells:
+        for process in cell.later:
+            yield _named(cell) | _later(process)
+
+
+def _later(process: LaterProcess) -> dict[str, object]:
+    times, served = process.compile, process.selection
+    return {
+        "process": process.process + 1,
+        "first_call_s": times.first_call_s if times else None,
+        "tuning_s": times.parts.get(TUNING) if times else None,
+        "retuned": "; ".join(process.retuned) or None,
+        "settled": None if times is None or times.settled is None else "yes" if times.settled else "no",
+        "kept": _each(one.kept or one.state for one in served),
+        "voided": _each(reason for one in served for reason in one.voided),
+    }
+
+
+def _each(texts: Iterable[str]) -> str | None:
+    """Return each text once, in the order in which they came; None without any."""
+    return "; ".join(dict.fromkeys(text for text in texts if text)) or None
+
+
+def _shortage_rows(run: Run, _: Published) -> Iterator[Row]:
+    for cell in run.cells:
+        for one in cell.shortages:
+            found: Row = {"of": one.mode, "process": one.process + 1}
+            yield _named(cell) | found | {"reason": one.reason, "phase": one.phase, "error": one.error}
+
+
+def _superseded_rows(run: Run, _: Published) -> Iterator[Row]:
+    """List failed cells that were measured again: a report without them would hide that a cell has ever failed."""
+    for each in run.superseded:
+        row = _named(each.cell) | {"status": each.cell.status.value, "error": each.cell.error}
+        yield row | {"failed_in": each.run_id, "replaced_by": each.by or "the same run"}
+
+
+def _compile_columns(run: Run) -> list[str]:
+    parts = sorted({part for cell in run.cells if cell.compile for part in cell.compile.parts})
+    return ["first_call_s", "warm_up_s", "waited_s", "measured", *(f"{part}_s" for part in parts)]
+
+
+_TIMES = ("host_us", "host_p05_us", "host_p95_us", "device_us", "throughput_us", "kernel_us", "rest_us")
+_COVERAGE = (
+    "coverage_percent", "graph_kernels", "other_kernels", "graph_launches", "captured_kernel_nodes", "fx_graphs",
+    "graph_breaks", "partitions", "cuda_graphs",
+)  # fmt: skip
+_COPIES = (
+    "placeholder_bytes", "placeholder_tensors", "pointer_bytes", "device_to_device_bytes", "host_to_device_bytes",
+    "host_to_device_copies", "blocking_copies", "grace_bytes",
+)  # fmt: skip
+_CORRECTNESS = (
+    "passed", "inputs", "compute_dtype", "max_relative_error", "tolerance", "reference_error", "widened_error",
+    "worst", "deterministic", "fallback_random", "bitwise_with", "bitwise",
+)  # fmt: skip
+_CONDITIONS = ("sm_clock_low_mhz", "sm_clock_high_mhz", "memory_clock_mhz", "power_high_w", "temperature_high_c")
+_SELECTION = ("workload", "mode", "graph", "group", "direction", "kernels", "copied_bytes")
+
+TABLES: dict[str, RunTable] = {
+    "times": _per_cell(
+        "Time per iteration",
+        "host: call to completion, median and 5th and 95th percentile of all samples; device: CUDA events; throughput: "
+        "back to back. kernel: sum of kernel times of one profiled iteration; rest = host - kernel, below 0 where "
+        "kernels overlap or the profiler slows them; host to kernel ratio: distance to the limit.",
+        (*_TIMES, "host_to_kernel_ratio", "samples", "blocks", "processes", "grouping"),
+        lambda cell, _: _times_of(cell),
+    ),
+    "coverage": _per_cell(
+        "Coverage: kernels launched by CUDA graphs",
+        lambda _, published: (
+            "Of one steady iteration; copies and memsets do not count. captured kernel nodes is the cross-check. "
+            "Published stock coverage is that of PyTorch 2.4 (whole FX graph or nothing). "
+            + published.caption("grace", "pygraph")
+        ),
+        (*_COVERAGE, "grace_coverage_percent", "pygraph_coverage_percent"),
+        _coverage_of,
+    ),
+    "copies": _per_cell(
+        "Copies per iteration",
+        lambda _, published: (
+            "placeholder: data copied into graph placeholders before replay; pointer: what was written instead. Byte "
+            "units are binary. The published bytes next to stock modes are GraCE's before indirection (with its "
+            f"placement). {published.caption('grace')}"
+        ),
+        _COPIES,
+        _copies_of,
+    ),
+    "memory": _per_cell(
+        "Peak memory",
+        "Of PyTorch's allocator, while compiling and recording, and in steady replay. Graph pools show in reserved.",
+        [f"{phase}_peak_{kind}_bytes" for phase in ("compile", "replay") for kind in ("allocated", "reserved")],
+        lambda cell, _: _memory_of(cell),
+    ),
+    "compile_times": _per_cell(
+        "Compile time",
+        "first call: to the first result; warm up: through recording. The rest are Dynamo's own timers, in seconds. "
+        "measured: what was cached, and whether other modes compiled at the same time. waited: for kernels of the mode "
+        "that compiles first; in no other column.",
+        _compile_columns,
+        lambda cell, _: _compile_times_of(cell),
+    ),
+    "selection": RunTable(
+        "Which graphs serve calls",
+        "A row per function that graphs are recorded of. none: without a graph; copy: a graph whose inputs are copied; "
+        "indirection: one that reads them in place. Times are medians of an iteration of the functions of a group, "
+        "which were judged together. excess: what timing a group took beyond its fastest way.",
+        (*_SELECTION, *(f"{candidate}_us" for candidate in CANDIDATES), "kept", "excess_s", "reason"),
+        _selection_rows,
+    ),
+    "correctness": _per_cell(
+        "Correctness",
+        "Outputs, loss and gradients against eager on several inputs. bitwise: equal, bit for bit, to the mode named.",
+        _CORRECTNESS,
+        lambda cell, _: _correctness_of(cell),
+        only_passed=False,
+    ),
+    "conditions": _per_cell(
+        "State of the GPU while measuring",
+        lambda run, _: (
+            "NVML readings before and after each block. other cores, other GPUs: of the host, that other programs kept "
+            f"busy meanwhile. throttle: the clock-event reasons that were active, idle left out.{said_of_others(run)}"
+        ),
+        (*_CONDITIONS, "throttle", "other_cores", "other_gpus"),
+        lambda cell, _: _conditions_of(cell),
+    ),
+    "not_captured": RunTable(
+        "Not captured, and why",
+        "Inductor's own reason and the user's source line, per graph mode.",
+        ("workload", "mode", "reason", "source_line", "count"),
+        _not_captured_rows,
+    ),
+    "failed": RunTable(
+        "Failed, or not run",
+        lambda run, _: (
+            "Cells that did not pass, with their error, and cells of workloads that no run has."
+            if run.parts
+            else "Cells that did not pass, with their error, and cells the run has not come to (`encore run --resume`)."
+        ),
+        ("workload", "mode", "status", "error"),
+        _failed_rows,
+    ),
+    "later_processes": RunTable(
+        "Later processes of a mode",
+        "What a mode's processes after the first did. All that they compile is cached. So nothing should have been "
+        "tuned (tuning), and no kernel be another than in the first process (retuned; where there are any, ratios of "
+        "the mode have no verdict). kept: how selection served calls.",
+        ("workload", "mode", "process", "first_call_s", "tuning_s", "retuned", "settled", "kept", "voided"),
+        _later_rows,
+    ),
+    "shortages": RunTable(
+        "Missing after samples",
+        "What was measured before stands. reason memory: there was not enough. interrupted: the run ended before the "
+        "workload was through; `--resume` measures it again. phase prepare: the process was not measured, and none "
+        "after it. measure: it dropped out while it was timed; ratios are over the blocks that both modes have. "
+        "metrics: coverage, copies and kernels are missing, as far as they were not known before. Where samples are "
+        "of kernels that were not checked, ratios between compiled modes have no verdict.",
+        ("workload", "mode", "of", "process", "reason", "phase", "error"),
+        _shortage_rows,
+    ),
+    "superseded": RunTable(
+        "Failed before, measured again since",
+        "These rows are in no other table: the workload was measured again, later in the same run or in another one.",
+        ("workload", "mode", "status", "error", "failed_in", "replaced_by"),
+        _superseded_rows,
+    ),
+}
+"""What was measured of each cell, and what happened besides, by name, in the order of the report."""

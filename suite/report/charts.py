@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from suite.explain.records import Explanation
 from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, MODES, REFERENCE_MODE
-from suite.report import compare
 from suite.report.cell_tables import compile_conditions, host_median_us, replay_peak_bytes
 from suite.report.chart import Bar, Chart, Scale
-from suite.report.compare import Comparison, Kernels, TimeKind
+from suite.report.compare import Comparison, Kernels, Ratios, baselines
 from suite.report.explain_tables import (
     explanation_label,
     is_as_published,
@@ -19,10 +18,9 @@ from suite.report.explain_tables import (
     settings,
     total_bytes,
 )
-from suite.report.groups import RowGroup, row_groups
-from suite.report.load import Run, cell_label, mode_order
-from suite.report.load import is_as_published as cell_is_as_published
 from suite.report.published import Published
+from suite.report.runs import RowGroup, Run, cell_label, mode_order, row_groups
+from suite.report.runs import is_as_published as cell_is_as_published
 from suite.results.schema import Cell, Status
 from suite.results.stats import Verdict
 
@@ -32,13 +30,12 @@ BASELINES = {f"over_{mode}": mode for mode in (GRAPH_MODE, REFERENCE_MODE)}
 """Stems of the figures of speed-ups, each with what it is over."""
 
 
-def of_run(run: Run, comparisons: Sequence[Comparison], published: Published) -> tuple[Chart, ...]:
-    """Every figure this run has values for: speed-ups of each group of rows, the others of its first group."""
+def of_run(ratios: Ratios, published: Published) -> tuple[Chart, ...]:
+    """Make every figure this run has values for: speed-ups of each group of rows, the others of its first group."""
+    run = ratios.run
     groups = row_groups(run, published)
     charts = [
-        speed_ups(run, group, comparisons, published, name, baseline)
-        for name, baseline in BASELINES.items()
-        for group in groups
+        speed_ups(ratios, group, published, name, baseline) for name, baseline in BASELINES.items() for group in groups
     ]
     if groups:
         rows = replace(run, cells=tuple(cell for cell in run.cells if cell_label(cell) in groups[0].labels))
@@ -46,21 +43,16 @@ def of_run(run: Run, comparisons: Sequence[Comparison], published: Published) ->
     return tuple(chart for chart in charts if chart.has_values)
 
 
-def speed_ups(
-    run: Run, group: RowGroup, comparisons: Sequence[Comparison], published: Published, name: str, baseline: str
-) -> Chart:
-    """Latency of stock's graphs and of Encore over a mode, for each row of a group, with the geometric means."""
-    there = {cell.mode for cell in run.cells if cell_label(cell) in group.labels}
-    modes = tuple(mode for mode in _compared(run) if mode != baseline and mode in there)
-    items = {
-        (cell_label(item.cell), item.cell.mode): item
-        for item in comparisons
-        if (item.baseline, item.metric) == (baseline, TimeKind.LATENCY) and item.cell.mode in modes
-    }
-    bars = {key: _ratio_bar(item, published) for key, item in items.items() if key[0] in group.labels}
-    means = compare.common_means(comparisons, modes, baseline, group.labels if group.has_means else ())
+def speed_ups(ratios: Ratios, group: RowGroup, published: Published, name: str, baseline: str) -> Chart:
+    """Draw stock's graphs and Encore over a mode, for each row of a group, with the geometric means."""
+    run = ratios.run
+    there = {cell.mode for cell in run.cells if cell_label(cell) in group.labels and baseline in baselines(cell)}
+    modes = tuple(mode for mode in _compared(run) if mode in there)
+    items = ((label, mode, ratios.find(label, mode, baseline)) for label in group.labels for mode in modes)
+    bars = {(label, mode): _ratio_bar(item, published) for label, mode, item in items if item is not None}
+    means = ratios.means(group.labels if group.has_means else (), [(mode, baseline) for mode in modes])
     count = max((mean.count for mean in means.values()), default=0)
-    for mode, mean in means.items():
+    for (mode, _), mean in means.items():
         bars[GEOMEAN, mode] = Bar(mean.value, _interval(mean.low, mean.high), label=f"{mean.value:.2f}")
     stock = "stock's CUDA graphs" if baseline == GRAPH_MODE else f"{baseline} (no CUDA graphs)"
     return Chart(
@@ -80,7 +72,7 @@ def speed_ups(
 
 
 def _compared(run: Run) -> tuple[str, ...]:
-    """Stock's graphs, Encore as a whole and what captures more; without these, all modes but the reference."""
+    """Return stock's graphs, Encore as a whole and what captures more; without these, all modes but the reference."""
     whole = {GRAPH_MODE, DEFAULT_MODE}
     if DEFAULT_MODE not in run.modes:
         whole |= {mode for mode in run.modes if mode in MODES and MODES[mode].is_encores}
@@ -100,7 +92,7 @@ def _ratio_bar(item: Comparison, published: Published) -> Bar:
 
 
 def of_cells(run: Run, published: Published) -> list[Chart]:
-    """What was measured of each cell: time, coverage, copies, memory and compile time."""
+    """Return what was measured of each cell: time, coverage, copies, memory and compile time."""
     setting = published.sources["grace"].setting
     graphs = tuple(mode for mode in run.modes if mode not in MODES or MODES[mode].needs_gpu)
     others = tuple(mode for mode in run.modes if mode != REFERENCE_MODE)
@@ -130,7 +122,16 @@ def of_cells(run: Run, published: Published) -> list[Chart]:
     parts = ("to the first result", "rest of warm-up and recording")
     note = _compile_conditions(run)
     compiling = Chart(
-        "compile_time", "Compile time", "seconds", Scale.LINEAR, run.labels, run.modes, {}, parts=parts, note=note
+        "compile_time",
+        "Compile time",
+        "seconds",
+        Scale.LINEAR,
+        run.labels,
+        run.modes,
+        {},
+        parts=parts,
+        note=note,
+        shown=(0, 120),
     )
     return [
         _per_cell(run, split, lambda cell: _split_bar(run, cell)),
@@ -174,7 +175,7 @@ def _memory_bar(run: Run, cell: Cell) -> Bar:
 
 
 def _compile_conditions(run: Run) -> str:
-    """How compile times were measured, each way with its modes, in the order of the modes."""
+    """Return how compile times were measured, each way with its modes, in the order of the modes."""
     found: dict[str, list[str]] = {}
     for cell in sorted(run.cells, key=lambda cell: mode_order(cell.mode)):
         if cell.compile is not None and cell.status is Status.PASS:
@@ -185,7 +186,7 @@ def _compile_conditions(run: Run) -> str:
 
 
 def _per_cell(run: Run, empty: Chart, bar: Callable[[Cell], Bar]) -> Chart:
-    """The chart with a bar for every cell in one of its modes; of a failed cell the bar is its status."""
+    """Return the chart with a bar for every cell in one of its modes; of a failed cell the bar is its status."""
     bars = {
         (cell_label(cell), cell.mode): bar(cell) if cell.status is Status.PASS else Bar(failure=cell.status.value)
         for cell in run.cells
@@ -195,18 +196,19 @@ def _per_cell(run: Run, empty: Chart, bar: Callable[[Cell], Bar]) -> Chart:
 
 
 def _interval(low: float, high: float) -> tuple[float, float] | None:
-    """An interval to draw; none where it is open (a single block)."""
+    """Return an interval to draw; none where it is open (a single block)."""
     return (low, high) if math.isfinite(high) else None
 
 
 def of_explanations(explanations: Sequence[Explanation], published: Published) -> tuple[Chart, ...]:
-    """Every figure these explanations have values for."""
+    """Return every figure these explanations have values for."""
     charts = (kernels_in_graphs(explanations, published), copied_bytes(explanations, published))
     return tuple(chart for chart in charts if chart.has_values)
 
 
 def kernels_in_graphs(explanations: Sequence[Explanation], published: Published) -> Chart:
-    """Share of a model's kernels that would be inside CUDA graphs, per lowering setting, next to published coverage."""
+    """Return the share of a model's kernels that would be inside CUDA graphs, per lowering setting, next to published
+    coverage."""
     names = settings(explanations)
     bars: dict[tuple[str, str], Bar] = {}
     for explanation in explanations:
@@ -241,7 +243,8 @@ def kernels_in_graphs(explanations: Sequence[Explanation], published: Published)
 
 
 def copied_bytes(explanations: Sequence[Explanation], published: Published) -> Chart:
-    """Bytes per call that stock would copy into placeholders, next to published ones, and from host to device."""
+    """Return bytes per call that stock would copy into placeholders, next to published ones, and from host to
+    device."""
     inputs, transfers = "non-static inputs", "host to device"
     bars: dict[tuple[str, str], Bar] = {}
     for explanation in explanations:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from suite.measure.kernels import difference, only_moves
 from suite.measure.modes import MODES, REFERENCE_MODE
-from suite.report.load import Run, cell_label
+from suite.report.runs import Run, cell_label
 from suite.results import stats
 from suite.results.errors import EncoreError
 from suite.results.schema import Block, Cell, Grouping, Status
@@ -94,42 +97,122 @@ class Comparison:
 
     @property
     def is_gain(self) -> bool:
-        """Whether the ratio is one of modes, and not of two results of tuning, or of a mode that had not settled."""
+        """Return whether the ratio is one of modes, and not of two results of tuning, or of a mode that had not
+        settled."""
         return self.ratio is not None and self.kernels in COMPARABLE and self.settled
 
     @property
     def mark(self) -> str:
-        """What stands behind the ratio: its verdict, or why it has none."""
+        """Return what stands behind the ratio: its verdict, or why it has none."""
         if self.verdict is not None:
             return self.verdict.value
         return UNSETTLED if self.kernels in COMPARABLE and not self.settled else str(self.kernels or "")
 
 
 def baselines(cell: Cell) -> tuple[str, ...]:
-    """Modes a cell is compared with: the reference of all figures, then those its own mode declares."""
+    """Return the modes a cell is compared with: the reference of all figures, then those its own mode declares."""
     return tuple(dict.fromkeys(mode for mode in (REFERENCE_MODE, *cell.baselines) if mode != cell.mode))
 
 
-def compare(run: Run, metrics: Sequence[TimeKind] = tuple(TimeKind)) -> tuple[Comparison, ...]:
+def compare(run: Run, metrics: Sequence[TimeKind] = tuple(TimeKind)) -> Ratios:
     """Compare each cell of a run with each of its baselines, in these metrics, in the order of the cells.
 
     Raises:
         EncoreError: a recorded time is not positive.
     """
-    rows: dict[str, list[Cell]] = {}
-    for cell in run.cells:
-        rows.setdefault(cell_label(cell), []).append(cell)
-    spreads = {(label, metric): spread_of(row, metric) for label, row in rows.items() for metric in metrics}
-    return tuple(
-        _compare_cell(rows[label], cell, baseline, metric, spreads[label, metric])
-        for cell, label in ((cell, cell_label(cell)) for cell in run.cells)
-        for baseline in baselines(cell)
-        for metric in metrics
-    )
+    ratios = Ratios(run, metrics)
+    len(ratios)
+    return ratios
+
+
+class Ratios(Sequence[Comparison]):
+    """All ratios of a run, with their means and verdicts: everything that is said of speed is computed here, once.
+
+    As a sequence it holds each cell over each of its baselines, in these metrics, in the order of the cells. What is
+    needed is computed when it is asked for, and raises EncoreError where a recorded time is not positive.
+    """
+
+    def __init__(self, run: Run, metrics: Sequence[TimeKind] = tuple(TimeKind)) -> None:
+        self.run = run
+        self._metrics = metrics
+        self._rows: dict[str, dict[str, Cell]] = {}
+        for cell in run.cells:
+            self._rows.setdefault(cell_label(cell), {}).setdefault(cell.mode, cell)
+        self._spreads: dict[tuple[str, TimeKind], stats.Spread] = {}
+        self._found: dict[tuple[int, str, TimeKind], Comparison] = {}
+
+    @cached_property
+    def _declared(self) -> tuple[Comparison, ...]:
+        return tuple(
+            self.against(cell, baseline, metric)
+            for cell in self.run.cells
+            for baseline in baselines(cell)
+            for metric in self._metrics
+        )
+
+    def __len__(self) -> int:
+        return len(self._declared)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._declared[index]
+
+    def against(self, cell: Cell, mode: str, metric: TimeKind = TimeKind.LATENCY) -> Comparison:
+        """Compare a cell with any other mode of its row, its own baseline or not."""
+        key = (id(cell), mode, metric)
+        if key not in self._found:
+            label = cell_label(cell)
+            row = self._rows[label]
+            if (label, metric) not in self._spreads:
+                self._spreads[label, metric] = spread_of(list(row.values()), metric)
+            self._found[key] = _compare_cell(cell, mode, row.get(mode), metric, self._spreads[label, metric])
+        return self._found[key]
+
+    def find(
+        self, label: str, mode: str, baseline: str = REFERENCE_MODE, metric: TimeKind = TimeKind.LATENCY
+    ) -> Comparison | None:
+        """Compare two modes of a row; None where `mode` was not run."""
+        cell = self._rows.get(label, {}).get(mode)
+        return None if cell is None else self.against(cell, baseline, metric)
+
+    def gain(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> stats.Ratio | None:
+        """Return the ratio by latency where it is one of modes: same kernels, and settled. Others are in no mean."""
+        item = self.find(label, mode, baseline)
+        return item.ratio if item is not None and item.is_gain else None
+
+    def means(
+        self, labels: Iterable[str], pairs: Iterable[tuple[str, str]]
+    ) -> dict[tuple[str, str], stats.GeometricMean]:
+        """Return the geometric means of (mode, baseline) over those of these rows that all of the pairs have.
+
+        Only such means can be set side by side. A mode that ran in less than half of the rows of another, as `step`
+        where it was named, has none.
+        """
+        rows = list(labels)
+        gains = {
+            pair: {label: gain for label in rows if (gain := self.gain(label, *pair)) is not None} for pair in pairs
+        }
+        most = max(map(len, gains.values()), default=0)
+        wide = {pair: own for pair, own in gains.items() if own and 2 * len(own) >= most}
+        common = sorted(set.intersection(*map(set, wide.values()))) if wide else []
+        return {pair: stats.geometric_mean([own[row] for row in common]) for pair, own in wide.items() if common}
+
+    def mean(self, labels: Iterable[str], mode: str, baseline: str) -> stats.GeometricMean | None:
+        """Return the geometric mean of one mode over the rows that it has a gain in."""
+        return self.means(labels, [(mode, baseline)]).get((mode, baseline))
+
+    def verdicts(self, labels: Iterable[str], mode: str, baseline: str) -> Counter[stats.Verdict | None]:
+        """Count the verdicts on these rows by latency; None counts the ratios without one."""
+        items = (self.find(label, mode, baseline) for label in labels)
+        return Counter(item.verdict for item in items if item is not None and item.ratio is not None)
+
+
+def mean_text(mean: stats.GeometricMean) -> str:
+    """Write a geometric mean with its interval and over how many workloads it goes."""
+    return f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}] of {mean.count}"
 
 
 def spread_of(row: Sequence[Cell], metric: TimeKind) -> stats.Spread:
-    """What the ratios of a row's modes that were measured in turn tell of how much processes differ.
+    """Return what the ratios of a row's modes that were measured in turn tell of how much processes differ.
 
     Raises:
         EncoreError: a recorded time is not positive.
@@ -148,7 +231,7 @@ def spread_of(row: Sequence[Cell], metric: TimeKind) -> stats.Spread:
 
 @contextmanager
 def _naming(cell: Cell, reference: Cell, metric: TimeKind) -> Iterator[None]:
-    """Samples that are no times are an error that says whose they are."""
+    """Turn samples that are no times into an error that says whose they are."""
     try:
         yield
     except ValueError as error:
@@ -159,16 +242,6 @@ def _naming(cell: Cell, reference: Cell, metric: TimeKind) -> Iterator[None]:
 
 def _name(cell: Cell, reference: Cell) -> str:
     return f"{cell_label(cell)} {cell.mode} over {reference.mode}"
-
-
-def against(run: Run, cell: Cell, mode: str, metric: TimeKind = TimeKind.LATENCY) -> Comparison:
-    """A cell against any other mode of its row, its own baseline or not.
-
-    Raises:
-        EncoreError: a recorded time is not positive.
-    """
-    row = [other for other in run.cells if cell_label(other) == cell_label(cell)]
-    return _compare_cell(row, cell, mode, metric, spread_of(row, metric))
 
 
 def ratios_by_process(cell: Cell, reference: Cell, metric: TimeKind = TimeKind.LATENCY) -> NDArray[np.float64] | None:
@@ -182,79 +255,33 @@ def ratios_by_process(cell: Cell, reference: Cell, metric: TimeKind = TimeKind.L
         return stats.log_ratios(theirs, ours) if ours else None
 
 
-def find(comparisons: Sequence[Comparison], cell: Cell, baseline: str, metric: TimeKind) -> Comparison | None:
-    """The comparison of this cell with this baseline."""
-    return next(
-        (item for item in comparisons if item.cell is cell and item.baseline == baseline and item.metric is metric),
-        None,
-    )
+def has_settled(cell: Cell) -> bool:
+    """Return whether no process of the cell is known to have been timed before its graphs were as they would stay."""
+    times = [cell.compile, *(later.compile for later in cell.later)]
+    return all(one is None or one.settled is not False for one in times)
 
 
-def mean_over(
-    comparisons: Sequence[Comparison], mode: str, baseline: str, labels: Sequence[str]
-) -> stats.GeometricMean | None:
-    """Geometric mean of a mode over a baseline, by latency, over those of these rows that have a gain."""
-    gains = [
-        item.ratio
-        for item in comparisons
-        if (item.cell.mode, item.baseline, item.metric) == (mode, baseline, TimeKind.LATENCY)
-        if item.is_gain and item.ratio is not None and cell_label(item.cell) in labels
-    ]
-    return stats.geometric_mean(gains) if gains else None
-
-
-def common_means(
-    comparisons: Sequence[Comparison], modes: Sequence[str], baseline: str, labels: Sequence[str]
-) -> dict[str, stats.GeometricMean]:
-    """Geometric means by mode over those of these rows that all modes have: only such means can be set side by side.
-
-    A mode that ran in less than half of the rows of another, as `step` where it was named, has none.
-    """
-    gains: dict[str, set[str]] = {mode: set() for mode in modes}
-    for item in comparisons:
-        if item.cell.mode in gains and (item.baseline, item.metric) == (baseline, TimeKind.LATENCY) and item.is_gain:
-            gains[item.cell.mode] |= {cell_label(item.cell)} & set(labels)
-    most = max(map(len, gains.values()), default=0)
-    wide = [mode for mode, own in gains.items() if own and 2 * len(own) >= most]
-    common = sorted(set.intersection(*(gains[mode] for mode in wide))) if wide else []
-    means = {mode: mean_over(comparisons, mode, baseline, common) for mode in wide}
-    return {mode: mean for mode, mean in means.items() if mean is not None}
-
-
-def _compare_cells(cell: Cell, reference: Cell, metric: TimeKind, spread: stats.Spread) -> Comparison:
-    """One cell against another of its row, in the processes that both have. `spread`: see `spread_of`.
-
-    Raises:
-        EncoreError: a recorded time is not positive.
-    """
+def _compare_cell(
+    cell: Cell, baseline: str, reference: Cell | None, metric: TimeKind, spread: stats.Spread
+) -> Comparison:
+    """Compare a cell with another of its row, in the processes that both have. `spread`: see `spread_of`."""
+    missing = _missing(cell, baseline, reference)
+    if missing is not None or reference is None:
+        return Comparison(cell, baseline, metric, None, None, False, missing)
     ours, theirs, alternating = _samples(cell, reference, metric)
     if not ours:
-        return Comparison(cell, reference.mode, metric, None, None, False, f"no {metric} samples")
+        return Comparison(cell, baseline, metric, None, None, False, f"no {metric} samples")
     seed = zlib.crc32(f"{_name(cell, reference)} {metric}".encode())
     with _naming(cell, reference, metric):
         ratio = stats.speed_up(theirs, ours, seed=(seed,), spread=spread)
     kernels = compare_kernels(cell, reference, ratio.value)
     settled = has_settled(cell) and has_settled(reference)
     verdict = stats.judge(ratio) if kernels in COMPARABLE and settled else None
-    return Comparison(cell, reference.mode, metric, ratio, verdict, alternating, None, kernels, settled)
-
-
-def has_settled(cell: Cell) -> bool:
-    """Whether no process of the cell is known to have been timed before its graphs were as they would stay."""
-    times = [cell.compile, *(later.compile for later in cell.later)]
-    return all(one is None or one.settled is not False for one in times)
-
-
-def _compare_cell(row: Sequence[Cell], cell: Cell, baseline: str, metric: TimeKind, spread: stats.Spread) -> Comparison:
-    reference = next((other for other in row if other.mode == baseline), None)
-    missing = _missing(cell, baseline, reference)
-    if missing is None and reference is not None:
-        return _compare_cells(cell, reference, metric, spread)
-    return Comparison(cell, baseline, metric, None, None, False, missing)
+    return Comparison(cell, baseline, metric, ratio, verdict, alternating, None, kernels, settled)
 
 
 def _ran_others(cell: Cell) -> bool:
-    """Whether the processes of this row, and those of baselines measured with it, ran different kernels.
+    """Return whether the processes of this row, and those of baselines measured with it, ran different kernels.
 
     Older rows also counted kernels that only move data. Their later processes name what was counted.
     """
@@ -263,14 +290,14 @@ def _ran_others(cell: Cell) -> bool:
 
 
 def _unseen(cell: Cell, reference: Cell) -> bool:
-    """Whether nobody looked at the kernels of a process of either that has samples."""
+    """Return whether nobody looked at the kernels of a process of either that has samples."""
     modes = (cell.mode, reference.mode)
     shortages = [*cell.shortages, *reference.shortages]
     return any(one.mode in modes and one.phase != "prepare" for one in shortages)
 
 
 def compare_kernels(cell: Cell, reference: Cell, ratio: float) -> Kernels:
-    """Whether both ran the same kernels, as far as their rows tell.
+    """Return whether both ran the same kernels, as far as their rows tell.
 
     Rows without names of kernels have the sum of their times. Where a ratio follows that sum, nobody can tell what the
     mode did from what tuning did. Of a baseline that ran again in another group, the row has not even that sum.
@@ -304,7 +331,7 @@ def _missing(cell: Cell, baseline: str, reference: Cell | None) -> str | None:
 
 
 def _samples(cell: Cell, reference: Cell, metric: TimeKind) -> tuple[list[Process], list[Process], bool]:
-    """Samples of both sides by process and block, and whether they were measured in turn.
+    """Return samples of both sides by process and block, and whether they were measured in turn.
 
     If so, of the blocks that both have: a mode that ran out of memory, or was interrupted, has fewer.
     """
@@ -322,7 +349,7 @@ def _samples(cell: Cell, reference: Cell, metric: TimeKind) -> tuple[list[Proces
 
 
 def _shared(*sides: Sequence[Block]) -> tuple[list[Block], ...]:
-    """The blocks that all sides have."""
+    """Return the blocks that all sides have."""
     both = set.intersection(*({(block.process, block.index) for block in side} for side in sides))
     return tuple([block for block in side if (block.process, block.index) in both] for side in sides)
 

@@ -1,7 +1,7 @@
-"""The conclusion of a report: one sentence, and the points for and against trusting it.
+"""Conclude what a report comes to: one sentence with the points for and against trusting it, or six lines on a program.
 
 Nothing here is measured or judged again: the sentence counts verdicts of one group of rows, whose figures and means say
-the same.
+the same. The six lines say of a program of the user's own: speed, memory, start, what was not captured, and advice.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from optimizations.byte_units import format_bytes
 from suite.explain.records import Explanation
 from suite.measure.checkout import shown_code
-from suite.measure.modes import GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
-from suite.report import provenance, same_program
-from suite.report.compare import Comparison, TimeKind, mean_over
+from suite.measure.modes import DEFAULT_MODE, EAGER_MODE, GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
+from suite.report import provenance
+from suite.report.cell_tables import host_median_us, replay_peak_bytes
+from suite.report.compare import Comparison, Kernels, Ratios
 from suite.report.explain_tables import lowerings_of
-from suite.report.groups import RowGroup, row_groups
-from suite.report.load import Run, cell_label
 from suite.report.published import Published
-from suite.results.schema import Cell, Environment, Status
+from suite.report.runs import RowGroup, Run, cell_label, row_groups
+from suite.report.speedup_tables import false_findings, same_program_pairs
+from suite.results.schema import Cell, CompileConditions, Environment, Status
 from suite.results.stats import Verdict
+from suite.settings import recorded_plan
 
 DECIDED_SHARE = 0.9
 """Of all verdicts, so many must decide something for the whole to count as decided."""
@@ -63,11 +66,12 @@ class Conclusion:
         return Trust.YES if all(point.holds for point in self.points) else Trust.PARTLY
 
 
-def of_run(run: Run, comparisons: Sequence[Comparison], published: Published) -> Conclusion:
-    """What a run says of Encore over stock CUDA graphs or, where it has none, of graphs over compiled code.
+def of_run(ratios: Ratios, published: Published) -> Conclusion:
+    """Return what a run says of Encore over stock CUDA graphs or, where it has none, of graphs over compiled code.
 
     It is about the run's first group of rows: GraCE's workloads where it has any.
     """
+    run = ratios.run
     own = [mode for mode in run.modes if mode in MODES and MODES[mode].is_encores]
     graphs = [mode for mode in run.modes if mode in MODES and MODES[mode].uses_cuda_graphs]
     baseline = GRAPH_MODE if own and GRAPH_MODE in run.modes else REFERENCE_MODE
@@ -75,21 +79,18 @@ def of_run(run: Run, comparisons: Sequence[Comparison], published: Published) ->
     # Whole steps and callables are captured where a program asks for it, and measured for some workloads only.
     usual = [mode for mode in modes if mode not in MODES or not MODES[mode].captures_more] or modes
     mode = usual[-1] if usual else None
-    items = [
-        item
-        for item in comparisons
-        if (item.cell.mode, item.baseline, item.metric) == (mode, baseline, TimeKind.LATENCY)
-    ]
+    items = [ratios.against(cell, baseline) for cell in run.cells if cell.mode == mode != baseline]
     groups = row_groups(run, published)
     sentence = f"Nothing can be compared: the run has {len(run.cells)} cells in {len(run.modes)} modes."
     if mode is not None and items:
         group = next(group for group in groups if any(cell_label(item.cell) in group.labels for item in items))
-        sentence = _sentence(mode, baseline, comparisons, group)
-    return Conclusion(sentence, tuple(_points(run, items)), None if mode is None else baseline)
+        sentence = _sentence(mode, baseline, ratios, group)
+    return Conclusion(sentence, tuple(_points(ratios, items)), None if mode is None else baseline)
 
 
 def of_explanations(explanations: Sequence[Explanation]) -> Conclusion:
-    """What analyses without a GPU say: how many models stock would capture as they are, and how many when placed."""
+    """Return what analyses without a GPU say: how many models stock would capture as they are, and how many when
+    placed."""
     whole = {GRAPH_MODE: 0, PLACEMENT_MODE: 0}
     for explanation in explanations:
         for setting in whole:
@@ -108,19 +109,15 @@ def of_explanations(explanations: Sequence[Explanation]) -> Conclusion:
     return Conclusion(sentence, tuple(points))
 
 
-def _sentence(mode: str, baseline: str, comparisons: Sequence[Comparison], group: RowGroup) -> str:
+def _sentence(mode: str, baseline: str, ratios: Ratios, group: RowGroup) -> str:
     stock = "stock CUDA graphs" if baseline == GRAPH_MODE else f"mode {baseline}"
     ours = f"Encore ({mode})" if MODES[mode].is_encores else f"Mode {mode}"
-    items = [
-        item
-        for item in comparisons
-        if (item.cell.mode, item.baseline, item.metric) == (mode, baseline, TimeKind.LATENCY)
-        if cell_label(item.cell) in group.labels
-    ]
+    found = (ratios.find(label, mode, baseline) for label in group.labels)
+    items = [item for item in found if item is not None]
     if not group.has_means:
         return f"No mean tells whether {ours} is faster than {stock}: all rows are of workloads split over GPUs."
     gains = [item for item in items if item.is_gain]
-    mean = mean_over(comparisons, mode, baseline, group.labels)
+    mean = ratios.mean(group.labels, mode, baseline)
     if mean is None:
         withdrawn = sum(item.ratio is not None for item in items)
         none = sum(item.ratio is None for item in items)
@@ -151,7 +148,8 @@ def _sentence(mode: str, baseline: str, comparisons: Sequence[Comparison], group
     )
 
 
-def _points(run: Run, items: Sequence[Comparison]) -> Iterator[Point]:
+def _points(ratios: Ratios, items: Sequence[Comparison]) -> Iterator[Point]:
+    run = ratios.run
     origin = provenance.of_run(run)
     if origin.warning:
         yield Point(False, origin.warning, decisive=True)
@@ -177,14 +175,14 @@ def _points(run: Run, items: Sequence[Comparison]) -> Iterator[Point]:
         yield Point(
             len(decided) >= DECIDED_SHARE * len(same), f"The samples decide {len(decided)} of {len(same)} verdicts"
         )
-    pairs = same_program.same_program_pairs(run)
+    pairs = same_program_pairs(ratios)
     if pairs:
-        found = len(same_program.false_findings(pairs))
+        found = len(false_findings(pairs))
         text = f"Of {_count(len(pairs), 'comparison')} of modes that are the same program, {found} found a difference"
         yield Point(found <= FALSE_SHARE * len(pairs), text)
     alternating = [item for item in compared if item.alternating]
     if len(alternating) < len(compared):
-        text = f"{len(compared) - len(alternating)} ratios are of modes that were not measured in turns"
+        text = f"Not measured in turns: the modes of {_count(len(compared) - len(alternating), 'ratio')}"
         yield Point(False, text)
     yield Point(
         not run.failed and not run.missing,
@@ -209,7 +207,7 @@ def _points(run: Run, items: Sequence[Comparison]) -> Iterator[Point]:
 
 
 def _of_one_code(environments: Sequence[Environment]) -> Point:
-    """Whether the rows are of the same code, and of code that a reader can have."""
+    """Return whether the rows are of the same code, and of code that a reader can have."""
     codes = {environment.code for environment in environments}
     if None not in codes:
         committed = {environment.code for environment in environments if environment.git_dirty is False}
@@ -229,7 +227,7 @@ def _of_one_code(environments: Sequence[Environment]) -> Point:
 
 
 def _slowed(cells: Sequence[Cell]) -> Counter[str]:
-    """In how many cells each clock-event reason was seen around a block."""
+    """Count the cells in which each clock-event reason was seen around a block."""
     found: Counter[str] = Counter()
     for cell in cells:
         states = [state for block in cell.blocks for state in (block.gpu_before, block.gpu_after) if state is not None]
@@ -239,3 +237,124 @@ def _slowed(cells: Sequence[Cell]) -> Counter[str]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+BUSY_SHARE = 0.9
+"""Kernels that take this share of an iteration keep the GPU busy: CUDA graphs have nothing to remove."""
+_CALLED = {REFERENCE_MODE: "torch.compile without CUDA graphs", GRAPH_MODE: "stock CUDA graphs"}
+_SAID = {
+    Verdict.FAST: "faster",
+    Verdict.SLOW: "slower",
+    Verdict.SAME: "no difference",
+    Verdict.AMBG: "these samples do not decide it",
+}
+_BROKEN = "torch.compile itself cannot run it ({reason}). Make it work there first: Encore adds nothing before that."
+
+
+def six_lines(run: Run, name: str) -> tuple[str, ...]:
+    """Return the conclusion on program `name`, six lines of the form "subject: what was found"."""
+    cells: dict[str, Cell | None] = dict.fromkeys((EAGER_MODE, REFERENCE_MODE, GRAPH_MODE, DEFAULT_MODE))
+    cells |= {cell.mode: cell for cell in run.cells if cell.workload == name}
+    ours = cells[DEFAULT_MODE]
+    ratios = Ratios(run)
+
+    def over(baseline: str) -> Comparison | None:
+        return None if ours is None else ratios.against(ours, baseline)
+
+    return (
+        f"over compile: {_ratio(over(REFERENCE_MODE), REFERENCE_MODE, cells)}",
+        f"over stock's graphs: {_ratio(over(GRAPH_MODE), GRAPH_MODE, cells)}",
+        f"memory: {_memory(cells)}",
+        f"start: {_start(run, cells)}",
+        f"not captured: {_not_captured(ours)}",
+        f"what to do: {_advice(over(REFERENCE_MODE), over(GRAPH_MODE), cells)}",
+    )
+
+
+def _state(cell: Cell | None) -> str | None:
+    """Return why a cell has no numbers, None where it passed."""
+    if cell is None:
+        return "not measured"
+    return None if cell.status is Status.PASS else f"{cell.status}: {cell.first_error_line}"
+
+
+def _ratio(item: Comparison | None, baseline: str, cells: dict[str, Cell | None]) -> str:
+    for mode in (DEFAULT_MODE, baseline):
+        if (state := _state(cells[mode])) is not None:
+            return f"{mode} has no time ({state})"
+    if item is None or item.ratio is None:
+        return (item.missing if item is not None else None) or "not measured"
+    ratio = item.ratio
+    said = (
+        _SAID[item.verdict]
+        if item.verdict is not None
+        else "not a gain of CUDA graphs: " + (item.kernels.value if item.kernels is not None else Kernels.UNKNOWN.value)
+    )
+    interval = f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return f"Encore is {interval} times as fast as {_CALLED[baseline]}: {said}"
+
+
+def _memory(cells: dict[str, Cell | None]) -> str:
+    peak = replay_peak_bytes(cells[DEFAULT_MODE])
+    if peak is None:
+        return "not measured"
+    others = {mode: replay_peak_bytes(cells[mode]) for mode in (REFERENCE_MODE, GRAPH_MODE)}
+    over = [f"{peak / other:.2f} of {_CALLED[mode]}" for mode, other in others.items() if other]
+    return f"{format_bytes(peak)} at most while replaying" + (f", {' and '.join(over)}" if over else "")
+
+
+def _start(run: Run, cells: dict[str, Cell | None]) -> str:
+    ours, reference = cells[DEFAULT_MODE], cells[REFERENCE_MODE]
+    if ours is None or ours.compile is None:
+        return "not measured"
+    times = ours.compile
+    calls = recorded_plan(run.environment).warm_up + (times.settle_calls or 0)
+    settled = f"settled after {calls} calls" if times.settled else f"not settled after {calls} calls"
+    pays = "when it pays for its start was not measured (--cold-compile-times does)"
+    if reference is not None and reference.compile is not None:
+        alone = {times.conditions, reference.compile.conditions} == {CompileConditions.COLD_ALONE}
+        more_s = times.warm_up_s - reference.compile.warm_up_s
+        own_us, their_us = host_median_us(ours), host_median_us(reference)
+        if alone and own_us is not None and their_us is not None and their_us > own_us:
+            pays = f"it pays for its start after about {max(0, round(more_s * 1e6 / (their_us - own_us))):,} calls"
+        elif alone and own_us is not None and their_us is not None:
+            pays = "it does not pay for its start: it is not faster than compile"
+    return f"{settled}; {pays}"
+
+
+def _not_captured(ours: Cell | None) -> str:
+    if ours is None or ours.metrics is None or ours.metrics.coverage is None:
+        return "not measured"
+    coverage, graphs = ours.metrics.coverage, ours.metrics.graphs
+    total = coverage.graph_kernels + coverage.eager_kernels
+    if not coverage.eager_kernels:
+        return f"nothing: all {total} kernels of a call are in CUDA graphs"
+    reasons = [] if graphs is None else sorted(graphs.not_captured, key=lambda one: -one.count)
+    first = f"; {reasons[0].reason} at {reasons[0].source_line or 'an unknown line'}" if reasons else ""
+    more = f" and {len(reasons) - 1} more reasons in the report" if len(reasons) > 1 else ""
+    return f"{coverage.eager_kernels} of {total} kernels of a call{first}{more}"
+
+
+def _advice(over_compile: Comparison | None, over_graph: Comparison | None, cells: dict[str, Cell | None]) -> str:
+    reference, ours = cells[REFERENCE_MODE], cells[DEFAULT_MODE]
+    if reference is not None and reference.status in (Status.COMPILE_ERROR, Status.RUN_ERROR, Status.FAIL_ACCURACY):
+        return _BROKEN.format(reason=_state(reference))
+    if ours is None:
+        return "measure the modes compile, graph and encore on an NVIDIA GPU: this run has no mode with Encore"
+    if ours.status in (Status.OOM, Status.OOM_EXPECTED):
+        return "it does not fit next to its CUDA graphs: use a smaller batch, or a GPU with more memory"
+    if ours.status is Status.FAIL_ACCURACY:
+        return "do not use Encore for it: results differ from eager's by more than rounding explains; please report it"
+    if ours.status is not Status.PASS:
+        return f"Encore cannot run it ({_state(ours)}); docs/troubleshooting.md lists what to do"
+    verdicts = [None if item is None else item.verdict for item in (over_compile, over_graph)]
+    kernels_us, call_us = ours.metrics.kernel_time_us if ours.metrics else None, host_median_us(ours)
+    if kernels_us is not None and call_us and kernels_us >= BUSY_SHARE * call_us and verdicts[0] is not Verdict.FAST:
+        return f"little: kernels take {100 * kernels_us / call_us:.0f} % of a call, so the GPU is the limit"
+    if verdicts[0] is Verdict.FAST and verdicts[1] in (Verdict.SAME, Verdict.SLOW):
+        return 'torch.compile(model, mode="reduce-overhead") gives as much; Encore adds no speed here'
+    if verdicts[0] is Verdict.FAST:
+        return 'use torch.compile(model, backend="encore")'
+    if verdicts[0] in (Verdict.SLOW, Verdict.SAME):
+        return "stay with torch.compile without CUDA graphs: they do not make it faster"
+    return "measure longer, without --quick or with --processes 5: the interval does not decide"

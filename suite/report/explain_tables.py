@@ -3,46 +3,63 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from suite.explain.records import ExplainedCopy, Explanation, Lowering
 from suite.measure.modes import GRAPH_MODE, PLACEMENT_MODE
-from suite.report.load import FULL_SIZE, row_label
 from suite.report.published import PUBLISHED_VARIANT, Published
+from suite.report.runs import FULL_SIZE, row_label
 from suite.report.table import Table, make_table
 from suite.report.units import NOTHING
 
 Row = dict[str, object]
 
 
+@dataclass(frozen=True, slots=True)
+class ExplainTable:
+    """A table of explanations; `rows` makes the rows of one of them, under the settings of all."""
+
+    title: str
+    note: str
+    columns: tuple[str, ...]
+    rows: Callable[[Explanation, Sequence[str], Published], Iterator[Row]]
+
+
 def all_tables(explanations: Sequence[Explanation], published: Published) -> tuple[Table, ...]:
-    """Every table of the explanations, in the order of the report."""
-    return (
-        overview(explanations),
-        obstacles(explanations, published),
-        lowerings(explanations),
-        placements(explanations),
-        cpu_nodes(explanations),
-        uncaptured(explanations),
-        left_in_place(explanations),
-        limits(explanations),
+    """Make every table of the explanations, in the order of the report."""
+    return tuple(table(name, explanations, published) for name in TABLES)
+
+
+def table(name: str, explanations: Sequence[Explanation], published: Published) -> Table:
+    """Make the table of this name; each row begins with what its model is called."""
+    of, names = TABLES[name], settings(explanations)
+    shares = [f"{setting}_percent" for setting in names] if name == "explain_overview" else []
+    rows = (
+        {"workload": explanation_label(explanation)} | row
+        for explanation in explanations
+        for row in of.rows(explanation, names, published)
     )
+    note = of.note + (f" {published.caption('grace')}" if name == "explain_obstacles" else "")
+    return make_table(name, of.title, note, ["workload", *shares, *of.columns], rows)
 
 
 def explanation_label(explanation: Explanation) -> str:
-    """What the row of an explanation is called, as in the tables of runs."""
+    """Return what the row of an explanation is called, as in the tables of runs."""
     return row_label(explanation.target, explanation.variant, explanation.size)
 
 
 def settings(explanations: Sequence[Explanation]) -> tuple[str, ...]:
-    """Settings that models were lowered under (the modes that use them), in the order of their first appearance."""
+    """Return settings that models were lowered under (the modes that use them), in the order of their first
+    appearance."""
     return tuple(
         dict.fromkeys(one.setting for item in explanations for graph in item.graphs for one in graph.lowerings)
     )
 
 
 def lowerings_of(explanation: Explanation, setting: str) -> list[Lowering]:
-    """The lowering of each FX graph under this setting; empty unless every graph has one, as parts give no total.
+    """Return the lowering of each FX graph under this setting; empty unless every graph has one, as parts give no
+    total.
 
     Those of backward graphs are among them. One that is missing is in the explanation's limits.
     """
@@ -56,144 +73,27 @@ def _forwards_of(explanation: Explanation, setting: str) -> list[Lowering]:
 
 
 def is_as_published(explanation: Explanation) -> bool:
-    """Whether published numbers may stand next to this: the published program in full size."""
+    """Return whether published numbers may stand next to this: the published program in full size."""
     return explanation.variant in (None, PUBLISHED_VARIANT) and explanation.size == FULL_SIZE
 
 
 def total_bytes(copies: Sequence[ExplainedCopy]) -> int | None:
-    """Bytes of all these copies; None if the size of one is not known."""
+    """Return bytes of all these copies; None if the size of one is not known."""
     sizes = [copy.copied_bytes for copy in copies if copy.copied_bytes is not None]
     return sum(sizes) if len(sizes) == len(copies) else None
 
 
-def overview(explanations: Sequence[Explanation]) -> Table:
-    """One row per model: the share of kernels inside CUDA graphs under each setting, and blocking copies."""
-    names = settings(explanations)
-    counts = ["graph_breaks", "host_waits", "host_waits_placed", "non_static_input_bytes"]
-    return make_table(
-        "explain_overview",
-        "Kernels inside CUDA graphs",
-        "Share of the FX graphs' kernels that would be inside CUDA graphs, by offline lowering: graph is stock "
-        "PyTorch, graph-unpartitioned the same with graph_partition=False, placement Encore's. What runs between FX "
-        "graphs, after a graph break, is not counted and never captured. host waits: host-to-device copies for which "
-        "the host waits in each call, as the program is written and after placement. non-static inputs: data that "
-        "stock CUDA graphs copy before each replay.",
-        ["workload", *(f"{name}_percent" for name in names), *counts],
-        (_overview_row(explanation, names) for explanation in explanations),
-    )
-
-
-def obstacles(explanations: Sequence[Explanation], published: Published) -> Table:
-    """One row per model: CPU nodes, copies, breaks, what stock would capture, bytes it would copy."""
-    columns = ["workload", "task", "batch", "fx_graphs", "graph_breaks", "operations", "cpu_nodes", "cpu_constants"]
-    columns += ["cpu_attributes", "cpu_arguments", "cpu_outputs", "cpu_scalars", "host_to_device_copies"]
-    columns += ["blocking_copies", "host_to_device_bytes", "non_static_input_bytes", "grace_bytes", "stock_captures"]
-    columns += ["grace_stock_percent", "grace_placement_percent", "error"]
-    return make_table(
-        "explain_obstacles",
-        "What stands in the way of CUDA graphs",
-        "Per call. CPU nodes: values in the FX graphs that live on the CPU; CPU scalars: those of rank 0 that GPU "
-        "operations take by value. non-static inputs: data that stock CUDA "
-        "graphs copy before each replay; next to it GraCE's bytes before indirection. stock captures: FX graphs whose "
-        "kernels stock would capture in full; next to it GraCE's measured coverage, stock PyTorch 2.4 and after "
-        "placement. " + published.caption("grace"),
-        columns,
-        (_obstacle_row(explanation, published) for explanation in explanations),
-    )
-
-
-def lowerings(explanations: Sequence[Explanation]) -> Table:
-    """Inductor's outcome per model and setting, summed over its FX graphs."""
-    columns = ["workload", "setting", "target", "partitions", "kernels_in_graphs", "kernels_outside"]
-    columns += ["in_graphs_percent", "cpu_kernels", "host_to_device_copies", "blocking_copies"]
-    return make_table(
-        "explain_lowerings",
-        "What Inductor makes of it",
-        "Lowered offline for the target. partitions: pieces that would become CUDA graphs. CPU kernels and copies are "
-        "those of one call. Only kernels of FX graphs are seen: what runs between them, after a graph break, is not in "
-        "these counts and is never in a CUDA graph. A model without a row could not be lowered in full. Backward "
-        "graphs have rows of their own.",
-        columns,
-        (row for explanation in explanations for row in _lowering_rows(explanation, settings(explanations))),
-    )
-
-
-def placements(explanations: Sequence[Explanation]) -> Table:
-    """Placement per model: CPU nodes, copies and CUDA graphs before and after, and how values come to the GPU."""
-    columns = ["workload", "cpu_nodes", "cpu_nodes_placed", "host_to_device_copies", "copies_placed"]
-    columns += ["blocking_copies", "blocking_copies_placed", "partitions", "partitions_placed"]
-    columns += ["values_kept", "values_in_graph", "values_staged", "cpu_outputs", "nodes_left"]
-    return make_table(
-        "explain_placement",
-        "What placement changes",
-        "Per call, as the program is written, scalars passed by value left out; `placed`: after Encore's placement. "
-        "partitions: pieces that would become CUDA graphs. Values are kept on the GPU and refreshed when they change, "
-        "made in the graph (as literals, or rebuilt), or staged with each call in one asynchronous copy per FX graph; "
-        "nodes left are in the table of what stays where it is. Models without a CPU node are left out.",
-        columns,
-        (_placement_row(explanation) for explanation in explanations if _has_cpu_nodes(explanation)),
-    )
-
-
-def left_in_place(explanations: Sequence[Explanation]) -> Table:
-    """What placement leaves as it is, with its reason and source line."""
-    return make_table(
-        "explain_left",
-        "Left where it is, and why",
-        "Nodes on the CPU, or reading from there, that placement does not move. Equal ones are counted together.",
-        ["workload", "operation", "reason", "source_line", "nodes"],
-        (row for explanation in explanations for row in _left_rows(explanation)),
-    )
-
-
-def cpu_nodes(explanations: Sequence[Explanation]) -> Table:
-    """Every CPU-resident node with the source line it comes from."""
-    return make_table(
-        "explain_cpu_nodes",
-        "Values on the CPU, and where they come from",
-        "Equal nodes of a model are counted together.",
-        ["workload", "kind", "operation", "shape", "dtype", "source_line", "nodes"],
-        (row for explanation in explanations for row in _cpu_node_rows(explanation)),
-    )
-
-
-def uncaptured(explanations: Sequence[Explanation]) -> Table:
-    """Inductor's reasons and Dynamo's graph breaks, each with its source line."""
-    return make_table(
-        "explain_not_captured",
-        "Not captured, and why",
-        "Inductor's reasons per setting, and Dynamo's graph breaks: what lies between FX graphs is never captured. "
-        "Captured once only: Encore then copies inputs whose uses the generated code does not name.",
-        ["workload", "setting", "reason", "source_line", "count"],
-        (row for explanation in explanations for row in _uncaptured_rows(explanation)),
-    )
-
-
-def limits(explanations: Sequence[Explanation]) -> Table:
-    """What the analysis could not see, and where it failed."""
-    return make_table(
-        "explain_limits",
-        "What this analysis cannot see",
-        "A model listed here may have more obstacles than the tables above show.",
-        ["workload", "limit"],
-        (
-            {"workload": explanation_label(explanation), "limit": text}
-            for explanation in explanations
-            for text in [*explanation.limits, *([f"failed: {explanation.error}"] if explanation.error else [])]
-        ),
-    )
-
-
-def _overview_row(explanation: Explanation, names: Sequence[str]) -> Row:
-    row: Row = {"workload": explanation_label(explanation)}
+def _overview_rows(explanation: Explanation, names: Sequence[str], _: Published) -> Iterator[Row]:
+    row: Row = {}
     if explanation.error and not explanation.graphs:
-        return row
+        yield row
+        return
     for name in names:
         parts = lowerings_of(explanation, name)
         inside, outside = sum(one.kernels_in_graphs for one in parts), sum(one.kernels_outside for one in parts)
         row[f"{name}_percent"] = 100 * inside / (inside + outside) if inside + outside else None
     placed = [graph.placement for graph in explanation.graphs]
-    return row | {
+    yield row | {
         "graph_breaks": len(explanation.breaks),
         "host_waits": sum(copy.blocking for copy in explanation.host_to_device),
         "host_waits_placed": sum(each.blocking_copies for each in placed if each is not None) if all(placed) else None,
@@ -201,13 +101,8 @@ def _overview_row(explanation: Explanation, names: Sequence[str]) -> Row:
     }
 
 
-def _obstacle_row(explanation: Explanation, published: Published) -> Row:
-    row: Row = {
-        "workload": explanation_label(explanation),
-        "task": explanation.task,
-        "batch": explanation.batch,
-        "error": explanation.error,
-    }
+def _obstacle_rows(explanation: Explanation, _: Sequence[str], published: Published) -> Iterator[Row]:
+    row: Row = {"task": explanation.task, "batch": explanation.batch, "error": explanation.error}
     if is_as_published(explanation):
         row |= {
             "grace_bytes": published.copied_bytes("grace", explanation.target, GRAPH_MODE),
@@ -216,10 +111,11 @@ def _obstacle_row(explanation: Explanation, published: Published) -> Row:
         }
     graphs = explanation.graphs
     if explanation.error and not graphs:
-        return row
+        yield row
+        return
     kinds = Counter(node.kind for graph in graphs for node in graph.cpu_nodes)
     transfers = explanation.host_to_device
-    return row | {
+    yield row | {
         "fx_graphs": len(graphs),
         "graph_breaks": len(explanation.breaks),
         "operations": sum(graph.operations for graph in graphs),
@@ -237,15 +133,12 @@ def _obstacle_row(explanation: Explanation, published: Published) -> Row:
     }
 
 
-def _has_cpu_nodes(explanation: Explanation) -> bool:
-    return any(graph.cpu_nodes for graph in explanation.graphs)
-
-
-def _placement_row(explanation: Explanation) -> Row:
+def _placement_rows(explanation: Explanation, _: Sequence[str], published: Published) -> Iterator[Row]:
     graphs = explanation.graphs
+    if not any(graph.cpu_nodes for graph in graphs):
+        return
     transfers = explanation.host_to_device
     row: Row = {
-        "workload": explanation_label(explanation),
         "cpu_nodes": sum(node.kind != "output" for graph in graphs for node in graph.cpu_nodes),
         "host_to_device_copies": len(transfers),
         "blocking_copies": sum(copy.blocking for copy in transfers),
@@ -255,9 +148,10 @@ def _placement_row(explanation: Explanation) -> Row:
         row[column] = sum(part.partitions for part in parts) if parts else None
     placed = [graph.placement for graph in graphs if graph.placement is not None]
     if len(placed) < len(graphs):
-        return row
+        yield row
+        return
     forms = Counter(value.form for each in placed for value in each.values)
-    return row | {
+    yield row | {
         "cpu_nodes_placed": sum(each.cpu_nodes for each in placed),
         "copies_placed": sum(each.copies for each in placed),
         "blocking_copies_placed": sum(each.blocking_copies for each in placed),
@@ -269,43 +163,8 @@ def _placement_row(explanation: Explanation) -> Row:
     }
 
 
-def _left_rows(explanation: Explanation) -> Iterator[Row]:
-    equal = Counter(
-        (left.operation, left.reason, left.source_line)
-        for graph in explanation.graphs
-        if graph.placement is not None
-        for left in graph.placement.left
-    )
-    for (operation, reason, line), count in equal.items():
-        yield {
-            "workload": explanation_label(explanation),
-            "operation": operation,
-            "reason": reason,
-            "source_line": line,
-            "nodes": count,
-        }
-
-
-def _cpu_node_rows(explanation: Explanation) -> Iterator[Row]:
-    equal = Counter(
-        (node.kind, node.operation, None if node.shape is None else tuple(node.shape), node.dtype, node.source_line)
-        for graph in explanation.graphs
-        for node in graph.cpu_nodes
-    )
-    for (kind, operation, shape, dtype, line), count in equal.items():
-        yield {
-            "workload": explanation_label(explanation),
-            "kind": kind,
-            "operation": operation,
-            "shape": None if shape is None else str(list(shape)),
-            "dtype": dtype,
-            "source_line": line,
-            "nodes": count,
-        }
-
-
 def _captures_text(captures: Sequence[bool | None]) -> str:
-    """ "3 of 4", with the number that cannot be told."""
+    """Write "3 of 4", with the number that cannot be told."""
     if not captures:
         return NOTHING
     unknown = sum(answer is None for answer in captures)
@@ -315,31 +174,44 @@ def _captures_text(captures: Sequence[bool | None]) -> str:
     return f"{text}, {unknown} unknown" if unknown else text
 
 
-def _lowering_rows(explanation: Explanation, names: Sequence[str]) -> Iterator[Row]:
-    rows = []
+def _left_rows(explanation: Explanation, _: Sequence[str], published: Published) -> Iterator[Row]:
+    placed = [graph.placement for graph in explanation.graphs if graph.placement is not None]
+    equal = Counter((left.operation, left.reason, left.source_line) for each in placed for left in each.left)
+    for (operation, reason, line), count in equal.items():
+        yield {"operation": operation, "reason": reason, "source_line": line, "nodes": count}
+
+
+def _cpu_node_rows(explanation: Explanation, _: Sequence[str], published: Published) -> Iterator[Row]:
+    equal = Counter(
+        (node.kind, node.operation, None if node.shape is None else str(list(node.shape)), node.dtype, node.source_line)
+        for graph in explanation.graphs
+        for node in graph.cpu_nodes
+    )
+    names = ("kind", "operation", "shape", "dtype", "source_line")
+    for values, count in equal.items():
+        yield dict(zip(names, values, strict=True)) | {"nodes": count}
+
+
+def _limit_rows(explanation: Explanation, _: Sequence[str], published: Published) -> Iterator[Row]:
+    for text in [*explanation.limits, *([f"failed: {explanation.error}"] if explanation.error else [])]:
+        yield {"limit": text}
+
+
+def _lowering_rows(explanation: Explanation, names: Sequence[str], _: Published) -> Iterator[Row]:
+    found = []
     for name in names:
-        rows.append((name, _forwards_of(explanation, name)))
-        rows.append((f"{name}, backward", explanation.backwards(name)))
-    for setting, parts in rows:
+        found += [(name, _forwards_of(explanation, name)), (f"{name}, backward", explanation.backwards(name))]
+    for setting, parts in found:
         if not parts:
             continue
-        inside, outside = sum(one.kernels_in_graphs for one in parts), sum(one.kernels_outside for one in parts)
-        yield {
-            "workload": explanation_label(explanation),
-            "setting": setting,
-            "target": ", ".join(dict.fromkeys(one.target for one in parts)),
-            "partitions": sum(one.partitions for one in parts),
-            "kernels_in_graphs": inside,
-            "kernels_outside": outside,
-            "in_graphs_percent": 100 * inside / (inside + outside) if inside + outside else None,
-            "cpu_kernels": sum(one.cpu_kernels for one in parts),
-            "host_to_device_copies": sum(one.host_to_device_copies for one in parts),
-            "blocking_copies": sum(one.blocking_copies for one in parts),
-        }
+        sums = {column: sum(getattr(one, column) for one in parts) for column in _SUMMED}
+        total = sums["kernels_in_graphs"] + sums["kernels_outside"]
+        share = 100 * sums["kernels_in_graphs"] / total if total else None
+        targets = ", ".join(dict.fromkeys(one.target for one in parts))
+        yield {"setting": setting, "target": targets, **sums, "in_graphs_percent": share}
 
 
-def _uncaptured_rows(explanation: Explanation) -> Iterator[Row]:
-    label = explanation_label(explanation)
+def _uncaptured_rows(explanation: Explanation, _: Sequence[str], published: Published) -> Iterator[Row]:
     totals: Counter[tuple[str, str, str | None]] = Counter()
     for graph in explanation.graphs:
         for direction, lowered in (("", graph.lowerings), (", backward", graph.backward)):
@@ -350,4 +222,87 @@ def _uncaptured_rows(explanation: Explanation) -> Iterator[Row]:
                 totals.update((setting, f"captured once only: {reason}", None) for reason in lowering.captured_once)
     totals.update(("graph break", one.reason, one.source_line) for one in explanation.breaks)
     for (setting, reason, line), count in totals.items():
-        yield {"workload": label, "setting": setting, "reason": reason, "source_line": line, "count": count}
+        yield {"setting": setting, "reason": reason, "source_line": line, "count": count}
+
+
+_SUMMED = (
+    "partitions", "kernels_in_graphs", "kernels_outside", "cpu_kernels", "host_to_device_copies", "blocking_copies",
+)  # fmt: skip
+_OBSTACLES = (
+    "task", "batch", "fx_graphs", "graph_breaks", "operations", "cpu_nodes", "cpu_constants", "cpu_attributes",
+    "cpu_arguments", "cpu_outputs", "cpu_scalars", "host_to_device_copies", "blocking_copies", "host_to_device_bytes",
+    "non_static_input_bytes", "grace_bytes", "stock_captures", "grace_stock_percent", "grace_placement_percent",
+    "error",
+)  # fmt: skip
+_PLACED = (
+    "cpu_nodes", "cpu_nodes_placed", "host_to_device_copies", "copies_placed", "blocking_copies",
+    "blocking_copies_placed", "partitions", "partitions_placed", "values_kept", "values_in_graph", "values_staged",
+    "cpu_outputs", "nodes_left",
+)  # fmt: skip
+
+TABLES: dict[str, ExplainTable] = {
+    "explain_overview": ExplainTable(
+        "Kernels inside CUDA graphs",
+        "Share of the FX graphs' kernels that would be inside CUDA graphs, by offline lowering: graph is stock "
+        "PyTorch, graph-unpartitioned the same with graph_partition=False, placement Encore's. What runs between FX "
+        "graphs, after a graph break, is not counted and never captured. host waits: host-to-device copies for which "
+        "the host waits in each call, as the program is written and after placement. non-static inputs: data that "
+        "stock CUDA graphs copy before each replay.",
+        ("graph_breaks", "host_waits", "host_waits_placed", "non_static_input_bytes"),
+        _overview_rows,
+    ),
+    "explain_obstacles": ExplainTable(
+        "What stands in the way of CUDA graphs",
+        "Per call. CPU nodes: values in the FX graphs that live on the CPU; CPU scalars: those of rank 0 that GPU "
+        "operations take by value. non-static inputs: data that stock CUDA "
+        "graphs copy before each replay; next to it GraCE's bytes before indirection. stock captures: FX graphs whose "
+        "kernels stock would capture in full; next to it GraCE's measured coverage, stock PyTorch 2.4 and after "
+        "placement.",
+        _OBSTACLES,
+        _obstacle_rows,
+    ),
+    "explain_lowerings": ExplainTable(
+        "What Inductor makes of it",
+        "Lowered offline for the target. partitions: pieces that would become CUDA graphs. CPU kernels and copies are "
+        "those of one call. Only kernels of FX graphs are seen: what runs between them, after a graph break, is not in "
+        "these counts and is never in a CUDA graph. A model without a row could not be lowered in full. Backward "
+        "graphs have rows of their own.",
+        ("setting", "target", *_SUMMED[:3], "in_graphs_percent", *_SUMMED[3:]),
+        _lowering_rows,
+    ),
+    "explain_placement": ExplainTable(
+        "What placement changes",
+        "Per call, as the program is written, scalars passed by value left out; `placed`: after Encore's placement. "
+        "partitions: pieces that would become CUDA graphs. Values are kept on the GPU and refreshed when they change, "
+        "made in the graph (as literals, or rebuilt), or staged with each call in one asynchronous copy per FX graph; "
+        "nodes left are in the table of what stays where it is. Models without a CPU node are left out.",
+        _PLACED,
+        _placement_rows,
+    ),
+    "explain_cpu_nodes": ExplainTable(
+        "Values on the CPU, and where they come from",
+        "Equal nodes of a model are counted together.",
+        ("kind", "operation", "shape", "dtype", "source_line", "nodes"),
+        _cpu_node_rows,
+    ),
+    "explain_not_captured": ExplainTable(
+        "Not captured, and why",
+        "Inductor's reasons per setting, and Dynamo's graph breaks: what lies between FX graphs is never captured. "
+        "Captured once only: Encore then copies inputs whose uses the generated code does not name.",
+        ("setting", "reason", "source_line", "count"),
+        _uncaptured_rows,
+    ),
+    "explain_left": ExplainTable(
+        "Left where it is, and why",
+        "Nodes on the CPU, or reading from there, that placement does not move. Equal ones are counted together.",
+        ("operation", "reason", "source_line", "nodes"),
+        _left_rows,
+    ),
+    "explain_limits": ExplainTable(
+        "What this analysis cannot see",
+        "A model listed here may have more obstacles than the tables above show.",
+        ("limit",),
+        _limit_rows,
+    ),
+}
+"""What stands in the way of CUDA graphs, by name, in the order of the report."""

@@ -17,7 +17,7 @@ import pandas as pd
 
 from suite.report.compare import has_settled
 from suite.report.history.rows import rows_of
-from suite.report.load import Run, cell_label
+from suite.report.runs import Run, cell_label
 from suite.results.schema import Cell
 
 

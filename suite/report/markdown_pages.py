@@ -1,20 +1,23 @@
 """Generated parts of Markdown pages: the README's table, and the papers' numbers in `docs/results.md`.
 
 A generated part stands between two comments, `<!-- generated: NAME -->` and `<!-- end: NAME -->`. No number there is
-written by hand.
+written by hand. Whether the rows of the README's table are of the tree's own version is checked by the release gate
+(`encore report --check-fresh`) and not by tests, because rows age with every commit.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from suite.report.units import NOTHING
+from suite.report.units import NOTHING, markdown_table
 from suite.results.errors import WrongUse
-from suite.results.store import write_atomically
+from suite.results.store import ENVIRONMENT, InvalidResults, read_environment, write_atomically
 
 if TYPE_CHECKING:
     from suite.report.paper import Exhibit, Made
@@ -55,7 +58,7 @@ def generated_names(page: Path) -> tuple[str, ...]:
 
 
 def generated_part(text: str, name: str) -> str:
-    """What stands between the comments of `name` in `text`.
+    """Return what stands between the comments of `name` in `text`.
 
     Raises:
         WrongUse: there is no such pair of comments.
@@ -67,15 +70,16 @@ def generated_part(text: str, name: str) -> str:
 
 
 def paper_part(exhibits: Sequence[tuple[Exhibit, Made]]) -> str:
-    """What a paper's exhibits come to, as a Markdown table: a row for each quantity, published and measured."""
-    lines = ["| exhibit | quantity | published | measured |", "| --- | --- | --- | --- |"]
+    """Return what a paper's exhibits come to, as a Markdown table: a row for each quantity, published and measured."""
+    rows = []
     for exhibit, made in exhibits:
         first = f"**{exhibit.number}** `{exhibit.name}`"
         for point in made.points:
             published = NOTHING if point.published is None else str(point.published)
-            lines.append(f"| {first} | {point.quantity} | {published} | {point.measured or NOTHING} |")
+            rows.append((first, point.quantity, published, point.measured or NOTHING))
             first = ""
     origins = dict.fromkeys(_origin_line(made.provenance) for _, made in exhibits if made.provenance.count)
+    lines = markdown_table(("exhibit", "quantity", "published", "measured"), rows)
     return "\n".join([*lines, "", "Measured on:", "", *(f"* {line}" for line in origins)])
 
 
@@ -114,3 +118,57 @@ def _end(name: str) -> str:
 def _pattern(name: str) -> re.Pattern[str]:
     begin, end = re.escape(_begin(name)), re.escape(_end(name))
     return re.compile(f"(?P<begin>{begin}\n)(?P<content>.*?)(?P<end>{end})", re.DOTALL)
+
+
+MOST_COMMITS = 200
+"""So many commits may have touched the backend since a row was measured."""
+BACKEND = "optimizations"
+_RUN = re.compile(r"run (\S+) \(commit ([0-9a-f]{7,40})")
+"""How a generated table names a run."""
+
+
+def stale_rows(readme: Path, recorded: Path, repository: Path) -> list[str]:
+    """Return a sentence for each run of the README's table that is of another version or too many commits old.
+
+    Raises:
+        WrongUse: the file cannot be read, or its table names no run.
+    """
+    try:
+        part = generated_part(readme.read_text(encoding="utf-8"), "headline")
+    except OSError as error:
+        raise WrongUse(f"cannot read {readme}: {error.strerror}; give the page with the table of speed-ups") from error
+    runs = dict(_RUN.findall(part))
+    if not runs:
+        raise WrongUse(
+            f"the table of {readme} names no run; renew it with `encore report --recorded --readme {readme}`"
+        )
+    version = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    return [text for run, commit in runs.items() for text in _findings(run, commit, version, recorded, repository)]
+
+
+def _findings(run: str, commit: str, version: str, recorded: Path, repository: Path) -> Sequence[str]:
+    if not (recorded / run / ENVIRONMENT).is_file():
+        return [f"run {run} is not recorded, so that its version is not known"]
+    try:
+        measured = read_environment(recorded / run).packages.get("encore")
+    except InvalidResults as error:
+        return [str(error)]
+    found = []
+    if measured != version:
+        found.append(f"run {run} is of version {measured or 'unknown'}, and the tree is {version}")
+    commits = commits_since(repository, commit)
+    if commits is None:
+        found.append(f"run {run} is of commit {commit}, which this checkout does not have")
+    elif commits > MOST_COMMITS:
+        found.append(f"{commits} commits touched {BACKEND}/ since run {run} ({commit}); {MOST_COMMITS} may")
+    return found
+
+
+def commits_since(repository: Path, commit: str) -> int | None:
+    """Return how many commits touched the backend since; None where git does not know the commit."""
+    command = ["git", "-C", str(repository), "rev-list", "--count", f"{commit}..HEAD", "--", BACKEND]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return int(done.stdout) if done.returncode == 0 else None

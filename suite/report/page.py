@@ -86,14 +86,14 @@ class Page:
 
     @property
     def headline(self) -> PageFigure | None:
-        """The figure under the conclusion: the first of speed-ups over what the conclusion compares with."""
+        """Return the figure under the conclusion: the first of speed-ups over what the conclusion compares with."""
         name = f"over_{self.conclusion.baseline}"
         found = (figure for section in self.sections for figure in section.figures if figure.name.startswith(name))
         return next(found, None)
 
     @property
     def is_smoke(self) -> bool:
-        """Whether the numbers say nothing about performance, so that even a tab's title has to say so."""
+        """Return whether the numbers say nothing about performance, so that even a tab's title has to say so."""
         return any(section.provenance.warning for section in self.sections)
 
 
@@ -132,7 +132,7 @@ class _ShownTable:
 
 
 def render(page: Page) -> str:
-    """The page as HTML. The same page gives the same text."""
+    """Return the page as HTML. The same page gives the same text."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PAGE),
         autoescape=True,
@@ -166,7 +166,7 @@ def _packages(environments: Sequence[Environment]) -> list[tuple[str, list[tuple
 
 
 def environment_facts(environment: Environment) -> list[tuple[str, str]]:
-    """(name, value) of what a reader needs to judge a run, packages left out."""
+    """Return (name, value) of what a reader needs to judge a run, packages left out."""
     gpu, cpu = environment.gpu, environment.cpu
     known: list[tuple[str, object]] = [
         ("Run", f"{environment.run_id}, {environment.created_at}"),
@@ -226,7 +226,7 @@ def _shown(table: Table) -> _ShownTable:
 
 
 def _rank(column: str, place: int) -> tuple[int, int]:
-    """Encore's own columns come right after the first, the latest mode foremost, so that none is cut off."""
+    """Put Encore's own columns right after the first, the latest mode foremost, so that none is cut off."""
     if place == 0:
         return (0, 0)
     return (1, -list(MODES).index(column)) if column in OWN_MODES else (2, place)
@@ -261,7 +261,7 @@ def _cell(column: str, value: object, text: str) -> _Cell:
 
 
 def _parts(value: Detailed) -> tuple[str, str, str] | None:
-    """The text of a ratio taken apart: "1.20", "[1.10, 1.30]" and "FAST"; it may have no interval, or nothing else."""
+    """Take the text of a ratio apart: "1.20", "[1.10, 1.30]" and "FAST"; it may have no interval, or nothing else."""
     if "speedup" not in value.values:
         return None
     number, _, rest = value.partition(" ")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from suite.explain.records import Explanation
 from suite.measure.checkout import shown_code
-from suite.report.load import FULL_SIZE, Run
+from suite.report.runs import FULL_SIZE, Run
 from suite.results.schema import Environment
 
 
@@ -39,19 +39,19 @@ class Provenance:
 
     @property
     def setting(self) -> str:
-        """What the title of a figure says: device, PyTorch, and of how many runs it is."""
+        """Return what the title of a figure says: device, PyTorch, and of how many runs it is."""
         runs = {0: "", 1: ", 1 run"}.get(self.count, f", {self.count} runs")
         return f"{self.device}, PyTorch {self.torch}{runs}"
 
     def among(self, labels: Iterable[str]) -> Provenance:
-        """The origin of these rows alone, for a figure or table that has no others."""
+        """Return the origin of these rows alone, for a figure or table that has no others."""
         wanted = set(labels)
         kept = tuple((run, own) for run, rows in self.runs if (own := tuple(row for row in rows if row in wanted)))
         return _spanning(self, kept) if kept else self
 
     @property
     def caption(self) -> str:
-        """One line without the warning."""
+        """Return one line without the warning."""
         parts = [self.device, f"PyTorch {self.torch}"]
         if self.runs:
             parts += [f"driver {self.driver}"] if self.driver else []
@@ -62,7 +62,7 @@ class Provenance:
 
     @property
     def rows_by_run(self) -> tuple[str, ...]:
-        """Of several runs, a line for each: the labels of the rows that are its. One line names those without any."""
+        """Write for each of several runs the labels of the rows that are its. One line names those without any."""
         lines = [f"Of {run._run_and_commit}: {', '.join(labels)}." for run, labels in self.runs if labels]
         replaced = [run._run_and_commit for run, labels in self.runs if not labels]
         if replaced:
@@ -74,12 +74,13 @@ class Provenance:
         return f"{self.run_id} (commit {self.commit or 'unknown'})"
 
     def of_row(self, label: object) -> Provenance:
-        """The origin of the row with this label; of one that sums up several runs, or is of none, their common one."""
+        """Return the origin of the row with this label; of one that sums up several runs, or is of none, their common
+        one."""
         return next((run for run, labels in self.runs if label in labels), self)
 
 
 def of_run(run: Run) -> Provenance:
-    """Provenance of a recorded run, or of several joined."""
+    """Return the provenance of a recorded run, or of several joined."""
     environment = run.environment
     if not run.parts:
         commit = short_commit(environment)
@@ -91,7 +92,7 @@ def of_run(run: Run) -> Provenance:
 
 
 def _spanning(whole: Provenance, runs: tuple[tuple[Provenance, tuple[str, ...]], ...]) -> Provenance:
-    """`whole` as the origin of the rows of these runs; runs without rows are named and not counted."""
+    """Return `whole` as the origin of the rows of these runs; runs without rows are named and not counted."""
     spanned = [origin for origin, labels in runs if labels]
     return replace(
         whole,
@@ -103,7 +104,7 @@ def _spanning(whole: Provenance, runs: tuple[tuple[Provenance, tuple[str, ...]],
 
 
 def run_names(run: Run) -> tuple[str, ...]:
-    """What a run, or each of several joined, is called: its id, with its time where another has the same id."""
+    """Return what a run, or each of several joined, is called: its id, with its time where another has the same id."""
     environments = [part.environment for part in run.parts or (run,)]
     ids = [environment.run_id for environment in environments]
     return tuple(
@@ -113,7 +114,7 @@ def run_names(run: Run) -> tuple[str, ...]:
 
 
 def of_explanations(explanations: tuple[Explanation, ...]) -> Provenance:
-    """Provenance of results of `encore explain`: counts found without a GPU, no times."""
+    """Return the provenance of results of `encore explain`: counts found without a GPU, no times."""
     targets = {lowering.target for item in explanations for graph in item.graphs for lowering in graph.lowerings}
     device = f"lowered for {', '.join(sorted(targets))}" if targets else "FX graphs on fake CUDA tensors"
     versions = ", ".join(sorted({explanation.torch for explanation in explanations}))
@@ -125,7 +126,7 @@ def of_explanations(explanations: tuple[Explanation, ...]) -> Provenance:
 
 
 def short_commit(environment: Environment) -> str | None:
-    """The commit of a run in few letters, with its code's id: "0123456789 + changes with code 0123456789ab"."""
+    """Write the commit of a run in few letters, with its code's id: "0123456789 + changes with code 0123456789ab"."""
     commit = _short(environment.git_commit, environment.git_dirty)
     code = shown_code(environment.code)
     return commit if commit is None or code is None else f"{commit} with code {code}"

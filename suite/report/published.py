@@ -30,7 +30,7 @@ class Source(Record):
 
     @property
     def setting(self) -> str:
-        """Label and machine in one phrase, for captions."""
+        """Return label and machine in one phrase, for captions."""
         versions = [f"{name} {value}" for name, value in (("PyTorch", self.torch), ("CUDA", self.cuda)) if value]
         return f"{self.label}: {', '.join([self.gpu, *versions])}"
 
@@ -80,29 +80,29 @@ class Published(Record):
     nanogpt_sweep_prompt8: dict[str, dict[str, float]]
 
     def speedup(self, source: str, workload: str, mode: str, baseline: str) -> float | None:
-        """How many times faster than `baseline` the source found `mode`'s counterpart on this workload."""
+        """Return how many times faster than `baseline` the source found `mode`'s counterpart on this workload."""
         counterpart = "graph" if mode == "graph-unpartitioned" else mode
         return self.speedups.get(source, {}).get(workload, {}).get(f"{counterpart}_over_{baseline}")
 
     def printed(self, source: str, workload: str) -> str:
-        """The acronym under which the source prints a workload of this suite."""
+        """Return the acronym under which the source prints a workload of this suite."""
         row = self.workloads.get(source, {}).get(workload)
         return workload if row is None or row.printed is None else row.printed
 
     def coverage(self, source: str, workload: str, mode: str) -> float | None:
-        """Coverage in percent of `mode`'s counterpart."""
+        """Return the coverage in percent of `mode`'s counterpart."""
         row = self.coverage_percent.get(source, {}).get(workload)
         system = MODES[mode].published_coverage if mode in MODES else None
         return None if row is None or system is None else getattr(row, system)
 
     def copied_bytes(self, source: str, workload: str, mode: str) -> int | None:
-        """Bytes copied (or pointer bytes written) per iteration by `mode`'s counterpart."""
+        """Return bytes copied (or pointer bytes written) per iteration by `mode`'s counterpart."""
         row = self.bytes_copied.get(source, {}).get(workload)
         system = MODES[mode].published_copies if mode in MODES else None
         return None if row is None or system is None else parse_bytes(getattr(row, system))
 
     def caption(self, *sources: str) -> str:
-        """One sentence that names the sources and what they measured on."""
+        """Return one sentence that names the sources and what they measured on."""
         return "Published values from " + "; ".join(self.sources[source].setting for source in sources) + "."
 
 

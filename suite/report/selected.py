@@ -45,17 +45,17 @@ class SelectedFunction(_Stored):
 
     @property
     def median_us(self) -> dict[str, float]:
-        """Median time of an iteration by way, of those that were timed."""
+        """Return the median time of an iteration by way, of those that were timed."""
         return {one.candidate: one.median_us for one in self.candidates if one.median_us is not None}
 
     def gain(self, candidate: str) -> float | None:
-        """How many times faster the way is than no graph; None where either was not timed."""
+        """Return how many times faster the way is than no graph; None where either was not timed."""
         without, own = self.median_us.get("none"), self.median_us.get(candidate)
         return without / own if without and own else None
 
 
 def selected_functions(cell: Cell | None) -> Iterator[SelectedFunction]:
-    """Those of a cell that passed, in the order of its report; none where nothing was selected."""
+    """Yield the functions of a cell that passed, in the order of its report; none where nothing was selected."""
     if cell is None or cell.status is not Status.PASS or cell.metrics is None:
         return
     number = 0
@@ -68,7 +68,7 @@ def selected_functions(cell: Cell | None) -> Iterator[SelectedFunction]:
 
 
 def judged_groups(cell: Cell | None) -> list[SelectedFunction]:
-    """The first function of each group of a cell: all functions of a group have its times."""
+    """Return the first function of each group of a cell: all functions of a group have its times."""
     groups: dict[int, SelectedFunction] = {}
     for function in selected_functions(cell):
         groups.setdefault(function.group, function)
@@ -76,7 +76,7 @@ def judged_groups(cell: Cell | None) -> list[SelectedFunction]:
 
 
 def _read(record: JsonValue, graph: JsonValue, number: int) -> SelectedFunction | None:
-    """A record, of a function with this number; None where it does not say how calls are served."""
+    """Return a record, of a function with this number; None where it does not say how calls are served."""
     if isinstance(record, dict) and "decision" in record:
         record = {**record, **_as_before(record), "group": number}
     if not isinstance(record, dict) or "kept" not in record or "candidates" not in record:
@@ -88,7 +88,7 @@ def _read(record: JsonValue, graph: JsonValue, number: int) -> SelectedFunction 
 
 
 def _as_before(record: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Fields of a `SelectionReport` as rows from before 0.2.0 have them."""
+    """Return fields of a `SelectionReport` as rows from before 0.2.0 have them."""
     times = record.get("median_us")
     return {
         "kept": CANDIDATE_OF.get(str(record["decision"])),

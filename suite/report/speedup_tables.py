@@ -1,20 +1,34 @@
-"""How many times faster the modes of a run are: per workload with intervals and verdicts, and on average."""
+"""Tables of how many times faster the modes of a run are: per workload with intervals and verdicts, and on average.
+
+Note [The same against the same]: every FAST or SLOW between two modes that are the same program is a false finding, so
+their share among these pairs tells how far the other verdicts can be trusted. Modes are taken for the same program
+where one says so of the other (`suite.measure.modes.Mode.same_as`) and both ran the same kernels in as many graphs and
+copied as much.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from suite.measure.metrics import floor
-from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, REFERENCE_MODE
-from suite.report import compare
+from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, MODES, REFERENCE_MODE
 from suite.report.cell_tables import Row, host_median_us
-from suite.report.compare import Comparison, Kernels, TimeKind
-from suite.report.groups import row_groups
-from suite.report.load import Run, cell_label, is_as_published
+from suite.report.compare import (
+    UNSETTLED,
+    Comparison,
+    Kernels,
+    Ratios,
+    TimeKind,
+    baselines,
+    mean_text,
+    samples_by_process,
+)
 from suite.report.published import Published
+from suite.report.runs import Run, cell_label, is_as_published, row_groups
 from suite.report.table import Detailed, Table, make_table
-from suite.results.schema import Status
+from suite.results import stats
+from suite.results.schema import Cell, Status
 from suite.results.stats import GeometricMean, Verdict
 
 KERNELS_NOTE = (
@@ -27,12 +41,12 @@ KERNELS_NOTE = (
 """What stands under tables with ratios whose kernels are not known to be the same."""
 
 
-def all_tables(run: Run, comparisons: Sequence[Comparison], published: Published) -> tuple[Table, ...]:
-    """Every table of speed-ups, in the order of the report."""
+def all_tables(ratios: Ratios, published: Published) -> tuple[Table, ...]:
+    """Make every table of speed-ups, in the order of the report."""
     return (
-        headline(run, comparisons, published),
-        *(overview(run, comparisons, published, baseline) for baseline in OVERVIEWS.values()),
-        speedups(comparisons, published),
+        headline(ratios, published),
+        *(overview(ratios, published, baseline) for baseline in OVERVIEWS.values()),
+        speedups(ratios, published),
     )
 
 
@@ -40,12 +54,10 @@ OVERVIEWS = {"overview": REFERENCE_MODE, "over_graphs": GRAPH_MODE}
 """The tables that set all modes next to each other, with what their speed-ups are over."""
 
 
-def overview(
-    run: Run, comparisons: Sequence[Comparison], published: Published, baseline: str = REFERENCE_MODE
-) -> Table:
-    """One row per workload: a mode's time, and each other mode's speed-up over it with interval and verdict."""
-    of_baseline = [item for item in comparisons if item.baseline == baseline]
-    over = {item.cell.mode for item in of_baseline}
+def overview(ratios: Ratios, published: Published, baseline: str = REFERENCE_MODE) -> Table:
+    """Set a mode's time and each other mode's speed-up over it side by side, a row for each workload."""
+    run = ratios.run
+    over = {cell.mode for cell in run.cells if baseline in baselines(cell)}
     modes = [mode for mode in run.modes if mode in over or (mode != baseline and baseline == REFERENCE_MODE)]
     time_column = f"{baseline}_us"
     rows = []
@@ -56,7 +68,7 @@ def overview(
             passed = reference.status is Status.PASS
             row[time_column] = host_median_us(reference) if passed else Detailed(reference.status.value)
         for mode in modes:
-            row[mode] = ratio_text(run, of_baseline, label, mode, baseline)
+            row[mode] = ratio_text(ratios, label, mode, baseline)
         rows.append(row)
     return make_table(
         next(name for name, mode in OVERVIEWS.items() if mode == baseline),
@@ -66,28 +78,28 @@ def overview(
         f"{_MEANS_NOTE}",
         ["workload", time_column, *modes],
         rows,
-        _group_means(run, comparisons, published, modes, baseline),
+        _group_means(ratios, published, modes, baseline),
     )
 
 
 _MEANS_NOTE = "Geometric means go over the rows of one group that all of these modes have, and say how many these are."
 
 
-def _group_means(
-    run: Run, comparisons: Sequence[Comparison], published: Published, modes: Sequence[str], baseline: str
-) -> list[Row]:
-    """A row of geometric means for each group of rows that has any."""
+def _group_means(ratios: Ratios, published: Published, modes: Sequence[str], baseline: str) -> list[Row]:
+    """Make a row of geometric means for each group of rows that has any."""
     rows: list[Row] = []
-    for group in row_groups(run, published):
-        if group.has_means and (means := compare.common_means(comparisons, modes, baseline, group.labels)):
-            texts = {mode: _mean_text(mean) for mode, mean in means.items()}
+    for group in row_groups(ratios.run, published):
+        means = ratios.means(group.labels if group.has_means else (), [(mode, baseline) for mode in modes])
+        if means:
+            texts = {mode: _mean_cell(mean) for (mode, _), mean in means.items()}
             rows.append({"workload": f"geomean: {group.title}", **texts})
     return rows
 
 
-def headline(run: Run, comparisons: Sequence[Comparison], published: Published) -> Table:
-    """A row for each of GraCE's workloads (else, of all) that ran in the default mode: how much faster than stock, and
-    how far from the floor. The last row has the geometric means."""
+def headline(ratios: Ratios, published: Published) -> Table:
+    """Say of each of GraCE's workloads (else, of all) in the default mode how much faster it is than stock, and how far
+    from the floor. The last rows have the geometric means and the verdicts."""
+    run = ratios.run
     rows: list[Row] = []
     groups = row_groups(run, published)
     for label in groups[0].labels if groups else ():
@@ -96,23 +108,24 @@ def headline(run: Run, comparisons: Sequence[Comparison], published: Published) 
             continue
         row: Row = {"workload": label, f"{REFERENCE_MODE}_us": host_median_us(reference)}
         for baseline in _STOCK:
-            row[f"over_{baseline}"] = ratio_text(run, comparisons, label, DEFAULT_MODE, baseline)
+            row[f"over_{baseline}"] = ratio_text(ratios, label, DEFAULT_MODE, baseline)
         for mode in (GRAPH_MODE, DEFAULT_MODE):
-            row[f"{mode}_over_floor"] = _over_floor(run, label, mode)
+            own = run.find(label, mode)
+            row[f"{mode}_over_floor"] = own and floor.METRIC.of_row(own).get("over_floor_ratio")
         rows.append(row)
     labels = [str(row["workload"]) for row in rows]
     means = {
-        f"over_{baseline}": _mean_text(mean)
+        f"over_{baseline}": _mean_cell(mean)
         for baseline in _STOCK
-        if (mean := compare.mean_over(comparisons, DEFAULT_MODE, baseline, labels)) is not None
+        if (mean := ratios.mean(labels, DEFAULT_MODE, baseline)) is not None
     }
-    verdicts = {f"over_{baseline}": _verdicts_text(comparisons, baseline, labels) for baseline in _STOCK}
+    verdicts = {f"over_{baseline}": _verdicts_cell(ratios, baseline, labels) for baseline in _STOCK}
     return make_table(
         "headline",
         "The papers' workloads under Encore",
         f"over: how many times faster {DEFAULT_MODE} is than {REFERENCE_MODE} (no graphs) and {GRAPH_MODE} (stock's), "
         "host time, with the 95 % interval and verdict. Geometric means go over the rows with the same kernels and a "
-        f"settled {DEFAULT_MODE}; {compare.UNSETTLED}: it was not, so that the row has no verdict. over floor: how "
+        f"settled {DEFAULT_MODE}; {UNSETTLED}: it was not, so that the row has no verdict. over floor: how "
         "many times as long as its graphs alone an iteration takes.",
         [
             "workload",
@@ -128,29 +141,18 @@ def headline(run: Run, comparisons: Sequence[Comparison], published: Published) 
 _STOCK = (REFERENCE_MODE, GRAPH_MODE)
 
 
-def _verdicts_text(comparisons: Sequence[Comparison], baseline: str, labels: Sequence[str]) -> Detailed:
-    """How many rows have each verdict, and how many none."""
-    counts = Counter(
-        item.verdict.value if item.verdict else "none"
-        for item in comparisons
-        if (item.cell.mode, item.baseline, item.metric) == (DEFAULT_MODE, baseline, TimeKind.LATENCY)
-        if cell_label(item.cell) in labels
-    )
-    return Detailed(", ".join(f"{counts[verdict]} {verdict}" for verdict in (*Verdict, "none") if counts[verdict]))
+def _verdicts_cell(ratios: Ratios, baseline: str, labels: Sequence[str]) -> Detailed:
+    """Count the rows that have each verdict, and those without one."""
+    counts = ratios.verdicts(labels, DEFAULT_MODE, baseline)
+    return Detailed(", ".join(f"{counts[one]} {one or 'none'}" for one in (*Verdict, None) if counts[one]))
 
 
-def _mean_text(mean: GeometricMean) -> Detailed:
-    values = {"speedup": mean.value, "low": mean.low, "high": mean.high}
-    return Detailed(f"{mean.value:.2f} [{mean.low:.2f}, {mean.high:.2f}] of {mean.count}", values)
+def _mean_cell(mean: GeometricMean) -> Detailed:
+    return Detailed(mean_text(mean), {"speedup": mean.value, "low": mean.low, "high": mean.high})
 
 
-def _over_floor(run: Run, label: str, mode: str) -> float | None:
-    cell = run.find(label, mode)
-    return None if cell is None else floor.METRIC.of_row(cell).get("over_floor_ratio")
-
-
-def speedups(comparisons: Sequence[Comparison], published: Published) -> Table:
-    """Each mode over each of its baselines, in all metrics."""
+def speedups(ratios: Iterable[Comparison], published: Published) -> Table:
+    """List each mode over each of its baselines, in all metrics."""
     columns = ["workload", "mode", "baseline", "metric", "speedup", "low", "high", "verdict"]
     columns += ["kernels", "processes", "blocks", "alternating", "missing", "grace_speedup"]
     return make_table(
@@ -160,14 +162,13 @@ def speedups(comparisons: Sequence[Comparison], published: Published) -> Table:
         "low and high bound the 95 % interval; blocks: the fewest of a process. Where modes were not measured in turn, "
         "drift is in the ratio. " + published.caption("grace"),
         columns,
-        (_speedup_row(item, published) for item in comparisons),
+        (_speedup_row(item, published) for item in ratios),
     )
 
 
-def ratio_text(run: Run, comparisons: Sequence[Comparison], label: str, mode: str, baseline: str) -> Detailed:
-    """A mode's speed-up over a baseline by latency, with interval and verdict, or why there is none."""
-    cell = run.find(label, mode)
-    item = None if cell is None else compare.find(comparisons, cell, baseline, TimeKind.LATENCY)
+def ratio_text(ratios: Ratios, label: str, mode: str, baseline: str) -> Detailed:
+    """Write a mode's speed-up over a baseline by latency, with interval and verdict, or why there is none."""
+    item = ratios.find(label, mode, baseline)
     if item is None:
         return Detailed("not run", {"missing": "not run"})
     if item.ratio is None:
@@ -175,8 +176,8 @@ def ratio_text(run: Run, comparisons: Sequence[Comparison], label: str, mode: st
     if item.kernels is Kernels.OTHER:
         return Detailed(item.kernels.value, {"missing": item.kernels.value})
     said = item.mark
-    device = compare.find(comparisons, item.cell, baseline, TimeKind.DEVICE)
-    if device is not None and device.verdict is not None and device.verdict is not item.verdict:
+    device = ratios.against(item.cell, baseline, TimeKind.DEVICE)
+    if device.verdict is not None and device.verdict is not item.verdict:
         said += f", device {device.verdict}"
     aside = "" if item.alternating else ", not alternating"
     values: Row = {"speedup": item.ratio.value, "low": item.ratio.low, "high": item.ratio.high}
@@ -209,3 +210,113 @@ def _speedup_row(item: Comparison, published: Published) -> Row:
             "alternating": item.alternating,
         }
     return row
+
+
+METRICS = (TimeKind.LATENCY, TimeKind.DEVICE)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPair:
+    """Two processes of a cell, numbered from 1: how many times faster the later one was, in host time; None where one
+    of them has no sample of that."""
+
+    cell: Cell
+    first: int
+    second: int
+    ratio: stats.Ratio | None
+
+    @property
+    def differ(self) -> bool:
+        """Return whether they differ by more than the margin, as far as their blocks tell."""
+        if self.ratio is None:
+            return False
+        beyond = not 1 / (1 + stats.MARGIN) <= self.ratio.value <= 1 + stats.MARGIN
+        return beyond and (self.ratio.low > 1 or self.ratio.high < 1)
+
+
+def same_program_pairs(ratios: Ratios) -> list[Comparison]:
+    """Return comparisons of passed cells of one row that are the same program, in host and device time.
+
+    Raises:
+        EncoreError: a recorded time is not positive.
+    """
+    passed = {(cell_label(cell), cell.mode): cell for cell in ratios.run.cells if cell.status is Status.PASS}
+    found = []
+    for (label, mode), cell in passed.items():
+        for other in MODES[mode].same_as if mode in MODES else ():
+            reference = passed.get((label, other))
+            if reference is not None and same_work(cell, reference):
+                pairs = [ratios.against(cell, other, metric) for metric in METRICS]
+                found += [pair for pair in pairs if pair.kernels is Kernels.SAME]
+    return found
+
+
+def same_work(cell: Cell, other: Cell) -> bool:
+    """Return whether both launched as much in as many graphs and copied as much."""
+    return (
+        cell.metrics is not None
+        and other.metrics is not None
+        and cell.metrics.coverage is not None
+        and cell.metrics.coverage == other.metrics.coverage
+        and cell.metrics.copies == other.metrics.copies
+    )
+
+
+def process_pairs(run: Run) -> list[ProcessPair]:
+    """Compare the first process of each passed cell with each of its others. They did not run at the same time."""
+    found = []
+    for cell in run.cells:
+        by_process = samples_by_process(cell.blocks, TimeKind.LATENCY) if cell.status is Status.PASS else {}
+        numbers = sorted({block.process for block in cell.blocks}) if by_process else []
+        for number in numbers[1:]:
+            first, second = by_process.get(numbers[0]), by_process.get(number)
+            ratio = stats.speed_up([first], [second]) if first and second else None
+            found.append(ProcessPair(cell, numbers[0] + 1, number + 1, ratio))
+    return found
+
+
+def false_findings(pairs: list[Comparison]) -> list[Comparison]:
+    """Return those of the same program that were called faster or slower."""
+    return [pair for pair in pairs if pair.verdict in (stats.Verdict.FAST, stats.Verdict.SLOW)]
+
+
+def same_program(ratios: Ratios) -> Table:
+    """Show both kinds of pairs, with the rate of false findings."""
+    modes, processes = same_program_pairs(ratios), process_pairs(ratios.run)
+    timed = [pair for pair in processes if pair.ratio is not None]
+    wrong, apart = len(false_findings(modes)), sum(pair.differ for pair in timed)
+    rate = f" ({100 * wrong / len(modes):.1f} %)" if modes else ""
+    undecided = sum(pair.verdict is stats.Verdict.AMBG for pair in modes)
+    return make_table(
+        "same_program",
+        "The same against the same",
+        f"False findings: {wrong} of {len(modes)} verdicts{rate} on modes that are the same program (host and device "
+        f"time) are FAST or SLOW, {undecided} are AMBG. Of {len(timed)} pairs of processes of one mode, which ran "
+        f"one after another, {apart} differ by more than {100 * stats.MARGIN:g} % beyond what their blocks scatter; "
+        "that is why verdicts go by several processes.",
+        ["workload", "mode", "against", "metric", "ratio", "low", "high", "verdict"],
+        [
+            *(
+                _pair_row(pair.cell, pair.baseline, pair.metric, pair.ratio, pair.verdict and pair.verdict.value)
+                for pair in modes
+            ),
+            *(
+                _pair_row(
+                    pair.cell,
+                    f"process {pair.second} over {pair.first}",
+                    TimeKind.LATENCY,
+                    pair.ratio,
+                    "not measured" if pair.ratio is None else "differ" if pair.differ else None,
+                )
+                for pair in processes
+            ),
+        ],
+    )
+
+
+def _pair_row(
+    cell: Cell, against: str, metric: TimeKind, ratio: stats.Ratio | None, verdict: str | None
+) -> dict[str, object]:
+    row: dict[str, object] = {"workload": cell_label(cell), "mode": cell.mode, "against": against}
+    row |= {"metric": metric.value, "verdict": verdict}
+    return row | ({"ratio": ratio.value, "low": ratio.low, "high": ratio.high} if ratio else {})

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from suite.report.provenance import Provenance
-from suite.report.units import format_heading, format_value
+from suite.report.units import escape, format_heading, format_value, markdown_table
 
 
 class Detailed(str):
@@ -54,7 +54,7 @@ def make_table(
     rows: Iterable[Mapping[str, object]],
     summary: Iterable[Mapping[str, object]] = (),
 ) -> Table:
-    """A table of these rows; a row may leave out some of the columns.
+    """Return a table of these rows; a row may leave out some of the columns.
 
     Raises:
         KeyError: a row has a column that is not in `columns`.
@@ -69,7 +69,7 @@ def make_table(
 
 
 def to_csv(table: Table, provenance: Provenance) -> str:
-    """The table as CSV (RFC 4180 quoting, "\\n" line ends)."""
+    """Return the table as CSV (RFC 4180 quoting, "\n" line ends)."""
     labels = table.frame["workload"] if "workload" in table.frame else [None] * len(table.frame)
     origins = [provenance.of_row(label) for label in labels]
     named = pd.DataFrame(
@@ -83,7 +83,7 @@ def to_csv(table: Table, provenance: Provenance) -> str:
 
 
 def _raw(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with each column that has `Detailed` cells taken apart into columns of their values."""
+    """Return the frame with each column that has `Detailed` cells taken apart into columns of their values."""
     columns: dict[str, list[object]] = {}
     for name in frame.columns:
         cells = list(frame[name])
@@ -98,34 +98,24 @@ def _raw(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def to_markdown(table: Table, provenance: Provenance) -> str:
-    """The table as a Markdown section: title, warning, provenance, rows, note."""
+    """Return the table as a Markdown section: title, warning, provenance, rows, note."""
     columns = list(table.frame.columns)
-    lines = [f"### {_escape(table.title)}", ""]
+    lines = [f"### {escape(table.title)}", ""]
     if provenance.warning:
-        lines += [f"**{_escape(provenance.warning)}**", ""]
-    lines += [_escape(provenance.caption), ""]
+        lines += [f"**{escape(provenance.warning)}**", ""]
+    lines += [escape(provenance.caption), ""]
     if provenance.runs:
-        lines += [*(f"- {_escape(line)}" for line in provenance.rows_by_run), ""]
-    lines += [_row(format_heading(column) for column in columns), _row("---" for _ in columns)]
-    lines += [_row(texts) for texts in printed_rows(table)]
+        lines += [*(f"- {escape(line)}" for line in provenance.rows_by_run), ""]
+    lines += markdown_table([format_heading(column) for column in columns], printed_rows(table))
     if table.note:
-        lines += ["", _escape(table.note)]
+        lines += ["", escape(table.note)]
     return "\n".join(lines) + "\n"
 
 
 def printed_rows(table: Table) -> list[list[str]]:
-    """The rows as they are printed."""
+    """Return the rows as they are printed."""
     columns = list(table.frame.columns)
     return [
         [format_value(column, value) for column, value in zip(columns, values, strict=True)]
         for values in table.frame.itertuples(index=False, name=None)
     ]
-
-
-def _row(texts: Iterable[str]) -> str:
-    return f"| {' | '.join(_escape(text) for text in texts)} |"
-
-
-def _escape(text: str) -> str:
-    """Text that Markdown shows as it is: no cell border, no line break, no HTML."""
-    return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").split())

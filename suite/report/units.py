@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Sequence
 
 from optimizations.byte_units import format_bytes
 
@@ -28,12 +29,12 @@ _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?")
 
 
 def is_missing(value: object) -> bool:
-    """Whether a table cell holds nothing: None, or the NaN or NA that pandas puts in its place."""
+    """Return whether a table cell holds nothing: None, or the NaN or NA that pandas puts in its place."""
     return value is None or (isinstance(value, float) and math.isnan(value)) or str(value) == "<NA>"
 
 
 def format_value(column: str, value: object) -> str:
-    """The text of one table cell, by the unit in the column's name."""
+    """Return the text of one table cell, by the unit in the column's name."""
     if is_missing(value):
         return NOTHING
     if isinstance(value, bool):
@@ -54,7 +55,7 @@ def format_value(column: str, value: object) -> str:
 
 
 def sort_key(value: object) -> float | None:
-    """The number a cell is sorted by: itself, or the one its text begins with; None where it is plain text."""
+    """Return the number a cell is sorted by: itself, or the one its text begins with; None where it is plain text."""
     if is_missing(value):
         return None
     if isinstance(value, int | float):
@@ -64,8 +65,20 @@ def sort_key(value: object) -> float | None:
 
 
 def format_heading(column: str) -> str:
-    """A column's name as a heading, the unit in brackets: "host_us" -> "host (µs)", "cuda_graphs" -> "CUDA graphs"."""
+    """Write a column's name as a heading, the unit in brackets: "host_us" -> "host (µs)", "cuda_graphs" -> "CUDA
+    graphs"."""
     *words, last = column.split("_")
     unit = _UNITS.get(last) if words else None
     shown = [_PROPER_NAMES.get(word, word) for word in (words if unit else [*words, last])]
     return f"{' '.join(shown)} ({unit})" if unit else " ".join(shown)
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table, with every text shown as it is."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return [f"| {' | '.join(map(escape, texts))} |" for texts in lines]
+
+
+def escape(text: str) -> str:
+    """Return text that Markdown shows as it is: no cell border, no line break, no HTML."""
+    return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").split())

@@ -29,7 +29,7 @@ def test_a_reader_can_finish_it() -> None:
 
 def test_readme_table_is_that_of_the_report() -> None:
     run = joined()
-    table = speedup_tables.headline(run, comparisons(), load_published())
+    table = speedup_tables.headline(comparisons(), load_published())
     expected = headline_part(table, provenance.of_run(run))
     renew = "renew it: encore report --recorded --readme README.md"
     assert generated_part(README, "headline").strip() == expected.strip(), renew

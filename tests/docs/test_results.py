@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fixtures.report_pages import undrawn  # noqa: F401  # a fixture is used by its name
 from fixtures.synthetic_results import cell, write_run
-from recorded_runs import joined
+from recorded_runs import comparisons
 
 from suite.cli.report import further_results
 from suite.report.build import build_report, paper_results
@@ -24,7 +24,7 @@ MOST_WORDS = 3000
 
 @pytest.fixture(scope="module")
 def made() -> list[tuple[Exhibit, Made]]:
-    results = paper_results(joined(), further_results(recorded=True), PUBLISHED)
+    results = paper_results(comparisons(), further_results(recorded=True), PUBLISHED)
     return [(exhibit, exhibit.make(exhibit, results)) for exhibit in EXHIBITS.values()]
 
 

@@ -8,7 +8,7 @@ import pytest
 from fixtures.tiny_run import tiny_run
 
 from suite.measure.kernels import difference
-from suite.report.row_tables import TUNING
+from suite.report.cell_tables import TUNING
 
 pytestmark = pytest.mark.gpu
 

@@ -114,3 +114,17 @@ class StepObject:
 
 def trainer() -> Any:
     return {"step": StepObject().step, "batches": [torch.randn(16, 32)]}
+
+
+def function_of_two() -> Any:
+    return (lambda x, y: torch.relu(x @ y)), (torch.randn(16, 16), torch.randn(16, 16))
+
+
+def forward_alone() -> Any:
+    """A function of one argument, which could be a training step, and runs no backward."""
+    model = Net()
+    return (lambda x: model(x)), (torch.randn(4, 32),)
+
+
+def takes_an_argument(batch: int) -> Any:
+    return Net(), (torch.randn(batch, 32),)

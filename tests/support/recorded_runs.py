@@ -6,9 +6,8 @@ import functools
 import gc
 from pathlib import Path
 
-from suite.report.compare import Comparison, compare
-from suite.report.join import join_runs
-from suite.report.load import Run, run_of
+from suite.report.compare import Ratios, compare
+from suite.report.runs import Run, join_runs, run_of
 from suite.results.store import ENVIRONMENT, RECORDED, InvalidResults, RecordedRun, list_runs, read_run
 
 
@@ -60,6 +59,6 @@ def joined() -> Run:
 
 
 @functools.cache
-def comparisons() -> tuple[Comparison, ...]:
+def comparisons() -> Ratios:
     """Of all cells of `joined`."""
     return compare(joined())

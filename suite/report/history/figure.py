@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
-from suite.report.draw import INK, STYLE, WIDTH
+from suite.report.chart import INK, STYLE, WIDTH
 from suite.report.history.lines import HistoryLines, directions
 
 _STRONGEST = (math.log(1.25), math.log(4))

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from suite.report.history.rows import read_history, rows_of, write_history
-from suite.report.load import load_run
 from suite.report.markdown_pages import update_page
+from suite.report.runs import load_run
+from suite.report.units import markdown_table
 from suite.results.errors import WrongUse
 from suite.results.schema import Cell, Environment
 from suite.results.store import (
@@ -79,7 +80,7 @@ def pack_cells(cells: Iterable[Cell], folder: Path) -> None:
 
 
 def retire_runs(folders: Sequence[Path], history: Path) -> None:
-    """Make sure that the history has the rows of runs, then delete the runs.
+    """Show sure that the history has the rows of runs, then delete the runs.
 
     Raises:
         InvalidResults: a file of a run has wrong fields.
@@ -108,11 +109,9 @@ def listing(recorded: Path) -> str:
     """List what is recorded as a Markdown table, one line for each run and each other file."""
     runs = sorted(path.parent for path in recorded.rglob(ENVIRONMENT))
     folders = sorted({path.parent for path in recorded.rglob("*.json*")} - {*runs, recorded})
-    lines = ["| what | made by | device | commit | workloads | modes | processes |", f"|{' --- |' * 7}"]
-    lines += [_line(*_of_run(run, recorded)) for run in runs]
-    for folder in folders:
-        lines += [_line(*columns) for columns in _of_files(folder, recorded)]
-    return "\n".join(lines)
+    rows = [_of_run(run, recorded) for run in runs]
+    rows += [columns for folder in folders for columns in _of_files(folder, recorded)]
+    return "\n".join(markdown_table(("what", "made by", "device", "commit", "workloads", "modes", "processes"), rows))
 
 
 def _of_run(run: Path, recorded: Path) -> tuple[str, ...]:
@@ -166,7 +165,3 @@ def _device(environment: Environment) -> str:
 def _named(names: Iterable[str]) -> str:
     found = list(dict.fromkeys(names))
     return ", ".join(found) if len(found) <= _MOST_NAMES else str(len(found))
-
-
-def _line(*columns: str) -> str:
-    return f"| {' | '.join(columns)} |"

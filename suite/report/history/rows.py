@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from suite.report.compare import Comparison, TimeKind, compare
-from suite.report.load import Run, cell_label
+from suite.report.runs import Run, cell_label
 from suite.results.errors import WrongUse
 from suite.results.schema import Cell, Status
 from suite.results.store import REPOSITORY, describe, write_atomically
@@ -52,13 +52,14 @@ class HistoryRow:
     over_graph_high: float | None
 
     def ratio(self, baseline: str) -> tuple[float, float, float] | None:
-        """How many times faster the mode is than `baseline` ("compile" or "graph"), with the ends of its interval."""
+        """Return how many times faster the mode is than `baseline` ("compile" or "graph"), with the ends of its
+        interval."""
         found = tuple(getattr(self, f"over_{baseline}{end}") for end in ("", "_low", "_high"))
         return None if None in found else found
 
 
 def rows_of(run: Run) -> list[HistoryRow]:
-    """Make the rows of a run, in the order of its cells.
+    """Show the rows of a run, in the order of its cells.
 
     Raises:
         EncoreError: a recorded time is not positive.

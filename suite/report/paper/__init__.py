@@ -10,16 +10,14 @@ from suite.report.paper import (
     copies,
     costs,
     graphs,
-    indirection_latency,
     nanogpt,
     speedups,
-    tensor_parallel,
     workload_table,
 )
 from suite.report.paper.exhibit import Exhibit, Made, Point, Results
 from suite.results.errors import WrongUse
 
-_MODULES = (speedups, tensor_parallel, copies, costs, graphs, indirection_latency, nanogpt, workload_table, concurrency)
+_MODULES = (speedups, copies, costs, graphs, nanogpt, workload_table, concurrency)
 _KINDS = ("Fig", "Table", "first", "second", "section")
 """Figures stand first, then tables, then what has neither number."""
 
@@ -43,7 +41,7 @@ __all__ = ["EXHIBITS", "Exhibit", "Made", "Point", "Results", "find_exhibits"]
 
 
 def find_exhibits(names: Iterable[str]) -> tuple[Exhibit, ...]:
-    """The exhibits of these names, each once, in the order of the registry.
+    """Return the exhibits of these names, each once, in the order of the registry.
 
     Raises:
         WrongUse: a name is unknown; the message lists the nearest ones.

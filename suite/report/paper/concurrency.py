@@ -12,8 +12,21 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from suite.measure.modes import LANES_MODE, LEAN_MODE
 from suite.report.chart import Scale
-from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Point, Results, labels_of
-from suite.report.paper.grid import Grid, Series, Value, make_grid, plain_means, ratio_means, ratio_series
+from suite.report.paper.exhibit import (
+    NOT_MEASURED,
+    Exhibit,
+    Grid,
+    Made,
+    Point,
+    Results,
+    Series,
+    Value,
+    labels_of,
+    make_grid,
+    plain_means,
+    ratio_means,
+    ratio_series,
+)
 from suite.results.schema import Cell
 
 GRAPHS = "graphs alone"
@@ -32,7 +45,7 @@ class RacedGraph(BaseModel):
 
     @property
     def times_us(self) -> tuple[float, float] | None:
-        """As a chain, and as it serves calls; None where it was not timed."""
+        """Return its time as a chain, and as it serves calls; None where it was not timed."""
         if self.chain_us is None or self.branches_us is None:
             return None
         return self.chain_us, self.branches_us if self.decision == "branches" else self.chain_us
@@ -64,7 +77,7 @@ def device_gain(graphs: list[RacedGraph]) -> float | None:
 
 
 def make(exhibit: Exhibit, results: Results) -> Made:
-    """Two bars for each workload: of whole iterations, and of the graphs alone."""
+    """Show two bars for each workload: of whole iterations, and of the graphs alone."""
     published = labels_of(results, exhibit.source)
     measured = results.run.labels if results.run is not None else ()
     further = [one for one in measured if one not in published and results.cell(one, LANES_MODE) is not None]

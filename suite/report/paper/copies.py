@@ -8,13 +8,25 @@ from optimizations.byte_units import format_bytes, parse_bytes
 from suite.measure.metrics import floor
 from suite.measure.modes import GRAPH_MODE, INDIRECTION_MODE, PLACEMENT_MODE, UNPARTITIONED_MODE
 from suite.report.chart import Scale
-from suite.report.paper.exhibit import NOT_HELD, NOT_MEASURED, Exhibit, Made, Point, Results, labels_of
-from suite.report.paper.grid import Grid, Series, Value, known, make_grid
+from suite.report.paper.exhibit import (
+    NOT_HELD,
+    NOT_MEASURED,
+    Exhibit,
+    Grid,
+    Made,
+    Point,
+    Results,
+    Series,
+    Value,
+    known,
+    labels_of,
+    make_grid,
+)
 from suite.report.published import PublishedCopies, PublishedCoverage
 
 
 def make_coverage(exhibit: Exhibit, results: Results) -> Made:
-    """The paper's rows, with every mode of the suite that uses CUDA graphs."""
+    """Show the paper's rows, with every mode of the suite that uses CUDA graphs."""
     printed = results.published.coverage_percent[exhibit.source]
 
     def paper(label: str) -> PublishedCoverage | None:
@@ -55,7 +67,7 @@ def _measured_percents(found: list[float | None]) -> str:
 
 
 def make_bytes(exhibit: Exhibit, results: Results) -> Made:
-    """Bytes by workload, with the number of recorded graphs."""
+    """Show bytes by workload, with the number of recorded graphs."""
     printed = results.published.bytes_copied.get(exhibit.source, {})
     labels = labels_of(results, exhibit.source)
 
@@ -115,7 +127,8 @@ def _sum_text(pairs: list[tuple[float | None, float | None]]) -> str:
 
 
 def make_share(exhibit: Exhibit, results: Results) -> Made:
-    """What indirection takes away, in percent of the host time with copies; below 0 it costs more than it saves."""
+    """Show what indirection takes away, in percent of the host time with copies; below 0 it costs more than it
+    saves."""
     shares = results.published.copy_share_percent[exhibit.source]
 
     def measure(label: str) -> Value:
@@ -139,7 +152,7 @@ def _percent_text(value: float | None) -> str:
 
 
 def make_overhead(exhibit: Exhibit, results: Results) -> Made:
-    """Of what an iteration takes beyond its CUDA graphs, the share that is gone when inputs are read in place."""
+    """Show the share of what an iteration takes beyond its CUDA graphs that is gone when inputs are read in place."""
 
     def of(label: str, mode: str, name: str) -> float | None:
         cell = results.passed(label, mode)
@@ -202,7 +215,7 @@ EXHIBITS = (
         "pygraph",
         "Table 3",
         "bytes copied, before and after indirection",
-        f"{_BYTES} The paper prints 40 values, which results/published.json does not hold.",
+        f"{_BYTES} The paper prints 40 values; they are not known here.",
         make_bytes,
     ),
     Exhibit("pygraph-section3", "pygraph", "section 3", "what a graph's overhead is made of", _OVERHEAD, make_overhead),

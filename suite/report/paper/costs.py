@@ -1,4 +1,4 @@
-"""What Encore costs: GraCE Fig. 13 (time to compile and record) and its peak memory."""
+"""What Encore costs: GraCE Fig. 9 (reading inputs through pointers), Fig. 13 (compiling, recording) and peak memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,31 @@ import math
 from pathlib import Path
 
 from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, INDIRECTION_MODE, PLACEMENT_MODE, UNPARTITIONED_MODE
+from suite.micro.records import MicroRun
+from suite.micro.sweeps import VARIANTS, Sweep
 from suite.report.cell_tables import compile_conditions
-from suite.report.chart import Scale
-from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Point, Results, geomean, labels_of
-from suite.report.paper.grid import Grid, Mean, Series, Value, known, make_grid, plain_means
+from suite.report.chart import Line, LineChart, Scale
+from suite.report.micro_figure import lines as micro_lines
+from suite.report.paper.exhibit import (
+    NOT_MEASURED,
+    Exhibit,
+    Grid,
+    Made,
+    Mean,
+    Point,
+    Results,
+    Series,
+    Value,
+    geomean,
+    known,
+    labels_of,
+    make_grid,
+    of_environment,
+    plain_means,
+)
+from suite.report.provenance import Provenance
 from suite.report.selected import judged_groups
+from suite.report.table import make_table
 from suite.results.errors import WrongUse
 from suite.results.store import describe, read_unpacked
 
@@ -20,7 +40,7 @@ _PHASES = {"compiling": ("compile", "recording"), "replaying": ("replay", "stead
 
 
 def make_memory(exhibit: Exhibit, results: Results) -> Made:
-    """Two bars per workload, lower is better."""
+    """Show two bars per workload, lower is better."""
     whole = results.whole_mode
 
     def of(label: str, mode: str, phase: str) -> int | None:
@@ -95,7 +115,8 @@ _COLD = "cold"
 
 
 def make_compile_time(exhibit: Exhibit, results: Results) -> Made:
-    """Bars of warm-up time over stock's where both compiled with cold caches; with cached kernels, in the table."""
+    """Show bars of warm-up time over stock's where both compiled with cold caches; with cached kernels, in the
+    table."""
     modes = (PLACEMENT_MODE, INDIRECTION_MODE, DEFAULT_MODE)
 
     def times(label: str, mode: str) -> tuple[float | None, str]:
@@ -174,7 +195,69 @@ _COMPILE = (
 )
 
 
+_SWEEP: Sweep = "inputs"
+_LATENCY = (
+    "From encore micro indirection: time of one replay of a graph whose inputs have all moved, against their number; "
+    "the paper shows the added latency of its two ways alone, and says that the prelude exceeds 10 \N{MICRO SIGN}s at "
+    "many parameters. ptx is the rewritten kernel, copy stock's copy of the inputs, host sets the parameters of the "
+    "instantiated graph."
+)
+
+
+def make_latency(exhibit: Exhibit, results: Results) -> Made:
+    """Show lines of time per replay by the number of inputs."""
+    title = exhibit.title(results.published)
+    columns = ["inputs", *(f"{variant}_us" for variant in VARIANTS), "missing"]
+    micro = results.micro
+    found = {variant: dict(line) for (variant, moved), line in _lines(micro).items() if moved}
+    counts = sorted({count for line in found.values() for count in line})
+    rows = [
+        {
+            "inputs": count,
+            **{f"{variant}_us": found.get(variant, {}).get(count) for variant in VARIANTS},
+            "missing": "; ".join(f"{v}: {NOT_MEASURED}" for v in VARIANTS if count not in found.get(v, {})) or None,
+        }
+        for count in counts
+    ] or [{"missing": NOT_MEASURED}]
+    where = results.provenance() if micro is None else _origin(micro)
+    table = make_table(exhibit.stem, title, exhibit.note(results, where), columns, rows)
+    drawn = tuple(
+        Line(variant, tuple(sorted(found[variant].items())), shade=place)
+        for place, variant in enumerate(VARIANTS)
+        if found.get(variant)
+    )
+    chart = LineChart(
+        exhibit.stem,
+        title,
+        "inputs that moved",
+        "time per replay, \N{MICRO SIGN}s (median)",
+        drawn,
+        x_log=True,
+        y_log=True,
+    )
+    published = results.published.headline[exhibit.source]["indirection_prelude_us"]
+    most = counts[-1] if counts else 0
+    points = [
+        Point(
+            f"{variant}: one replay, {most:,} inputs moved",
+            f"added \N{MICRO SIGN}s: {published}" if variant == "prelude" else None,
+            f"{found[variant][most]:.1f} \N{MICRO SIGN}s" if most in found.get(variant, {}) else NOT_MEASURED,
+        )
+        for variant in VARIANTS
+    ]
+    return Made(table, chart if drawn else None, where, tuple(points))
+
+
+def _lines(micro: MicroRun | None) -> dict[tuple[str, bool], list[tuple[int, float]]]:
+    return {} if micro is None else {(str(v), moved): line for (v, moved), line in micro_lines(micro, _SWEEP).items()}
+
+
+def _origin(micro: MicroRun) -> Provenance:
+    return of_environment(micro.environment, None if micro.environment.gpu else "on the CPU")
+
+
 EXHIBITS = (
     Exhibit("fig13", "grace", "Fig. 13", "compile time over that of stock CUDA graphs", _COMPILE, make_compile_time),
     Exhibit("memory", "grace", "section 5.3", "peak memory over that of stock CUDA graphs", _MEMORY, make_memory),
+    Exhibit("fig9", "grace", "Fig. 9", "latency of the ways to indirection", _LATENCY, make_latency),
 )

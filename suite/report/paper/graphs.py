@@ -34,7 +34,7 @@ class _Gains:
 
     @property
     def note(self) -> str:
-        """What is counted, and what is not."""
+        """Return what is counted, and what is not."""
         if self.unit == "workloads":
             return "Counted are the workloads that all modes have."
         text = "Counted are groups of graphs that were judged together, by the medians of their own calls."
@@ -51,7 +51,7 @@ def _gains(results: Results) -> _Gains:
 
 
 def _of_graphs(results: Results) -> _Gains:
-    """Of groups of graphs that were timed without a graph, replayed as stock does, and as they are served now.
+    """Collect groups of graphs that were timed without a graph, replayed as stock does, and as they are served now.
 
     A workload that was timed stands for itself, decided or not: what is decided of it where it is split may be another
     part of it, of two graphs among hundreds.
@@ -76,8 +76,8 @@ def _of_graphs(results: Results) -> _Gains:
 
 
 def _once(labels: Iterable[str]) -> set[str]:
-    """Of the rows of each workload the one that is not split, else that of the fewest GPUs: it is one program, measured
-    again on one GPU for ratios of several."""
+    """Return the rows that count once for each workload: the one that is not split, else that of the fewest GPUs: it is
+    one program, measured again on one GPU for ratios of several."""
     fewest: dict[str, tuple[int, str]] = {}
     for label in labels:
         split = _SPLIT.search(label)
@@ -88,7 +88,7 @@ def _once(labels: Iterable[str]) -> set[str]:
 
 
 def _of_workloads(results: Results) -> dict[str, list[tuple[float, str]]]:
-    """Of the workloads that all measured modes have, over compile."""
+    """Collect the workloads that all measured modes have, over compile."""
     labels = results.run.labels if results.run is not None else ()
     found = {
         mode: {label: gain.value for label in labels if (gain := results.gain(label, mode)) is not None}
@@ -100,7 +100,7 @@ def _of_workloads(results: Results) -> dict[str, list[tuple[float, str]]]:
 
 
 def make_distribution(exhibit: Exhibit, results: Results) -> Made:
-    """Share of workloads up to a ratio over compile, for stock's graphs and for Encore."""
+    """Show share of workloads up to a ratio over compile, for stock's graphs and for Encore."""
     gains = _gains(results)
     published = results.published.headline[exhibit.source]["graphs_slower_share"]
     lines, rows, points = [], [], []
@@ -147,7 +147,7 @@ def _first_number(text: str | float) -> float:
 
 
 def make_mixed(exhibit: Exhibit, results: Results) -> Made:
-    """Of the applications with several graphs, those where some are faster than without and others slower."""
+    """Count the applications with several graphs where some are faster than without and others slower."""
     rows: list[dict[str, object]] = []
     labels = results.run.labels if results.run is not None else ()
     for label in sorted(_once(labels)):
@@ -169,7 +169,7 @@ def make_mixed(exhibit: Exhibit, results: Results) -> Made:
 
 
 def make_classes(exhibit: Exhibit, results: Results) -> Made:
-    """Shares of workloads that stock's graphs, and Encore, make faster, leave as they are, or make slower."""
+    """Show shares of workloads that stock's graphs, and Encore, make faster, leave as they are, or make slower."""
     headline = results.published.headline[exhibit.source]
     printed = [float(headline[name]) for name in ("graphs_faster_2pct", "graphs_same", "graphs_slower")]
     whole = float(headline["graphs"])
@@ -220,7 +220,7 @@ _COUNTS = ("total", "enabled", "indirected", "disabled", "undecided")
 
 
 def make_served(exhibit: Exhibit, results: Results) -> Made:
-    """A row per published workload, and the sums."""
+    """Show a row per published workload, and the sums."""
     rows: list[dict[str, object]] = []
     sums = dict.fromkeys(_COUNTS, 0)
     for label in labels_of(results, exhibit.source):
@@ -296,7 +296,7 @@ EXHIBITS = (
         "pygraph",
         "Table 4",
         "graphs that serve calls, and those that do not",
-        f"{_SERVED} The table's own counts are not in results/published.json.",
+        f"{_SERVED} The table's own counts are not known here.",
         make_served,
     ),
 )

@@ -25,7 +25,7 @@ _AMORTISED = "long_generation"
 
 
 def read_nanogpt(path: Path) -> NanoGptRun:
-    """What `encore run nanogpt` wrote: the file, or the folder it is in.
+    """Return what `encore run nanogpt` wrote: the file, or the folder it is in.
 
     Raises:
         WrongUse: it cannot be read, or is not such a file of this version.
@@ -48,7 +48,7 @@ def read_nanogpt(path: Path) -> NanoGptRun:
 
 
 def make_steps(exhibit: Exhibit, results: Results) -> Made:
-    """The named configurations: time of a step on each path, and whole generations over eager."""
+    """Show the named configurations: time of a step on each path, and whole generations over eager."""
     marks = results.published.nanogpt_per_step_ms
     paper = {
         name: {"eager_ms": steps["eager"], "replay_ms": steps["graph"]}
@@ -59,7 +59,7 @@ def make_steps(exhibit: Exhibit, results: Results) -> Made:
 
 
 def make_sweep(exhibit: Exhibit, results: Results) -> Made:
-    """Speed-ups by the number of generated tokens."""
+    """Show speed-ups by the number of generated tokens."""
     sweep = results.published.nanogpt_sweep_prompt8
     paper = {f"sweep_{tokens}": {"step": one["step"], "end_to_end": one["e2e"]} for tokens, one in sweep.items()}
     made = _of_configurations(exhibit, results, SWEEP, paper)
@@ -72,7 +72,7 @@ def _of_configurations(
     configurations: Iterable[Configuration],
     published: Mapping[str, Mapping[str, float]],
 ) -> Made:
-    """A row for each configuration: steps of each path in ms and over eager, and whole generations."""
+    """Return a row for each configuration: steps of each path in ms and over eager, and whole generations."""
     paths = _paths(results)
     others = [path for path in paths if path != EAGER]
     bars: dict[tuple[str, str], Bar] = {}
@@ -118,7 +118,7 @@ def _of_configurations(
 
 
 def make_costs(exhibit: Exhibit, results: Results) -> Made:
-    """Of each path: warm-up, prompt, tokens per second, and after how many generations the warm-up is paid for."""
+    """Show for each path warm-up, prompt, tokens per second, and when its warm-up is paid for."""
     measured = _measured(results, _AMORTISED)
     records = results.nanogpt.paths if results.nanogpt is not None else []
     tokens = next(each.new_tokens for each in NAMED if each.name == _AMORTISED)
@@ -154,14 +154,14 @@ def _cost_text(row: Mapping[str, object]) -> str:
 
 
 def _paths(results: Results) -> tuple[str, ...]:
-    """The article's two, measured or not, and the others of the run."""
+    """Return the article's two, measured or not, and the others of the run."""
     records = results.nanogpt.paths if results.nanogpt is not None else []
     wanted = {EAGER, REPLAY, *(record.name for record in records)}
     return tuple(name for name in PATHS if name in wanted)
 
 
 def _has_published_size(results: Results) -> bool:
-    """Whether published values may stand next to what was measured, if anything was."""
+    """Return whether published values may stand next to what was measured, if anything was."""
     return results.nanogpt is None or results.nanogpt.size == "full"
 
 
@@ -182,7 +182,7 @@ def _missing(results: Results, measured: Mapping[str, Generation], paths: tuple[
 
 
 def _end_to_end(measured: Mapping[str, Generation], path: str, paths: tuple[str, ...]) -> dict[str, Detailed | None]:
-    """The path's columns of whole generations, over eager and over stock CUDA graphs where these are a path too."""
+    """Return the path's columns of whole generations, over eager and over stock CUDA graphs if these are a path."""
     if path == EAGER:
         return {}
     found = {f"{path}_end_to_end_over_eager": _detailed(whole_over_eager(measured, path))}

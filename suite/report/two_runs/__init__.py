@@ -1,7 +1,6 @@
 """`encore compare BASE NEW`: decide whether NEW is slower, by ratios within each run."""
 
 from suite.report.two_runs.change import Change
-from suite.report.two_runs.pairs import Comparison, Mean, Outcome, Pair, compare_sides
-from suite.report.two_runs.sides import Side, find_side
+from suite.report.two_runs.pairs import Comparison, Mean, Outcome, Pair, Side, compare_sides, find_side
 
 __all__ = ["Change", "Comparison", "Mean", "Outcome", "Pair", "Side", "compare_sides", "find_side"]

@@ -1,10 +1,9 @@
 """Rows of two runs, or of two modes, that belong together, and the decision whether NEW is slower.
 
-Note [Decision]: a row is a regression if the whole 95 % interval of its change is slower by more than the threshold,
-if the same kernels take longer by more than it, or if it passed and now fails. A mode's geometric mean over workloads
-is better known than any row: it is a regression if its whole interval is below 1 and it is slower by more than half of
-the threshold. `tests/suite/compare/test_compare_recorded.py` has the rates of wrong and missed findings on recorded
-runs.
+Note [Decision]: a row is a regression if the whole 95 % interval of its change is slower by more than the threshold, if
+the same kernels take longer by more than it, or if it passed and now fails. A mode's geometric mean over workloads is
+better known than any row: it is a regression if its whole interval is below 1 and it is slower by more than half of the
+threshold. `tests/suite/compare/test_compare_recorded.py` has the rates of wrong and missed findings on recorded runs.
 
 Note [Controls]: modes that Encore has no part in are the same program in both runs where PyTorch, driver and GPU are
 equal. Their changes are shown, and are no findings: they tell how far two runs differ when nothing has changed.
@@ -17,23 +16,121 @@ agree within 1 %.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
+from typing import Any
 
+from suite.measure.checkout import shown_code
 from suite.measure.kernels import difference
 from suite.measure.modes import GRAPH_MODE, MODES, REFERENCE_MODE
 from suite.report.compare import SAMPLES, TimeKind
-from suite.report.load import Run, cell_label, mode_order
 from suite.report.provenance import of_run
-from suite.report.two_runs.change import Change, mean_change
-from suite.report.two_runs.ratios import BASELINES, NOT_SETTLED, ONE_PROCESS, OTHER_KERNELS, WithinRuns
-from suite.report.two_runs.sides import Side
-from suite.report.two_runs.surroundings import STOCK_SOFTWARE, Difference, differences
+from suite.report.runs import Run, cell_label, load_run, mode_order
+from suite.report.two_runs.change import (
+    BASELINES,
+    NOT_SETTLED,
+    ONE_PROCESS,
+    OTHER_KERNELS,
+    Change,
+    WithinRuns,
+    mean_change,
+)
 from suite.results.errors import EXIT_FINDING, EXIT_OK, EXIT_UNDECIDED, WrongUse
 from suite.results.schema import Cell, Status
+from suite.results.store import find_run
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a comparison. `mode` is set where only this mode of the run is meant."""
+
+    name: str
+    run: Run
+    mode: str | None = None
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return tuple(cell for cell in self.run.cells if self.mode in (None, cell.mode))
+
+    @property
+    def missing(self) -> tuple[tuple[str, str], ...]:
+        """Return the (workload, mode) pairs that the run set out to measure and has not."""
+        return tuple(pair for pair in self.run.missing if self.mode in (None, pair[1]))
+
+
+def find_side(text: str) -> Side:
+    """Find the run of this name or folder, or after a colon one of its modes: "nightly" or "nightly:graph".
+
+    Raises:
+        WrongUse: there is no such run, or the run has no such mode; the message names the nearest ones.
+        InvalidResults: a file of the run has wrong fields.
+    """
+    try:
+        return Side(text, load_run(find_run(text)))
+    except WrongUse:
+        name, colon, mode = text.rpartition(":")
+        if not colon or not name:
+            raise
+    run = load_run(find_run(name))
+    if mode not in run.modes:
+        near = difflib.get_close_matches(mode, run.modes, n=3) or run.modes
+        raise WrongUse(f"run {name!r} has no mode {mode!r}; it has {', '.join(near) or 'no cell yet'}")
+    return Side(text, run, mode)
+
+
+STOCK_SOFTWARE = ("PyTorch", "CUDA of PyTorch", "cuDNN", "driver", "Python", "package triton")
+"""Where these are equal, a mode that Encore has no part in is the same program in both runs."""
+_NOT_SETTINGS = ("workloads", "modes", "shard")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something that the two runs do not have in common, as text."""
+
+    what: str
+    base: str
+    new: str
+
+
+def differences(base: Run, new: Run) -> tuple[Difference, ...]:
+    """List everything recorded of two runs that differs, the weightiest first."""
+    ours, theirs = (_facts(run) for run in (base, new))
+    names = [*ours, *(name for name in theirs if name not in ours)]
+    pairs = ((name, ours.get(name, "none"), theirs.get(name, "none")) for name in names)
+    return tuple(Difference(*pair) for pair in pairs if pair[1] != pair[2])
+
+
+def _facts(run: Run) -> dict[str, str]:
+    environment = run.environment
+    cpu, gpu = environment.cpu, environment.gpu
+    commit = (environment.git_commit or "unknown")[:10] + (" + changes" if environment.git_dirty else "")
+    facts: Mapping[str, Any] = {
+        "device": run.device,
+        "GPU memory": gpu.memory_bytes if gpu else None,
+        "driver": environment.driver,
+        "PyTorch": environment.torch,
+        "CUDA of PyTorch": environment.torch_cuda,
+        "cuDNN": environment.cudnn,
+        "Python": environment.python,
+        "commit": commit,
+        "code": shown_code(environment.code),
+        "CPU": cpu.model,
+        "CPU cores": cpu.logical_cores,
+        "governor": cpu.governor,
+        "SMT": cpu.smt,
+        "NUMA nodes": cpu.numa_nodes,
+        "operating system": environment.platform,
+    }
+    settings = {f"setting {name}": value for name, value in environment.settings.items() if name not in _NOT_SETTINGS}
+    packages = {f"package {name}": value for name, value in environment.packages.items()}
+    return {
+        name: "unknown" if value is None else str(value) for name, value in {**facts, **settings, **packages}.items()
+    }
+
 
 DEFAULT_THRESHOLD = 0.05
 LEAST_IN_MEAN = 3
@@ -115,7 +212,7 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """1 if there is a regression, 3 if nothing was decided, otherwise 0."""
+        """Return 1 if there is a regression, 3 if nothing was decided, otherwise 0."""
         if self.regressions:
             return EXIT_FINDING
         outcomes = [*(pair.outcome for pair in self.pairs), *(mean.outcome for mean in self.means.values())]

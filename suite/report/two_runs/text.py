@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from suite.report.two_runs.change import Change
 from suite.report.two_runs.pairs import Comparison, Outcome, Pair
-from suite.report.units import NOTHING, format_value
+from suite.report.units import NOTHING, format_value, markdown_table
 from suite.results.errors import EXIT_UNDECIDED
 
 if TYPE_CHECKING:
@@ -102,12 +102,14 @@ def to_markdown(comparison: Comparison) -> str:
     lines += [f"By {comparison.metric.value}. {_HOW}", ""]
     lines += ["## What differs around them", ""]
     if comparison.differences:
-        lines += _table(("", "BASE", "NEW"), [(each.what, each.base, each.new) for each in comparison.differences])
+        lines += markdown_table(
+            ("", "BASE", "NEW"), [(each.what, each.base, each.new) for each in comparison.differences]
+        )
     else:
         lines += ["Nothing that was recorded."]
     lines += ["", *(f"- {remark}" for remark in (*comparison.remarks, *comparison.advice))]
     for title, rows, columns in _tables(comparison):
-        lines += ["", f"## {title}", "", *_table(columns, rows)]
+        lines += ["", f"## {title}", "", *markdown_table(columns, rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -180,12 +182,3 @@ def _row(pair: Pair) -> tuple[str, ...]:
 
 def _interval(change: Change) -> str:
     return f"{change.value:.3f} [{change.low:.3f}, {change.high:.3f}]"
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [_line(columns), _line(["---"] * len(columns)), *(_line(row) for row in rows)]
-
-
-def _line(texts: Sequence[str]) -> str:
-    shown = (text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|") for text in texts)
-    return f"| {' | '.join(' '.join(text.split()) for text in shown)} |"

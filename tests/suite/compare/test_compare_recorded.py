@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 from recorded_runs import load_recorded
 
-from suite.report.load import Run, cell_label
+from suite.report.runs import Run, cell_label
 from suite.report.two_runs import Comparison, Outcome, Pair, Side, compare_sides
 from suite.results.errors import EXIT_FINDING
 from suite.results.schema import Block, Cell

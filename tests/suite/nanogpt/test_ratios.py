@@ -18,8 +18,7 @@ from suite.nanogpt.ratios import (
 from suite.nanogpt.records import NANOGPT_SCHEMA_VERSION, Generation, MeasuredConfiguration, NanoGptRun, PathRecord
 from suite.nanogpt.tables import NONE, grids
 from suite.report import page
-from suite.report.chart import Chart
-from suite.report.draw import colour
+from suite.report.chart import Chart, colour
 from suite.report.paper import EXHIBITS, Results
 from suite.report.published import load_published
 from suite.report.table import Detailed, to_csv, to_markdown

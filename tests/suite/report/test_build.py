@@ -22,9 +22,10 @@ from fixtures.synthetic_results import (
 
 from suite.report import build, cell_tables, speedup_tables
 from suite.report.build import build_report
-from suite.report.join import load_runs
+from suite.report.compare import Ratios
 from suite.report.page import LONG_TABLE, SHOWN_OF_LONG
 from suite.report.published import load_published
+from suite.report.runs import load_runs
 from suite.results.errors import WrongUse
 from suite.results.schema import Status
 
@@ -50,7 +51,7 @@ def test_every_table_has_a_place_in_the_report(both):
     report, _ = both
     run = load_runs([report.html.parents[1] / "run"])
     made = {table.name for table in cell_tables.all_tables(run, load_published())}
-    made |= {table.name for table in speedup_tables.all_tables(run, (), load_published())}
+    made |= {table.name for table in speedup_tables.all_tables(Ratios(run), load_published())}
     assert {"selection", "headline"} < made
     assert made <= {path.stem for path in report.tables}
 

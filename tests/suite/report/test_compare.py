@@ -7,7 +7,7 @@ from fixtures.synthetic_results import block, cell, environment, failed_cell, me
 
 from suite.report import compare
 from suite.report.compare import Kernels, TimeKind
-from suite.report.load import Run
+from suite.report.runs import Run
 from suite.results import stats
 from suite.results.errors import EncoreError
 from suite.results.schema import Grouping, LaterProcess, Shortage, Status
@@ -95,12 +95,12 @@ def test_processes_that_agree_by_chance_do_not_decide_where_other_modes_show_how
         cell(mode="placement", workload="ALNET", **in_three(96.0, 98.2, 94.4)),
     )
     placement = run.cells[4]
-    item = compare.find(compare.compare(run), placement, "graph", TimeKind.LATENCY)
+    item = compare.Ratios(run).find("EOS", "placement", "graph")
     assert item is not None and item.ratio.value == pytest.approx(1.043, rel=1e-3)
     assert item.verdict is (stats.Verdict.AMBG if passed else stats.Verdict.FAST)
-    alone = compare.find(compare.compare(run), run.cells[-1], "graph", TimeKind.LATENCY)
+    alone = compare.Ratios(run).find("ALNET", "placement", "graph")
     assert alone is not None and alone.verdict is stats.Verdict.FAST, "another workload's modes tell nothing of it"
-    assert compare.against(run, placement, "graph").ratio == item.ratio
+    assert compare.Ratios(run).against(placement, "graph").ratio == item.ratio
 
 
 def test_a_mode_with_one_process_tells_nothing_of_how_processes_differ():
@@ -328,7 +328,8 @@ def workloads_run(*, lacking: str | None = None):
 
 
 def shared(comparisons, *modes, labels="ABC"):
-    return compare.common_means(comparisons, modes, "compile", labels)
+    means = comparisons.means(labels, [(mode, "compile") for mode in modes])
+    return {mode: mean for (mode, _), mean in means.items()}
 
 
 def test_geometric_means_count_their_workloads():
@@ -395,7 +396,7 @@ def test_without_names_of_kernels_a_ratio_that_follows_their_time_is_void(kernel
     )
     item = only(compare.compare(run), "graph", "compile")
     assert (item.kernels, item.verdict) == (kernels, None)
-    assert shared([item], "graph", labels=["EOS"]) == {}
+    assert shared(compare.Ratios(run), "graph", labels=["EOS"]) == {}
 
 
 def test_a_ratio_over_another_process_of_a_baseline_whose_kernels_nobody_timed_is_void():

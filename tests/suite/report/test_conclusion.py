@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from fixtures.synthetic_results import cell, environment, explanation, failed_cell, metrics
 
-from suite.report import compare, conclusion, same_program
+from suite.report import compare, conclusion
 from suite.report.conclusion import Trust
-from suite.report.load import Run, Superseded
 from suite.report.published import load_published
+from suite.report.runs import Run, Superseded
 from suite.results.schema import Block, Cell, GpuState, Shortage, Status
 
 PUBLISHED = load_published()
@@ -22,7 +22,7 @@ def measured(workload, mode, host_us, **changes):
 
 def concluded(*cells: Cell, **changes) -> conclusion.Conclusion:
     run = Run(changes.pop("of", environment(git_dirty=False)), tuple(cells), **changes)
-    return conclusion.of_run(run, compare.compare(run), PUBLISHED)
+    return conclusion.of_run(compare.Ratios(run), PUBLISHED)
 
 
 def pair(workload, graph_us, indirection_us, **changes):
@@ -182,8 +182,8 @@ def test_analyses_count_models_that_stock_captures_whole():
 @pytest.mark.parametrize(("found", "holds"), [(0, True), (1, True), (2, False)])
 def test_findings_between_modes_that_are_the_same_program_are_counted(monkeypatch, found, holds):
     pairs = [object()] * 20
-    monkeypatch.setattr(same_program, "same_program_pairs", lambda run: pairs)
-    monkeypatch.setattr(same_program, "false_findings", lambda given: given[:found])
+    monkeypatch.setattr(conclusion, "same_program_pairs", lambda run: pairs)
+    monkeypatch.setattr(conclusion, "false_findings", lambda given: given[:found])
     result = concluded(*pair("EOS", 100.0, 50.0))
     point = text_of(f"Of 20 comparisons of modes that are the same program, {found} found a difference", result)
     assert point.holds is holds

@@ -9,8 +9,8 @@ import pytest
 from fixtures.synthetic_results import cell, environment, write_run
 
 from suite.cli.main import main
-from suite.report import freshness
-from suite.report.freshness import commits_since, stale_rows
+from suite.report import markdown_pages
+from suite.report.markdown_pages import commits_since, stale_rows
 from suite.results import store
 from suite.results.errors import WrongUse
 
@@ -61,7 +61,7 @@ def test_rows_of_another_version_are_stale(tree: Path) -> None:
 
 def test_rows_many_commits_old_are_stale(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits that leave the backend as it is do not count."""
-    monkeypatch.setattr(freshness, "MOST_COMMITS", 1)
+    monkeypatch.setattr(markdown_pages, "MOST_COMMITS", 1)
     commit(tree, "optimizations/a.py")
     commit(tree, "docs/a.md")
     assert stale(tree) == []

@@ -8,8 +8,15 @@ import pytest
 from fixtures.synthetic_results import GPU, cell, environment, explanation, failed_cell, write_explanations, write_run
 
 from suite.report import provenance
-from suite.report.join import join_runs, load_recorded, load_runs
-from suite.report.load import is_as_published, load_explanations, load_run, row_label
+from suite.report.runs import (
+    is_as_published,
+    join_runs,
+    load_explanations,
+    load_recorded,
+    load_run,
+    load_runs,
+    row_label,
+)
 from suite.results.errors import WrongUse
 from suite.results.schema import HostUse, Status
 from suite.results.store import InvalidResults

@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 from fixtures.synthetic_results import cell, environment, failed_cell, metrics, selection_record, write_run
-from recorded_runs import joined
+from recorded_runs import comparisons
 
 from models import registry
 from suite.cli.main import main
 from suite.micro.records import read_micro_run
 from suite.nanogpt.records import Generation, MeasuredConfiguration, NanoGptRun, PathRecord
 from suite.report.build import build_exhibits
-from suite.report.chart import Bar, Chart, Line, LineChart, Scale
-from suite.report.draw import draw
-from suite.report.load import Run
+from suite.report.chart import Bar, Chart, Line, LineChart, Scale, draw
+from suite.report.compare import Ratios
 from suite.report.paper import EXHIBITS, Results, find_exhibits
 from suite.report.paper.costs import read_programs
 from suite.report.paper.exhibit import NOT_MEASURED, Made
 from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
+from suite.report.runs import Run
 from suite.report.selected import judged_groups
 from suite.results.errors import WrongUse
 from suite.results.schema import Cell, CompileConditions, RankPart, Status
@@ -48,7 +48,7 @@ def made(name: str, results: Results) -> Made:
 
 
 def results(*cells: Cell) -> Results:
-    return Results(PUBLISHED, Run(environment(), cells))
+    return Results(PUBLISHED, Ratios(Run(environment(), cells)))
 
 
 def row(table: Made, label: str, column: str = "workload") -> dict[str, object]:
@@ -58,7 +58,7 @@ def row(table: Made, label: str, column: str = "workload") -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def recorded() -> Results:
-    return Results(PUBLISHED, joined(), read_micro_run(MICRO))
+    return Results(PUBLISHED, comparisons(), read_micro_run(MICRO))
 
 
 def test_exhibits_are_those_of_the_papers() -> None:
@@ -446,7 +446,7 @@ def test_graphs_that_serve_calls_are_counted() -> None:
     assert found["excess_s"] == 1.0, "four groups, a quarter of a second each"
     assert row(done, "ST")["missing"] == "no graph was recorded"
     assert row(done, "all")["enabled"] == 3
-    assert done.points[0].published == "not in results/published.json", "416 is the count of Fig. 2"
+    assert done.points[0].published == "not known here", "416 is the count of Fig. 2"
     enabled = made("graphs-enabled", run)
     assert (row(enabled, "published")["enabled"], row(enabled, "published")["total"]) == (97, 123)
     assert (enabled.points[0].published, enabled.points[0].measured) == ("97 of 123", "3 of 5")
@@ -647,18 +647,15 @@ def test_labels_stand_beyond_the_bar_its_interval_and_a_mark_beside_it() -> None
     assert places == {"fifty": 62, "none": 0}
 
 
-def test_lines_are_named_on_the_figure_and_ratios_are_logarithmic() -> None:
+def test_lines_are_named_in_the_legend_and_ratios_are_logarithmic() -> None:
     steps = LineChart(
         "test", "Title", "x", "y", (Line("graph", ((1, 0), (2, 100)), steps=True),), x_log=True,
         marks=((1, "no change"),), percent=True, published=((1, 25, "published"),),
     )  # fmt: skip
     figure = draw(steps, ORIGIN)
-    assert {text.get_text() for text in figure.axes[0].texts} == {"graph", "no change", "published"}
+    assert [text.get_text() for text in figure.axes[0].texts] == ["no change"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["graph", "published"]
     assert figure.axes[0].get_xscale() == "log" and figure.axes[0].get_ylim() == (0, 103)
-    close = tuple(Line(name, ((1, 10), (9, end)), shade=n) for n, (name, end) in enumerate((("a", 50), ("b", 50.1))))
-    figure = draw(LineChart("test", "Title", "x", "y", close), ORIGIN)
-    heights = [text.xy[1] for text in figure.axes[0].texts]  # type: ignore[attr-defined]
-    assert abs(heights[0] - heights[1]) > 0.05, "names do not lie on each other"
 
 
 def test_nanogpt_costs_say_when_a_warm_up_is_paid_for() -> None:

@@ -7,9 +7,17 @@ from fixtures.synthetic_results import explanation, lowering
 
 from suite.explain.records import Explanation, LeftInPlace, Placed, PlacedValue
 from suite.report import explain_tables
+from suite.report.published import load_published
 from suite.report.table import Table
 
 LINE = "model.py:12, in forward: y = x / self.scale"
+
+
+PUBLISHED = load_published()
+
+
+def explained(name, explanations):
+    return explain_tables.table(name, explanations, PUBLISHED)
 
 
 def placed_explanation() -> Explanation:
@@ -46,7 +54,7 @@ def only_row(table: Table) -> dict[str, object]:
 
 
 def test_placement_is_counted_before_and_after():
-    found = only_row(explain_tables.placements([placed_explanation()]))
+    found = only_row(explained("explain_placement", [placed_explanation()]))
     assert (found["cpu_nodes"], found["cpu_nodes_placed"]) == (2, 1)
     assert (found["host_to_device_copies"], found["copies_placed"]) == (1, 2)
     assert (found["blocking_copies"], found["blocking_copies_placed"]) == (1, 1)
@@ -56,7 +64,7 @@ def test_placement_is_counted_before_and_after():
 
 
 def test_a_graph_that_was_not_planned_leaves_no_total():
-    found = only_row(explain_tables.placements([explanation("ST")]))
+    found = only_row(explained("explain_placement", [explanation("ST")]))
     assert found["cpu_nodes"] == 2
     assert found["cpu_nodes_placed"] is None
     assert found["partitions_placed"] is None
@@ -64,11 +72,11 @@ def test_a_graph_that_was_not_planned_leaves_no_total():
 
 def test_models_without_cpu_nodes_are_not_among_them():
     (_, second) = explanation().graphs
-    assert explain_tables.placements([explanation(graphs=[second])]).frame.empty
+    assert explained("explain_placement", [explanation(graphs=[second])]).frame.empty
 
 
 def test_what_is_left_is_listed_with_reason_and_line():
-    found = only_row(explain_tables.left_in_place([placed_explanation()]))
+    found = only_row(explained("explain_left", [placed_explanation()]))
     assert found == {
         "workload": "ST",
         "operation": "rand",
@@ -79,7 +87,7 @@ def test_what_is_left_is_listed_with_reason_and_line():
 
 
 def test_the_overview_has_the_share_of_kernels_under_each_setting_and_the_waits():
-    found = only_row(explain_tables.overview([placed_explanation()]))
+    found = only_row(explained("explain_overview", [placed_explanation()]))
     assert found["graph_percent"] == pytest.approx(90.0)
     assert found["graph-unpartitioned_percent"] == pytest.approx(60.0)
     assert found["placement_percent"] == pytest.approx(100.0)
@@ -88,6 +96,6 @@ def test_the_overview_has_the_share_of_kernels_under_each_setting_and_the_waits(
 
 
 def test_the_overview_of_a_failed_analysis_is_empty_not_zero():
-    found = only_row(explain_tables.overview([explanation("MMC", graphs=[], breaks=[], limits=[], error="no")]))
+    found = only_row(explained("explain_overview", [explanation("MMC", graphs=[], breaks=[], limits=[], error="no")]))
     assert found["workload"] == "MMC"
     assert all(value is None for column, value in found.items() if column != "workload")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from fixtures.synthetic_results import block, cell, environment, failed_cell, metrics
 
-from suite.report.load import Run
-from suite.report.same_program import false_findings, process_pairs, same_program, same_program_pairs
+from suite.report.compare import Ratios
+from suite.report.runs import Run
+from suite.report.speedup_tables import false_findings, process_pairs, same_program, same_program_pairs
 from suite.results.schema import Status
 
 
@@ -30,12 +31,12 @@ def test_a_verdict_between_modes_that_are_one_program_is_a_false_finding():
         cell("B", "graph", **steady([100] * 3)),
         cell("B", "placement", **steady([80] * 3)),
     )
-    pairs = same_program_pairs(run)
+    pairs = same_program_pairs(Ratios(run))
     assert [(pair.cell.workload, pair.baseline, pair.metric) for pair in pairs] == [
         (workload, "graph", metric) for workload in "AB" for metric in ("latency", "device")
     ]
     assert {pair.cell.workload for pair in false_findings(pairs)} == {"B"}
-    note = same_program(run).note
+    note = same_program(Ratios(run)).note
     assert "2 of 4 verdicts (50.0 %)" in note
 
 
@@ -51,7 +52,7 @@ def test_a_verdict_between_modes_that_are_one_program_is_a_false_finding():
 )
 def test_modes_that_launch_copy_or_run_something_else_are_not_one_program(other):
     run = run_of(cell("A", "graph"), cell("A", "placement", metrics=other))
-    assert same_program_pairs(run) == []
+    assert same_program_pairs(Ratios(run)) == []
 
 
 def test_failed_modes_and_modes_that_do_not_claim_it_are_no_pairs():
@@ -62,7 +63,7 @@ def test_failed_modes_and_modes_that_do_not_claim_it_are_no_pairs():
         failed_cell("A", "placement", Status.OOM),
         cell("A", "indirection"),
     )
-    assert same_program_pairs(run) == []
+    assert same_program_pairs(Ratios(run)) == []
 
 
 def test_processes_of_a_mode_are_set_side_by_side():
@@ -74,7 +75,7 @@ def test_processes_of_a_mode_are_set_side_by_side():
 def test_a_process_without_samples_is_not_measured_and_no_difference():
     whole = cell("A", "graph", **steady([100, 101, 110]))
     empty = [each.model_copy(update={"host_us": []}) if each.process == 1 else each for each in whole.blocks]
-    table = same_program(run_of(whole.model_copy(update={"blocks": empty})))
+    table = same_program(Ratios(run_of(whole.model_copy(update={"blocks": empty}))))
     assert [str(each) for each in table.frame["verdict"]] == ["not measured", "differ"]
     assert "Of 1 pairs of processes" in table.note
 
@@ -87,6 +88,6 @@ def test_blocks_without_samples_are_left_out():
 
 
 def test_a_run_without_pairs_says_so():
-    table = same_program(run_of(cell("A", "compile", **steady([100]))))
+    table = same_program(Ratios(run_of(cell("A", "compile", **steady([100])))))
     assert len(table.frame) == 0
     assert "0 of 0 verdicts on modes" in table.note

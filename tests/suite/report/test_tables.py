@@ -19,10 +19,9 @@ from fixtures.synthetic_results import (
 )
 
 from suite.explain.records import ExplainedCopy
-from suite.report import cell_tables, compare, explain_tables, provenance, same_time, speedup_tables
-from suite.report.load import Run
+from suite.report import cell_tables, compare, explain_tables, provenance, runs, speedup_tables
 from suite.report.published import load_published
-from suite.report.row_tables import later_processes, shortages
+from suite.report.runs import Run
 from suite.report.table import make_table, to_csv, to_markdown
 from suite.results.schema import (
     Cell,
@@ -37,6 +36,10 @@ from suite.results.schema import (
 )
 
 PUBLISHED = load_published()
+
+
+def explained(name, explanations):
+    return explain_tables.table(name, explanations, PUBLISHED)
 
 
 def rows(table, **wanted):
@@ -73,13 +76,13 @@ def comparisons(run):
 
 def all_run_tables(run, comparisons):
     return [
-        *speedup_tables.all_tables(run, comparisons, PUBLISHED),
+        *speedup_tables.all_tables(comparisons, PUBLISHED),
         *cell_tables.all_tables(run, PUBLISHED),
     ]
 
 
 def test_overview_has_time_ratio_interval_verdict_and_reasons(run, comparisons):
-    table = speedup_tables.overview(run, comparisons, PUBLISHED)
+    table = speedup_tables.overview(comparisons, PUBLISHED)
     eos, st = row(table, workload="EOS"), row(table, workload="ST")
     assert eos["compile_us"] == 100.0
     assert eos["graph"].startswith("2.00 [") and eos["graph"].endswith("] FAST")
@@ -92,18 +95,18 @@ def test_overview_has_time_ratio_interval_verdict_and_reasons(run, comparisons):
 
 def test_overview_says_where_the_reference_failed(run):
     broken = Run(run.environment, (failed_cell("EOS", "compile", Status.CRASH), cell("EOS", "graph")))
-    table = speedup_tables.overview(broken, compare.compare(broken), PUBLISHED)
+    table = speedup_tables.overview(compare.Ratios(broken), PUBLISHED)
     assert row(table, workload="EOS") == {"workload": "EOS", "compile_us": "crash", "graph": "compile: crash"}
 
 
 def test_overview_over_graph_has_the_modes_compared_with_it() -> None:
     cells = [cell("EOS", mode, time) for mode, time in (("compile", 100), ("graph", 50), ("placement", 25))]
     run = Run(environment(), tuple(cells))
-    table = speedup_tables.overview(run, compare.compare(run), PUBLISHED, "graph")
+    table = speedup_tables.overview(compare.Ratios(run), PUBLISHED, "graph")
     assert (table.name, list(table.frame.columns)) == ("over_graphs", ["workload", "graph_us", "placement"])
     assert row(table, workload="EOS")["placement"].startswith("2.00 [")
     without = Run(environment(), tuple(cells[:1]))
-    assert len(speedup_tables.overview(without, compare.compare(without), PUBLISHED, "graph").frame) == 0
+    assert len(speedup_tables.overview(compare.Ratios(without), PUBLISHED, "graph").frame) == 0
 
 
 def test_coverage_counts_graphs_of_whole_captures() -> None:
@@ -119,7 +122,7 @@ def test_coverage_counts_graphs_of_whole_captures() -> None:
         return cell("DCGAN", mode, metrics=found.model_copy(update=changes))
 
     cells = (captured("graph", 3, 2), captured("step", 0, 1), captured("callables", 4, 2))
-    table = cell_tables.coverage(Run(environment(), cells), PUBLISHED)
+    table = cell_tables.table("coverage", Run(environment(), cells), PUBLISHED)
     assert [row(table, mode=mode)["cuda_graphs"] for mode in ("graph", "step", "callables")] == [3, 1, 4]
 
 
@@ -136,7 +139,7 @@ def test_speedups_have_numbers_and_the_published_value(comparisons):
 
 
 def test_times_split_host_time_into_kernel_time_and_the_rest(run):
-    found = row(cell_tables.times(run), workload="EOS", mode="compile")
+    found = row(cell_tables.table("times", run, PUBLISHED), workload="EOS", mode="compile")
     # three times six blocks of 100, 101, 99; device one less; throughput 90; kernels 40
     assert (found["host_us"], found["device_us"], found["throughput_us"]) == (100.0, 99.0, 90.0)
     assert (found["kernel_us"], found["rest_us"], found["host_to_kernel_ratio"]) == (40.0, 60.0, 2.5)
@@ -145,11 +148,11 @@ def test_times_split_host_time_into_kernel_time_and_the_rest(run):
 
 
 def test_coverage_has_the_papers_values_beside_it(run):
-    found = row(cell_tables.coverage(run, PUBLISHED), workload="EOS", mode="graph")
+    found = row(cell_tables.table("coverage", run, PUBLISHED), workload="EOS", mode="graph")
     assert (found["coverage_percent"], found["graph_kernels"], found["other_kernels"]) == (75.0, 75, 25)
     assert found["grace_coverage_percent"] is None
     st = Run(run.environment, (cell("ST", "graph"), cell("ST", "graph", variant="current")))
-    table = cell_tables.coverage(st, PUBLISHED)
+    table = cell_tables.table("coverage", st, PUBLISHED)
     assert row(table, workload="ST")["grace_coverage_percent"] == 5.14
     assert row(table, workload="ST")["pygraph_coverage_percent"] == 4.66
     assert row(table, workload="ST (current)")["grace_coverage_percent"] is None
@@ -160,7 +163,8 @@ def test_what_older_rows_of_whole_captures_did_not_count_is_no_zero():
         found = metrics()
         return cell("DCGAN", mode, metrics=found.model_copy(update={"copies": found.copies.model_copy(update=values)}))
 
-    table = cell_tables.copies(
+    table = cell_tables.table(
+        "copies",
         Run(
             environment(),
             (
@@ -176,7 +180,7 @@ def test_what_older_rows_of_whole_captures_did_not_count_is_no_zero():
 
 
 def test_copies_are_summed_and_blocking_ones_counted(run):
-    found = row(cell_tables.copies(run, PUBLISHED), workload="EOS", mode="graph")
+    found = row(cell_tables.table("copies", run, PUBLISHED), workload="EOS", mode="graph")
     assert (found["placeholder_bytes"], found["placeholder_tensors"], found["pointer_bytes"]) == (8192, 2, None)
     assert (found["host_to_device_bytes"], found["host_to_device_copies"], found["blocking_copies"]) == (3072, 3, 2)
     assert found["grace_bytes"] == round(4.1 * 2**20)
@@ -198,7 +202,7 @@ def test_each_graph_has_its_times_and_what_is_kept() -> None:
     )
     report = [{"index": 0, "selection": []}, {"index": 1, "selection": [record]}]
     chosen = cell("EOS", "encore", metrics=metrics().model_copy(update={"encore_report": report}))
-    table = cell_tables.selection(Run(environment(), (chosen, cell("EOS", "graph"))))
+    table = cell_tables.table("selection", Run(environment(), (chosen, cell("EOS", "graph"))), PUBLISHED)
     found = row(table, workload="EOS")
     assert (found["graph"], found["group"], found["direction"], found["kernels"]) == (1, 7, "backward", 3)
     assert [found[f"{name}_us"] for name, _, _ in times] == [10.0, 8.0, 8.1]
@@ -218,7 +222,7 @@ def test_headline_has_means_and_counts_of_verdicts() -> None:
     )
     run = Run(environment(), cells)
     comparisons = compare.compare(run)
-    table = speedup_tables.headline(run, comparisons, PUBLISHED)
+    table = speedup_tables.headline(comparisons, PUBLISHED)
     assert list(table.frame["workload"]) == ["EOS", "ST", "geometric mean", "verdicts"], "GraCE's workloads alone"
     assert row(table, workload="ST")["over_graph"].endswith("] unsettled")
     mean = row(table, workload="geometric mean")["over_graph"]
@@ -227,11 +231,11 @@ def test_headline_has_means_and_counts_of_verdicts() -> None:
 
 
 def test_memory_and_compile_times_are_the_recorded_ones(run):
-    memory = row(cell_tables.memory(run), workload="EOS", mode="graph")
+    memory = row(cell_tables.table("memory", run, PUBLISHED), workload="EOS", mode="graph")
     assert memory["replay_peak_reserved_bytes"] == 2**30
     assert memory["compile_peak_reserved_bytes"] == 2**31
     assert set(memory) == {"workload", "mode", "status", *Memory.model_fields}
-    times = row(cell_tables.compile_times(run), workload="EOS", mode="graph")
+    times = row(cell_tables.table("compile_times", run, PUBLISHED), workload="EOS", mode="graph")
     assert (times["first_call_s"], times["warm_up_s"], times["inductor_s"]) == (4.0, 6.0, 2.5)
 
 
@@ -240,7 +244,10 @@ def test_conditions_are_the_range_over_all_readings(run):
         update={"sm_clock_mhz": 1200, "temperature_c": 84, "throttle_reasons": ["SwThermalSlowdown"]}
     )
     blocks = [block(0, [50.0]), block(1, [50.0]).model_copy(update={"gpu_after": hot})]
-    found = row(cell_tables.conditions(Run(run.environment, (cell("EOS", "graph", blocks=blocks),))), workload="EOS")
+    found = row(
+        cell_tables.table("conditions", Run(run.environment, (cell("EOS", "graph", blocks=blocks),)), PUBLISHED),
+        workload="EOS",
+    )
     assert (found["sm_clock_low_mhz"], found["sm_clock_high_mhz"], found["temperature_high_c"]) == (1200, 1980, 84)
     assert found["throttle"] == "SwThermalSlowdown"
 
@@ -248,10 +255,10 @@ def test_conditions_are_the_range_over_all_readings(run):
 def test_what_other_programs_did_on_the_host_is_among_the_conditions():
     loud = HostUse(cpu_cores=3.5, gpus_at_work=1, gpu_processes=2)
     cells = (cell("BERT", "compile", others=loud), cell("BERT", "graph"), cell("DBV2", "compile"))
-    table = cell_tables.conditions(Run(environment(), cells))
+    table = cell_tables.table("conditions", Run(environment(), cells), PUBLISHED)
     assert [(each["other_cores"], each["other_gpus"]) for each in rows(table)] == [(3.5, 1), (None, None), (None, None)]
     assert "1 workloads were measured while other programs kept a core or another GPU of the host busy" in table.note
-    assert "while other programs" not in cell_tables.conditions(Run(environment(), cells[1:])).note
+    assert "while other programs" not in cell_tables.table("conditions", Run(environment(), cells[1:]), PUBLISHED).note
 
 
 def test_workloads_that_were_measured_at_the_same_time_are_counted_with_the_conditions():
@@ -259,30 +266,32 @@ def test_workloads_that_were_measured_at_the_same_time_are_counted_with_the_cond
         return cell(label, "graph", started_at=f"2026-01-01T00:{minute:02d}:00+00:00", wall_s=61.0)
 
     def told(run: Run) -> str:
-        return cell_tables.conditions(run).note.partition("left out.")[2]
+        return cell_tables.table("conditions", run, PUBLISHED).note.partition("left out.")[2]
 
     cells = (one("BERT", 1), one("DBV2", 1), one("EOS", 2), one("LP", 5))
     whole = environment(settings={"parts": ["1/2 by seconds", "2/2 by seconds"]})
-    assert same_time.at_the_same_time(Run(whole, cells)) == ("BERT", "DBV2"), "one second more is rounding"
+    assert runs.at_the_same_time(Run(whole, cells)) == ("BERT", "DBV2"), "one second more is rounding"
     assert told(Run(whole, cells)).startswith(" 2 workloads were measured at the same time as others")
-    assert same_time.at_the_same_time(Run(environment(), cells)) == (), "one run measures one workload after another"
+    assert runs.at_the_same_time(Run(environment(), cells)) == (), "one run measures one workload after another"
     before = environment().model_copy(update={"command_line": ["encore", "merge", "one", "two"]})
-    assert same_time.at_the_same_time(Run(before, cells)) == ("BERT", "DBV2"), "joined before runs kept their parts"
+    assert runs.at_the_same_time(Run(before, cells)) == ("BERT", "DBV2"), "joined before runs kept their parts"
     assert told(Run(whole, cells[1:])) == ""
     shards = tuple(Run(environment(), (each,)) for each in cells)
-    assert same_time.at_the_same_time(Run(environment(), cells, parts=shards)) == ("BERT", "DBV2")
+    assert runs.at_the_same_time(Run(environment(), cells, parts=shards)) == ("BERT", "DBV2")
 
 
 def test_correctness_of_a_wrong_cell_is_shown(run):
     wrong = cell("EOS", "graph", status=Status.FAIL_ACCURACY)
-    found = row(cell_tables.correctness(Run(run.environment, (wrong,))), workload="EOS")
+    found = row(cell_tables.table("correctness", Run(run.environment, (wrong,)), PUBLISHED), workload="EOS")
     assert (found["status"], found["inputs"], found["max_relative_error"]) == ("fail_accuracy", 2, 0.001)
 
 
 def test_reasons_for_not_capturing_are_listed(run):
     reason = NotCaptured(reason="cpu device (primals_1)", source_line="model.py:12", count=3)
-    table = cell_tables.not_captured(
-        Run(run.environment, (cell("EOS", "graph", metrics=metrics(not_captured=[reason])), cell("ST", "graph")))
+    table = cell_tables.table(
+        "not_captured",
+        Run(run.environment, (cell("EOS", "graph", metrics=metrics(not_captured=[reason])), cell("ST", "graph"))),
+        PUBLISHED,
     )
     assert rows(table) == [
         {
@@ -296,7 +305,7 @@ def test_reasons_for_not_capturing_are_listed(run):
 
 
 def test_failed_and_missing_cells_are_listed_with_their_error(run):
-    assert rows(cell_tables.failed(run)) == [
+    assert rows(cell_tables.table("failed", run, PUBLISHED)) == [
         {"workload": "ST", "mode": "graph", "status": "oom", "error": "CUDA out of memory | tried 2 GB"},
         {"workload": "ST", "mode": "eager", "status": "not run", "error": None},
     ]
@@ -304,7 +313,7 @@ def test_failed_and_missing_cells_are_listed_with_their_error(run):
 
 def test_a_failed_cell_has_its_status_in_every_table_of_cells(run, comparisons):
     for table in all_run_tables(run, comparisons):
-        if "status" in table.frame and table.name != "failed":
+        if "status" in table.frame and table.name not in ("failed", "superseded"):
             found = row(table, workload="ST", mode="graph")
             assert found.pop("status") == "oom", table.name
             measured = {name: value for name, value in found.items() if not name.startswith(("grace", "pygraph"))}
@@ -312,7 +321,7 @@ def test_a_failed_cell_has_its_status_in_every_table_of_cells(run, comparisons):
 
 
 def test_csv_reads_back_with_raw_values_and_provenance(run):
-    text = to_csv(cell_tables.times(run), provenance.of_run(run))
+    text = to_csv(cell_tables.table("times", run, PUBLISHED), provenance.of_run(run))
     first = next(entry for entry in csv.DictReader(io.StringIO(text)) if entry["mode"] == "compile")
     assert (first["workload"], first["host_us"], first["samples"]) == ("EOS", "100.0", "54")
     assert (first["device"], first["commit"], first["warning"]) == ("SYNTHETIC GPU", "0123456789", "")
@@ -347,7 +356,7 @@ def test_a_row_with_an_unknown_column_is_refused():
 
 
 def test_obstacles_sum_over_graphs_with_the_papers_coverage_beside_them():
-    found = row(explain_tables.obstacles([explanation("ST")], PUBLISHED), workload="ST")
+    found = row(explained("explain_obstacles", [explanation("ST")]), workload="ST")
     assert (found["fx_graphs"], found["graph_breaks"], found["operations"]) == (2, 1, 150)
     assert (found["cpu_nodes"], found["cpu_attributes"], found["cpu_arguments"]) == (2, 2, 0)
     assert (found["host_to_device_copies"], found["blocking_copies"], found["host_to_device_bytes"]) == (1, 1, 1024)
@@ -357,7 +366,7 @@ def test_obstacles_sum_over_graphs_with_the_papers_coverage_beside_them():
 
 
 def test_tiny_and_changed_models_have_no_published_coverage_beside_them():
-    table = explain_tables.obstacles([explanation(size="tiny"), explanation(variant="current")], PUBLISHED)
+    table = explained("explain_obstacles", [explanation(size="tiny"), explanation(variant="current")])
     assert [(one["workload"], one["grace_stock_percent"]) for one in rows(table)] == [
         ("ST (tiny)", None),
         ("ST (current)", None),
@@ -370,14 +379,12 @@ def test_scalars_passed_by_value_are_no_copies_and_unknown_sizes_no_zero():
         ExplainedCopy(node="a", kind="scalar", copied_bytes=8, blocking=False, source_line=None),
         ExplainedCopy(node="b", kind="implicit", copied_bytes=None, blocking=True, source_line=None),
     ]
-    found = row(
-        explain_tables.obstacles([explanation(graphs=[graph.model_copy(update={"copies": copies})])], PUBLISHED)
-    )
+    found = row(explained("explain_obstacles", [explanation(graphs=[graph.model_copy(update={"copies": copies})])]))
     assert (found["cpu_scalars"], found["host_to_device_copies"], found["host_to_device_bytes"]) == (1, 1, None)
 
 
 def test_lowerings_are_summed_per_setting():
-    table = explain_tables.lowerings([explanation("ST")])
+    table = explained("explain_lowerings", [explanation("ST")])
     stock, whole = row(table, setting="graph"), row(table, setting="graph-unpartitioned")
     assert (stock["kernels_in_graphs"], stock["kernels_outside"], stock["in_graphs_percent"]) == (90, 10, 90.0)
     assert (stock["partitions"], stock["cpu_kernels"], stock["host_to_device_copies"]) == (2, 1, 1)
@@ -387,39 +394,39 @@ def test_lowerings_are_summed_per_setting():
 def test_a_model_lowered_in_part_has_no_total():
     first, second = explanation().graphs
     part = explanation(graphs=[first, second.model_copy(update={"lowerings": [lowering("graph", 60, 0)]})])
-    assert [one["setting"] for one in rows(explain_tables.lowerings([part]))] == ["graph"]
+    assert [one["setting"] for one in rows(explained("explain_lowerings", [part]))] == ["graph"]
 
 
 def test_backward_graphs_have_rows_of_their_own_and_count_in_the_overview():
     first, second = explanation().graphs
     backward = lowering("graph", 50, 50).model_copy(update={"captured_once": ["it calls a::b"]})
     trained = explanation(graphs=[first.model_copy(update={"backward": [backward]}), second])
-    table = explain_tables.lowerings([trained])
+    table = explained("explain_lowerings", [trained])
     assert [one["setting"] for one in rows(table)] == ["graph", "graph, backward", "graph-unpartitioned"]
     for setting, percent in (("graph", 90.0), ("graph, backward", 50.0)):
         assert row(table, setting=setting)["in_graphs_percent"] == percent
-    assert row(explain_tables.overview([trained]))["graph_percent"] == 70.0
-    reasons = [(one["setting"], one["reason"]) for one in rows(explain_tables.uncaptured([trained]))]
+    assert row(explained("explain_overview", [trained]))["graph_percent"] == 70.0
+    reasons = [(one["setting"], one["reason"]) for one in rows(explained("explain_not_captured", [trained]))]
     assert ("graph, backward", "cpu device") in reasons
     assert ("graph, backward", "captured once only: it calls a::b") in reasons
 
 
 def test_cpu_nodes_breaks_reasons_and_limits_are_listed_with_their_lines():
     found = [explanation("ST"), explanation("MMC", graphs=[], breaks=[], limits=[], error="ValueError: no")]
-    (node,) = rows(explain_tables.cpu_nodes(found))
+    (node,) = rows(explained("explain_cpu_nodes", found))
     assert (node["kind"], node["shape"], node["nodes"]) == ("attribute", "[]", 2)
     assert node["source_line"].startswith("model.py:12")
-    reasons = {(one["setting"], one["reason"]): one["count"] for one in rows(explain_tables.uncaptured(found))}
+    reasons = {(one["setting"], one["reason"]): one["count"] for one in rows(explained("explain_not_captured", found))}
     assert reasons == {
         ("graph", "cpu device"): 1,
         ("graph-unpartitioned", "cpu device"): 1,
         ("graph break", "Tensor.item"): 1,
     }
-    assert [(one["workload"], one["limit"]) for one in rows(explain_tables.limits(found))] == [
+    assert [(one["workload"], one["limit"]) for one in rows(explained("explain_limits", found))] == [
         ("ST", "what lies between FX graphs is not analysed"),
         ("MMC", "failed: ValueError: no"),
     ]
-    failed = row(explain_tables.obstacles(found, PUBLISHED), workload="MMC")
+    failed = row(explained("explain_obstacles", found), workload="MMC")
     assert (failed["error"], failed["fx_graphs"]) == ("ValueError: no", None)
 
 
@@ -435,7 +442,7 @@ def test_cpu_nodes_breaks_reasons_and_limits_are_listed_with_their_lines():
 def test_what_stock_captures_is_said_with_what_cannot_be_told(captures, text):
     graph = explanation().graphs[0]
     graphs = [graph.model_copy(update={"stock_captures": answer}) for answer in captures]
-    assert row(explain_tables.obstacles([explanation(graphs=graphs)], PUBLISHED))["stock_captures"] == text
+    assert row(explained("explain_obstacles", [explanation(graphs=graphs)]))["stock_captures"] == text
 
 
 def test_what_rows_lack_is_told_with_its_reason():
@@ -443,7 +450,9 @@ def test_what_rows_lack_is_told_with_its_reason():
         Shortage(mode="graph", process=0, phase="metrics", error="no memory"),
         Shortage(mode="compile", process=1, phase="measure", error="it ended", reason="interrupted"),
     ]
-    made = shortages(Run(environment(), (cell("EOS", "compile"), cell("EOS", "graph", shortages=short)), ()))
+    made = cell_tables.table(
+        "shortages", Run(environment(), (cell("EOS", "compile"), cell("EOS", "graph", shortages=short)), ()), PUBLISHED
+    )
     names = ("workload", "mode", "of", "process", "reason", "phase", "error")
     assert [tuple(row[name] for name in names) for row in rows(made)] == [
         ("EOS", "graph", "graph", 1, "memory", "metrics", "no memory"),
@@ -464,8 +473,10 @@ def test_what_later_processes_did_otherwise_is_told_one_row_for_each():
     quiet = LaterProcess(
         process=2, compile=times.model_copy(update={"parts": {}, "settled": False}), retuned=[], selection=[]
     )
-    made = later_processes(
-        Run(environment(), (cell("EOS", "compile"), cell("EOS", "encore", later=[whole, quiet])), ())
+    made = cell_tables.table(
+        "later_processes",
+        Run(environment(), (cell("EOS", "compile"), cell("EOS", "encore", later=[whole, quiet])), ()),
+        PUBLISHED,
     )
     assert row(made, process=2) == {
         "workload": "EOS", "mode": "encore", "process": 2, "first_call_s": 1.5, "tuning_s": 0.3,

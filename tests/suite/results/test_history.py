@@ -13,7 +13,7 @@ from suite.cli.main import main
 from suite.report.history import HistoryRow, read_history, rows, rows_of, write_history
 from suite.report.history.lines import directions, lines_of
 from suite.report.history.recording import PAGE, listing, record_run, retire_runs
-from suite.report.load import load_run
+from suite.report.runs import load_run
 from suite.results import store
 from suite.results.errors import WrongUse
 from suite.results.schema import Status

@@ -13,10 +13,9 @@ from recorded_runs import read_recorded
 from suite.cli.report import recorded_file
 from suite.micro.records import read_micro_run
 from suite.report.history.recording import PAGE, PART, listing
-from suite.report.join import load_runs
-from suite.report.load import load_explanations
 from suite.report.markdown_pages import generated_part
 from suite.report.paper.nanogpt import read_nanogpt
+from suite.report.runs import load_explanations, load_runs
 from suite.results.schema import READABLE_VERSIONS, SCHEMA_VERSION, Status
 from suite.results.store import ENVIRONMENT, PACKED, RECORDED, read_unpacked
 

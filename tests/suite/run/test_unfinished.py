@@ -12,7 +12,7 @@ import suite.run.group
 from models.registry import Sharding
 from suite.measure.modes import Mode
 from suite.report import compare
-from suite.report.load import load_run
+from suite.report.runs import load_run
 from suite.results import unfinished
 from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, CompileTimes, Grouping, Status

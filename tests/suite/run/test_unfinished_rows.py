@@ -14,10 +14,8 @@ from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs
 from fixtures.synthetic_results import cell, environment, failed_cell, unfinished_cell, write_run
 
 from suite.report import compare
-from suite.report.join import join_runs
-from suite.report.load import load_run
-from suite.report.two_runs.pairs import Outcome, compare_sides
-from suite.report.two_runs.sides import find_side
+from suite.report.runs import join_runs, load_run
+from suite.report.two_runs.pairs import Outcome, compare_sides, find_side
 from suite.results import run_writer, stats, store, unfinished
 from suite.results.run_writer import RESERVE, RunWriter
 from suite.results.schema import Cell, Status

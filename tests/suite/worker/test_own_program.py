@@ -21,8 +21,8 @@ from suite.explain.run import explain_target
 from suite.explain.text import summary
 from suite.measure.iteration import iteration
 from suite.measure.results import State, run_checked
-from suite.report.load import Run
-from suite.report.own_program import six_lines
+from suite.report.conclusion import six_lines
+from suite.report.runs import Run
 from suite.results.errors import WrongUse
 from suite.results.schema import Status
 from suite.run import own_program
@@ -268,6 +268,21 @@ def test_explain_sees_backward_and_optimizer_of_a_step(explained: Callable[[str]
     assert any(graph.backward for graph in explanation.graphs)
     lines = [node.source_line or "" for graph in explanation.graphs for node in graph.cpu_nodes]
     assert any("optim/adam.py" in line for line in lines), "Adam counts its steps on the CPU"
+    optimizer = [graph for graph in explanation.graphs if any("optim/adam.py" in str(n) for n in graph.cpu_nodes)]
+    assert not any(graph.backward for graph in optimizer), "an optimizer runs without gradients"
+
+
+@pytest.mark.parametrize("name", ["function_of_two", "forward_alone"])
+def test_explain_calls_a_forward_inference(name: str, explained: Callable[[str], Explanation]) -> None:
+    explanation = explained(name)
+    assert (explanation.error, explanation.task, explanation.seen) == (None, "inference", TO_THE_END)
+    assert not any(graph.backward for graph in explanation.graphs)
+    assert all(graph.stock_captures for graph in explanation.graphs)
+
+
+def test_explain_refuses_a_function_with_arguments(explained: Callable[[str], Explanation]) -> None:
+    with pytest.raises(WrongUse, match="takes arguments; it must be a function without any"):
+        explained("takes_an_argument")
 
 
 def test_explain_says_up_to_which_line_it_saw(explained: Callable[[str], Explanation]) -> None:

@@ -1,0 +1,485 @@
+"""Read runs and explanations strictly, join several runs into one report, and sort their rows into groups.
+
+Note [Alone]: workloads that are measured while others are, on other GPUs of the host, or while other programs are at
+work there, have slower host times, those of `compile` most of all, and speed-ups over it look larger than they are. So
+a newer run in which a workload was measured like that does not take the place of an older one in which it was alone,
+unless a mode was not measured then, or passed in one of them only. Of other programs, rows say since 2026-11-26 what
+they did meanwhile. Older rows count as alone where nothing is known against it.
+
+Note [Interrupted]: rows of a workload that a run ended in (`suite.results.unfinished`) have fewer processes, so that
+hardly a ratio has a verdict. They do not take the place of an older run that was through with the workload and where
+all of these modes passed. Where it lacks one, the newer rows are all that there is of it. Where one has failed since,
+nothing hides that.
+
+Note [Captured iterations]: modes that capture a whole iteration or its module (`step`, `callables`) run where they are
+named, and then next to a few others, as a rule. Such a run does not take the place of an older one that has modes which
+it lacks: most tables are of those. It has a report of its own.
+
+Note [At the same time]: on one host workloads disturb each other's host times, most of all those of mode `compile`,
+whose host has most to do. Shards of one run may be on the GPUs of one host: a row does not say which host it is of, so
+shards on several hosts are named as well. Of other programs only rows since 2026-11-26 know
+(`suite.results.schema.HostUse`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from models.registry import TP_MARK
+from optimizations.uncollected import uncollected
+from suite.explain.records import Explanation
+from suite.measure.modes import MODES
+from suite.report.published import PUBLISHED_VARIANT, Published
+from suite.results.errors import WrongUse
+from suite.results.schema import EXPLANATION_VERSION, Cell, Environment, HostUse, Status
+from suite.results.store import InvalidResults, RecordedRun, describe, read_retried, read_run
+from suite.run.schedule import missing_shards
+
+FULL_SIZE = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """A failed cell whose row is not in the report, because the workload was measured again: later in the same run
+    (`by` is None), or in the run `by`.
+    """
+
+    cell: Cell
+    run_id: str
+    by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as the report shows it, or several joined (`suite.report.runs`): cells by workload, in the order of modes.
+
+    `missing` are the (workload, mode) pairs the run set out to measure and has not; `superseded` failures that newer
+    rows stand for. `remarks` say what is wrong with its files. `parts` are the runs that were joined, oldest first,
+    each with the cells taken from it; `environment` is then that of the newest.
+    """
+
+    environment: Environment
+    cells: tuple[Cell, ...]
+    missing: tuple[tuple[str, str], ...] = ()
+    parts: tuple[Run, ...] = ()
+    superseded: tuple[Superseded, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """Return what it was measured on: the GPU's name, or the CPU's model for a run without one."""
+        gpu, only_cpu = self.environment.gpu, bool(self.cells) and all(cell.device == "cpu" for cell in self.cells)
+        return gpu.name if gpu and not only_cpu else f"CPU {self.environment.cpu.model}"
+
+    @property
+    def failed(self) -> tuple[Cell, ...]:
+        """Return cells that did not pass."""
+        return tuple(cell for cell in self.cells if cell.status is not Status.PASS)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Return modes that occur, in the order of `MODES`."""
+        return tuple(sorted({cell.mode for cell in self.cells}, key=mode_order))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return what the rows are called, each once, in the order of the cells."""
+        return tuple(dict.fromkeys(cell_label(cell) for cell in self.cells))
+
+    def find(self, row: str, mode: str) -> Cell | None:
+        """Return the cell of the row with this label in this mode."""
+        return next((cell for cell in self.cells if cell.mode == mode and cell_label(cell) == row), None)
+
+
+def mode_order(mode: str) -> tuple[int, str]:
+    """Sort key of a mode: its place in `MODES`; modes this version does not know come last."""
+    names = list(MODES)
+    return (names.index(mode) if mode in names else len(names), mode)
+
+
+def row_label(workload: str, *remarks: str | None) -> str:
+    """Return what a row is called: the acronym, and in brackets what sets it apart from the published program in full
+    size."""
+    remarkable = [remark for remark in remarks if remark not in (None, PUBLISHED_VARIANT, FULL_SIZE)]
+    return f"{workload} ({', '.join(map(str, remarkable))})" if remarkable else workload
+
+
+def cell_label(cell: Cell) -> str:
+    """Return what the row of a cell is called."""
+    return row_label(cell.workload, cell.variant, cell.size, "with optimizer" if cell.with_optimizer else None)
+
+
+def cell_order(cell: Cell) -> tuple[str, tuple[int, str]]:
+    """Sort key: by what the row is called, then in the order of modes."""
+    return cell_label(cell), mode_order(cell.mode)
+
+
+def is_as_published(cell: Cell) -> bool:
+    """Return whether published numbers may stand next to this cell: the published program in full size, nothing
+    added."""
+    return cell.variant == PUBLISHED_VARIANT and cell.size == FULL_SIZE and not cell.with_optimizer
+
+
+def load_run(folder: Path) -> Run:
+    """Return a run from its folder.
+
+    Raises:
+        InvalidResults: a file is missing or has wrong fields; the message has the file and the line.
+    """
+    return run_of(read_run(folder))
+
+
+def run_of(recorded: RecordedRun) -> Run:
+    """Return a run that was read, with what its folder has besides.
+
+    Raises:
+        InvalidResults: a file is damaged; the message has the file and the line.
+    """
+    run_id = recorded.environment.run_id
+    retried = (Superseded(cell, run_id, None) for cell in read_retried(recorded.path))
+    where = describe(recorded.path)
+    cut = (
+        f"the last line of run {run_id} was cut short, and that cell is left out; "
+        f"`encore run --resume {where}` measures it again"
+    )
+    begun = ", ".join(dict.fromkeys(map(cell_label, recorded.unfinished)))
+    unfinished = (
+        f"run {run_id} ended before {begun} was through, and has what was measured until then; "
+        f"`encore run --resume {where}` measures it again"
+    )
+    empty = f"run {run_id} has no row: nothing is measured yet; `encore run --resume {where}` goes on with it"
+    parts = recorded.environment.settings.get("parts")
+    without = missing_shards(map(str, parts)) if isinstance(parts, list) else []
+    incomplete = f"run {run_id} was joined without shard {', '.join(without)}, and what that has is missing"
+    return Run(
+        recorded.environment,
+        tuple(sorted((*recorded.cells, *recorded.unfinished), key=cell_order)),
+        tuple(recorded.missing()),
+        superseded=tuple(retried),
+        remarks=tuple(
+            remark
+            for remark, holds in (
+                (empty, not (recorded.cells or recorded.unfinished) and recorded.cut_line is None),
+                (unfinished, bool(recorded.unfinished)),
+                (cut, recorded.cut_line is not None),
+                (incomplete, bool(without)),
+            )
+            if holds
+        ),
+    )
+
+
+def load_explanations(folder: Path) -> tuple[Explanation, ...]:
+    """Return explanations from a folder of `<name>.json` files, by target and variant.
+
+    Raises:
+        WrongUse: there is no such folder, or no explanation in it.
+        InvalidResults: a file has wrong fields, or two are of the same target and variant.
+    """
+    if folder.is_file():
+        raise WrongUse(f"--explanations {folder} is a file; give the folder that `encore explain --out DIR` wrote")
+    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    if not files:
+        raise WrongUse(f"{describe(folder)} holds no explanations; `encore explain --all --out {folder}` makes them")
+    found: dict[tuple[str, str, str], Explanation] = {}
+    for path in files:
+        explanation = _read_explanation(path)
+        key = (explanation.target, explanation.variant or "", explanation.size)
+        if key in found:
+            twice = row_label(explanation.target, explanation.variant, explanation.size)
+            raise InvalidResults(f"{describe(path)}: {twice} is explained in another file of this folder too")
+        found[key] = explanation
+    return tuple(explanation for _, explanation in sorted(found.items()))
+
+
+def _read_explanation(path: Path) -> Explanation:
+    try:
+        explanation = Explanation.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InvalidResults(
+            f"{describe(path)}: {f'field {where!r}: ' if where else ''}{first['msg']}; this is not an explanation of "
+            f"schema version {EXPLANATION_VERSION}. Make it again with `encore explain`."
+        ) from error
+    if explanation.schema_version != EXPLANATION_VERSION:
+        raise InvalidResults(
+            f"{describe(path)}: schema version {explanation.schema_version}, this Encore reads {EXPLANATION_VERSION}; "
+            "make it again with `encore explain`"
+        )
+    return explanation
+
+
+ROUNDING = timedelta(seconds=1)
+"""Of the time at which a row begins. Workloads of one process of the suite follow one another, and overlap by less."""
+
+
+DISTURBING_CORES = 1.0
+"""That other programs keep busy. What an idle host does by itself is some tenths of a core."""
+
+
+def beside_others(run: Run) -> tuple[str, ...]:
+    """Return what the rows are called that were measured beside other workloads or other programs, in the order of
+    cells."""
+    found = {*at_the_same_time(run), *beside_programs(run)}
+    return tuple(label for label in run.labels if label in found)
+
+
+def beside_programs(run: Run) -> tuple[str, ...]:
+    """Return what the rows are called of which a mode says that other programs were at work on the host meanwhile."""
+    found = {cell_label(cell) for cell in run.cells if cell.others is not None and _disturbs(cell.others)}
+    return tuple(label for label in run.labels if label in found)
+
+
+def _disturbs(others: HostUse) -> bool:
+    return (others.cpu_cores or 0.0) >= DISTURBING_CORES or bool(others.gpus_at_work)
+
+
+def at_the_same_time(run: Run) -> tuple[str, ...]:
+    """Return what the rows are called that were measured while rows of another part of the run were, in the order of
+    cells.
+
+    Parts are what `encore merge` has joined, of which all that is known is that no workload is in two of them, or the
+    runs of a report.
+    """
+    spans = [(part, cell_label(cell), *_span(cell)) for part, cells in _parts(run) for cell in cells]
+    found = {
+        label
+        for part, label, begin, end in spans
+        if any(
+            part != other and begin + ROUNDING < until and start + ROUNDING < end for other, _, start, until in spans
+        )
+    }
+    return tuple(label for label in run.labels if label in found)
+
+
+def said_of_others(run: Run) -> str:
+    """Write sentences about them, "" where there are none."""
+    count, beside = len(at_the_same_time(run)), len(beside_programs(run))
+    text = ""
+    if count:
+        text = (
+            f" {count} workloads were measured at the same time as others: if that was on one host, they disturbed "
+            "each other's host times, those of mode compile most."
+        )
+    if beside:
+        text += (
+            f" {beside} workloads were measured while other programs kept a core or another GPU of the host busy, "
+            "which makes host times longer, those of mode compile most."
+        )
+    return text
+
+
+def _parts(run: Run) -> list[tuple[str, Sequence[Cell]]]:
+    """Return cells that were measured by different processes of the suite, as far as is known, each with a name."""
+    found: list[tuple[str, Sequence[Cell]]] = []
+    for number, each in enumerate(run.parts or (run,)):
+        if is_merged(each.environment):
+            found += [(f"{number} {cell_label(cell)}", [cell]) for cell in each.cells]
+        else:
+            found.append((str(number), each.cells))
+    return found
+
+
+def is_merged(environment: Environment) -> bool:
+    """Return whether `encore merge` has made the run."""
+    return bool(environment.settings.get("parts")) or environment.command_line[1:2] == ["merge"]
+
+
+def _span(cell: Cell) -> tuple[datetime, datetime]:
+    begin = datetime.fromisoformat(cell.started_at)
+    return begin, begin + timedelta(seconds=cell.wall_s)
+
+
+def load_runs(folders: Sequence[Path]) -> Run:
+    """Return the run of one folder, or those of several joined by `join_runs`.
+
+    Raises:
+        InvalidResults: see `load_run`.
+        WrongUse: see `join_runs`.
+    """
+    with uncollected():  # behind each run there would be one over all runs before
+        runs = [load_run(folder) for folder in folders]
+    return join_runs(runs)
+
+
+def load_recorded(folders: Sequence[Path]) -> Run | None:
+    """Return all runs of these folders that can be read and fit to the newest, joined. The others are in `remarks`."""
+    runs, remarks = [], []
+    with uncollected():
+        for folder in folders:
+            try:
+                runs.append(load_run(folder))
+            except InvalidResults as error:
+                remarks.append(f"left out: {error}")
+    if not runs:
+        return None
+    newest = max(runs, key=_age)
+    differ = {id(run): _differences(run, newest) for run in runs}
+    remarks += [
+        f"left out: run {_called(run)} differs from {_called(newest)} in {', '.join(differ[id(run)])}"
+        for run in runs
+        if differ[id(run)]
+    ]
+    joined = join_runs([run for run in runs if not differ[id(run)]])
+    return replace(joined, remarks=(*joined.remarks, *remarks))
+
+
+def join_runs(runs: Sequence[Run]) -> Run:
+    """Return several runs as one report shows them; a single run as it is.
+
+    All rows of a workload are of one run, for ratios are of one run only: the newest that has any, or an older one as
+    Note [Alone], Note [Interrupted] and Note [Captured iterations] say. Missing are the cells of workloads that no run
+    has.
+
+    Raises:
+        WrongUse: a run is there twice, or the runs differ in GPU model, driver or PyTorch.
+    """
+    if len(runs) == 1:
+        return runs[0]
+    runs = sorted(runs, key=_age)
+    _check_together(runs)
+    taken = _taken(runs)
+    parts = tuple(
+        replace(run, cells=tuple(cell for cell in run.cells if taken[cell_label(cell)] == index))
+        for index, run in enumerate(runs)
+    )
+    superseded = [
+        *(each for run in runs for each in run.superseded),
+        *(
+            Superseded(cell, run.environment.run_id, runs[taken[cell_label(cell)]].environment.run_id)
+            for index, run in enumerate(runs)
+            for cell in run.failed
+            if taken[cell_label(cell)] != index
+        ),
+    ]
+    measured = {cell.workload for run in runs for cell in run.cells}
+    missing = dict.fromkeys(pair for run in runs for pair in run.missing if pair[0] not in measured)
+    cells = sorted((cell for part in parts for cell in part.cells), key=cell_order)
+    remarks = tuple(remark for run in runs for remark in run.remarks)
+    return Run(runs[-1].environment, tuple(cells), tuple(missing), parts, tuple(superseded), remarks)
+
+
+def _taken(runs: Sequence[Run]) -> dict[str, int]:
+    """Return which of these runs, oldest first, each workload's rows are of."""
+    beside = [set(beside_others(run)) for run in runs]
+    have: dict[str, list[int]] = {}
+    for index, run in enumerate(runs):
+        for label in run.labels:
+            have.setdefault(label, []).append(index)
+
+    def best(label: str, *indices: int) -> int:
+        *older, newest = indices
+        if any(_captures_and_lacks(runs[newest], runs[index], label) for index in older):
+            return best(label, *older)
+        through = [index for index in older if not _is_unfinished(runs[index], label)]
+        if _is_unfinished(runs[newest], label):
+            enough = [index for index in through if _tells_as_much(runs[index], runs[newest], label)]
+            return best(label, *enough) if enough else newest
+        alone = (index for index in reversed(through) if label not in beside[index])
+        if label in beside[newest]:
+            return next((index for index in alone if _tells_as_much(runs[index], runs[newest], label)), newest)
+        return newest
+
+    return {label: best(label, *indices) for label, indices in have.items()}
+
+
+def _is_unfinished(run: Run, label: str) -> bool:
+    return any(cell.is_unfinished for cell in run.cells if cell_label(cell) == label)
+
+
+def _captures_and_lacks(new: Run, old: Run, label: str) -> bool:
+    """Return whether the newer run captured iterations of it, which the older did not, and lacks modes of the older
+    one."""
+    ours, theirs = ({cell.mode for cell in run.cells if cell_label(cell) == label} for run in (new, old))
+    captures = any(mode in MODES and MODES[mode].captures_more for mode in ours - theirs)
+    return captures and not theirs <= ours
+
+
+def _tells_as_much(old: Run, new: Run, label: str) -> bool:
+    """Return whether nothing is lost where the older run's rows stand for the newer one's: no mode, and no other
+    outcome."""
+    sides = [
+        [(cell.mode, cell.status is Status.PASS) for cell in run.cells if cell_label(cell) == label]
+        for run in (old, new)
+    ]
+    modes = [{mode for mode, _ in side} for side in sides]
+    failed = [{mode for mode, passed in side if not passed} for side in sides]
+    return modes[0] >= modes[1] and failed[0] & modes[1] == failed[1]
+
+
+def _check_together(runs: Sequence[Run]) -> None:
+    """Refuses runs whose rows may not stand in one table."""
+    # Two shards may have been started in the same second; only all that is recorded of a run tells it from another.
+    pairs = itertools.combinations(runs, 2)
+    if again := next((new for old, new in pairs if old.environment == new.environment), None):
+        raise WrongUse(f"run {_called(again)} is given twice; name each run once")
+    first, *others = runs
+    for other in others:
+        if differ := _differences(first, other):
+            raise WrongUse(
+                f"runs {_called(first)} and {_called(other)} differ in {', '.join(differ)}, and their rows do not "
+                "belong into one report; make one of each: `encore report RUN --out DIR`"
+            )
+
+
+def _differences(one: Run, other: Run) -> list[str]:
+    """Return what keeps the rows of two runs out of one table: its name, with both values."""
+    compared = (
+        ("GPU", one.device, other.device),
+        ("driver", one.environment.driver, other.environment.driver),
+        ("PyTorch", _release(one), _release(other)),
+    )
+    return [f"{name} ({ours} and {theirs})" for name, ours, theirs in compared if ours != theirs]
+
+
+def _release(run: Run) -> str:
+    """Return PyTorch's version with the CUDA version it was built for, however the package spells that."""
+    version, _, built = run.environment.torch.partition("+")
+    cuda = run.environment.torch_cuda
+    return f"{version} for CUDA {cuda}" if cuda else f"{version}+{built}" if built else version
+
+
+def _called(run: Run) -> str:
+    return f"{run.environment.run_id} of {run.environment.created_at[:19]}"
+
+
+def _age(run: Run) -> tuple[str, str]:
+    return run.environment.created_at, run.environment.run_id
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows that belong into one figure. `suffix` ends the names of its figures, `title` its sentences."""
+
+    suffix: str
+    title: str
+    labels: tuple[str, ...]
+
+    @property
+    def has_means(self) -> bool:
+        """Return whether a row stands for a workload: over several GPUs there is one for each number of ranks."""
+        return self.suffix != "_gpus"
+
+
+def row_groups(run: Run, published: Published) -> tuple[RowGroup, ...]:
+    """Return the groups that the run has rows of: GraCE's workloads, others, with the optimizer, over several GPUs."""
+    of_grace = published.workloads["grace"]
+    found: dict[str, list[str]] = {"": [], "_others": [], "_optimizer": [], "_gpus": []}
+    optimizer = {label for label in run.labels if label.endswith("with optimizer)")}
+    for label in run.labels:
+        split = "_gpus" if TP_MARK in label else "_optimizer" if label in optimizer else ""
+        found[split or ("" if label in of_grace else "_others")].append(label)
+    titles = {
+        "": f"GraCE's {len(of_grace)} workloads",
+        "_others": "other workloads",
+        "_optimizer": "training with the optimizer",
+        "_gpus": "several GPUs",
+    }
+    return tuple(RowGroup(name, titles[name], tuple(labels)) for name, labels in found.items() if labels)
