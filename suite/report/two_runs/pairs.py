@@ -3,7 +3,8 @@
 Note [Decision]: a row is a regression if the whole 95 % interval of its change is slower by more than the threshold, if
 the same kernels take longer by more than it, or if it passed and now fails. A mode's geometric mean over workloads is
 better known than any row: it is a regression if its whole interval is below 1 and it is slower by more than half of the
-threshold. `tests/suite/compare/test_compare_recorded.py` has the rates of wrong and missed findings on recorded runs.
+threshold. `tests/suite/report/two_runs/test_recorded_runs.py` has the rates of wrong and missed findings on recorded
+runs.
 
 Note [Controls]: modes that Encore has no part in are the same program in both runs where PyTorch, driver and GPU are
 equal. Their changes are shown, and are no findings: they tell how far two runs differ when nothing has changed.

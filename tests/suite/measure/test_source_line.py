@@ -39,5 +39,5 @@ def test_frames_without_code_do_not_swallow_the_next_frame():
 
 def test_real_traces_of_this_project_are_relative_to_it():
     trace = "".join(traceback.format_stack())
-    assert user_line(trace).startswith(f"tests/suite/worker/{Path(__file__).name}:")
+    assert user_line(trace).startswith(f"tests/suite/measure/{Path(__file__).name}:")
     assert short_path(suite.measure.source_line.__file__) == "suite/measure/source_line.py"
