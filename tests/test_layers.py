@@ -70,7 +70,7 @@ def test_every_private_name_resolves(name: str) -> None:
     assert torch_internals.resolve(name) is not None
 
 
-def test_every_entry_says_what_it_is_for_and_where_it_was_checked() -> None:
+def test_every_entry_says_its_purpose_and_where_it_was_checked() -> None:
     for name, private in torch_internals.NAMES.items():
         assert private.why, name
         assert private.checked, name

@@ -39,7 +39,7 @@ def test_a_defect_that_is_put_back_is_found(name: str) -> None:
     assert found_after(name, seed=SEED, count=400) is not None
 
 
-def test_a_program_is_drawn_from_its_seed_and_printed_in_under_30_lines() -> None:
+def test_program_is_drawn_from_its_seed_in_under_30_lines() -> None:
     assert draw(7, 3) == draw(7, 3) != draw(7, 4)
     for number in range(60):
         program = draw(SEED, number)

@@ -66,7 +66,7 @@ def test_so_it_is_in_several_graphs(request: pytest.FixtureRequest, monkeypatch:
     assert world.cuda.replays
 
 
-def test_results_that_are_more_than_their_memory_are_not_left_to_a_graph(compiled_on_cpu: CompiledOnCpu) -> None:
+def test_results_with_more_than_memory_are_not_left_to_a_graph(compiled_on_cpu: CompiledOnCpu) -> None:
     """What CUDAGraph Trees hand out of a replay has no conjugate bit."""
     run = torch.compile(lambda x: (x * 2).conj(), backend="encore")
     for step in range(4):
@@ -78,7 +78,7 @@ def test_results_that_are_more_than_their_memory_are_not_left_to_a_graph(compile
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_a_gradient_that_stands_in_a_loss_is_refused_in_every_call(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
+def test_gradient_inside_a_loss_is_refused_in_every_call(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
     """The replayed forward saves graph memory for `x`; the penalty would otherwise vanish from the loss's gradient."""
     run = torch.compile(lambda x: (x**3).sum(), backend="encore", options={"lean": lean})
     for step in range(8):

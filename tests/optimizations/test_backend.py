@@ -60,7 +60,7 @@ def test_a_model_without_cuda_tensors_goes_to_inductor_as_it_is() -> None:
         torch.testing.assert_close(module.to(torch.float64)(x.double()).float(), expected * 2)
 
 
-def test_a_backward_is_reported_when_it_is_compiled_and_when_it_comes_from_the_cache() -> None:
+def test_backward_is_reported_compiled_or_from_the_cache() -> None:
     weight = torch.ones(3, requires_grad=True)
     with torch_internals.fresh_cache():
         for _ in range(2):
@@ -166,7 +166,7 @@ def test_placed_graphs_are_fed_and_follow_their_attributes(on_cpu: list[dict[str
             assert bits(list(run(*arguments))) == bits([module(x)])
 
 
-def test_in_a_capture_of_the_programs_own_the_graph_runs_as_it_was(
+def test_graph_runs_unchanged_in_a_capture_of_the_program(
     on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replays would read the memory that it was fed with; later calls write it. Captures of Encore's steps are fed."""
@@ -256,7 +256,7 @@ def test_a_defect_in_placement_costs_placement_only(
     assert "KeyError" in (optimizations.report()[0].placement.untouched or "")
 
 
-def test_a_placed_graph_that_inductor_cannot_compile_is_compiled_as_it_was(
+def test_placed_graph_that_fails_to_compile_is_compiled_unplaced(
     on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph_module, inputs = _traced(Masked().eval())
@@ -306,9 +306,7 @@ def test_wrong_option_is_a_value_error() -> None:
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
-def test_modes_of_inductor_are_its_settings_and_cuda_graphs_are_used_in_any(
-    mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inductor_modes_are_settings_and_all_use_cuda_graphs(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
 
     def compile_fx(graph_module: Any, example_inputs: Any, *, config_patches: dict[str, Any], **ignored: Any) -> Any:
@@ -336,7 +334,7 @@ def test_wrong_options_for_inductor_are_named(given: dict[str, Any], message: st
         torch.compile(lambda x: x + 1, backend="encore", options={"inductor": given})(torch.ones(2))
 
 
-def test_options_for_inductor_may_be_written_with_hyphens_as_for_stock() -> None:
+def test_inductor_options_may_have_hyphens() -> None:
     assert checked({"max-autotune": True, "triton.cudagraphs": False}) == {
         "max_autotune": True,
         "triton.cudagraphs": False,

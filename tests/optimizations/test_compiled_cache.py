@@ -151,7 +151,7 @@ def test_the_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.
     assert default_directory() == tmp_path / "own" / "cubins"
 
 
-def test_a_user_without_a_home_directory_gets_a_folder_that_goes_with_the_process() -> None:
+def test_user_without_home_gets_a_folder_of_the_process() -> None:
     """As in a container that runs under a user id nobody registered."""
     code = """
 import os, pwd

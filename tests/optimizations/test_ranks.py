@@ -62,7 +62,7 @@ VOTES = st.builds(Vote, st.sampled_from([YES, NO]), st.text(max_size=5))
 
 
 @given(st.dictionaries(st.integers(0, 2), VOTES))
-def test_the_order_of_votes_does_not_matter_and_more_votes_only_decide(votes: dict[int, Vote]) -> None:
+def test_order_of_votes_does_not_matter(votes: dict[int, Vote]) -> None:
     topic = Topic("f", (0, 1, 2))
     found = {decide(topic, dict(order)) for order in itertools.permutations(votes.items())}
     assert len(found) == 1
@@ -120,7 +120,7 @@ class Rank:
         self.ballot.vote(self.topic, Vote(choice, reason), self.told.append)
 
 
-def test_ranks_hear_of_one_that_failed_and_of_one_that_fails_later() -> None:
+def test_ranks_learn_of_early_and_late_failures() -> None:
     exchange = Dictionary()
     first, second = Rank(0, exchange), Rank(1, exchange)
     assert first.topic == second.topic
@@ -139,7 +139,7 @@ def test_ranks_hear_of_one_that_failed_and_of_one_that_fails_later() -> None:
     assert second.told == first.told
 
 
-def test_a_rank_that_never_votes_leaves_the_others_as_stock_has_them() -> None:
+def test_silent_rank_leaves_the_others_to_stock() -> None:
     exchange = Dictionary()
     first = Rank(0, exchange)
     first.vote(YES)
@@ -150,7 +150,7 @@ def test_a_rank_that_never_votes_leaves_the_others_as_stock_has_them() -> None:
     assert first.told == []
 
 
-def test_functions_are_named_by_their_collectives_whatever_else_ranks_compile() -> None:
+def test_functions_are_named_by_their_collectives() -> None:
     first, second = (Ballot(rank, Dictionary(), threaded=False) for rank in range(2))
     first.topic(["other"], (0, 1))
     one, same = (each.topic(["all_reduce"], (1, 0)) for each in (first, second))
@@ -170,7 +170,7 @@ def test_an_exchange_that_fails_ends_it_and_nothing_else() -> None:
     assert first.told == []
 
 
-def test_the_thread_tells_and_a_vote_does_not_wait_for_a_slow_exchange() -> None:
+def test_vote_does_not_wait_for_a_slow_exchange() -> None:
     let_on = threading.Event()
 
     class Slow(Dictionary):
@@ -380,7 +380,7 @@ def play(folder: Path, *behave: str, seconds: float = 2.0, tcp: bool = False) ->
     return found
 
 
-def test_a_rank_that_fails_to_record_makes_all_run_without_a_graph(tmp_path: Path) -> None:
+def test_rank_that_fails_to_record_takes_the_graph_from_all(tmp_path: Path) -> None:
     first, second = play(tmp_path, "records", "fails", tcp=True)
     assert first is not None and second is not None
     assert "could not be recorded: RuntimeError: this capture was told to fail" in str(second["reasons"])
@@ -389,7 +389,7 @@ def test_a_rank_that_fails_to_record_makes_all_run_without_a_graph(tmp_path: Pat
     assert first["replays"] < first["calls"] / 2, "it had a graph, and left it"  # type: ignore[operator]
 
 
-def test_ranks_that_all_record_replay_and_a_slow_one_is_not_waited_for(tmp_path: Path) -> None:
+def test_ranks_that_all_record_replay_without_waiting(tmp_path: Path) -> None:
     first, second = play(tmp_path, "records", "slow", seconds=6.0)
     assert first is not None and second is not None
     for one in (first, second):
@@ -436,6 +436,6 @@ time.sleep(0.2)
 """
 
 
-def test_a_process_that_ends_while_its_votes_go_out_is_not_aborted(tmp_path: Path) -> None:
+def test_process_that_ends_while_voting_is_not_aborted(tmp_path: Path) -> None:
     (ended,) = RankProgram(tmp_path, ENDS, 1).ended(60)
     assert ended.code == 0 and "ASKED" in ended.output, ended.output[-2000:]

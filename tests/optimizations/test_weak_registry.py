@@ -181,7 +181,7 @@ def test_an_empty_sequence_is_a_member() -> None:
     assert registry.alive() == [member]
 
 
-def test_finalizers_may_list_and_add_while_members_are_added_and_listed() -> None:
+def test_finalizers_may_change_a_registry_in_use() -> None:
     registry: WeakRegistry[StandIn] = WeakRegistry()
     by_finalizers: deque[StandIn] = deque(maxlen=40)
     missed: list[int] = []
@@ -224,13 +224,13 @@ def test_members_are_compared_in_c(module: str, kind: str) -> None:
     assert member.__hash__ is object.__hash__
 
 
-def test_a_finalizer_may_release_what_is_bound_while_a_call_binds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finalizer_may_release_bindings_during_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bound, "_all", type(bound._all)())
     binding = Binding(arguments=0, passed=(), roots=())
     in_the_middle_of(lambda: bound.BoundRoots(binding), bound.release_bindings, times=200)
 
 
-def test_a_finalizer_may_make_containers_and_end_them_while_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finalizer_may_make_containers_while_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "_ALL", type(containers._ALL)())
 
     def finalized() -> None:
@@ -268,7 +268,7 @@ def test_a_manager_that_ends_may_make_another_one_which_ends_too(monkeypatch: py
     assert containers.managers() == []
 
 
-def test_ranks_may_be_told_of_a_function_by_a_finalizer_while_they_are_told_of_another(
+def test_finalizer_may_tell_ranks_of_a_function_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cast_votes: list[object] = []
@@ -319,9 +319,7 @@ def test_a_finalizer_may_replace_names_while_they_are_replaced(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", ["close", "reset"])
-def test_what_a_step_frees_may_not_close_it_and_does_not_wait_for_it(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_freed_by_a_step_may_not_close_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     step = graphed_step.GraphedStep(lambda: None)
     refused: list[str] = []
 

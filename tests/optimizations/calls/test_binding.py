@@ -109,7 +109,7 @@ def test_parametrizations_come_and_go() -> None:
 
 
 @torch.no_grad()
-def test_functional_calls_pass_what_they_are_given_and_leave_nothing_behind() -> None:
+def test_functional_calls_pass_their_arguments_and_keep_nothing() -> None:
     model = Model().eval()
     run = compiled(model)
     settle(lambda: run(X))

@@ -34,7 +34,7 @@ def serve(run: Any, model: nn.Module, calls: int) -> None:
 
 
 @torch.no_grad()
-def test_after_an_exchange_calls_read_until_that_took_twice_as_long_as_a_comparison_that_did_not_pay(
+def test_reading_goes_on_after_a_comparison_that_did_not_pay(
     clock: Clock, reads: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     making_takes(monkeypatch, clock, 10)
@@ -51,7 +51,7 @@ def test_after_an_exchange_calls_read_until_that_took_twice_as_long_as_a_compari
 
 
 @torch.no_grad()
-def test_a_comparison_that_won_back_what_it_cost_is_made_again_as_soon_as_reading_took_as_long(
+def test_comparison_that_paid_is_made_again_after_equal_reading(
     clock: Clock, reads: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     making_takes(monkeypatch, clock, 10)
@@ -67,7 +67,7 @@ def test_a_comparison_that_won_back_what_it_cost_is_made_again_as_soon_as_readin
 
 
 @torch.no_grad()
-def test_parameters_that_are_exchanged_again_and_again_are_compared_for_ever(
+def test_repeatedly_exchanged_parameters_are_always_compared(
     clock: Clock, reads: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unlike buffers that may be results of a graph: a program that swaps parameters may go on with some."""
@@ -96,7 +96,7 @@ class Buffered(nn.Module):
 
 
 @torch.no_grad()
-def test_buffers_that_are_exchanged_again_and_again_are_compared_no_more(
+def test_repeatedly_exchanged_buffers_are_compared_no_more(
     clock: Clock, reads: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may be results of a graph, which what is bound would keep alive."""
@@ -119,7 +119,7 @@ def test_buffers_that_are_exchanged_again_and_again_are_compared_no_more(
 
 
 @torch.no_grad()
-def test_a_comparison_that_fails_though_nothing_was_exchanged_is_made_new(
+def test_failing_comparison_without_an_exchange_is_renewed(
     clock: Clock, reads: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []

@@ -37,7 +37,7 @@ def metadata(**changed: Any) -> Any:
     return SimpleNamespace(**{**PLAIN, "num_forward_returns": 1, "output_info": [plain], **changed})
 
 
-def test_a_graph_that_needs_anything_special_keeps_the_methods_of_aotautograd() -> None:
+def test_graph_with_special_needs_keeps_aotautograds_methods() -> None:
     assert wrappers._is_plain(metadata())
     for name in PLAIN:
         assert not wrappers._is_plain(metadata(**{name: {0: 1}})), name
@@ -86,7 +86,7 @@ def without_a_compiler(fresh_encore: None) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_a_compiler")
-def test_a_backward_is_eagers_and_what_is_seldom_goes_to_aotautograds_own(left: list[str]) -> None:
+def test_backward_is_eagers_and_rare_cases_go_to_aotautograd(left: list[str]) -> None:
     program = Program()
     eager = Program()
     run = torch.compile(program, backend="encore", fullgraph=True)
@@ -146,7 +146,7 @@ def test_a_forward_without_determinism_has_no_backward_with_it(left: list[str]) 
 
 
 @pytest.mark.usefixtures("without_a_compiler")
-def test_dynamo_looks_into_no_frame_of_a_backward_that_a_compiled_frame_calls(left: list[str]) -> None:
+def test_dynamo_skips_frames_of_a_backward_in_compiled_code(left: list[str]) -> None:
     """As where a loop is compiled with its backward, which breaks the graph."""
     weight = nn.Parameter(torch.ones(4))
 
@@ -188,7 +188,7 @@ class Doubled(torch.autograd.Function):
         return super().apply(*arguments)
 
 
-def test_under_transforms_and_for_what_they_left_behind_the_functions_own_apply_is_called() -> None:
+def test_transforms_call_the_functions_own_apply() -> None:
     apply = plain_function._apply(Doubled)
     Doubled.seen.clear()
     escaped: list[torch.Tensor] = []

@@ -94,7 +94,7 @@ def kept() -> str | None:
 # What the wrappers are
 
 
-def test_every_layer_is_named_with_what_it_does_and_why_it_may_be_passed_by() -> None:
+def test_every_layer_is_named_with_why_it_may_be_skipped() -> None:
     for layer in LAYERS:
         assert len(layer.does) == len(layer.why), layer.name
         assert all(layer.does), layer.name
@@ -285,7 +285,7 @@ class Cached(nn.Module):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_a_graph_that_writes_its_inputs_goes_straight_and_counts_up_their_versions(way: FullWay, grad: bool) -> None:
+def test_graph_that_writes_inputs_goes_straight_with_versions(way: FullWay, grad: bool) -> None:
     program, twin = Cached(), Cached()
     compiled = torch.compile(program, backend="encore", fullgraph=True)
     x, (y, other) = X.clone(), (torch.ones(2, 4) for _ in range(2))
@@ -301,7 +301,7 @@ def test_a_graph_that_writes_its_inputs_goes_straight_and_counts_up_their_versio
     assert kept() is None
 
 
-def test_what_a_graph_writes_that_goes_straight_a_backward_does_not_use(way: FullWay) -> None:
+def test_backward_does_not_use_what_a_straight_graph_writes(way: FullWay) -> None:
     program = Cached()
     compiled = torch.compile(program, backend="encore", fullgraph=True)
     weight = torch.ones(2, 4, requires_grad=True)
@@ -389,7 +389,7 @@ def test_sizes_that_differ_keep_the_wrappers() -> None:
 
 
 @torch.no_grad()
-def test_undeclared_aliases_of_a_custom_operator_are_found_in_the_first_call() -> None:
+def test_undeclared_aliases_are_found_in_the_first_call() -> None:
     with torch_internals.scoped_library("encore_tests", "FRAGMENT") as library:
         library.define("same(Tensor x) -> Tensor")
         library.impl("same", lambda x: x, "CPU")

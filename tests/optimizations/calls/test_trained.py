@@ -121,7 +121,7 @@ def settled(program: nn.Module, full: list[str]) -> Callable[..., Any]:
     return run
 
 
-def test_a_forward_whose_backward_was_never_compiled_is_led_straight_and_the_backward_when_it_is(
+def test_forward_without_compiled_backward_goes_straight(
     full: list[str],
 ) -> None:
     program, eager = pair(Program)
@@ -138,7 +138,7 @@ def test_a_forward_whose_backward_was_never_compiled_is_led_straight_and_the_bac
     assert full == ["backward"], "the first; the forward after it finds the backward compiled"
 
 
-def test_versions_of_written_inputs_are_counted_as_in_the_full_way(full: list[str]) -> None:
+def test_versions_of_written_inputs_count_as_on_the_slow_path(full: list[str]) -> None:
     counted = {}
     for lean in (True, False):
         torch_internals.reset_dynamo()
@@ -152,7 +152,7 @@ def test_versions_of_written_inputs_are_counted_as_in_the_full_way(full: list[st
     assert counted[True] == counted[False]
 
 
-def test_a_buffer_that_was_saved_for_a_backward_and_is_written_raises_as_in_eager(full: list[str]) -> None:
+def test_written_saved_buffer_raises_as_in_eager(full: list[str]) -> None:
     program = Normalized()
     run = settled(program, full)
     weight = torch.ones(4, requires_grad=True)
@@ -163,7 +163,7 @@ def test_a_buffer_that_was_saved_for_a_backward_and_is_written_raises_as_in_eage
         product.sum().backward()
 
 
-def test_a_profiler_sees_the_ranges_of_all_layers_in_both_directions(full: list[str]) -> None:
+def test_profiler_sees_all_layers_in_both_directions(full: list[str]) -> None:
     program = Program()
     run = settled(program, full)
     with torch.profiler.profile() as profile:
@@ -287,7 +287,7 @@ def test_modes_inside_are_those_of_the_full_way(full: list[str], monkeypatch: py
     assert seen[True][1][-1] == (False, False, True)
 
 
-def test_retained_graphs_and_double_backwards_are_as_in_the_full_way(full: list[str]) -> None:
+def test_retained_and_double_backwards_equal_the_slow_path(full: list[str]) -> None:
     program = Program()
     run = settled(program, full)
     program.zero_grad()
@@ -303,7 +303,7 @@ def test_retained_graphs_and_double_backwards_are_as_in_the_full_way(full: list[
     assert full == []
 
 
-def test_inputs_that_need_no_gradient_and_other_arguments_come_through(full: list[str]) -> None:
+def test_inputs_without_gradient_and_other_arguments_pass(full: list[str]) -> None:
     def scaled(x: torch.Tensor, w: torch.Tensor, n: int) -> torch.Tensor:
         return (x * w).detach() * n + w
 
@@ -317,7 +317,7 @@ def test_inputs_that_need_no_gradient_and_other_arguments_come_through(full: lis
         torch.testing.assert_close(w.grad, twin_w.grad)
 
 
-def test_hooks_of_saved_tensors_see_what_they_see_in_the_full_way(full: list[str]) -> None:
+def test_saved_tensor_hooks_see_what_the_slow_path_shows(full: list[str]) -> None:
     packed = {}
     for lean in (True, False):
         torch_internals.reset_dynamo()
@@ -336,7 +336,7 @@ def test_hooks_of_saved_tensors_see_what_they_see_in_the_full_way(full: list[str
     assert packed[True] == packed[False]
 
 
-def test_programs_whose_outputs_are_views_of_inputs_keep_the_wrappers(full: list[str]) -> None:
+def test_outputs_that_are_views_of_inputs_keep_the_wrappers(full: list[str]) -> None:
     def view(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x[0], x * w
 

@@ -124,7 +124,7 @@ class Tracking(dict[str, Any]):
 
 
 @torch.no_grad()
-def test_a_module_that_keeps_its_tensors_in_its_own_way_is_left_to_dynamo() -> None:
+def test_module_with_its_own_storage_is_left_to_dynamo() -> None:
     model = Model().eval()
     model.layers[0].linear.__dict__["_parameters"] = Tracking(model.layers[0].linear._parameters)
     run = compiled(model)
@@ -137,7 +137,7 @@ def test_a_module_that_keeps_its_tensors_in_its_own_way_is_left_to_dynamo() -> N
 
 
 @torch.no_grad()
-def test_a_module_that_begins_to_keep_its_tensors_in_its_own_way_is_read_in_each_call(
+def test_module_that_changes_its_storage_is_read_in_each_call(
     reads: list[Any], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     """Dynamo's guards would notice, but a program may go without them. It is asked once whether C++ can compare."""
@@ -176,7 +176,7 @@ def test_a_defect_in_comparing_costs_the_comparison_only(monkeypatch: pytest.Mon
 
 
 @torch.no_grad()
-def test_threads_never_get_a_tensor_that_was_exchanged_before_they_called() -> None:
+def test_threads_never_get_an_exchanged_tensor() -> None:
     """Two threads call, a third exchanges: a result is that of the weights at its beginning or at its end."""
     model = Scaled()
     run = torch.compile(model, backend="encore", fullgraph=True)

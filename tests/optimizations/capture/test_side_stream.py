@@ -63,14 +63,14 @@ def test_what_is_freed_between_two_captures_goes_to_no_tensor(workspaces: Worksp
     assert set(map(id, products(workspaces, streams))) == set(map(id, captured)), "no more memory is taken"
 
 
-def test_the_simulation_shows_what_happens_on_a_stream_that_is_not_looked_after(workspaces: Workspaces) -> None:
+def test_simulation_shows_the_defect_of_an_unprotected_stream(workspaces: Workspaces) -> None:
     streams = SideStreams(0)
     captured = products(workspaces, streams)
     workspaces.clear()
     assert all(one.gone for one in captured)
 
 
-def test_the_stream_changes_where_a_warm_up_allocated_a_workspace_after_a_recording_in_another_thread(
+def test_stream_changes_after_a_workspace_of_another_thread(
     workspaces: Workspaces,
 ) -> None:
     streams = SideStreams(0)
@@ -98,7 +98,7 @@ def test_a_workspace_elsewhere_is_noticed_in_either_thread(workspaces: Workspace
     assert all(one.pool != DEFAULT for one in products(workspaces, streams))
 
 
-def test_nothing_is_given_to_the_stream_before_it_waits_for_the_program(workspaces: Workspaces) -> None:
+def test_side_stream_waits_for_the_program_before_any_work(workspaces: Workspaces) -> None:
     """What the program let go of may still be read, in memory that is the side stream's again."""
     streams = SideStreams(0)
     side = streams.current.cuda_stream
@@ -124,7 +124,7 @@ def test_a_stream_that_may_be_gone_is_not_waited_for(workspaces: Workspaces) -> 
         assert sorted(workspaces.given) == [(side, "waits for", one) for one in waits]
 
 
-def test_a_launch_waits_for_the_one_before_where_that_was_on_another_stream(
+def test_launch_waits_for_the_one_before_on_another_stream(
     workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, capturing = CudaDevice(0), [False]
@@ -192,7 +192,7 @@ def test_a_thread_that_comes_later_gets_a_workspace_in_the_pool(workspaces: Work
     assert found[0] is not products(workspaces, streams)[0]
 
 
-def test_what_runs_elsewhere_than_where_workspaces_are_kept_is_told(workspaces: Workspaces) -> None:
+def test_work_outside_of_kept_workspaces_is_reported(workspaces: Workspaces) -> None:
     streams = SideStreams(0)
     assert streams.keeps_workspace(), "nothing is kept yet"
     streams.ready()
@@ -213,7 +213,7 @@ def _on(simulated: Workspaces, streams: SideStreams) -> bool:
         return streams.keeps_workspace()
 
 
-def test_two_owners_compute_in_different_memory_and_one_takes_what_another_left(workspaces: Workspaces) -> None:
+def test_two_owners_compute_in_different_memory(workspaces: Workspaces) -> None:
     one, other = SideStreams(0), SideStreams(0)
     assert one.ready() and other.ready()
     mine, others = products(workspaces, one), products(workspaces, other)
@@ -241,7 +241,7 @@ def test_an_owner_keeps_the_streams_it_had_until_it_goes(workspaces: Workspaces)
     assert SideStreams(0).current not in (first, streams.current)
 
 
-def test_where_pytorch_keeps_no_workspaces_there_is_nothing_to_look_after(workspaces: Workspaces) -> None:
+def test_pytorch_without_kept_workspaces_needs_no_care(workspaces: Workspaces) -> None:
     workspaces.caches = False
     streams = SideStreams(0)
     assert not streams.ready()
@@ -251,7 +251,7 @@ def test_where_pytorch_keeps_no_workspaces_there_is_nothing_to_look_after(worksp
     assert workspaces.streams == count
 
 
-def test_streams_that_cannot_be_used_any_more_do_not_hide_one_that_can(workspaces: Workspaces) -> None:
+def test_unusable_streams_do_not_hide_a_usable_one(workspaces: Workspaces) -> None:
     spoiled = [SideStreams(0) for _ in range(ATTEMPTS + 2)]
     for one in spoiled:
         products(workspaces, one)
@@ -263,7 +263,7 @@ def test_streams_that_cannot_be_used_any_more_do_not_hide_one_that_can(workspace
     assert streams.ready()
 
 
-def test_no_memory_is_an_error_and_no_allocation_is_led_to_the_pool_behind_it(workspaces: Workspaces) -> None:
+def test_no_memory_is_an_error_without_a_redirected_pool(workspaces: Workspaces) -> None:
     streams = SideStreams(0)
     workspaces.full = True
     with pytest.raises(torch.OutOfMemoryError):
@@ -275,7 +275,7 @@ def test_no_memory_is_an_error_and_no_allocation_is_led_to_the_pool_behind_it(wo
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_comes_between_a_captured_workspace_is_never_a_tensors(workspaces: Workspaces, seed: int) -> None:
+def test_captured_workspace_is_never_memory_of_a_tensor(workspaces: Workspaces, seed: int) -> None:
     chosen = random.Random(seed)
     owners = [SideStreams(0) for _ in range(3)]
     captured: list[Block] = []
@@ -307,7 +307,7 @@ def test_whatever_comes_between_a_captured_workspace_is_never_a_tensors(workspac
     assert captured
 
 
-def test_a_stream_that_another_thread_captures_on_is_not_waited_for(
+def test_stream_that_another_thread_captures_on_is_not_awaited(
     workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits for it would be drawn into that capture."""
@@ -353,7 +353,7 @@ def test_a_stream_waits_neither_in_a_capture_nor_for_one(monkeypatch: pytest.Mon
     assert waits == [(1, 2), (1, 0), (1, 0), (1, 2)]
 
 
-def test_workspaces_that_no_graph_writes_are_given_back_and_made_again(workspaces: Workspaces) -> None:
+def test_workspaces_without_graphs_are_freed_and_made_again(workspaces: Workspaces) -> None:
     streams, other = SideStreams(0), SideStreams(0)
     assert streams.ready() and other.ready()
     captured, of_other = products(workspaces, streams), products(workspaces, other)
@@ -371,7 +371,7 @@ def test_workspaces_that_no_graph_writes_are_given_back_and_made_again(workspace
     assert streams.keeps_workspace() is False, "the default stream"
 
 
-def test_no_workspace_is_given_back_that_a_graph_of_the_programs_may_write(workspaces: Workspaces) -> None:
+def test_workspace_of_a_program_graph_is_not_freed(workspaces: Workspaces) -> None:
     streams = SideStreams(0)
     assert streams.ready()
     captured = products(workspaces, streams)
@@ -403,7 +403,7 @@ class GraphOfALibrary(Graph):
 
 @pytest.mark.parametrize("kind", [Graph, GraphOfALibrary])
 @pytest.mark.parametrize("pool", [(0, 99), None], ids=["captured", "not captured yet"])
-def test_no_workspace_is_given_back_next_to_a_graph_of_the_programs_that_has_no_memory(
+def test_no_workspace_is_freed_next_to_a_graph_without_memory(
     kind: type[Graph], pool: tuple[int, int] | None, workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its results may be written to tensors from before, and its workspace be one from before."""
@@ -433,7 +433,7 @@ print([*found, pools.others_have_graphs()])
 """
 
 
-def test_what_was_hidden_from_the_collector_before_pytorch_was_there_hides_no_graphs() -> None:
+def test_objects_hidden_before_pytorch_hide_no_graphs() -> None:
     command = [sys.executable, "-P", "-c", HIDDEN_BEFORE]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert told.split("\n")[-2] == str([False, True, False])

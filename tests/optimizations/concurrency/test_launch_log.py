@@ -133,7 +133,7 @@ def test_kernels_of_several_modules_are_noted_and_put_back(graph: Graph) -> None
     assert modules == originals
 
 
-def test_view_counts_with_its_whole_storage_where_all_may_be_given(graph: Graph) -> None:
+def test_view_counts_with_its_storage_where_all_may_be_passed(graph: Graph) -> None:
     whole = torch.zeros(16)
     module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}
     log = LaunchLog(graph.count, None, device_type="cpu")
@@ -195,7 +195,7 @@ def test_nodes_of_unknown_origin_are_a_barrier(graph: Graph) -> None:
     assert order_launches(launches).waits_for == ((), (0,), (1,))
 
 
-def test_driver_that_does_not_count_ends_the_log_and_not_the_call() -> None:
+def test_driver_that_cannot_count_ends_the_log_only() -> None:
     def count() -> int:
         raise AttributeError("no such call\nof the driver")
 
@@ -382,5 +382,5 @@ def test_written_moving_input_waits_for_all_that_read_inputs(graph: Graph) -> No
     assert moving_inputs(graph, writes_moving=True, writes_fixed=False) == ((), (), (0, 1))
 
 
-def test_written_fixed_input_waits_for_those_that_read_moving_ones(graph: Graph) -> None:
+def test_written_fixed_input_waits_for_readers_of_moving_ones(graph: Graph) -> None:
     assert moving_inputs(graph, writes_moving=False, writes_fixed=True) == ((), (), (0,))

@@ -274,7 +274,7 @@ def test_tensor_maps_are_made_for_the_new_address(choice: Choice) -> None:
         applied.point({0: 0x2004})
 
 
-def test_the_prelude_runs_before_the_nodes_it_writes_and_only_they_become_updatable(program: Program) -> None:
+def test_prelude_runs_before_the_nodes_it_writes(program: Program) -> None:
     applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(program.driver), NOTHING_ELSE)
     driver = program.driver
     nodes = driver.graphs[program.graph].nodes
@@ -306,7 +306,7 @@ def test_an_update_that_failed_on_the_device_is_told(program: Program) -> None:
     assert applied.failure() == "the prelude could not update a node (cudaError_t 98)"
 
 
-def test_a_rewritten_kernel_keeps_its_launch_and_takes_the_address_of_its_slot(program: Program) -> None:
+def test_rewritten_kernel_keeps_its_launch_and_reads_its_slot(program: Program) -> None:
     tools = tools_for(program)
     captured = read_graph(program.driver, real.CUgraph(program.graph))
     apply(program, Choice.PTX, tools, tools.available(captured))
@@ -320,7 +320,7 @@ def test_a_rewritten_kernel_keeps_its_launch_and_takes_the_address_of_its_slot(p
 
 
 @pytest.mark.parametrize("slots", [1, 3, WORDS_PER_NODE, WORDS_PER_NODE + 1, 1000])
-def test_a_table_is_written_by_as_few_nodes_as_can_be_and_only_by_those_with_changes(slots: int) -> None:
+def test_table_is_written_by_few_nodes_and_only_where_it_changed(slots: int) -> None:
     driver = SimulatedDriver()
     graph = driver.new_graph()
     reader = driver.add_node(graph, Node("MEMSET", fill={"address": torch.zeros(1).data_ptr(), "bytes": 0}))
@@ -375,7 +375,7 @@ def test_a_table_that_is_as_it_should_be_is_not_written_again(program: Program, 
 
 
 @pytest.mark.parametrize("choice", [Choice.PTX, Choice.PRELUDE])
-def test_an_interrupt_where_the_table_is_left_alone_does_not_leave_it_so(program: Program, choice: Choice) -> None:
+def test_interrupt_while_the_table_rests_does_not_leave_it_so(program: Program, choice: Choice) -> None:
     driver, tools = program.driver, tools_for(program)
     switch, interrupting = driver.cuGraphNodeSetEnabled, [True]
 

@@ -35,14 +35,14 @@ def side(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> Any:
     return Stream("the side", told)
 
 
-def test_a_capture_comes_between_what_its_caller_enqueued_before_and_after(side: Any, told: list[str]) -> None:
+def test_capture_comes_between_earlier_and_later_work(side: Any, told: list[str]) -> None:
     with in_order(side):
         told.append("a capture")
     assert told == ["the side waits for the caller", "a capture", "the caller waits for the side"]
 
 
 @pytest.mark.parametrize("capturing", [False, True])
-def test_nobody_waits_for_a_capture_that_failed_and_is_still_under_way(
+def test_nothing_waits_for_a_failed_capture_under_way(
     side: Any, told: list[str], capturing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller's stream would be drawn into it."""

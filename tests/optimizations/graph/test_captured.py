@@ -304,7 +304,7 @@ KERNEL, MEMCPY, MEMSET, GRAPH, HOST = (
 )
 
 
-def test_kernel_nodes_are_read_with_launch_fields_and_parameter_bytes() -> None:
+def test_kernel_nodes_are_read_with_launch_and_parameters() -> None:
     address, count = ctypes.c_uint64(0x7F0000001000), ctypes.c_uint32(77)
     pointers = (ctypes.c_void_p * 2)(ctypes.addressof(address), ctypes.addressof(count))
     launch = kernel_params(7, kernel_params=ctypes.addressof(pointers))
@@ -326,7 +326,7 @@ def test_kernel_nodes_are_read_with_launch_fields_and_parameter_bytes() -> None:
     assert any(node.parameters[0].data), "the record holds a copy, not the node's memory"
 
 
-def test_kernels_of_libraries_and_packed_parameter_buffers_are_read() -> None:
+def test_library_kernels_and_packed_parameters_are_read() -> None:
     buffer = ctypes.create_string_buffer(b"\1\0\0\0....\2\0\0\0\0\0\0\0", 16)
     size = ctypes.c_size_t(16)
     extra = (ctypes.c_void_p * 5)(2, ctypes.addressof(size), 1, ctypes.addressof(buffer), None)

@@ -107,7 +107,7 @@ def test_reasons_add_up_and_the_uses_stay() -> None:
         ([PointerUse((0,), 0, 0, 0, 0, UseKind.TENSOR_MAP)], TENSOR_MAP_ALIGNMENT_BYTES),
     ],
 )
-def test_kernels_of_libraries_get_the_alignment_they_were_chosen_for(uses: list[PointerUse], expected: int) -> None:
+def test_library_kernels_keep_the_alignment_they_were_chosen_for(uses: list[PointerUse], expected: int) -> None:
     graph = graph_of(kernel([bytes(128)]), copy_of())
     plan = make_plan(graph, analysis_of(*uses, inputs=1), Choice.HOST, with_ptx(0))
     assert plan.inputs[0].alignment_bytes == expected

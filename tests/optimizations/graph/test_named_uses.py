@@ -44,7 +44,7 @@ def find(
     return find_named_uses(capture, launches, named, triton, "it is not named")
 
 
-def test_parameters_of_the_named_launches_are_found_next_to_nodes_that_cannot_be_read() -> None:
+def test_named_launches_are_found_next_to_unreadable_nodes() -> None:
     nodes = [launch("a", X, OUT), launch("nccl", OUT), OtherNode(type_name="HOST"), launch("b", Y, X, X, OUT)]
     x, y = find(nodes, [("a", [0]), ("b", [1, 0, 0])]).verdicts
     assert x.uses == (PointerUse((0,), 0, 0, 0, 0), PointerUse((3,), 1, 0, 0, 0), PointerUse((3,), 2, 0, 0, 0))
@@ -52,7 +52,7 @@ def test_parameters_of_the_named_launches_are_found_next_to_nodes_that_cannot_be
     assert x.indirect and y.indirect
 
 
-def test_an_intermediate_in_the_memory_of_a_dead_input_is_left_alone() -> None:
+def test_intermediate_in_memory_of_a_dead_input_is_left_alone() -> None:
     """The second kernel writes where x was, and the third, of the same name as the first, reads it."""
     nodes = [launch("a", X, OUT), launch("b", OUT, X), launch("a", X, OUT)]
     x, _ = find(nodes, [("a", [0]), ("b", []), ("a", [])]).verdicts
@@ -84,7 +84,7 @@ def test_other_kernels_than_those_of_the_source_say_nothing(nodes: list[Node]) -
         kernel([b"\0" * 4 + word(X)], name="a"),
     ],
 )
-def test_a_launch_that_does_not_hold_what_it_was_given_says_nothing(node: Node) -> None:
+def test_launch_without_its_given_argument_proves_nothing(node: Node) -> None:
     x, _ = find([node], [("a", [0])]).verdicts
     assert (x.uses, x.reasons[0].code) == ((), ReasonCode.UNEXPLAINED)
 

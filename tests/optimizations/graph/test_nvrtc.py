@@ -8,7 +8,7 @@ from optimizations.graph.own_kernels import CompilationFailed, compile_cubin
 KERNEL = 'extern "C" __global__ void set(int* place) { *place = 1; }'
 
 
-def test_a_kernel_is_compiled_and_an_empty_log_leaves_the_process_alone() -> None:
+def test_compiled_kernel_with_an_empty_log_keeps_the_process() -> None:
     compiled = compile_cubin(nvrtc, KERNEL, "set.cu", "sm_90")
     assert compiled.image.startswith(b"\x7fELF")
     # Note [Buffers NVRTC writes to]: what `encode` gives here is one object for the whole process. (The compiler would

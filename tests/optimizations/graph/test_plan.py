@@ -167,7 +167,7 @@ def test_replay_by_the_plan_gives_every_node_the_new_addresses(data: st.DataObje
 
 @examples(100)
 @given(case=cases(), choice=st.sampled_from([choice for choice in Choice if choice is not Choice.OFF]))
-def test_with_the_host_applier_no_input_is_copied_for_want_of_an_applier(case: Case, choice: Choice) -> None:
+def test_host_updater_leaves_no_input_copied_for_want_of_one(case: Case, choice: Choice) -> None:
     analysis = find_pointer_uses(case.first, case.second, control=case.control)
     plan = make_plan(case.first.graph, analysis, choice, EVERYTHING)
     for verdict, one in zip(analysis.verdicts, plan.inputs, strict=True):
@@ -177,7 +177,7 @@ def test_with_the_host_applier_no_input_is_copied_for_want_of_an_applier(case: C
 
 @examples(50)
 @given(case=cases(), choice=st.sampled_from(Choice))
-def test_recorded_captures_give_the_plan_of_the_captures_themselves(
+def test_recorded_captures_give_the_plan_of_the_originals(
     tmp_path_factory: pytest.TempPathFactory, case: Case, choice: Choice
 ) -> None:
     path = tmp_path_factory.mktemp("recorded") / "captures.json"
@@ -217,7 +217,7 @@ def counts(plan: Plan) -> tuple[int, int, int]:
     return len(plan.of(Choice.HOST)), len(plan.of(Choice.PRELUDE)), len(plan.of(Choice.PTX))
 
 
-def test_auto_takes_the_host_for_few_nodes_ptx_for_some_and_the_prelude_for_many() -> None:
+def test_auto_takes_host_ptx_or_prelude_by_the_number_of_nodes() -> None:
     few, some, many = AUTO_HOST_NODES, AUTO_HOST_NODES + 1, AUTO_PTX_NODES + 1
     assert counts(make_plan(*pointer_kernels(few), Choice.AUTO, with_ptx(*range(few)))) == (few, 0, 0)
     assert counts(make_plan(*pointer_kernels(some), Choice.AUTO, with_ptx(*range(some)))) == (0, 0, some)
@@ -238,7 +238,7 @@ def test_auto_without_a_prelude_takes_what_there_is() -> None:
     assert plan.fallbacks[0] == ((0,), f"prelude: {old}")
 
 
-def test_each_choice_is_tried_first_and_others_stand_in_with_the_reason() -> None:
+def test_each_choice_is_tried_first_with_reasoned_fallbacks() -> None:
     graph, analysis = pointer_kernels(3)
     assert counts(make_plan(graph, analysis, Choice.HOST, with_ptx(0, 1, 2))) == (3, 0, 0)
     assert counts(make_plan(graph, analysis, Choice.PRELUDE, with_ptx(0, 1, 2))) == (0, 3, 0)
@@ -262,7 +262,7 @@ def test_off_copies_everything() -> None:
     assert [reason.code for reason in plan.inputs[0].reasons] == [ReasonCode.OFF]
 
 
-def test_an_input_without_an_applier_is_copied_and_frees_the_node_for_the_others() -> None:
+def test_input_without_updater_is_copied_and_frees_its_nodes() -> None:
     """Input 1 is used by a kernel in a child graph, so node 0 is left to input 0 and may use ptx."""
     node = kernel([word(1), word(2)])
     graph, analysis = analysed(
@@ -288,7 +288,7 @@ def test_a_node_that_needs_two_appliers_loses_an_input() -> None:
     assert counts(plan) == (0, 0, 1)
 
 
-def test_copies_and_fills_are_updated_from_the_host_whatever_the_choice() -> None:
+def test_copies_and_fills_are_updated_by_the_host_in_any_choice() -> None:
     end = MemcpyEnd(memory="device", address=1)
     nodes = [
         MemcpyNode(source=end, destination=end, width_bytes=4, height=1, depth=1),

@@ -114,7 +114,7 @@ def move(capture: Capture, uses: Sequence[PointerUse], target: Capture) -> Captu
 
 @examples(200)
 @given(case=cases(padding=False))
-def test_replacing_what_was_found_turns_the_first_capture_into_the_second(case: Case) -> None:
+def test_replacing_the_found_words_gives_the_second_capture(case: Case) -> None:
     assume(case.layout.owned[0] == case.layout.owned[1])
     hosts = [
         node for _, node in case.first.graph.walk() if isinstance(node, MemcpyNode) and node.source.memory == "host"
@@ -126,7 +126,7 @@ def test_replacing_what_was_found_turns_the_first_capture_into_the_second(case: 
 
 @examples(100)
 @given(case=cases(minimum_inputs=2), index=st.integers(0, 1), shift=st.integers(1, 12))
-def test_a_value_computed_from_an_address_makes_every_input_a_copy(case: Case, index: int, shift: int) -> None:
+def test_value_computed_from_an_address_copies_every_input(case: Case, index: int, shift: int) -> None:
     values = [addresses[index] >> shift for addresses in (case.layout.first, case.layout.second)]
     captures = []
     for one, value in zip((case.first, case.second, case.control), (*values, values[0]), strict=True):
@@ -145,7 +145,7 @@ def test_an_integer_that_looks_like_an_address_is_no_pointer() -> None:
     assert codes(analysis) == [{ReasonCode.NO_USE}]
 
 
-def test_an_address_one_past_the_end_belongs_to_the_input_that_moved_with_it() -> None:
+def test_address_past_the_end_belongs_to_the_input_it_moved_with() -> None:
     first = capture([kernel([word(A + 64), word(A + 64)])], [(A, 64), (A + 64, 32)])
     second = capture([kernel([word(B + 64), word(B + 4096)])], [(B, 64), (B + 4096, 32)])
     analysis = find_pointer_uses(first, second)
@@ -186,7 +186,7 @@ def test_an_input_that_did_not_move_is_copied() -> None:
     assert codes(find_pointer_uses(first, second)) == [{ReasonCode.NOT_MOVED, ReasonCode.NO_USE}, set()]
 
 
-def test_an_address_before_an_input_makes_that_input_a_copy_and_no_other() -> None:
+def test_address_before_an_input_copies_that_input_only() -> None:
     first = capture([kernel([word(A - 8), word(A + 512)])], [(A, 64), (A + 512, 64)])
     second = capture([kernel([word(B - 8), word(B + 4096)])], [(B, 64), (B + 4096, 64)])
     analysis = find_pointer_uses(first, second)
@@ -295,7 +295,7 @@ def test_one_more_capture_may_tell_what_four_have_left_a_doubt(case: Case, conte
     assert set(analysis.uses) == case.uses
 
 
-def test_an_address_that_may_be_an_intermediate_makes_its_input_a_copy() -> None:
+def test_address_of_a_possible_intermediate_copies_its_input() -> None:
     first = capture([kernel([word(A + 64)])], [(A, 64)], owned=[(A + 64, 4096)])
     second = capture([kernel([word(B + 64)])], [(B, 64)], owned=[(B + 64, 4096)])
     assert codes(find_pointer_uses(first, second)) == [{ReasonCode.AMBIGUOUS}]
@@ -311,7 +311,7 @@ def test_intermediates_need_their_memory_to_be_known() -> None:
 
 
 @pytest.mark.parametrize(("type_name", "opaque"), [("HOST", True), ("CONDITIONAL", True), ("EVENT_RECORD", False)])
-def test_nodes_whose_contents_cannot_be_read_make_every_input_a_copy(type_name: str, opaque: bool) -> None:
+def test_unreadable_nodes_copy_every_input(type_name: str, opaque: bool) -> None:
     first = capture([kernel([word(A)]), OtherNode(type_name=type_name)], [(A, 64)])
     second = capture([kernel([word(B)]), OtherNode(type_name=type_name)], [(B, 64)])
     analysis = find_pointer_uses(first, second)
@@ -367,7 +367,7 @@ def test_captures_of_different_work_make_every_input_a_copy(one: list[Node], oth
         assert analysis.uses == ()
 
 
-def test_captures_with_other_dependencies_make_every_input_a_copy() -> None:
+def test_captures_with_other_dependencies_copy_every_input() -> None:
     nodes = (kernel([word(A)]), kernel([]))
     first = capture(nodes, [(A, 64)])
     graph = CapturedGraph(nodes=(kernel([word(B)]), kernel([])), edges=(Edge(source=0, target=1),))
@@ -400,7 +400,7 @@ def test_captures_that_cannot_be_compared_are_refused() -> None:
         find_pointer_uses(first, capture([], [(B, 64)]), control=capture([], [(B, 64)]))
 
 
-def test_tensor_maps_inside_structs_are_uses_and_the_words_beside_them_too() -> None:
+def test_tensor_maps_in_structs_and_words_next_to_them_are_uses() -> None:
     def struct(a: int, b: int) -> bytes:
         return word(3) * 8 + make_hidden_map(a + 64) + make_hidden_map(b) + word(a) + word(9)
 

@@ -90,7 +90,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     ("address", "size", "expected"),
     [(4096, 8192, True), (8192, 4096, True), (8192, 4097, False), (4095, 8, False), (12288, 4, False)],
 )
-def test_memory_is_looked_at_only_where_the_allocator_has_all_of_it(
+def test_memory_is_read_only_where_the_allocator_has_all_of_it(
     monkeypatch: pytest.MonkeyPatch, address: int, size: int, expected: bool
 ) -> None:
     segments = [{"address": 4096 * place, "total_size": 4096} for place in (1, 2, 7)]

@@ -126,9 +126,7 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no nvrtc here" in str(unavailable_reason(13000, "sm_90"))
 
 
-def test_a_damaged_device_runtime_fails_with_what_the_linker_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_device_runtime_fails_with_the_linkers_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     junk = tmp_path / "libcudadevrt.a"
     junk.write_bytes(b"no archive")
     monkeypatch.setattr(cuda.pathfinder, "find_static_lib", lambda name: str(junk))

@@ -52,7 +52,7 @@ def test_the_corpus_covers_the_registered_workloads() -> None:
 
 
 @pytest.mark.parametrize(("kernel", "capability"), SWEEP)
-def test_generated_kernels_gain_one_load_per_pointer_and_no_spill(
+def test_generated_kernels_gain_one_load_per_pointer(
     kernel: CorpusKernel, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "triton"))
@@ -123,7 +123,7 @@ $L__BB0_1:
 """
 
 
-def test_a_dereference_stands_behind_each_load_and_nothing_else_changes() -> None:
+def test_each_parameter_load_is_followed_by_one_dereference() -> None:
     kernel = read_kernel(PTX)
     assert (kernel.name, kernel.target) == ("k", "sm_90a")
     rewritten = dereference(PTX, [0, 1])
@@ -144,7 +144,7 @@ def test_parameters_not_chosen_are_left_alone(chosen: set[int]) -> None:
     assert read_kernel(rewritten).refusals == read_kernel(PTX).refusals
 
 
-def test_words_are_accepted_and_everything_else_is_refused_with_the_reason() -> None:
+def test_words_are_accepted_all_else_is_refused_with_a_reason() -> None:
     kernel = read_kernel(PTX)
     assert kernel.refusals[0] is None
     assert kernel.refusals[1] is None
@@ -314,7 +314,7 @@ def test_blackwell_has_an_assembler_of_its_own() -> None:
     assert find_ptxas("sm_80") == find_ptxas("sm_90a")
 
 
-def test_registers_and_spills_are_read_for_the_kernel_that_was_asked_for() -> None:
+def test_registers_and_spills_are_those_of_the_asked_kernel() -> None:
     said = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'other' for 'sm_90'
 ptxas info    : Function properties for other

@@ -185,7 +185,7 @@ def test_they_hold_kernels_of_every_origin() -> None:
 
 
 @pytest.mark.parametrize("name", [*FILES, *WORKLOADS])
-def test_every_word_that_moved_with_an_input_is_found_and_no_other(name: str) -> None:
+def test_every_word_that_moved_with_an_input_is_found(name: str) -> None:
     pair = load(name)
     analysis = analyse(pair)
     expected = moved_places(pair.first, pair.second)
@@ -195,7 +195,7 @@ def test_every_word_that_moved_with_an_input_is_found_and_no_other(name: str) ->
 
 
 @pytest.mark.parametrize("name", [*FILES, *WORKLOADS])
-def test_whatever_else_changed_is_the_graphs_own_memory_or_changes_at_rest_too(name: str) -> None:
+def test_all_other_changes_are_the_graphs_own_memory_or_at_rest(name: str) -> None:
     pair = load(name)
     uses = {place for places in moved_places(pair.first, pair.second).values() for place in places}
     own, padding = 0, 0
@@ -241,7 +241,7 @@ def test_without_the_third_capture_all_inputs_would_be_copied(name: str) -> None
     assert codes(analysis) == [{ReasonCode.UNEXPLAINED}] * len(USES[name])
 
 
-def test_blas_kernels_for_fp32_carry_addresses_on_the_hosts_stack() -> None:
+def test_fp32_blas_kernels_carry_host_stack_addresses() -> None:
     """Of two floats side by side. They change because the captures are made at different depths of calls."""
     moved = set()
     for name in ("matmul_fp32", "many_nodes"):
@@ -274,7 +274,7 @@ MAPS: list[tuple[str, int, int, int, int, tuple[int, ...]]] = [
 
 
 @pytest.mark.parametrize(("name", "node", "parameter", "start", "index", "sizes"), MAPS)
-def test_a_map_is_64_bytes_of_which_the_first_word_is_the_address(
+def test_tensor_map_is_64_bytes_beginning_with_the_address(
     name: str, node: int, parameter: int, start: int, index: int, sizes: tuple[int, ...]
 ) -> None:
     pair = load(name)
@@ -397,7 +397,7 @@ def test_off_copies_everything(name: str) -> None:
     assert [[reason.code for reason in one.reasons] for one in plan.inputs] == [[ReasonCode.OFF]] * len(USES[name])
 
 
-def test_only_kernels_of_triton_and_copies_do_with_16_bytes_of_alignment() -> None:
+def test_only_triton_kernels_and_copies_accept_16_byte_alignment() -> None:
     found = {}
     for name in FILES:
         _, plan = planned(name, Choice.AUTO)
@@ -451,7 +451,7 @@ def test_a_pointer_before_or_behind_its_input_makes_it_a_copy() -> None:
             assert ReasonCode.OUTSIDE in found, (pair.provenance.label, place, shift)
 
 
-def test_a_pointer_that_moved_by_another_distance_makes_every_input_a_copy() -> None:
+def test_pointer_moved_by_another_distance_copies_every_input() -> None:
     for pair, _, place in every_use():
         other = pair.model_copy(update={"second": spoiled(pair.second, place, lambda value: value + 8)})
         found = codes(analyse(other))
@@ -469,7 +469,7 @@ def own_words(pair: RecordedCaptures) -> Sequence[Place]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_an_intermediate_that_looks_like_an_input_in_one_capture_makes_every_input_a_copy(name: str) -> None:
+def test_intermediate_that_resembles_an_input_copies_every_input(name: str) -> None:
     pair = load(name)
     memory = pair.first.placeholders[0].memory
     place = own_words(pair)[0]

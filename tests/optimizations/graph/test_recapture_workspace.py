@@ -57,7 +57,7 @@ def test_a_graph_captured_by_hand_keeps_its_workspace(workspaces: Workspaces) ->
     assert not by_hand.gone and by_hand not in tensors
 
 
-def test_second_captures_take_one_workspace_in_turn_and_all_have_it(workspaces: Workspaces) -> None:
+def test_second_captures_share_one_workspace_in_turn(workspaces: Workspaces) -> None:
     captured_by_hand(workspaces)
     first, _ = captured_again(workspaces)
     count = len(workspaces.blocks)

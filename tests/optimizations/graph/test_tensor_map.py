@@ -77,7 +77,7 @@ def test_a_map_between_aligned_offsets_is_not_looked_for() -> None:
     assert find_tensor_maps(first, second, MOVES, replace_address) == ()
 
 
-def test_a_map_into_the_middle_of_an_input_is_found_where_a_word_names_the_place() -> None:
+def test_map_into_an_input_is_found_where_a_word_names_it() -> None:
     def plain(window: bytes, address: int) -> bytes | None:
         return window[:16] + address.to_bytes(8, "little") + window[24:] if window[:4] == b"TMAP" else None
 
@@ -125,7 +125,7 @@ def test_the_driver_replaces_addresses_in_a_copy() -> None:
     assert original == make_tensor_map(FIRST[0])
 
 
-def test_what_the_driver_does_not_accept_is_no_map_and_other_failures_are_raised() -> None:
+def test_refused_map_is_no_map_and_other_failures_are_raised() -> None:
     assert driver_replace_address(FakeDriver())(make_tensor_map(FIRST[0]), SECOND[0] + 1) is None
     assert driver_replace_address(FakeDriver(cuda.CUresult.CUDA_ERROR_INVALID_VALUE))(bytes(128), 0) is None
     with pytest.raises(CudaCallFailed, match="cuTensorMapReplaceAddress failed: CUDA_ERROR_NOT_INITIALIZED"):

@@ -111,7 +111,7 @@ def test_how_a_kernel_was_compiled_is_read(cache: Path, tmp_path: Path, metadata
 
 
 @pytest.mark.parametrize(("ptx", "metadata"), [("not PTX", "{}"), (None, "{"), (None, None)])
-def test_of_files_that_are_not_understood_nothing_can_be_dereferenced(
+def test_files_that_are_not_understood_give_no_dereference(
     cache: Path, tmp_path: Path, ptx: str | None, metadata: str | None
 ) -> None:
     (tmp_path / "kernel.ptx").write_text(ptx or next(folder_of(cache).glob("*.ptx")).read_text())
@@ -199,7 +199,7 @@ def test_a_rewritten_kernel_is_assembled_and_loaded_once(
     assert sorted(driver.unloaded) == [1, 2]
 
 
-def test_a_kernel_that_cannot_be_rewritten_is_refused_with_the_reason(cache: Path, tools: DeviceTools) -> None:
+def test_kernel_that_cannot_be_rewritten_is_refused_with_reason(cache: Path, tools: DeviceTools) -> None:
     (kernel,) = read_folder(folder_of(cache))
     number = next(place for place in range(len(kernel.refusals)) if kernel.refusals[place])
     with_kernels = RecordingTools(tools, {KERNEL.name: kernel})

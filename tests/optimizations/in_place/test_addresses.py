@@ -110,7 +110,7 @@ def test_the_first_call_without_moves_is_told_once() -> None:
     assert told == [0, 1, 1, 1, 2, 2]
 
 
-def test_addresses_of_a_call_that_never_launched_are_not_taken_for_written() -> None:
+def test_addresses_of_a_call_that_never_launched_do_not_count() -> None:
     pointers = FakePointers()
     tracker = tracker_of(pointers)
     a, b = aligned(4), aligned(4)
@@ -144,7 +144,7 @@ def test_a_misaligned_input_is_copied_into_its_placeholder(offset: int, alignmen
     assert tracker.placeholder_bytes == (0 if in_place else tensor.nbytes)
 
 
-def test_a_misaligned_input_is_copied_in_each_call_and_pointed_at_once() -> None:
+def test_misaligned_input_is_copied_each_call_and_patched_once() -> None:
     pointers, filled = FakePointers(), []
     tracker = tracker_of(pointers, TrackedInput(0, 16, PLACEHOLDER), filled=filled)
     tensor = aligned(8, offset=1)
@@ -192,7 +192,7 @@ def test_an_input_at_a_fixed_address_is_followed_or_refused() -> None:
     assert pointers.pointed == [{1: b.data_ptr()}]
 
 
-def test_an_input_that_did_not_move_is_not_asked_how_it_is_aligned() -> None:
+def test_alignment_of_an_unmoved_input_is_not_checked() -> None:
     """Weights may lie in one vector, one behind the other."""
     a, b, misaligned = aligned(8), aligned(8), aligned(8, offset=1)
     recorded = [a.data_ptr(), misaligned.data_ptr(), None]
@@ -263,7 +263,7 @@ def test_a_view_of_what_the_graph_writes_is_copied(follows: bool) -> None:
 
 @pytest.mark.parametrize("follows", [False, True])
 @pytest.mark.parametrize(("begins", "copied"), [(0, True), (12, True), (28, False)])
-def test_an_input_that_reaches_into_what_the_graph_writes_is_copied(follows: bool, begins: int, copied: bool) -> None:
+def test_input_reaching_into_written_memory_is_copied(follows: bool, begins: int, copied: bool) -> None:
     """It begins before the memory of the buffer, which is a view with a storage of its own, as DLPack makes it."""
     pointers, filled = FakePointers(), []  # type: ignore[var-annotated]
     whole = aligned(64)
@@ -273,7 +273,7 @@ def test_an_input_that_reaches_into_what_the_graph_writes_is_copied(follows: boo
     assert (tracker.addresses[0], filled) == ((PLACEHOLDER, [0]) if copied else (x.data_ptr(), []))
 
 
-def test_what_the_graph_writes_may_move_onto_an_input_and_away_again() -> None:
+def test_written_memory_may_move_onto_an_input_and_away() -> None:
     pointers, filled = FakePointers(), []  # type: ignore[var-annotated]
     weight, other = aligned(64), aligned(64)
     tracker = writing_tracker(pointers, weight, filled, follows=True)
@@ -288,7 +288,7 @@ def test_what_the_graph_writes_may_move_onto_an_input_and_away_again() -> None:
     assert (tracker.addresses, filled) == ([view.data_ptr(), weight.data_ptr()], [0])
 
 
-def test_only_what_the_graph_writes_is_pointed_at_where_nothing_else_moved() -> None:
+def test_only_written_memory_is_patched_where_nothing_else_moved() -> None:
     """The cache changes in each call and the weights stay. The graph has a node for each of them."""
     pointers = FakePointers()
     weights, caches = [aligned(16) for _ in range(8)], [aligned(64) for _ in range(3)]

@@ -57,7 +57,7 @@ def test_work_is_done_at_once_where_it_is_known_that_calls_go_on() -> None:
 
 
 @given(st.integers(1, 60), st.floats(1e-4, 0.05), st.integers(100, 2000), st.floats(1e-5, 0.2))
-def test_graphs_that_take_turns_spend_no_more_than_a_quarter_together(
+def test_alternating_graphs_spend_at_most_a_quarter_together(
     graphs: int, cost_s: float, calls: int, gap: float
 ) -> None:
     """Each counts the time between two calls of its own, in which all the others were called."""

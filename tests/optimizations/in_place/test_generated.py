@@ -22,7 +22,7 @@ def read(body: str) -> GeneratedCode:
     return read_function(definition, KERNELS)
 
 
-def test_arguments_of_triton_kernels_are_counted_and_others_unknown() -> None:
+def test_triton_kernel_arguments_are_counted_and_others_unknown() -> None:
     code = read(
         """
         assert_size_stride(arg0_1, (8, 8), (8, 1))
@@ -101,7 +101,7 @@ def test_a_view_of_an_input_is_an_unknown_use() -> None:
         "triton.tools.experimental_descriptor.create_2d_tma_descriptor(arg0_1.data_ptr(), 32, 32, 16, 16, 4)",
     ],
 )
-def test_a_tensor_map_made_on_the_host_is_an_unknown_use_and_nothing_more(call: str) -> None:
+def test_host_made_tensor_map_is_an_unknown_use(call: str) -> None:
     code = read(f"\nbuf0 = {call}\ntriton_poi_a_0.run(buf0, arg1_1, 64, stream=stream0)\n")
     assert code.opaque is None
     assert code.triton_uses == {1: 1, 2: 0}
@@ -224,7 +224,7 @@ def test_what_has_no_source_is_opaque() -> None:
     assert read_generated(lambda args: args).opaque is not None
 
 
-def test_a_function_that_does_not_begin_with_its_inputs_is_opaque() -> None:
+def test_function_that_does_not_begin_with_its_inputs_is_opaque() -> None:
     (definition,) = ast.parse("def call(args):\n    return args\n").body
     assert isinstance(definition, ast.FunctionDef)
     assert "naming its inputs" in str(read_function(definition, {}).opaque)
@@ -237,11 +237,11 @@ def test_memory_taken_for_something_of_another_shape_is_reused() -> None:
     assert code.reused == {0}
 
 
-def test_what_is_reused_is_unknown_where_the_source_cannot_be_read() -> None:
+def test_reuse_is_unknown_where_the_source_cannot_be_read() -> None:
     assert read_generated(len).reused is None
 
 
-def test_an_input_of_a_kernel_that_works_with_other_ranks_has_unknown_uses() -> None:
+def test_input_of_a_cross_rank_kernel_has_unknown_uses() -> None:
     code = read("\none_shot_all_reduce_0.run(arg0_1, buf0, 64, stream=stream0)\n")
     assert 0 not in code.triton_uses
 

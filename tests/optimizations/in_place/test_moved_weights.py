@@ -77,7 +77,7 @@ class WithCache(nn.Module):
         return cache.sum() + x
 
 
-def test_weights_that_stay_are_not_set_where_a_cache_is_chosen_anew(
+def test_fixed_weights_are_not_set_when_a_cache_is_chosen_anew(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a loop that decodes, with a new cache for each prompt: each weight has a node of the graph or more."""

@@ -53,7 +53,7 @@ def test_two_runs_that_are_close_by_chance_refuse_nothing() -> None:
         assert verdict is Standing.PROVEN, seed
 
 
-def test_inputs_that_are_always_the_same_do_not_keep_the_others_waiting() -> None:
+def test_constant_inputs_do_not_delay_the_others() -> None:
     proof = Proof(frozenset({0, 1}))
     verdicts = [proof.add(Observed(frozenset({0}), EQUAL)) for _ in range(PATIENT_CALLS)]
     assert verdicts[-1] is Standing.PARTLY

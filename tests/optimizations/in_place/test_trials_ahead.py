@@ -62,9 +62,7 @@ def calls_until_settled(compiled: Compiled, device: Device, arguments: Any) -> i
     raise AssertionError([node.waiting for node in nodes()])
 
 
-def test_inputs_that_are_always_the_same_settle_within_a_few_times_that_distance(
-    cuda_on_cpu: CudaOnCpu, device: Device
-) -> None:
+def test_constant_inputs_settle_within_a_few_times_the_distance(cuda_on_cpu: CudaOnCpu, device: Device) -> None:
     compiled, inputs = Compiled(Model(cuda_on_cpu)), (values(1), values(2), values(7))
     calls = calls_until_settled(compiled, device, lambda step: inputs)
     assert calls <= (MOST_CALLS // session.MOST_UNDER_WAY + 0.5) * AHEAD
@@ -74,9 +72,7 @@ def test_inputs_that_are_always_the_same_settle_within_a_few_times_that_distance
     assert not any(one.indirect for one in report.inputs)
 
 
-def test_a_pointer_that_hides_is_found_while_more_outcomes_are_under_way(
-    cuda_on_cpu: CudaOnCpu, device: Device
-) -> None:
+def test_hidden_pointer_is_found_with_outcomes_under_way(cuda_on_cpu: CudaOnCpu, device: Device) -> None:
     """The candidate's wrong results reach no caller, and x, which is proven apart, is read in place."""
     compiled, w = Compiled(Model(cuda_on_cpu, hides_y=True)), values(7)
     kept = []
@@ -91,7 +87,7 @@ def test_a_pointer_that_hides_is_found_while_more_outcomes_are_under_way(
     assert optimizations.settled()
 
 
-def test_a_function_that_does_not_repeat_itself_is_proven_by_calls_that_know_of_it(
+def test_unrepeatable_function_is_proven_by_calls_that_know_it(
     cuda_on_cpu: CudaOnCpu, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those under way when the first outcome showed it had no second run to compare with, and count for nothing."""

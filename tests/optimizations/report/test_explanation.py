@@ -68,7 +68,7 @@ def test_options_are_checked() -> None:
         optimizations.explain(lambda: 3, options={"hoist_limit": 1})
 
 
-def test_an_explanation_changes_nothing_for_the_compilation_after_it() -> None:
+def test_explanation_does_not_change_the_next_compilation() -> None:
     """Traces count against Dynamo's limit, behind which code runs uncompiled, and sizes that differ become symbols."""
     seen: list[list[Any]] = []
 

@@ -96,7 +96,7 @@ def test_a_function_without_source_has_no_order() -> None:
     assert order_of(dict.get) is None
 
 
-def test_a_graph_of_two_partitions_or_with_something_around_its_code_has_no_order(tmp_path: Path) -> None:
+def test_graph_of_two_partitions_or_with_extra_code_has_no_order(tmp_path: Path) -> None:
     runner = runner_of(PASSES_ON, tmp_path / "generated.py", [print])
     assert only_partition(SimpleNamespace(compiled_fn_runner=runner, current_callable=runner.call)) is not None
     around = lambda args: runner.call(args)  # noqa: E731
@@ -236,7 +236,7 @@ class Counting(Model):
 
 
 @torch.no_grad()
-def test_versions_of_what_the_partition_writes_are_counted_up_and_of_nothing_else(partitioned: Partitioned) -> None:
+def test_only_written_versions_of_a_partition_are_counted_up(partitioned: Partitioned) -> None:
     model, twin = Counting(), Counting()
     twin.load_state_dict(model.state_dict())
     run: Callable[..., Any] = torch.compile(model, backend="encore", fullgraph=True)
@@ -264,7 +264,7 @@ class Overlapping(Model):
 
 
 @torch.no_grad()
-def test_arguments_that_share_written_memory_go_through_the_wrapper_that_merges_them(partitioned: Partitioned) -> None:
+def test_arguments_sharing_written_memory_use_the_wrapper(partitioned: Partitioned) -> None:
     """The graph takes that memory in their place. The partition once took the views for other arguments."""
     model = Overlapping()
     run: Callable[..., Any] = torch.compile(model, backend="encore", fullgraph=True)
@@ -290,7 +290,7 @@ def test_exchanged_parameters_are_never_passed_again(partitioned: Partitioned) -
 
 
 @torch.no_grad()
-def test_what_a_profiler_or_a_debugger_asks_for_goes_through_all_code(
+def test_profiler_and_debugger_calls_go_through_all_code(
     partitioned: Partitioned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Model()
@@ -328,7 +328,7 @@ def test_what_is_exchanged_is_let_go(partitioned: Partitioned) -> None:
 
 
 @torch.no_grad()
-def test_a_partition_that_gives_other_results_than_its_source_says_is_an_error(partitioned: Partitioned) -> None:
+def test_partition_with_other_results_than_declared_is_an_error(partitioned: Partitioned) -> None:
     """The code around it would fail, too; results are not taken from wrong places."""
     model = Model()
     run = settled(model)

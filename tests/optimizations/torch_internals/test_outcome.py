@@ -45,7 +45,7 @@ def _graph(name: str) -> Any:
     )
 
 
-def test_threads_that_end_in_any_order_leave_no_wrapper_and_note_their_own_graphs(stock: Any) -> None:
+def test_threads_that_end_in_any_order_leave_no_wrapper(stock: Any) -> None:
     noted: dict[str, list[CompiledGraph]] = {"first": [], "second": []}
     second_began, first_ended = threading.Event(), threading.Event()
 
@@ -78,7 +78,7 @@ def test_threads_that_end_in_any_order_leave_no_wrapper_and_note_their_own_graph
     }
 
 
-def test_a_block_within_a_block_notes_once_and_other_threads_are_not_noted(stock: Any) -> None:
+def test_nested_block_notes_once_and_other_threads_do_not(stock: Any) -> None:
     outer: list[CompiledGraph] = []
     inner: list[CompiledGraph] = []
     with watched(outer.append):

@@ -33,7 +33,7 @@ def test_what_is_no_python_function_is_refused() -> None:
         with_globals(len, factor=1)
 
 
-def test_the_methods_of_stock_that_are_bound_anew_read_what_is_bound() -> None:
+def test_rebound_stock_methods_read_the_new_globals() -> None:
     manager = torch_internals.cudagraph_trees.CUDAGraphTreeManager
     assert with_globals(manager.record_function, CUDAGraphNode=object)
     assert with_globals(manager.add_function, get_container=object)

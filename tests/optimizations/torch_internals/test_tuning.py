@@ -64,15 +64,13 @@ def once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tune_once()
 
 
-def test_a_kernel_with_another_number_is_launched_as_it_was_tuned(tmp_path: Path) -> None:
+def test_kernel_with_another_number_is_launched_as_tuned(tmp_path: Path) -> None:
     assert Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 1.0, 8: 2.0}).kept == 4
     again = Tuner(tmp_path, "triton_poi_fused_relu_12", {4: 2.0, 8: 1.0})
     assert (again.kept, again.timed) == (4, []), "it is not timed again: that would be load on the GPU"
 
 
-def test_a_process_that_waited_for_its_turn_finds_what_the_one_before_it_tuned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_process_finds_what_the_one_before_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And it tunes in its turn, and nowhere else."""
     turns: list[str] = []
     first = Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 1.0, 8: 2.0})

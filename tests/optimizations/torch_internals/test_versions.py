@@ -45,7 +45,7 @@ def test_what_autograd_saved_is_found_written() -> None:
 
 
 @pytest.mark.usefixtures("looked_at")
-def test_a_tensor_whose_part_was_exchanged_is_counted_as_it_is_now() -> None:
+def test_tensor_with_an_exchanged_part_has_its_current_version() -> None:
     one, other = torch.zeros(3), torch.zeros(3)
     count = count_up([one])
     torch.utils.swap_tensors(one, other)

@@ -29,7 +29,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
     return {name: Seen(answer) for name, answer in answers.items()}
 
 
-def test_a_backward_is_lowered_under_each_setting_and_its_kernels_counted(programs: dict[str, Seen]) -> None:
+def test_backward_is_lowered_and_counted_under_each_setting(programs: dict[str, Seen]) -> None:
     graph = programs["layer_norm"].graph
     assert [each.setting for each in graph.backward] == [*SETTINGS, PLACEMENT_MODE]
     for lowering in graph.backward:
@@ -37,7 +37,7 @@ def test_a_backward_is_lowered_under_each_setting_and_its_kernels_counted(progra
     assert graph.stock_captures is True
 
 
-def test_a_kernel_that_reduces_along_rows_and_columns_is_counted_with_what_adds_up_and_is_no_obstacle(
+def test_kernel_reducing_rows_and_columns_is_no_obstacle(
     programs: dict[str, Seen],
 ) -> None:
     seen = programs["layer_norm"]
@@ -55,7 +55,7 @@ def test_an_operator_of_the_program_in_the_backward_is_found(programs: dict[str,
     assert "torch.ops.encore_explain.turned.default(" in seen.backward_source
 
 
-def test_a_copy_to_the_gpu_in_the_backward_is_found_with_its_line(programs: dict[str, Seen]) -> None:
+def test_copy_to_the_gpu_in_the_backward_has_its_line(programs: dict[str, Seen]) -> None:
     seen = programs["copy_in_backward"]
     backward = seen.backward("graph")
     assert (backward.host_to_device_copies, backward.blocking_copies) == (1, 1)
@@ -66,14 +66,14 @@ def test_a_copy_to_the_gpu_in_the_backward_is_found_with_its_line(programs: dict
     assert why.source_line.startswith(at("scale.to(gradient.device)"))
 
 
-def test_the_backward_of_a_forward_that_is_not_captured_is_not_either(programs: dict[str, Seen]) -> None:
+def test_backward_of_an_uncaptured_forward_is_not_captured(programs: dict[str, Seen]) -> None:
     seen = programs["copy_in_backward"]
     forward, backward = seen.unpartitioned, seen.backward("graph-unpartitioned")
     assert (forward.partitions, backward.partitions, backward.kernels_outside) == (0, 0, 2)
     assert [why.reason for why in backward.not_captured] == ["backward of a graph that was not captured"]
 
 
-def test_a_backward_that_is_not_captured_behind_a_forward_that_is(programs: dict[str, Seen]) -> None:
+def test_backward_may_be_uncaptured_after_a_captured_forward(programs: dict[str, Seen]) -> None:
     seen = programs["sparse_gradient"]
     assert (seen.stock.kernels_in_graphs, seen.stock.kernels_outside) == (1, 0)
     assert [each.setting for each in seen.graph.backward] == [*SETTINGS, PLACEMENT_MODE]
@@ -97,9 +97,7 @@ def test_what_a_program_differentiates_itself_is_lowered(programs: dict[str, See
     ],
     ids=["Inductor fails", "cannot be differentiated"],
 )
-def test_a_backward_that_cannot_be_lowered_is_said_with_the_reason_and_the_forward_stays(
-    programs: dict[str, Seen], name: str, reason: str
-) -> None:
+def test_backward_that_cannot_be_lowered_keeps_the_forward(programs: dict[str, Seen], name: str, reason: str) -> None:
     seen = programs[name]
     assert seen.failure is None
     (limit,) = (limit for limit in seen.limits if limit.startswith("the backward of graph 0 was not lowered"))

@@ -34,7 +34,7 @@ def made(device: str | None = None) -> tuple[nn.Module, tuple[Any, ...], Mapping
     return module, (torch.arange(4),), {"again": torch.ones(2)}
 
 
-def test_a_program_with_nothing_on_the_gpu_is_moved_there_but_for_plain_attributes() -> None:
+def test_program_without_gpu_tensors_is_moved_there() -> None:
     program = build_program(lambda: checked("a:b", made()))
     module = program.module
     tensors = [*module.parameters(), *module.buffers(), program.args[0], program.kwargs["again"]]

@@ -106,14 +106,14 @@ def test_a_full_disk_says_how_to_go_on_and_leaves_no_worker(monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("fake_workers")
-def test_a_program_that_closes_all_descriptors_costs_no_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_that_closes_all_descriptors_uses_no_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
     before = time.process_time()
     (explained,) = explain_many([Target("any:deaf", None)], timeout_s=3.0)
     assert explained.explanation.error is not None
     assert time.process_time() - before < 1.0
 
 
-def test_what_is_found_goes_to_standard_output_although_progress_is_on_a_terminal(tmp_path: Path) -> None:
+def test_findings_go_to_standard_output_despite_progress(tmp_path: Path) -> None:
     terminal, theirs = pty.openpty()
     out = tmp_path / "out.txt"
     with out.open("wb") as file:
@@ -144,7 +144,7 @@ def shown(display: AnalysisDisplay, out: io.StringIO) -> list[str]:
     return lines
 
 
-def test_without_a_terminal_a_step_that_takes_long_has_a_line_and_later_another() -> None:
+def test_slow_step_has_lines_without_a_terminal() -> None:
     now, out = [100.0], io.StringIO()
     target, quick = Target("XLNET-I", "published"), Target("any:make", None)
     with AnalysisDisplay(Console(file=out, width=200), 900.0, clock=lambda: now[0]) as display:

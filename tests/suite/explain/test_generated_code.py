@@ -70,7 +70,7 @@ UNPARTITIONED = dedent(
 )
 
 
-def test_partitions_come_in_the_order_of_their_numbers_with_what_they_launch() -> None:
+def test_partitions_come_in_order_with_their_launches() -> None:
     first, third, eleventh = read_module(PARTITIONED).partitions
     assert first == Body(gpu_kernels=3), "a Triton kernel, a library call and an operator; a view launches nothing"
     assert third == Body(gpu_kernels=2), "a copy inside a partition stays on the GPU"
@@ -81,13 +81,13 @@ def test_call_counts_cpu_work_and_copies_apart_from_partitions() -> None:
     assert read_module(PARTITIONED).call == Body(cpu_kernels=2, host_to_device_copies=2, blocking_copies=1)
 
 
-def test_without_partitions_everything_is_in_call_and_the_guard_tells_the_device() -> None:
+def test_code_without_partitions_is_all_in_call() -> None:
     module = read_module(UNPARTITIONED)
     assert module.partitions == ()
     assert module.call == Body(gpu_kernels=2, cpu_kernels=1)
 
 
-def test_partial_sums_that_a_kernel_leaves_are_added_up_by_kernels() -> None:
+def test_partial_sums_of_a_kernel_are_added_up_by_kernels() -> None:
     source = """
         triton_per_a_0 = async_compile.triton('triton_per_a_0', '''source of a''', device_str='cuda')
 
@@ -112,7 +112,7 @@ def test_triton_kernels_are_had_with_their_sources() -> None:
     )
 
 
-def test_functions_that_call_what_is_unknown_are_captured_once_only() -> None:
+def test_functions_with_unknown_calls_are_captured_once() -> None:
     source = dedent(
         """
         triton_poi_a_0 = async_compile.triton('triton_poi_a_0', '''source of a''', device_str='cuda')

@@ -197,7 +197,7 @@ def test_what_the_engine_refuses_is_refused(function: Callable[[Tensor], Tensor]
         torch.autograd.grad(function(x).sum(), x)
 
 
-def test_a_backward_that_uses_the_gradient_of_a_result_without_one_fails() -> None:
+def test_backward_that_uses_a_missing_gradient_fails() -> None:
     """The engine makes zeros for it; without their shape, what is traced would be another backward."""
     x = torch.ones(2, 3, requires_grad=True)
     with without_engine(), pytest.raises(AttributeError, match="NoneType"):
@@ -265,7 +265,7 @@ def autocast(enabled: bool) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["float32", "autocast"])
-def test_traced_backwards_are_the_engines_node_by_node_and_line_by_line(mixed: bool) -> None:
+def test_traced_backwards_equal_the_engines_nodes_and_lines(mixed: bool) -> None:
     module, tokens = Block(), torch.arange(12).view(3, 4)
     with autocast(mixed):
         expected = traced(module, tokens)

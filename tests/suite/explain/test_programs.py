@@ -74,7 +74,7 @@ def test_mask_attribute__is_an_attribute_copied_in_each_call(seen: Seen) -> None
         assert line.startswith(at("self.mask.to(x.device)"))
 
 
-def test_mask_attribute__is_split_off_by_partitions_and_blocks_without_them(seen: Seen) -> None:
+def test_mask_attribute__is_split_off_or_blocks(seen: Seen) -> None:
     assert (seen.stock.partitions, seen.stock.kernels_in_graphs, seen.stock.kernels_outside) == (1, 2, 0)
     assert (seen.unpartitioned.partitions, seen.unpartitioned.kernels_in_graphs) == (0, 0)
     assert seen.unpartitioned.kernels_outside == 2
@@ -96,7 +96,7 @@ def test_mask_attribute__kernels_compile_to_ptx_for_several_gpus(seen: Seen) -> 
         assert compiled["cubin_bytes"] > 0
 
 
-def test_numpy_scalar__is_passed_by_value_or_moved_without_waiting(seen: Seen) -> None:
+def test_numpy_scalar__is_passed_by_value_or_moved(seen: Seen) -> None:
     (node,) = seen.graph.cpu_nodes
     assert (node.kind, node.operation, node.shape, node.dtype) == ("attribute", "self.temperature", [], "float64")
     copy = only(seen.graph.copies)
@@ -107,7 +107,7 @@ def test_numpy_scalar__is_passed_by_value_or_moved_without_waiting(seen: Seen) -
     assert seen.graph.stock_captures is False, "the scalars are packed by a CPU kernel"
 
 
-def test_staged_argument__comes_with_each_call_and_is_no_input_of_a_graph(seen: Seen) -> None:
+def test_staged_argument__comes_with_each_call(seen: Seen) -> None:
     (node,) = seen.graph.cpu_nodes
     assert (node.kind, node.operation) == ("argument", "x")
     copy = only(seen.graph.copies)
@@ -129,7 +129,7 @@ def test_cpu_output__is_marked_beside_what_it_is_made_of(seen: Seen) -> None:
     assert seen.graph.stock_captures is False
 
 
-def test_cpu_index__is_copied_by_the_indexing_and_no_capture_is_promised(seen: Seen) -> None:
+def test_cpu_index__is_copied_by_the_indexing(seen: Seen) -> None:
     copy = only(seen.graph.copies)
     assert (copy.kind, copy.blocking, copy.copied_bytes) == ("implicit", True, 3 * 8)
     assert seen.graph.stock_captures is None
@@ -153,7 +153,7 @@ def test_constructor_chain__is_moved_to_the_gpu_by_stock(seen: Seen) -> None:
         assert (lowering.partitions, lowering.host_to_device_copies, lowering.cpu_kernels) == (1, 0, 0)
 
 
-def test_lengths_read_by_host__break_the_graph_but_hide_nothing_behind(seen: Seen) -> None:
+def test_lengths_read_by_host__break_the_graph(seen: Seen) -> None:
     assert seen.failure is None
     assert len(seen.graphs) == 2
     reasons = Counter(each["reason"].partition(";")[0] for each in seen.breaks)
@@ -164,7 +164,7 @@ def test_lengths_read_by_host__break_the_graph_but_hide_nothing_behind(seen: See
     assert not any("comes after it is not seen" in limit for limit in seen.limits)
 
 
-def test_weight_read_by_host__ends_the_analysis_there_and_says_so(seen: Seen) -> None:
+def test_weight_read_by_host__ends_the_analysis(seen: Seen) -> None:
     assert seen.graph.stock_captures is True
     (limit,) = (limit for limit in seen.limits if "comes after it is not seen" in limit)
     assert at("if y.sum() > 0:") in limit
@@ -280,7 +280,7 @@ def test_mask_attribute__is_kept_on_the_gpu_by_placement(seen: Seen) -> None:
     assert seen.stock.blocking_copies == 1, "what there is to gain"
 
 
-def test_staged_argument__goes_over_in_one_copy_that_does_not_block(seen: Seen) -> None:
+def test_staged_argument__goes_over_in_one_copy(seen: Seen) -> None:
     assert forms(seen) == ["staged"]
     assert (placed(seen).copies, placed(seen).blocking_copies) == (1, 0)
     lowered = seen.lowering("placement")

@@ -24,7 +24,7 @@ def beside_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROGRAMS)
 
 
-def test_a_program_that_dies_and_one_that_raises_do_not_take_others_along(tmp_path: Path) -> None:
+def test_programs_that_die_or_raise_spare_the_others(tmp_path: Path) -> None:
     targets = [Target(f"explain_programs:{name}", None) for name in ("dies", "raises", "mask_attribute")]
     before = (torch.cuda.is_available, torch.nn.Module._apply, dict(os.environ))
     had_gpu = torch.cuda.is_available()

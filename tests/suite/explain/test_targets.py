@@ -74,9 +74,7 @@ def test_programs_that_cannot_be_loaded_are_refused(name: str, message: str) -> 
         load_program(name)
 
 
-def test_a_module_that_fails_to_import_is_reported_with_its_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_import_of_a_module_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_program.py").write_text("import no_such_dependency\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WrongUse, match="importing broken_program failed: No module named 'no_such_dependency'"):
@@ -106,6 +104,6 @@ def test_what_a_program_may_return() -> None:
         assert [(len(inputs.args), set(inputs.kwargs)) for inputs in made.sets] == [(arguments, keywords)]
 
 
-def test_an_explanation_before_anything_is_known_names_the_workload() -> None:
+def test_explanation_without_findings_names_the_workload() -> None:
     blank = unexplained(Target("XLNET-T", "published"), "why")
     assert (blank.task, blank.batch, blank.error, blank.graphs) == ("training", 8, "why", [])

@@ -105,7 +105,7 @@ def test_a_backward_is_counted_apart_and_marked() -> None:
     assert row.rstrip().endswith("Encore captures it once only: it calls a::b")
 
 
-def test_what_only_trained_programs_have_is_written_for_them_only() -> None:
+def test_parts_of_training_are_written_for_training_only() -> None:
     written = trained().model_dump_json()
     assert Explanation.model_validate_json(written) == trained()
     for name in ("backward", "captured_once"):

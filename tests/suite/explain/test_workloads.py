@@ -70,7 +70,7 @@ def test_mmc_copies_its_mask_in_each_call(explanations: dict[tuple[str, str], Ex
     assert unpartitioned.kernels_outside == stock.kernels_in_graphs
 
 
-def test_xlnet_as_published_is_moved_with_partitions_and_blocked_without(
+def test_published_xlnet_is_moved_with_partitions_else_blocked(
     explanations: dict[tuple[str, str], Explanation],
 ) -> None:
     explanation = explanations["XLNET-I", "published"]
@@ -93,7 +93,7 @@ def test_xlnet_of_today_has_no_obstacle(explanations: dict[tuple[str, str], Expl
         assert (lowering.partitions, lowering.kernels_outside, lowering.not_captured) == (1, 0, [])
 
 
-def test_st_breaks_where_lengths_are_read_and_takes_scalars_from_the_cpu(
+def test_st_breaks_where_lengths_are_read(
     explanations: dict[tuple[str, str], Explanation],
 ) -> None:
     explanation = explanations["ST", "published"]
@@ -128,7 +128,7 @@ def test_st_has_as_many_breaks_and_graphs_as_its_note_says(explanations: dict[tu
 
 
 @pytest.mark.parametrize(("acronym", "least"), [("DCGAN", 5 + 3), ("DGPT2", 2 * 9 + 2 + 5)])
-def test_training_shows_its_backward_and_says_what_it_does_not_see(
+def test_training_shows_its_backward_and_what_it_misses(
     explanations: dict[tuple[str, str], Explanation], acronym: str, least: int
 ) -> None:
     """`least`: a kernel for each convolution, attention and norm of the forward, and two for each linear layer."""

@@ -149,7 +149,7 @@ def test_explanations_alone_make_a_report(tmp_path):
     assert "5.14" in page.texts["td"]
 
 
-def test_smoke_runs_are_labelled_in_the_head_the_page_and_the_report(tmp_path):
+def test_smoke_runs_are_labelled_everywhere(tmp_path):
     cells = [cell("EOS", mode, device="cpu", size="tiny") for mode in ("compile", "graph")]
     report = build_report([write_run(tmp_path / "run", cells, environment(gpu=None))], None, tmp_path / "out")
     page = Outline(report.html.read_text())
@@ -256,7 +256,7 @@ def test_every_row_of_a_report_of_several_runs_names_its_own(several):
     assert found == {"run first", "run second", spanning[0]}
 
 
-def test_a_report_of_several_runs_names_all_in_page_tables_and_readme(several):
+def test_report_of_several_runs_names_all_of_them(several):
     report, readme = several
     page = Outline(report.html.read_text())
     caption = "SYNTHETIC GPU, PyTorch 0.0+synthetic, driver 580.0, run first (commit 1111111111), run second (commit"
@@ -278,7 +278,7 @@ def test_a_geomean_may_go_over_workloads_of_several_runs(several):
     assert float(mean["graph_speedup"]) == pytest.approx(2.0, rel=0.02)
 
 
-def test_the_page_begins_with_the_conclusion_its_figure_and_whether_to_trust_it_and_ends_with_where_it_is_from(both):
+def test_page_runs_from_the_conclusion_to_the_provenance(both):
     report, page = both
     text = report.html.read_text()
     order = ["<h1>", "<svg", 'class="trust', 'id="filter-form"', 'id="section-speedup"', 'id="section-origin"']

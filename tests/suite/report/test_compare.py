@@ -32,7 +32,7 @@ def steady(times, processes=3, **changes):
     return {"blocks": blocks, "processes": processes, **changes}
 
 
-def test_each_mode_is_compared_with_the_reference_and_its_declared_baselines():
+def test_each_mode_is_compared_with_reference_and_baselines():
     run = run_of(cell(mode="compile"), cell(mode="graph"), cell(mode="graph-unpartitioned"))
     pairs = {(item.cell.mode, item.baseline) for item in compare.compare(run)}
     assert pairs == {("graph", "compile"), ("graph-unpartitioned", "compile"), ("graph-unpartitioned", "graph")}
@@ -48,7 +48,7 @@ def test_ratio_is_of_the_undisturbed_half_of_each_process():
     assert item.verdict is stats.Verdict.FAST
 
 
-def test_modes_that_were_measured_one_after_another_tell_nothing_of_how_processes_differ():
+def test_sequential_modes_do_not_show_how_processes_differ():
     """They are in no ratio of modes that alternated, and these are not known better because there are such modes."""
 
     def apart(mode, *times, **changes):
@@ -63,7 +63,7 @@ def test_modes_that_were_measured_one_after_another_tell_nothing_of_how_processe
     assert few == many and few.freedom == 4
 
 
-def test_processes_are_compared_with_those_that_were_alive_beside_them():
+def test_processes_are_compared_with_simultaneous_ones():
     """The second process of both was on a slower host; one that only one side has does not count."""
     slow = [block(i, [300.0], i).model_copy(update={"process": 1}) for i in range(6)]
     slower = [block(i, [600.0], i).model_copy(update={"process": 1}) for i in range(6)]
@@ -78,7 +78,7 @@ def test_processes_are_compared_with_those_that_were_alive_beside_them():
 
 
 @pytest.mark.parametrize("passed", [True, False])
-def test_processes_that_agree_by_chance_do_not_decide_where_other_modes_show_how_they_differ(passed: bool):
+def test_processes_that_agree_by_chance_do_not_decide(passed: bool):
     def in_three(*times):
         blocks = [block(i, [t] * 3, i).model_copy(update={"process": p}) for p, t in enumerate(times) for i in range(6)]
         return {"blocks": blocks, "processes": 3}
@@ -103,7 +103,7 @@ def test_processes_that_agree_by_chance_do_not_decide_where_other_modes_show_how
     assert compare.Ratios(run).against(placement, "graph").ratio == item.ratio
 
 
-def test_a_mode_with_one_process_tells_nothing_of_how_processes_differ():
+def test_mode_with_one_process_shows_no_difference_of_processes():
     """It ran out of memory before its second one, and the ratios of others are not known better for it."""
 
     def in_turn(mode, *times):
@@ -135,7 +135,7 @@ def test_throughput_is_compared_apart():
     assert only(comparisons, "graph", "compile", TimeKind.THROUGHPUT).ratio.value == pytest.approx(3)
 
 
-def test_modes_measured_in_pairs_use_the_baselines_blocks_of_their_pair():
+def test_paired_modes_use_the_baselines_blocks_of_their_pair():
     run = run_of(
         cell(mode="compile", grouping=Grouping.PAIRS, group=["compile", "eager"], **steady([900] * 6)),
         cell(
@@ -179,7 +179,7 @@ def test_modes_of_a_half_are_compared_over_blocks_of_that_half():
     }
 
 
-def test_where_a_baseline_measured_nothing_in_a_group_its_row_stands_in():
+def test_row_stands_in_for_a_baseline_without_samples():
     run = run_of(
         cell(mode="compile", grouping=Grouping.HALVES, group=["compile", "eager"], **steady([100] * 6)),
         cell(
@@ -194,7 +194,7 @@ def test_where_a_baseline_measured_nothing_in_a_group_its_row_stands_in():
     assert (item.ratio.value, item.alternating) == (pytest.approx(2), False)
 
 
-def test_a_pair_that_both_have_their_rows_of_was_measured_in_turn():
+def test_pair_in_both_rows_was_measured_in_turn():
     pair = {"grouping": Grouping.PAIRS, "group": ["compile", "eager"]}
     run = run_of(cell(mode="eager", **steady([200] * 6), **pair), cell(mode="compile", **steady([100] * 6), **pair))
     assert only(compare.compare(run), "eager", "compile").alternating
@@ -217,7 +217,7 @@ def test_modes_measured_one_after_another_are_marked():
         ([], True),
     ],
 )
-def test_processes_that_differ_in_kernels_that_only_move_ran_the_same(retuned: list[str], others: bool) -> None:
+def test_processes_with_other_moving_kernels_ran_the_same(retuned: list[str], others: bool) -> None:
     """Rows of earlier rules say so by the kernels they counted; without any it was a baseline's process."""
     told = [LaterProcess(process=1, compile=None, retuned=retuned, selection=[])]
     run = run_of(cell(mode="compile"), cell(mode="graph", other_kernels=[1], later=told, **steady([50] * 6)))
@@ -225,7 +225,7 @@ def test_processes_that_differ_in_kernels_that_only_move_ran_the_same(retuned: l
     assert (compared.kernels is Kernels.RETUNED) is others
 
 
-def test_processes_of_a_mode_that_ran_other_kernels_make_its_ratios_no_gains():
+def test_processes_with_other_kernels_make_no_gains():
     run = run_of(cell(mode="compile"), cell(mode="graph", other_kernels=[2], **steady([50] * 6)))
     item = only(compare.compare(run), "graph", "compile")
     assert (item.kernels, item.verdict) == (Kernels.RETUNED, None)
@@ -235,7 +235,7 @@ def short_of_memory(mode, phase):
     return [Shortage(mode=mode, process=1, phase=phase, error="CUDA out of memory")]
 
 
-def test_modes_measured_in_turn_are_compared_over_the_blocks_that_both_have():
+def test_sequential_modes_are_compared_over_common_blocks():
     """One ran out of memory in its third block, in all processes; what the others did behind it is in no ratio."""
     ours, theirs = steady([50, 50], shortages=short_of_memory("graph", "measure")), steady([100, 100, 400, 400, 400])
     item = only(compare.compare(run_of(cell(mode="compile", **theirs), cell(mode="graph", **ours))), "graph", "compile")
@@ -246,7 +246,7 @@ def test_modes_measured_in_turn_are_compared_over_the_blocks_that_both_have():
     assert item.ratio.value > 2.1, "blocks of one index have nothing in common there"
 
 
-def test_blocks_of_two_groups_with_the_same_modes_are_no_blocks_in_turn():
+def test_blocks_of_two_groups_are_not_in_turn():
     """A pair was measured once more for one of its modes, and the other one, which has a row, had no memory there."""
     pair = {"grouping": Grouping.PAIRS, "group": ["compile", "graph"]}
     again = cell(mode="graph", **steady([50] * 4, baseline_blocks={"compile": []}, **pair))
@@ -263,7 +263,7 @@ def test_blocks_of_two_groups_with_the_same_modes_are_no_blocks_in_turn():
         ("metrics", Kernels.UNSEEN, None),
     ],
 )
-def test_where_a_process_that_samples_are_of_could_not_be_profiled_its_ratios_have_no_verdict(
+def test_unprofiled_process_leaves_its_ratios_without_verdict(
     short: str, phase: str, kernels: Kernels, verdict: stats.Verdict | None
 ) -> None:
     known = metrics().model_copy(update={"kernels": {"triton_poi_fused 4x1x1 64x1x1": 1}})
@@ -278,7 +278,7 @@ def test_where_a_process_that_samples_are_of_could_not_be_profiled_its_ratios_ha
     assert item.ratio.value == pytest.approx(2), "the samples stand"
 
 
-def test_memory_that_a_mode_lacked_which_is_not_compared_says_nothing_of_the_kernels():
+def test_memory_short_in_another_mode_says_nothing_of_kernels():
     run = run_of(cell(mode="compile"), cell(mode="graph", shortages=short_of_memory("eager", "metrics")))
     assert only(compare.compare(run), "graph", "compile").kernels is not Kernels.UNSEEN
 
@@ -297,7 +297,7 @@ def test_without_two_good_cells_there_is_a_reason_and_no_ratio(cells, missing):
     assert (item.ratio, item.verdict, item.missing) == (None, None, missing)
 
 
-def test_a_cell_with_wrong_results_is_not_compared_though_it_has_times():
+def test_cell_with_wrong_results_is_not_compared():
     wrong = cell(mode="graph", status=Status.FAIL_ACCURACY)
     assert only(compare.compare(run_of(cell(mode="compile"), wrong)), "graph", "compile").missing == "fail_accuracy"
 
@@ -372,7 +372,7 @@ def with_kernels(*names, **changes):
         (with_kernels("gemm 8 256"), Kernels.RETUNED, None),
     ],
 )
-def test_a_ratio_of_other_kernels_has_no_verdict_and_is_in_no_mean(ours, kernels, verdict):
+def test_ratio_of_other_kernels_has_no_verdict_and_no_mean(ours, kernels, verdict):
     run = run_of(
         cell(mode="compile", **steady([100] * 6), **with_kernels("gemm 8 128")),
         cell(mode="graph", **steady([50] * 6), **ours),
@@ -388,7 +388,7 @@ def test_a_ratio_of_other_kernels_has_no_verdict_and_is_in_no_mean(ours, kernels
     ("kernel_us", "kernels"),
     [(40.0, Kernels.UNKNOWN), (50.0, Kernels.OTHER), (39.0, Kernels.UNKNOWN), (0.0, Kernels.UNKNOWN)],
 )
-def test_without_names_of_kernels_a_ratio_that_follows_their_time_is_void(kernel_us, kernels):
+def test_ratio_that_follows_unnamed_kernels_is_void(kernel_us, kernels):
     """Compile is slower than graph by a quarter; its kernels took as long, longer by as much, or less time."""
     run = run_of(
         cell(mode="compile", **steady([100] * 6), **with_kernels(kernels=None, kernel_time_us=kernel_us)),
@@ -399,7 +399,7 @@ def test_without_names_of_kernels_a_ratio_that_follows_their_time_is_void(kernel
     assert shared(compare.Ratios(run), "graph", labels=["EOS"]) == {}
 
 
-def test_a_ratio_over_another_process_of_a_baseline_whose_kernels_nobody_timed_is_void():
+def test_ratio_over_an_untimed_baseline_process_is_void():
     run = run_of(
         cell(mode="compile", **steady([100] * 6), **with_kernels(kernels=None)),
         cell(

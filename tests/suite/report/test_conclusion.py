@@ -46,7 +46,7 @@ def test_sentence_has_mean_interval_and_verdicts():
     assert result.baseline == "graph"
 
 
-def test_encore_is_told_by_the_backend_where_steps_and_callables_were_measured_too():
+def test_encore_is_known_by_its_backend_next_to_steps():
     steps = [measured("EOS", "step", 25.0), measured("EOS", "callables", 40.0)]
     assert concluded(*pair("EOS", 100.0, 50.0), *steps).sentence.startswith("Encore (indirection) is ")
     assert concluded(measured("EOS", "graph", 100.0), *steps).sentence.startswith("Encore (callables) is ")
@@ -164,7 +164,7 @@ def test_memory_that_was_short_behind_samples_is_said():
     assert text_of("Memory was short", concluded(*pair("EOS", 100.0, 50.0))) is None
 
 
-def test_rows_of_a_workload_that_the_run_ended_in_are_counted_and_not_as_short_of_memory():
+def test_rows_of_an_unfinished_workload_are_counted():
     short = [Shortage(mode="indirection", process=1, phase="prepare", error="it ended", reason="interrupted")]
     result = concluded(*pair("EOS", 100.0, 50.0, shortages=short))
     assert text_of("The run ended before 1 cell had all processes", result).holds is False
@@ -180,7 +180,7 @@ def test_analyses_count_models_that_stock_captures_whole():
 
 
 @pytest.mark.parametrize(("found", "holds"), [(0, True), (1, True), (2, False)])
-def test_findings_between_modes_that_are_the_same_program_are_counted(monkeypatch, found, holds):
+def test_findings_between_equal_programs_are_counted(monkeypatch, found, holds):
     pairs = [object()] * 20
     monkeypatch.setattr(conclusion, "same_program_pairs", lambda run: pairs)
     monkeypatch.setattr(conclusion, "false_findings", lambda given: given[:found])
@@ -202,7 +202,7 @@ A, B = "a" * 64, "b" * 64
         ((A, None), (False, False), "The rows are of 2 commits", False),
     ],
 )
-def test_rows_of_the_same_code_are_of_one_version_whatever_their_commits(codes, dirty, text, holds):
+def test_rows_of_the_same_code_are_of_one_version(codes, dirty, text, holds):
     parts = tuple(
         Run(environment(run_id=name, git_commit=name * 40, git_dirty=changed, code=code), tuple(pair(row, 100.0, 90.0)))
         for name, row, changed, code in zip(("1", "2"), ("EOS", "ST"), dirty, codes, strict=True)

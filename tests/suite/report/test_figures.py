@@ -115,7 +115,7 @@ def test_bars_that_are_not_decided_are_pale():
         (Scale.LINEAR, (0, 200), Bar(620.0, total=2301.0), "2,301", [(0.0, 200.0), (200.0, 200.0)]),
     ],
 )
-def test_a_bar_that_would_dwarf_the_others_is_cut_with_its_value_in_it(scale, shown, bar, text, drawn):
+def test_bar_that_dwarfs_the_others_is_cut_with_its_value(scale, shown, bar, text, drawn):
     figure = draw(chart_of({("a", "graph"): bar}, scale, shown=shown), ORIGIN)
     (axes,) = figure.axes
     assert heights(figure) == drawn
@@ -153,7 +153,7 @@ def test_time_split_is_relative_to_the_reference():
     assert (chart.bars["EOS", "compile"].value, chart.bars["EOS", "compile"].total) == (40.0, 100.0)
 
 
-def test_coverage_and_copies_are_of_graph_modes_with_the_papers_marks():
+def test_coverage_and_copies_show_graph_modes_and_papers_marks():
     charts = charts_of(cell("ST", "compile"), cell("ST", "graph"))
     assert charts["coverage"].series == charts["copies"].series == ("graph",)
     assert charts["coverage"].bars["ST", "graph"] == Bar(75.0, published=5.14)
@@ -205,7 +205,7 @@ def test_kernels_in_graphs_are_shares_with_the_papers_coverage():
     assert chart.bars["ST", "graph-unpartitioned"] == Bar(60.0, total=100.0, published=5.14)
 
 
-def test_a_failed_cell_has_a_colour_of_its_own_and_never_that_of_its_mode():
+def test_failed_cell_has_a_colour_of_its_own():
     def box_of(failure):
         (axis,) = draw(chart_of({("a", "placement"): Bar(failure=failure), ("a", "graph"): Bar(1.0)}), ORIGIN).axes
         (text,) = [text for text in axis.texts if failure in text.get_text().replace("\n", " ")]
@@ -219,7 +219,7 @@ def test_a_failed_cell_has_a_colour_of_its_own_and_never_that_of_its_mode():
     assert box_of("compile: oom")[1] == red, "the baseline failed"
 
 
-def test_models_with_all_kernels_inside_in_each_setting_are_named_and_not_drawn():
+def test_fully_covered_models_are_named_and_not_drawn():
     _, second = explanation().graphs
     whole = explanation("EOS", graphs=[second])
     chart, _ = charts.of_explanations([whole, explanation("ST")], PUBLISHED)
@@ -248,7 +248,7 @@ def test_models_that_were_not_lowered_or_failed_are_marked():
     assert copied.bars["EOS", "host to device"].value == 1024.0
 
 
-def test_bars_are_drawn_at_their_values_from_the_base_of_their_scale():
+def test_bars_are_drawn_from_the_base_of_their_scale():
     ratio = draw(chart_of({("a", "graph"): Bar(2.0, (1.9, 2.2)), ("a", "encore"): Bar(0.5)}, Scale.RATIO), ORIGIN)
     assert heights(ratio) == [(1.0, 2.0), (1.0, 0.5)]
     parts = draw(chart_of({("a", "graph"): Bar(4.0, total=6.0)}, parts=("x", "y")), ORIGIN)
@@ -289,7 +289,7 @@ def test_long_titles_stay_inside_the_figure():
         assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
-def test_published_marks_are_drawn_and_named_only_where_there_are_some():
+def test_published_marks_are_drawn_only_where_there_are_some():
     marked = chart_of({("a", "graph"): Bar(1.0, published=3.0)}, published="GraCE: H100")
     with_mark = draw(marked, ORIGIN)
     without = draw(chart_of({("a", "graph"): Bar(1.0)}, published="GraCE: H100"), ORIGIN)
@@ -346,7 +346,7 @@ def test_same_chart_gives_the_same_files():
     assert first[1].startswith(b"%PDF")
 
 
-def test_svg_is_well_formed_takes_the_pages_colour_and_keeps_names_inert():
+def test_svg_is_well_formed_and_keeps_names_inert():
     hostile = '</text><script>alert("$x$")</script>-->'
     svg = to_svg(draw(chart_of({(hostile, hostile): Bar(1.0)}), ORIGIN), "speed")
     root = ElementTree.fromstring(svg)

@@ -34,7 +34,7 @@ def test_report_removes_only_what_an_earlier_one_wrote(tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_list_of_written_files_that_names_others_removes_none_of_them(tmp_path):
+def test_list_of_written_files_removes_no_others(tmp_path):
     (tmp_path / "out").mkdir()
     for name in ("beside.txt", "absolute.txt"):
         (tmp_path / name).write_text("mine")
@@ -91,9 +91,7 @@ def test_a_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monke
         (b"\xff\xfe", "not UTF-8 text"),
     ],
 )
-def test_a_readme_that_cannot_take_the_tables_is_wrong_use_before_anything_is_drawn(
-    tmp_path, monkeypatch, content, words
-):
+def test_unusable_readme_is_wrong_use_before_drawing(tmp_path, monkeypatch, content, words):
     monkeypatch.setattr(build, "draw", lambda *_: pytest.fail("drawn before the README was looked at"))
     run = write_run(tmp_path / "run", [cell("EOS", "compile")])
     readme = tmp_path / "README.md"
@@ -121,7 +119,7 @@ def test_wrong_results_leave_nothing_behind(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_disk_is_an_error_that_says_the_results_are_intact(tmp_path, monkeypatch):
+def test_full_disk_error_says_the_results_are_intact(tmp_path, monkeypatch):
     def full(path, content):
         raise CannotWrite("go on with the run") from OSError(28, "No space left on device")
 

@@ -22,7 +22,7 @@ from suite.results.schema import HostUse, Status
 from suite.results.store import InvalidResults
 
 
-def test_cells_come_by_workload_and_mode_whatever_the_order_they_ended_in(tmp_path):
+def test_cells_come_by_workload_and_mode_in_any_order(tmp_path):
     cells = [cell("ST", "graph"), cell("EOS", "graph"), cell("ST", "compile"), cell("EOS", "eager")]
     run = load_run(write_run(tmp_path, cells))
     assert [(item.workload, item.mode) for item in run.cells] == [
@@ -35,7 +35,7 @@ def test_cells_come_by_workload_and_mode_whatever_the_order_they_ended_in(tmp_pa
     assert run.labels == ("EOS", "ST")
 
 
-def test_a_mode_this_version_does_not_know_is_kept_and_comes_last(tmp_path):
+def test_unknown_mode_is_kept_and_comes_last(tmp_path):
     run = load_run(write_run(tmp_path, [cell("EOS", "a-new-mode"), cell("EOS", "graph")]))
     assert run.modes == ("graph", "a-new-mode")
 
@@ -82,7 +82,7 @@ def test_labels_name_what_differs_from_the_published_program(parts, label):
     assert row_label(*parts) == label
 
 
-def test_published_values_belong_to_the_published_program_in_full_size():
+def test_published_values_belong_to_published_full_size_programs():
     assert is_as_published(cell())
     for change in ({"variant": "current"}, {"size": "tiny"}, {"with_optimizer": True}):
         assert not is_as_published(cell(**change))
@@ -117,7 +117,7 @@ def test_caption_names_gpu_version_run_and_commit(tmp_path):
     )
 
 
-def test_a_run_on_the_cpu_of_a_machine_with_a_gpu_does_not_claim_the_gpu(tmp_path):
+def test_cpu_run_on_a_gpu_machine_does_not_claim_the_gpu(tmp_path):
     run = load_run(write_run(tmp_path, [cell(device="cpu")]))
     assert provenance.of_run(run).caption.startswith("CPU SYNTHETIC CPU,")
 
@@ -134,7 +134,7 @@ def made_at(folder, run_id, day, cells, **changes):
     return write_run(folder / f"{run_id}-{day}", cells, environment(**(made | changes)))
 
 
-def test_all_rows_of_a_workload_are_of_the_newest_run_that_has_any(tmp_path):
+def test_all_rows_of_a_workload_are_of_its_newest_run(tmp_path):
     old = made_at(tmp_path, "old", 1, [cell(w, mode, 90.0) for w in ("EOS", "ST") for mode in ("compile", "graph")])
     new = made_at(tmp_path, "new", 2, [cell("ST", "compile"), failed_cell("ST", "placement", Status.OOM), cell("MMC")])
     for order in ([old, new], [new, old]):
@@ -173,9 +173,7 @@ def taken_of(runs, workload="ST"):
     ],
     ids=["both", "more before", "a mode more since", "failed since", "failed in both", "failed before"],
 )
-def test_rows_measured_beside_others_take_the_place_of_those_that_were_alone_only_where_these_tell_less(
-    tmp_path, old, new, taken
-):
+def test_shared_rows_replace_undisturbed_ones_only_if_fuller(tmp_path, old, new, taken):
     runs = [made_at(tmp_path, "alone", 1, old), beside(tmp_path, 2, *new)]
     assert taken_of(runs) == taken_of(runs[::-1]) == taken
     later = made_at(tmp_path, "later", 3, [cell("ST", "compile")])
@@ -194,14 +192,14 @@ def test_rows_measured_beside_others_take_the_place_of_those_that_were_alone_onl
     ],
     ids=["not known", "idle", "nothing known", "cores", "another GPU"],
 )
-def test_rows_measured_beside_other_programs_do_not_take_the_place_of_those_that_were_alone(tmp_path, others, taken):
+def test_rows_next_to_other_programs_replace_no_undisturbed_ones(tmp_path, others, taken):
     old = made_at(tmp_path, "old", 1, [cell("ST", "compile"), cell("ST", "graph")])
     # One of its modes is enough: ratios are of all.
     new = made_at(tmp_path, "new", 2, [cell("ST", "compile", others=others), cell("ST", "graph")])
     assert taken_of([old, new]) == taken
 
 
-def test_of_runs_that_were_all_measured_beside_others_the_newest_has_the_rows(tmp_path):
+def test_newest_of_disturbed_runs_has_the_rows(tmp_path):
     runs = [beside(tmp_path / name, day, cell("ST", "compile")) for day, name in ((1, "a"), (2, "b"))]
     assert [part.labels for part in load_runs(runs).parts] == [(), ("MMC", "ST")]
 
@@ -217,9 +215,7 @@ def test_of_runs_that_were_all_measured_beside_others_the_newest_has_the_rows(tm
     ],
     ids=["fewer others", "all others", "captured before", "none captured", "unknown"],
 )
-def test_rows_next_to_captured_iterations_take_the_place_of_older_ones_only_where_no_mode_is_lost(
-    tmp_path, old, new, taken
-):
+def test_rows_with_whole_captures_replace_older_without_a_loss(tmp_path, old, new, taken):
     runs = [
         made_at(tmp_path, name, day, [cell("ST", mode) for mode in modes])
         for day, (name, modes) in enumerate([("old", old), ("new", new)], start=1)
@@ -233,7 +229,7 @@ def test_variants_of_a_workload_may_be_of_different_runs(tmp_path):
     assert [part.labels for part in load_runs([old, new]).parts] == [("ST (current)",), ("ST",)]
 
 
-def test_of_several_runs_only_workloads_that_none_has_are_missing(tmp_path):
+def test_only_workloads_that_no_run_has_are_missing(tmp_path):
     asked = {"workloads": ["EOS", "MMC", "ST"], "modes": ["compile", "graph"]}
     old = made_at(tmp_path, "old", 1, [cell("EOS", "compile")], settings=asked)
     new = made_at(tmp_path, "new", 2, [cell("ST", "compile")], settings=asked)
@@ -257,13 +253,13 @@ def test_one_run_is_as_it_is(tmp_path):
         ({"gpu": None, "driver": None}, r"GPU \(SYNTHETIC GPU and CPU SYNTHETIC CPU\), driver \(580.0 and None\)"),
     ],
 )
-def test_runs_of_different_machines_are_refused_with_what_differs(tmp_path, changes, message):
+def test_runs_of_different_machines_are_refused(tmp_path, changes, message):
     runs = [made_at(tmp_path, "a", 1, [cell()]), made_at(tmp_path, "b", 2, [cell("ST")], **changes)]
     with pytest.raises(WrongUse, match=f"{message}.*encore report RUN --out DIR"):
         load_runs(runs)
 
 
-def test_a_run_on_the_cpu_does_not_go_with_one_on_the_gpu_of_the_same_machine(tmp_path):
+def test_cpu_run_does_not_join_a_gpu_run_of_its_machine(tmp_path):
     runs = [made_at(tmp_path, "a", 1, [cell()]), made_at(tmp_path, "b", 2, [cell("ST", device="cpu")])]
     with pytest.raises(WrongUse, match=r"GPU \(SYNTHETIC GPU and CPU SYNTHETIC CPU\)"):
         load_runs(runs)
@@ -287,7 +283,7 @@ def test_a_run_given_twice_is_refused(tmp_path):
         load_runs([run, made_at(tmp_path, "b", 2, [cell()]), run])
 
 
-def test_shards_started_in_the_same_second_are_not_one_run_given_twice(tmp_path):
+def test_shards_of_the_same_second_are_not_one_run(tmp_path):
     one, other = (
         made_at(tmp_path / name, "same", 1, [cell(workload)], settings={"shard": name})
         for name, workload in (("a", "EOS"), ("b", "ST"))
@@ -297,7 +293,7 @@ def test_shards_started_in_the_same_second_are_not_one_run_given_twice(tmp_path)
         load_runs([one, other, one])
 
 
-def test_provenance_of_several_runs_names_each_and_that_of_a_row_its_own(tmp_path):
+def test_provenance_names_each_run_and_that_of_a_row_its_own(tmp_path):
     a = made_at(tmp_path, "a", 1, [cell("EOS"), cell("ST")])
     origin = provenance.of_run(load_runs([a, made_at(tmp_path, "b", 2, [cell("ST", size="tiny")], git_dirty=True)]))
     assert origin.caption == (
@@ -321,7 +317,7 @@ def test_several_runs_without_a_driver_do_not_name_one(tmp_path):
     assert provenance.of_run(load_runs(runs)).caption.startswith("CPU SYNTHETIC CPU, PyTorch 0.0+synthetic, run a (")
 
 
-def test_runs_of_the_same_name_are_told_apart_and_one_without_a_row_is_named(tmp_path):
+def test_runs_of_the_same_name_are_told_apart(tmp_path):
     runs = [made_at(tmp_path, "run", day, [cell("EOS")]) for day in (1, 2)]
     assert provenance.of_run(load_runs(runs)).rows_by_run == (
         "Of run run of 2026-01-02T00:00:00 (commit 2222222222): EOS.",

@@ -143,7 +143,7 @@ def test_bars_are_measured_ratios_with_published_marks() -> None:
     assert "NVIDIA H100 NVL" in done.table.note and "SYNTHETIC GPU" in done.table.note
 
 
-def test_failed_cells_and_ratios_of_other_kernels_have_their_reason() -> None:
+def test_failed_cells_and_ratios_of_other_kernels_have_reasons() -> None:
     fast, slow = (metrics(kernel_time_us=time).model_copy(update={"kernels": None}) for time in (20, 40))
     done = made(
         "fig10",
@@ -161,7 +161,7 @@ def test_failed_cells_and_ratios_of_other_kernels_have_their_reason() -> None:
     assert "graph: oom" in str(row(done, "EOS")["missing"])
 
 
-def test_a_ratio_of_a_mode_that_was_tuned_otherwise_is_told_so_and_is_in_no_mean() -> None:
+def test_ratio_of_a_differently_tuned_mode_is_in_no_mean() -> None:
     done = made(
         "fig10",
         results(
@@ -185,7 +185,7 @@ def test_the_whole_system_is_mode_encore_where_a_run_has_it() -> None:
     assert done.chart.bars["DALLE2", "encore"].published == 2.72
 
 
-def test_means_go_over_the_workloads_that_all_measured_modes_have() -> None:
+def test_means_cover_workloads_that_all_modes_have() -> None:
     done = made(
         "fig10",
         results(
@@ -344,7 +344,7 @@ def with_graphs(*graphs: list[dict[str, object]], workload: str = "EOS") -> Cell
 
 
 @pytest.mark.parametrize("unit", ["graphs", "workloads"])
-def test_a_workload_that_was_run_under_tp_as_well_is_counted_once(unit: str) -> None:
+def test_workload_also_run_under_tp_counts_once(unit: str) -> None:
     """Without --tp where that has something to count, else on the fewest GPUs; variants are programs of their own."""
 
     def rows(workload: str, speedup: float | None, variant: str = "published") -> list[Cell]:
@@ -571,7 +571,7 @@ def test_a_nanogpt_run_makes_the_two_tables_of_the_article(tmp_path: Path) -> No
     assert steps.provenance.device == "SYNTHETIC GPU" and steps.provenance.warning is None
 
 
-def test_a_smoke_run_of_nanogpt_has_no_published_value_beside_it_and_says_so() -> None:
+def test_smoke_run_of_nanogpt_has_no_published_value() -> None:
     steps = made("nanogpt-table1", Results(PUBLISHED, nanogpt=nanogpt_run("tiny")))
     assert "SMOKE RUN in tiny size" in str(steps.provenance.warning)
     assert isinstance(steps.chart, Chart) and {bar.published for bar in steps.chart.bars.values()} == {None}
@@ -594,7 +594,7 @@ def test_a_file_that_is_no_nanogpt_run_is_wrong_use(tmp_path: Path) -> None:
             read_nanogpt(path)
 
 
-def test_workloads_are_those_of_the_papers_and_what_the_suite_lacks_is_said() -> None:
+def test_workloads_are_the_papers_and_gaps_are_named() -> None:
     done = made("table1", results(cell("EOS", "compile")))
     known = registry.workloads()
     assert len(done.table.frame) == 25
@@ -640,14 +640,14 @@ def test_a_reason_that_a_whole_group_has_is_written_once() -> None:
     assert [text.get_text() for text in figure.axes[0].texts] == ["\N{BALLOT X} oom"] * 2
 
 
-def test_labels_stand_beyond_the_bar_its_interval_and_a_mark_beside_it() -> None:
+def test_labels_stand_beyond_bar_interval_and_mark() -> None:
     bars = {("A", "x"): Bar(50, (40, 60), published=62, label="fifty"), ("A", "y"): Bar(0.0, label="none")}
     figure = draw(Chart("test", "Title", "axis", Scale.PERCENT, ("A",), ("x", "y"), bars), ORIGIN)
     places = {text.get_text(): text.xy[1] for text in figure.axes[0].texts}  # type: ignore[attr-defined]
     assert places == {"fifty": 62, "none": 0}
 
 
-def test_lines_are_named_in_the_legend_and_ratios_are_logarithmic() -> None:
+def test_lines_are_in_the_legend_and_ratios_logarithmic() -> None:
     steps = LineChart(
         "test", "Title", "x", "y", (Line("graph", ((1, 0), (2, 100)), steps=True),), x_log=True,
         marks=((1, "no change"),), percent=True, published=((1, 25, "published"),),
@@ -700,7 +700,7 @@ def split(label: str, mode: str, microseconds: float, coverage: float = 100.0) -
     return whole.model_copy(update={"tp": 2, "ranks": parts, "correctness": told})
 
 
-def test_workloads_over_several_gpus_are_set_beside_compile_on_as_many() -> None:
+def test_multi_gpu_workloads_stand_next_to_compile_on_as_many() -> None:
     rows = (split("XLNET-I@tp2", "compile", 100), split("XLNET-I@tp2", "graph", 50), cell("XLNET-I@tp1", "compile", 10))
     done = made("fig12", results(*rows))
     assert isinstance(done.chart, Chart)

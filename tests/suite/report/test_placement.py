@@ -86,7 +86,7 @@ def test_what_is_left_is_listed_with_reason_and_line():
     }
 
 
-def test_the_overview_has_the_share_of_kernels_under_each_setting_and_the_waits():
+def test_overview_has_kernel_shares_and_waits_of_each_setting():
     found = only_row(explained("explain_overview", [placed_explanation()]))
     assert found["graph_percent"] == pytest.approx(90.0)
     assert found["graph-unpartitioned_percent"] == pytest.approx(60.0)

@@ -24,7 +24,7 @@ def run_of(*cells):
     return Run(environment(), cells)
 
 
-def test_a_verdict_between_modes_that_are_one_program_is_a_false_finding():
+def test_verdict_between_equal_programs_is_a_false_finding():
     run = run_of(
         cell("A", "graph", **steady([100] * 3)),
         cell("A", "placement", **steady([100] * 3)),
@@ -50,12 +50,12 @@ def test_a_verdict_between_modes_that_are_one_program_is_a_false_finding():
         None,
     ],
 )
-def test_modes_that_launch_copy_or_run_something_else_are_not_one_program(other):
+def test_modes_with_other_launches_or_copies_are_not_one_program(other):
     run = run_of(cell("A", "graph"), cell("A", "placement", metrics=other))
     assert same_program_pairs(Ratios(run)) == []
 
 
-def test_failed_modes_and_modes_that_do_not_claim_it_are_no_pairs():
+def test_failed_and_undeclared_modes_are_no_pairs():
     run = run_of(
         cell("A", "compile"),
         cell("A", "graph"),
@@ -72,7 +72,7 @@ def test_processes_of_a_mode_are_set_side_by_side():
     assert pairs[1].ratio.value == pytest.approx(100 / 110)
 
 
-def test_a_process_without_samples_is_not_measured_and_no_difference():
+def test_process_without_samples_is_no_difference():
     whole = cell("A", "graph", **steady([100, 101, 110]))
     empty = [each.model_copy(update={"host_us": []}) if each.process == 1 else each for each in whole.blocks]
     table = same_program(Ratios(run_of(whole.model_copy(update={"blocks": empty}))))

@@ -158,7 +158,7 @@ def test_coverage_has_the_papers_values_beside_it(run):
     assert row(table, workload="ST (current)")["grace_coverage_percent"] is None
 
 
-def test_what_older_rows_of_whole_captures_did_not_count_is_no_zero():
+def test_uncounted_values_of_older_rows_are_no_zeros():
     def copied(mode, **values):
         found = metrics()
         return cell("DCGAN", mode, metrics=found.model_copy(update={"copies": found.copies.model_copy(update=values)}))
@@ -252,7 +252,7 @@ def test_conditions_are_the_range_over_all_readings(run):
     assert found["throttle"] == "SwThermalSlowdown"
 
 
-def test_what_other_programs_did_on_the_host_is_among_the_conditions():
+def test_other_programs_on_the_host_are_among_the_conditions():
     loud = HostUse(cpu_cores=3.5, gpus_at_work=1, gpu_processes=2)
     cells = (cell("BERT", "compile", others=loud), cell("BERT", "graph"), cell("DBV2", "compile"))
     table = cell_tables.table("conditions", Run(environment(), cells), PUBLISHED)
@@ -261,7 +261,7 @@ def test_what_other_programs_did_on_the_host_is_among_the_conditions():
     assert "while other programs" not in cell_tables.table("conditions", Run(environment(), cells[1:]), PUBLISHED).note
 
 
-def test_workloads_that_were_measured_at_the_same_time_are_counted_with_the_conditions():
+def test_simultaneous_workloads_are_among_the_conditions():
     def one(label: str, minute: int) -> Cell:
         return cell(label, "graph", started_at=f"2026-01-01T00:{minute:02d}:00+00:00", wall_s=61.0)
 
@@ -355,7 +355,7 @@ def test_a_row_with_an_unknown_column_is_refused():
         make_table("t", "T", "", ["host_us"], [{"hots_us": 1.0}])
 
 
-def test_obstacles_sum_over_graphs_with_the_papers_coverage_beside_them():
+def test_obstacles_sum_over_graphs_with_the_papers_coverage():
     found = row(explained("explain_obstacles", [explanation("ST")]), workload="ST")
     assert (found["fx_graphs"], found["graph_breaks"], found["operations"]) == (2, 1, 150)
     assert (found["cpu_nodes"], found["cpu_attributes"], found["cpu_arguments"]) == (2, 2, 0)
@@ -365,7 +365,7 @@ def test_obstacles_sum_over_graphs_with_the_papers_coverage_beside_them():
     assert (found["grace_stock_percent"], found["grace_placement_percent"], found["error"]) == (5.14, 74.22, None)
 
 
-def test_tiny_and_changed_models_have_no_published_coverage_beside_them():
+def test_tiny_and_changed_models_have_no_published_coverage():
     table = explained("explain_obstacles", [explanation(size="tiny"), explanation(variant="current")])
     assert [(one["workload"], one["grace_stock_percent"]) for one in rows(table)] == [
         ("ST (tiny)", None),
@@ -373,7 +373,7 @@ def test_tiny_and_changed_models_have_no_published_coverage_beside_them():
     ]
 
 
-def test_scalars_passed_by_value_are_no_copies_and_unknown_sizes_no_zero():
+def test_scalars_by_value_are_no_copies_and_unknowns_no_zeros():
     graph = explanation().graphs[0]
     copies = [
         ExplainedCopy(node="a", kind="scalar", copied_bytes=8, blocking=False, source_line=None),
@@ -397,7 +397,7 @@ def test_a_model_lowered_in_part_has_no_total():
     assert [one["setting"] for one in rows(explained("explain_lowerings", [part]))] == ["graph"]
 
 
-def test_backward_graphs_have_rows_of_their_own_and_count_in_the_overview():
+def test_backward_graphs_have_rows_and_count_in_the_overview():
     first, second = explanation().graphs
     backward = lowering("graph", 50, 50).model_copy(update={"captured_once": ["it calls a::b"]})
     trained = explanation(graphs=[first.model_copy(update={"backward": [backward]}), second])
@@ -411,7 +411,7 @@ def test_backward_graphs_have_rows_of_their_own_and_count_in_the_overview():
     assert ("graph, backward", "captured once only: it calls a::b") in reasons
 
 
-def test_cpu_nodes_breaks_reasons_and_limits_are_listed_with_their_lines():
+def test_cpu_nodes_breaks_reasons_and_limits_have_lines():
     found = [explanation("ST"), explanation("MMC", graphs=[], breaks=[], limits=[], error="ValueError: no")]
     (node,) = rows(explained("explain_cpu_nodes", found))
     assert (node["kind"], node["shape"], node["nodes"]) == ("attribute", "[]", 2)
@@ -460,7 +460,7 @@ def test_what_rows_lack_is_told_with_its_reason():
     ]
 
 
-def test_what_later_processes_did_otherwise_is_told_one_row_for_each():
+def test_differences_of_later_processes_have_one_row_each():
     tuning = {"CachingAutotuner.benchmark_all_configs": 0.3, "inductor_compile": 1.0}
     times = CompileTimes(first_call_s=1.5, warm_up_s=2.0, warm_cache=False, parts=tuning, settled=True)
     served = ServedFunction(
