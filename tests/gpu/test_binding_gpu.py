@@ -127,7 +127,7 @@ def full_ways() -> list[str]:
     return [way.reason for graph in optimizations.report() for way in graph.full_ways]
 
 
-def test_bound_arguments_pass_the_generated_code_by_and_follow_exchanges() -> None:
+def test_bound_arguments_skip_generated_code() -> None:
     model = Deep().eval().cuda().double()
     run = torch.compile(model, backend="encore", fullgraph=True)
     inputs = [torch.randn(4, 8, device="cuda", dtype=torch.double) for _ in range(5)]
@@ -173,7 +173,7 @@ class Normalized(nn.Module):
         return last
 
 
-def test_steady_steps_of_training_compute_what_eager_does_and_write_running_statistics() -> None:
+def test_fast_training_steps_equal_eager_with_running_statistics() -> None:
     models = [Normalized().train().cuda().double() for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     run = torch.compile(models[0], backend="encore", fullgraph=True)

@@ -107,7 +107,7 @@ def test_gradients_are_accumulated_over_micro_batches() -> None:
 
 
 @pytest.mark.alone
-def test_micro_batches_that_are_never_alive_together_share_memory() -> None:
+def test_micro_batches_never_alive_together_share_memory() -> None:
     def reserved(order: list[int]) -> int:
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
@@ -157,7 +157,7 @@ def test_what_cannot_be_captured_is_refused() -> None:
     assert torch.nn.functional.dropout(torch.ones(8, device="cuda")).shape == (8,)  # random numbers still work
 
 
-def test_gradients_lie_where_graphs_write_them_and_those_that_are_held_stay_as_they_are() -> None:
+def test_gradients_lie_where_graphs_write_and_held_ones_stay() -> None:
     module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).cuda()
     reference = copy.deepcopy(module)
     group = optimizations.graph_callables(module, [(torch.randn(5, WIDTH, device="cuda"),)])

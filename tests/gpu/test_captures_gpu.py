@@ -66,7 +66,7 @@ def test_while_another_thread_captures() -> None:
 
 
 @pytest.mark.parametrize("indirection", ["off", "auto"])
-def test_a_capture_of_the_program_holds_the_cpu_values_that_it_saw(indirection: str) -> None:
+def test_capture_of_the_program_holds_the_cpu_values_it_saw(indirection: str) -> None:
     """What placement feeds a graph with is written by later calls, which the program's own graph knows nothing of."""
     table = torch.arange(4.0)
 

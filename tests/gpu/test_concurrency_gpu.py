@@ -202,7 +202,7 @@ def the_recording() -> Any:
     return found
 
 
-def test_delayed_kernels_change_no_bits_and_a_missing_edge_is_noticed() -> None:
+def test_delayed_kernels_change_no_bits_and_show_missing_edges() -> None:
     model = Heads().cuda()
     model.register_buffer("source", drawn(8, 128, seed=1))  # at a fixed address: no placeholder that is reused
     with torch.no_grad():

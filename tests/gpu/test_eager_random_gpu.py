@@ -40,7 +40,7 @@ def gradients(heads: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-def test_attention_drops_the_same_elements_with_a_mask_and_without() -> None:
+def test_attention_drops_the_same_with_a_mask_and_without() -> None:
     heads = torch.randn(8, 4, 128, 64, generator=torch.Generator().manual_seed(1)).half().cuda()
     with torch_internals.inductor_config.patch(force_disable_caches=True), eager_random_numbers():
         with attention_that_drops_alike():

@@ -177,7 +177,7 @@ def test_a_mutated_input_is_written_where_the_caller_has_it() -> None:
     assert any(one.steady_replays for one in recordings()), "captured, although stock skips it"
 
 
-def test_a_view_of_a_buffer_that_is_written_is_copied_as_stock_copies_it() -> None:
+def test_view_of_a_written_buffer_is_copied_as_by_stock() -> None:
     class Averaging(torch.nn.Module):
         mean: torch.Tensor
 
@@ -456,7 +456,7 @@ def test_reset_frees_everything_and_functions_go_on(choice: str, weights: dict[s
     assert torch.allclose(call(function, x)[0], torch.softmax(x @ WEIGHTS["single"], -1), atol=1e-6)
 
 
-def test_what_only_triton_kernels_use_is_read_in_place_without_another_capture(searched: list[Searched]) -> None:
+def test_triton_only_input_is_read_in_place_without_recapture(searched: list[Searched]) -> None:
     """Two kernels, the second writing where the first one's dead input may have been."""
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

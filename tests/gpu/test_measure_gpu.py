@@ -77,7 +77,7 @@ def test_a_graph_without_inputs_is_covered_completely(cell):
 
 
 @pytest.mark.parametrize("mode", ["graph", "graph-unpartitioned"])
-def test_all_of_an_input_is_copied_into_its_placeholder_by_one_piece_of_work_outside_the_graph(cell, mode):
+def test_input_is_copied_into_its_placeholder_in_one_piece(cell, mode):
     metrics = metrics_of(cell(Mlp, mode))
     assert metrics.copies is not None and metrics.coverage is not None and metrics.graphs is not None
     assert (metrics.copies.placeholder_bytes, metrics.copies.placeholder_tensors) == (32 * 64 * 4, 1)
@@ -145,7 +145,7 @@ class TableOnTheCpu(torch.nn.Module):
         return self.linear(x) + self.table.to(x.device)  # the line that the reason must name
 
 
-def test_a_blocking_copy_is_seen_and_its_partition_reason_has_the_users_line(cell):
+def test_blocking_copy_is_seen_with_the_users_line(cell):
     metrics = metrics_of(cell(TableOnTheCpu))
     assert metrics.copies is not None and metrics.graphs is not None
     (copy,) = metrics.copies.host_to_device
@@ -212,7 +212,7 @@ def test_iterations_that_differ_are_profiled_alone():
 
 
 @pytest.mark.alone
-def test_device_time_is_that_of_the_work_and_host_time_contains_it():
+def test_device_time_is_that_of_the_work_within_host_time():
     square = torch.randn(4096, 4096, device="cuda")
 
     def iterate(inputs: Inputs) -> None:
@@ -269,7 +269,7 @@ def test_registered_workloads_in_every_mode(tmp_path, workload, mode):
     torch.compiler.reset()
 
 
-def test_the_least_graph_writes_into_no_memory_that_the_program_gets() -> None:
+def test_least_graph_writes_no_memory_of_the_program() -> None:
     launch = least_graph()
     taken = [torch.zeros(1, dtype=torch.int64, device="cuda") for _ in range(1000)]
     launch()

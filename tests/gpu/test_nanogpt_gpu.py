@@ -23,7 +23,7 @@ def decoder(path: str, model: NanoGPT) -> Decoder:
 
 
 @pytest.mark.parametrize("path", [name for name in PATHS if name != "eager"])
-def test_a_path_samples_the_tokens_of_eager_in_every_configuration(path: str):
+def test_path_samples_eagers_tokens_in_every_configuration(path: str):
     torch.manual_seed(1)
     model = NanoGPT(SIZES["full"]).eval().cuda()
     reference, other = EagerDecoder(model), decoder(path, model)

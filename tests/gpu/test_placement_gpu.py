@@ -85,7 +85,7 @@ def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_results_are_eagers_with_new_addresses_and_changing_attributes(name: str) -> None:
+def test_results_are_eagers_at_new_addresses_and_attributes(name: str) -> None:
     make, inputs, change = EXAMPLES[name]
     torch.manual_seed(0)
     module = make().cuda().eval()
@@ -151,7 +151,7 @@ def _steady_events(function: Any, *inputs: Any) -> tuple[list[str], list[str]]:
     return calls, on_device
 
 
-def test_what_inductor_compiles_as_it_is_written_only_is_compiled_so() -> None:
+def test_code_that_inductor_keeps_as_written_is_compiled_so() -> None:
     """Found by random programs: with the linspace on the GPU, Inductor 2.11 has no code for the largest number's place.
     Where a later one has, this is placed."""
 
@@ -265,7 +265,7 @@ def test_gradients_are_eagers_and_a_loss_for_the_cpu_is_there() -> None:
         close(_gradients(module), _gradients(eager))
 
 
-def test_forwards_may_wait_for_their_backwards_while_attributes_change() -> None:
+def test_forwards_may_wait_for_backwards_as_attributes_change() -> None:
     torch.manual_seed(0)
     module = Scored().cuda()
     eager = copy.deepcopy(module)
@@ -359,7 +359,7 @@ def test_results_do_not_change_when_hoisted_values_do() -> None:
 
 
 @pytest.mark.alone
-def test_feeds_with_nothing_to_refresh_cost_under_five_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_feeds_cost_under_five_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Feeds] = []
 
     def recording(plan: Any, original: Any) -> Feeds:

@@ -134,7 +134,7 @@ def test_a_decoder_split_by_pytorch_is_right_and_replayed(tmp_path: Path, ranks:
         assert one["replayed"] >= 30, one
 
 
-def test_a_rank_that_fails_to_record_makes_all_run_without_a_graph(tmp_path: Path) -> None:
+def test_rank_that_fails_to_record_takes_the_graph_from_all(tmp_path: Path) -> None:
     first, second = launch(tmp_path, 2, "fails_on_one", "encore", CALLS="300").found()
     note("fails-on-one", [first, second])
     assert first["wrong"] == second["wrong"] == 0

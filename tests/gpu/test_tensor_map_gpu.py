@@ -49,7 +49,7 @@ def encode(address: int) -> bytes:
     return ctypes.string_at(place, TENSOR_MAP_BYTES)
 
 
-def test_a_new_map_has_its_address_first_and_the_driver_replaces_that() -> None:
+def test_new_map_begins_with_its_address() -> None:
     memory = torch.empty(2, ROWS, COLUMNS, device="cuda", dtype=torch.bfloat16)
     first, second = memory[0].data_ptr(), memory[1].data_ptr()
     before, after = encode(first), encode(second)

@@ -37,7 +37,7 @@ def test_another_device_is_seen() -> None:
 
 
 @pytest.mark.parametrize("held", [0, 1, 4])
-def test_a_step_whose_gradients_are_held_call_after_call_does_what_eager_does(held: int) -> None:
+def test_step_with_held_gradients_equals_eager(held: int) -> None:
     """And takes no full way for that."""
     sides = []
     for graphed in (True, False):

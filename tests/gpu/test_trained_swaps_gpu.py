@@ -43,7 +43,7 @@ def by_a_state_dict(net: nn.Module, seed: int) -> None:
 
 
 @pytest.mark.parametrize("way", [through_data, by_a_state_dict])
-def test_swapped_weights_are_trained_as_in_eager_and_not_recorded_for(
+def test_swapped_weights_train_as_in_eager_without_recording(
     way: Callable[[nn.Module, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.compiler.reset()

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 MODES = ("compile", "graph", "encore")
 
 
-def test_later_processes_of_all_modes_run_what_the_first_one_tuned(tmp_path: Path) -> None:
+def test_later_processes_of_all_modes_run_what_the_first_tuned(tmp_path: Path) -> None:
     cells, _ = tiny_run(tmp_path / "run", ("MBERT", "DCGAN"), MODES, processes=3)
     assert len(cells) == 6
     first = [cells[workload, "compile"] for workload in ("MBERT", "DCGAN")]

@@ -149,7 +149,7 @@ def test_averages_are_updated_where_they_are(grad: bool) -> None:
     assert replays() > 30
 
 
-def test_what_was_saved_for_a_backward_and_is_written_is_found_as_in_eager() -> None:
+def test_written_saved_tensor_is_found_as_in_eager() -> None:
     def write(buffer: torch.Tensor) -> torch.Tensor:
         buffer.mul_(2)
         return buffer + 1
