@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fixtures.bench import FOUR, Bench, bench
-from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_workload
+from fixtures.fake_runs import events, fake_workers_alive, fake_workload
 
 from models.registry import Sharding
 from suite.measure.modes import MODES, select_modes
@@ -12,7 +12,6 @@ from suite.results.schema import Cell, Grouping, Status
 
 __all__ = ["bench"]
 
-THREE_PROCESSES = SETTINGS.model_copy(update={"processes": 3})
 NAMES = [mode.name for mode in FOUR[:3]]
 
 
@@ -37,7 +36,7 @@ def nothing_was_measured_twice(bench: Bench) -> bool:
 
 @pytest.mark.parametrize("phase", ["once", "profiler", "metrics"])
 def test_memory_short_for_metrics_leaves_all_samples(bench: Bench, phase: str) -> None:
-    outcome = bench.run({"graph": f"once:fail:oom@{phase}"}, modes=FOUR[:3], settings=THREE_PROCESSES)
+    outcome = bench.run({"graph": f"once:fail:oom@{phase}"}, modes=FOUR[:3], processes=3)
     cells = bench.cells()
     assert outcome.failed == []
     for name, cell in cells.items():
@@ -77,9 +76,8 @@ def test_all_modes_may_lack_the_memory_for_their_metrics(bench: Bench) -> None:
 
 
 def test_mode_short_of_memory_still_asks_for_more_processes(bench: Bench) -> None:
-    settings = SETTINGS.model_copy(update={"processes": 3, "most_processes": 5})
     modes = (MODES["graph"], MODES["graph-unpartitioned"])
-    bench.run({"graph": "differ,once:fail:oom@metrics"}, modes=modes, settings=settings)
+    bench.run({"graph": "differ,once:fail:oom@metrics"}, modes=modes, processes=3, most_processes=5)
     assert {mode: (cell.processes, len(cell.blocks)) for mode, cell in bench.cells().items()} == {
         "graph": (5, 25), "graph-unpartitioned": (5, 25),
     }  # fmt: skip
@@ -87,7 +85,7 @@ def test_mode_short_of_memory_still_asks_for_more_processes(bench: Bench) -> Non
 
 
 def test_later_processes_short_for_metrics_have_their_samples(bench: Bench) -> None:
-    bench.run({"graph": "later:fail:oom@metrics"}, modes=FOUR[:3], settings=THREE_PROCESSES)
+    bench.run({"graph": "later:fail:oom@metrics"}, modes=FOUR[:3], processes=3)
     cells = bench.cells()
     assert {(cell.status, cell.processes, len(cell.blocks)) for cell in cells.values()} == {(Status.PASS, 3, 15)}
     assert short_in(cells["graph"]) == [("graph", 1, "metrics"), ("graph", 2, "metrics")]
@@ -96,7 +94,7 @@ def test_later_processes_short_for_metrics_have_their_samples(bench: Bench) -> N
 
 
 def test_mode_out_of_memory_while_timed_keeps_its_blocks(bench: Bench) -> None:
-    bench.run({"graph": "block:2:fail:oom@measure"}, modes=FOUR[:3], settings=THREE_PROCESSES)
+    bench.run({"graph": "block:2:fail:oom@measure"}, modes=FOUR[:3], processes=3)
     cells = bench.cells()
     assert {(cell.status, cell.grouping) for cell in cells.values()} == {(Status.PASS, Grouping.TOGETHER)}
     assert (cells["graph"].processes, blocks_of(cells["graph"])) == (1, {0: [0, 1]})
@@ -130,7 +128,7 @@ def test_where_no_mode_has_a_block_all_start_again_in_halves(bench: Bench) -> No
 
 @pytest.mark.parametrize("phase", ["prepare", "compile", "settle"])
 def test_later_process_that_does_not_fit_is_one_fewer(bench: Bench, phase: str) -> None:
-    bench.run({"graph": f"later:fail:oom@{phase}"}, modes=FOUR[:3], settings=THREE_PROCESSES)
+    bench.run({"graph": f"later:fail:oom@{phase}"}, modes=FOUR[:3], processes=3)
     cells = bench.cells()
     assert {(cell.status, cell.grouping) for cell in cells.values()} == {(Status.PASS, Grouping.TOGETHER)}
     assert {mode: (cell.processes, len(cell.blocks)) for mode, cell in cells.items()} == {
@@ -142,7 +140,7 @@ def test_later_process_that_does_not_fit_is_one_fewer(bench: Bench, phase: str) 
 
 
 def test_later_process_out_of_memory_while_timed_keeps_blocks(bench: Bench) -> None:
-    bench.run({"graph": "later:block:2:fail:oom@measure"}, modes=FOUR[:3], settings=THREE_PROCESSES)
+    bench.run({"graph": "later:block:2:fail:oom@measure"}, modes=FOUR[:3], processes=3)
     cells = bench.cells()
     assert (cells["graph"].status, cells["graph"].processes) == (Status.PASS, 2)
     assert blocks_of(cells["graph"]) == {0: list(range(5)), 1: [0, 1]}
@@ -151,14 +149,14 @@ def test_later_process_out_of_memory_while_timed_keeps_blocks(bench: Bench) -> N
 
 
 def test_later_process_out_of_memory_before_blocks_is_one_fewer(bench: Bench) -> None:
-    bench.run({"graph": "later:fail:oom@measure"}, modes=FOUR[:3], settings=THREE_PROCESSES)
+    bench.run({"graph": "later:fail:oom@measure"}, modes=FOUR[:3], processes=3)
     cell = bench.cells()["graph"]
     assert (cell.status, cell.processes, blocks_of(cell), cell.later) == (Status.PASS, 1, {0: list(range(5))}, [])
     assert short_in(cell) == [("graph", 1, "prepare")], "no sample is of kernels that nobody has seen"
 
 
 def test_finished_baseline_is_not_measured_alone(bench: Bench) -> None:
-    bench.run({"graph": "fail:oom@measure"}, modes=FOUR[:3], settings=THREE_PROCESSES)
+    bench.run({"graph": "fail:oom@measure"}, modes=FOUR[:3], processes=3)
     cells = bench.cells()
     assert (cells["graph"].status, cells["graph"].grouping) == (Status.OOM, Grouping.SEQUENTIAL)
     asked = [mode for mode, _, _ in bench.measured()]
@@ -167,7 +165,7 @@ def test_finished_baseline_is_not_measured_alone(bench: Bench) -> None:
 
 def test_later_processes_that_do_not_fit_together_take_turns(bench: Bench) -> None:
     modes = (MODES["graph"], MODES["graph-unpartitioned"])
-    bench.run(modes=modes, settings=THREE_PROCESSES, gpu_bytes=2**50, fits=3)
+    bench.run(modes=modes, processes=3, gpu_bytes=2**50, fits=3)
     for cell in bench.cells().values():
         assert (cell.status, cell.grouping, cell.processes, len(cell.blocks)) == (
             Status.PASS, Grouping.TOGETHER, 3, 15,
@@ -178,7 +176,7 @@ def test_later_processes_that_do_not_fit_together_take_turns(bench: Bench) -> No
 
 
 def test_failure_after_a_lack_of_memory_ends_the_row(bench: Bench) -> None:
-    bench.run({"graph": "fail:oom@once,later:exit:1"}, modes=FOUR[1:3], settings=THREE_PROCESSES)
+    bench.run({"graph": "fail:oom@once,later:exit:1"}, modes=FOUR[1:3], processes=3)
     cell = bench.cells()["graph"]
     assert (cell.status, len(cell.blocks), short_in(cell)) == (Status.CRASH, 5, [("graph", 0, "metrics")])
     assert (cell.error or "").startswith("process 2: ")
@@ -206,8 +204,7 @@ def test_rank_short_of_memory_leaves_what_all_ranks_measured(
     bench: Bench, told: str, short: tuple[str, int, str], count: int
 ) -> None:
     split = fake_workload("FAKE@tp2", tp=2, sharding=Sharding(lambda module, mesh: None, 1, lambda *_: None))
-    settings = SETTINGS.model_copy(update={"processes": 2})
-    bench.run({"compile#1": told}, workloads=(split,), modes=FOUR[1:3], settings=settings)
+    bench.run({"compile#1": told}, workloads=(split,), modes=FOUR[1:3], processes=2)
     cells = bench.cells()
     assert {(cell.status, cell.grouping) for cell in cells.values()} == {(Status.PASS, Grouping.TOGETHER)}
     assert (len(cells["compile"].blocks), len(cells["graph"].blocks)) == (count, 10)

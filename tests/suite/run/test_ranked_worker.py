@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from fixtures.bench import Bench
-from fixtures.fake_runs import SETTINGS, default_signals, fake_worker, fake_workers_alive, fake_workload, living
+from fixtures.fake_runs import default_signals, fake_worker, fake_workers_alive, fake_workload, living
 
 from models.registry import Sharding, UnknownWorkload, find
 from suite.explain.targets import find_targets
@@ -142,7 +142,7 @@ def test_what_all_ranks_say_is_said_once(tmp_path: Path) -> None:
 
 def test_a_row_has_the_parts_of_all_ranks(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.run(workloads=(SPLIT,), modes=COMPILE_MODE, settings=SETTINGS.model_copy(update={"processes": 2}))
+    bench.run(workloads=(SPLIT,), modes=COMPILE_MODE, processes=2)
     (row,) = read_run(bench.path).cells
     assert (row.workload, row.tp, row.status, row.processes) == ("FAKE@tp2", 2, Status.PASS, 2)
     assert [part.rank for part in row.ranks] == [0, 1]

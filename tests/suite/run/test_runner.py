@@ -52,7 +52,7 @@ def test_a_good_run_has_a_row_per_mode_with_all_samples(bench: Bench) -> None:
 
 
 def test_all_modes_measure_a_block_in_changing_order(bench: Bench) -> None:
-    bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"blocks": 30}))
+    bench.run(modes=FOUR[:3], blocks=30)
     names = {mode.name for mode in FOUR[:3]}
     measured = bench.measured()
     assert [turn for _, _, turn in measured] == list(range(90))
@@ -64,7 +64,7 @@ def test_all_modes_measure_a_block_in_changing_order(bench: Bench) -> None:
 
 
 def test_each_mode_has_the_blocks_of_all_its_processes(bench: Bench) -> None:
-    bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 3}))
+    bench.run(modes=FOUR[1:3], processes=3)
     for cell in bench.cells().values():
         assert cell.processes == 3
         assert [(block.process, block.index) for block in cell.blocks] == [(p, i) for p in range(3) for i in range(5)]
@@ -73,18 +73,8 @@ def test_each_mode_has_the_blocks_of_all_its_processes(bench: Bench) -> None:
     assert log.count("fake worker of FAKE graph") == 3
 
 
-def test_mode_fails_with_one_of_its_processes(bench: Bench) -> None:
-    settings = SETTINGS.model_copy(update={"processes": 3})
-    bench.run({"graph": "later:exit:1"}, modes=FOUR[1:3], settings=settings)
-    cells = bench.cells()
-    assert (cells["graph"].status, cells["graph"].processes) == (Status.CRASH, 2)
-    assert (cells["graph"].error or "").startswith("process 2: ")
-    assert (cells["compile"].status, len(cells["compile"].blocks)) == (Status.PASS, 15)
-
-
 def test_later_processes_start_while_the_first_ones_compile(bench: Bench) -> None:
-    settings = SETTINGS.model_copy(update={"processes": 3})
-    bench.run(modes=FOUR[1:3], settings=settings)
+    bench.run(modes=FOUR[1:3], processes=3)
     told = events(bench.folder)
     started = [words[1:] for words in told if words[0] == "started"]
     assert sorted(started) == [["compile", "later"]] * 2 + [["graph", "later"]] * 2
@@ -96,8 +86,7 @@ def test_later_processes_start_while_the_first_ones_compile(bench: Bench) -> Non
 
 def test_waiting_process_finds_compiler_features_early(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     said = told(monkeypatch)
-    settings = SETTINGS.model_copy(update={"processes": 2})
-    bench.run(modes=FOUR[:3], workloads=[fake_workload("ONE"), fake_workload("TWO")], settings=settings)
+    bench.run(modes=FOUR[:3], workloads=[fake_workload("ONE"), fake_workload("TWO")], processes=2)
     built, compiling, *others = ([one for one in each.values() if isinstance(one, (Start, Prepare))] for each in said)
     assert {(type(one), one.spec.mode) for one in built} == {(Prepare, mode.name) for mode in FOUR[:3]}
     (asked,) = (one for one in compiling if isinstance(one, Start) and one.asked)
@@ -108,7 +97,7 @@ def test_waiting_process_finds_compiler_features_early(bench: Bench, monkeypatch
 
 
 def test_first_process_finds_compiler_features_if_none_waits(bench: Bench) -> None:
-    bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 1}))
+    bench.run(modes=FOUR[1:3], processes=1)
     told = events(bench.folder)
     assert ["asked", "compile"] in told
     assert sorted(words[1:] for words in told if words[0] == "started") == [["compile"], ["graph"]]
@@ -116,7 +105,7 @@ def test_first_process_finds_compiler_features_if_none_waits(bench: Bench) -> No
 
 def test_later_processes_start_late_where_host_memory_is_short(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite.run.group, "WORKER_BYTES", 2**60)
-    bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 3}))
+    bench.run(modes=FOUR[1:3], processes=3)
     assert ["graph", "later"] not in [words[1:] for words in events(bench.folder) if words[0] == "started"]
     assert [cell.processes for cell in bench.cells().values()] == [3, 3]
 
@@ -130,15 +119,14 @@ def test_blocks_that_take_long_are_half_as_many(bench: Bench, monkeypatch: pytes
 def test_as_many_later_processes_wait_as_host_memory_allows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite.run.group, "WORKER_BYTES", 1)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=6, total=2**40))
-    bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 4}))
+    bench.run(modes=FOUR[1:3], processes=4)
     started = [words[1:] for words in events(bench.folder) if words[0] == "started"]
     assert started.count(["graph", "later"]) == 2, "of three, whose last would need the last byte"
     assert [cell.processes for cell in bench.cells().values()] == [4, 4]
 
 
 def test_possible_processes_do_not_wait_with_the_needed_ones(bench: Bench) -> None:
-    settings = SETTINGS.model_copy(update={"processes": 3, "most_processes": 5})
-    bench.run({"graph": "differ"}, settings=settings)
+    bench.run({"graph": "differ"}, processes=3, most_processes=5)
     told = events(bench.folder)
     begun = [index for index, words in enumerate(told) if words[0] == "started" and words[2:] == ["later"]]
     assert len(begun) == (3 - 1) * len(bench.cells())
@@ -147,29 +135,17 @@ def test_possible_processes_do_not_wait_with_the_needed_ones(bench: Bench) -> No
     assert fake_workers_alive() == []
 
 
-def test_later_process_that_cannot_start_fails_its_mode_only(bench: Bench) -> None:
-    bench.run({"graph": "later:exit:1@start"}, modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 3}))
-    cells = bench.cells()
-    assert (cells["graph"].status, cells["graph"].processes) == (Status.CRASH, 2)
-    assert (cells["graph"].error or "").startswith("process 2: ")
-    assert (cells["compile"].status, len(cells["compile"].blocks)) == (Status.PASS, 15)
-
-
-def test_waiting_processes_end_where_modes_do_not_fit(bench: Bench) -> None:
-    bench.run(modes=FOUR[1:3], fits=1, settings=SETTINGS.model_copy(update={"processes": 2}))
+def test_nothing_waits_for_modes_that_do_not_fit_together(bench: Bench) -> None:
+    bench.run(modes=FOUR[1:3], fits=1, processes=2)
+    started = [words[1:] for words in events(bench.folder) if words[0] == "started"]
     assert {cell.grouping for cell in bench.cells().values()} == {Grouping.SEQUENTIAL}
     assert fake_workers_alive() == []
-
-
-def test_nothing_waits_for_modes_that_do_not_fit_together(bench: Bench) -> None:
-    bench.run(modes=FOUR[1:3], fits=1, settings=SETTINGS.model_copy(update={"processes": 2}))
-    started = [words[1:] for words in events(bench.folder) if words[0] == "started"]
     assert started.count(["graph", "later"]) == 1, "for its mode alone"
     assert started.count(["compile", "later"]) == 1 + 1, "the one that was asked what the compilers can do"
 
 
 def test_mode_that_did_not_fit_has_nothing_in_the_cache(bench: Bench) -> None:
-    bench.run(modes=FOUR[1:4], fits=2, settings=SETTINGS.model_copy(update={"processes": 1}))
+    bench.run(modes=FOUR[1:4], fits=2, processes=1)
     first: dict[str, str] = {}
     for mode, conditions in bench.compiled():
         first.setdefault(mode, conditions)
@@ -184,14 +160,14 @@ def test_mode_that_did_not_fit_has_nothing_in_the_cache(bench: Bench) -> None:
 def test_modes_with_graphs_start_again_where_processes_differ(
     bench: Bench, behave: dict[str, str], processes: int
 ) -> None:
-    bench.run(behave, settings=SETTINGS.model_copy(update={"processes": 3, "most_processes": 5}))
+    bench.run(behave, processes=3, most_processes=5)
     assert {cell.processes for cell in bench.cells().values()} == {processes}
     assert {len(cell.blocks) for cell in bench.cells().values()} == {5 * processes}
     assert fake_workers_alive() == []
 
 
 def test_profilers_run_one_by_one_after_all_that_is_timed(bench: Bench) -> None:
-    bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"processes": 2}))
+    bench.run(modes=FOUR[:3], processes=2)
     told = [" ".join(words) for words in events(bench.folder) if words[0] in ("once", "profiler", "metrics")]
     names = [mode.name for mode in FOUR[:3]]
     assert told[:3] == [f"once {name}" for name in names]
@@ -221,8 +197,7 @@ def test_failed_metrics_keep_earlier_findings_but_do_not_pass(bench: Bench, phas
 
 
 def test_next_workload_starts_with_later_processes_of_this_one(bench: Bench) -> None:
-    settings = SETTINGS.model_copy(update={"processes": 2})
-    bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[1:3], settings=settings)
+    bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[1:3], processes=2)
     said = [" ".join(words) for words in events(bench.folder)]
     first, second = (index for index, line in enumerate(said) if line.startswith("once compile"))
     before, between = said[:first], said[first:second]
@@ -267,8 +242,7 @@ def test_later_processes_prepare_together_and_measure_in_turn(
 ) -> None:
     """Five processes: three, and two more because they differ."""
     modes = (MODES["graph"], MODES["graph-unpartitioned"])
-    settings = SETTINGS.model_copy(update={"processes": 3, "most_processes": 5})
-    bench.run({"graph": "differ"}, modes=modes, settings=settings, gpu_bytes=gpu_bytes)
+    bench.run({"graph": "differ"}, modes=modes, processes=3, most_processes=5, gpu_bytes=gpu_bytes)
     assert {mode: cell.processes for mode, cell in bench.cells().items()} == dict.fromkeys(bench.cells(), 5)
     for cell in bench.cells().values():
         assert [(block.process, block.index) for block in cell.blocks] == [(p, i) for p in range(5) for i in range(5)]
@@ -283,10 +257,10 @@ def test_later_processes_prepare_together_and_measure_in_turn(
     assert counts == prepared
 
 
-@pytest.mark.parametrize("phase", ["prepare", "compile", "measure"])
-def test_mode_that_failed_in_one_process_skips_the_next(bench: Bench, phase: str) -> None:
-    settings = SETTINGS.model_copy(update={"processes": 3})
-    bench.run({"graph": f"later:exit:1@{phase}"}, modes=FOUR[1:3], settings=settings, gpu_bytes=2**50)
+@pytest.mark.parametrize("gpu_bytes", [None, 2**50])
+@pytest.mark.parametrize("phase", ["", "@start", "@prepare", "@compile", "@measure"])
+def test_mode_that_failed_in_one_process_skips_the_next(bench: Bench, phase: str, gpu_bytes: int | None) -> None:
+    bench.run({"graph": f"later:exit:1{phase}"}, modes=FOUR[1:3], processes=3, gpu_bytes=gpu_bytes)
     cells = bench.cells()
     assert (cells["graph"].status, cells["graph"].processes) == (Status.CRASH, 2)
     assert (cells["graph"].error or "").startswith("process 2: ")
@@ -295,8 +269,7 @@ def test_mode_that_failed_in_one_process_skips_the_next(bench: Bench, phase: str
 
 
 def test_row_tells_what_later_processes_did_differently(bench: Bench) -> None:
-    settings = SETTINGS.model_copy(update={"processes": 3})
-    bench.run({"graph": "retune@metrics"}, modes=FOUR[1:3], settings=settings)
+    bench.run({"graph": "retune@metrics"}, modes=FOUR[1:3], processes=3)
     cells = bench.cells()
     retuned = ["triton_poi_fused 32x1x1 128x1x1", "triton_poi_fused 64x1x1 128x1x1"]
     for mode, found in (("compile", []), ("graph", retuned)):
@@ -307,8 +280,7 @@ def test_row_tells_what_later_processes_did_differently(bench: Bench) -> None:
 
 
 def test_failed_mode_does_not_start_the_others_again(bench: Bench) -> None:
-    settings = SETTINGS.model_copy(update={"processes": 3, "most_processes": 5})
-    bench.run({"graph": "differ,later:exit:1"}, settings=settings)
+    bench.run({"graph": "differ,later:exit:1"}, processes=3, most_processes=5)
     assert {mode: cell.processes for mode, cell in bench.cells().items()} == {
         "eager": 3, "compile": 3, "graph": 2, "graph-unpartitioned": 3,
     }  # fmt: skip
@@ -330,7 +302,7 @@ def test_reference_leads_the_compilation_and_all_settle_together(bench: Bench) -
     names = ("eager", "graph", "compile", "graph-unpartitioned", "placement", "indirection", "encore")
     modes = [MODES[name] for name in names[:-1]]
     modes.append(replace(MODES["encore"], options={"selection": "measure"}))
-    bench.run(modes=modes, settings=SETTINGS.model_copy(update={"processes": 2}))
+    bench.run(modes=modes, processes=2)
     compiled, done = bench.compiled(), bench.prepared()
     others = names[1:2] + names[3:]
     first = {("eager", "WARM"), ("compile", "COLD_FOLLOWED"), *((name, "KERNELS_SIDE_BY_SIDE") for name in others)}
@@ -341,25 +313,29 @@ def test_reference_leads_the_compilation_and_all_settle_together(bench: Bench) -
     assert done[13] == done[-1] == "settled encore", "alone: it times calls, in a later process too"
 
 
-def test_without_the_reference_the_first_mode_leads(bench: Bench) -> None:
-    bench.run(modes=[MODES[name] for name in ("eager", "indirection", "lean", "encore")])
-    others = {("lean", "KERNELS_SIDE_BY_SIDE"), ("encore", "KERNELS_SIDE_BY_SIDE")}
-    assert set(bench.compiled()) == {("eager", "WARM"), ("indirection", "COLD_FOLLOWED"), *others}
-
-
-def test_leader_that_fails_early_leaves_no_kernels(bench: Bench) -> None:
-    bench.run({"compile": "exit:1@prepare"}, modes=FOUR[1:4])
-    others = {("graph", "COLD_FOLLOWED"), ("graph-unpartitioned", "COLD_FOLLOWED")}
-    assert set(bench.compiled()) == others
-
-
-def test_a_mode_that_is_the_only_one_to_compile_does_so_alone(bench: Bench) -> None:
-    bench.run(modes=FOUR[:2])
-    assert set(bench.compiled()) == {("eager", "WARM"), ("compile", "COLD_ALONE")}
+@pytest.mark.parametrize(
+    ("behave", "modes", "expected"),
+    [
+        # Without the reference the first mode leads; one that compiles alone follows nobody.
+        ({}, ("eager", "indirection", "lean", "encore"), {"eager": "WARM", "indirection": "COLD_FOLLOWED"}),
+        ({}, ("eager", "compile"), {"eager": "WARM", "compile": "COLD_ALONE"}),
+        (
+            {"compile": "exit:1@prepare"},
+            ("compile", "graph", "graph-unpartitioned"),
+            {"graph": "COLD_FOLLOWED", "graph-unpartitioned": "COLD_FOLLOWED"},
+        ),
+    ],
+)
+def test_first_mode_leads_where_the_reference_does_not(
+    bench: Bench, behave: dict[str, str], modes: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    bench.run(behave, modes=[MODES[name] for name in modes])
+    followers = {name: "KERNELS_SIDE_BY_SIDE" for name in ("lean", "encore") if name in modes}
+    assert set(bench.compiled()) == {*(expected | followers).items()}
 
 
 def test_followers_of_a_leader_start_no_compiler_pool(bench: Bench) -> None:
-    bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"processes": 2}))
+    bench.run(modes=FOUR[:3], processes=2)
     placed = {
         log.stem.rpartition(".")[2]: [
             line.split()[1:3] for line in log.read_text().splitlines() if line.startswith("place ")
@@ -374,9 +350,7 @@ def test_followers_of_a_leader_start_no_compiler_pool(bench: Bench) -> None:
 
 
 def test_modes_of_a_workload_share_a_cache_workloads_do_not(bench: Bench) -> None:
-    bench.run(
-        workloads=[fake_workload("ONE"), fake_workload("TWO")], settings=SETTINGS.model_copy(update={"processes": 2})
-    )
+    bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")], processes=2)
     folders = {
         name: {
             line.split()[-1]
@@ -402,7 +376,7 @@ def test_one_cell_finds_compiler_features_for_all_later_ones(bench: Bench) -> No
 
 
 def test_cold_compile_times_are_taken_of_each_mode_alone(bench: Bench) -> None:
-    bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"cold_compile_times": True}))
+    bench.run(modes=FOUR[:3], cold_compile_times=True)
     assert bench.compiled()[3:] == [("compile", "COLD_ALONE"), ("graph", "COLD_ALONE")]
     assert {cell.mode for cell in bench.cells().values()} == {"eager", "compile", "graph"}
 
@@ -425,7 +399,7 @@ def test_failed_cold_compilation_is_reported_without_times(bench: Bench, monkeyp
         return failed if compiled.count("graph") == 2 and mode.name == "graph" else judged(mode, correctness)
 
     monkeypatch.setattr(suite.run.group, "bitwise_failure", failure)
-    bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"cold_compile_times": True}))
+    bench.run(modes=FOUR[:3], cold_compile_times=True)
     assert {cell.status for cell in bench.cells().values()} == {Status.PASS}
     assert {name: times is not None for name, times in taken.items()} == {"compile": True, "graph": False}
     said = (bench.folder / "display").read_text()
@@ -434,9 +408,15 @@ def test_failed_cold_compilation_is_reported_without_times(bench: Bench, monkeyp
 
 def test_sampling_goes_on_until_ratios_are_narrow_enough(bench: Bench) -> None:
     """Blocks of the fake worker are all alike: then the least number is enough, and scattered ones take them all."""
-    settings = SETTINGS.model_copy(update={"blocks": 10, "most_blocks": 25, "measure_s": 60.0})
-    bench.run(modes=FOUR[1:3], settings=settings, workloads=[fake_workload("CALM")])
-    bench.run({"graph": "scatter"}, modes=FOUR[1:3], settings=settings, workloads=[fake_workload("WILD")])
+    bench.run(modes=FOUR[1:3], blocks=10, most_blocks=25, measure_s=60.0, workloads=[fake_workload("CALM")])
+    bench.run(
+        {"graph": "scatter"},
+        modes=FOUR[1:3],
+        blocks=10,
+        most_blocks=25,
+        measure_s=60.0,
+        workloads=[fake_workload("WILD")],
+    )
     assert {key: len(cell.blocks) for key, cell in bench.cells().items()} == {
         "CALM/compile": 10,
         "CALM/graph": 10,
@@ -585,7 +565,7 @@ def test_cold_caches_are_removed_and_warm_ones_kept(bench: Bench, monkeypatch: p
     assert list(temporary.iterdir()) == []
     bench.run(
         modes=FOUR[:1],
-        settings=SETTINGS.model_copy(update={"warm_cache": True}),
+        warm_cache=True,
         workloads=[fake_workload("WARM")],
     )
     assert (bench.folder / "warm").is_dir()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs
-from fixtures.fake_runs import SETTINGS, fake_workers_alive, fake_workload
+from fixtures.fake_runs import fake_workers_alive, fake_workload
 
 import suite.run.group
 from models.registry import Sharding
@@ -25,8 +25,6 @@ from suite.worker.compile_cache import CompileCache
 from tests.suite.cli.test_cli import fake
 
 __all__ = ["bench", "fake"]
-
-THREE_PROCESSES = SETTINGS.model_copy(update={"processes": 3})
 
 
 def kept(bench: Bench) -> dict[str, Cell]:
@@ -66,7 +64,7 @@ def goes_on(bench: Bench, **options: object) -> None:
 
 @pytest.mark.parametrize("phase", ["start", "prepare", "compile", "settle"])
 def test_interrupt_before_later_processes_keeps_first_samples(bench: Bench, phase: str) -> None:
-    interrupted(bench, "graph", f"later:hang@{phase}", settings=THREE_PROCESSES)
+    interrupted(bench, "graph", f"later:hang@{phase}", processes=3)
     rows = kept(bench)
     if phase == "start":  # while the first processes compile
         assert rows == {}
@@ -76,24 +74,24 @@ def test_interrupt_before_later_processes_keeps_first_samples(bench: Bench, phas
             assert (blocks_of(row), row.processes, lacks(row)) == ({0: 5}, 1, [(name, 1, "prepare")])
             assert row.metrics is not None and row.metrics.kernels, "metrics had been taken"
         assert "FAKE: not through; what was measured of eager" in (bench.folder / "display").read_text()
-    goes_on(bench, settings=THREE_PROCESSES)
+    goes_on(bench, processes=3)
 
 
 def test_interrupt_between_blocks_keeps_those_of_all_processes(bench: Bench) -> None:
-    interrupted(bench, "graph", "later:block:3:hang@measure", settings=THREE_PROCESSES)
+    interrupted(bench, "graph", "later:block:3:hang@measure", processes=3)
     for name, row in kept(bench).items():
         assert blocks_of(row)[0] == 5 and blocks_of(row)[1] in ((3,) if name == "graph" else (3, 4))
         assert (row.processes, lacks(row)) == (2, [(name, 1, "measure")])
         assert row.others is not None
     assert len(kept(bench)) == 4
-    goes_on(bench, settings=THREE_PROCESSES)
+    goes_on(bench, processes=3)
 
 
 @pytest.mark.parametrize(("phase", "has_kernels"), [("once", []), ("profiler", []), ("metrics", ["eager", "compile"])])
 def test_interrupt_during_metrics_keeps_blocks_and_other_metrics(
     bench: Bench, phase: str, has_kernels: Sequence[str]
 ) -> None:
-    interrupted(bench, "graph", f"hang@{phase}", settings=THREE_PROCESSES)
+    interrupted(bench, "graph", f"hang@{phase}", processes=3)
     rows = kept(bench)
     assert list(rows) == [mode.name for mode in FOUR]
     for name, row in rows.items():
@@ -101,7 +99,7 @@ def test_interrupt_during_metrics_keeps_blocks_and_other_metrics(
         assert blocks_of(row) == {0: 5}
         assert lacks(row) == [*([] if whole else [(name, 0, "metrics")]), (name, 1, "prepare")]
         assert bool(row.metrics and row.metrics.kernels) is whole
-    goes_on(bench, settings=THREE_PROCESSES)
+    goes_on(bench, processes=3)
 
 
 def test_failed_modes_say_why_and_need_a_block_for_a_row(bench: Bench) -> None:
@@ -124,11 +122,11 @@ def test_failed_modes_say_why_and_need_a_block_for_a_row(bench: Bench) -> None:
 
 
 def test_later_failure_does_not_replace_samples(bench: Bench) -> None:
-    interrupted(bench, "graph", "later:hang", settings=THREE_PROCESSES)
+    interrupted(bench, "graph", "later:hang", processes=3)
     before = kept(bench)
     (bench.path / "logs" / "FAKE.graph.log").unlink()
     with interrupted_once_it_hangs(bench.path / "logs" / "FAKE.graph.log"):
-        bench.run({"compile": "fail:fail_accuracy", "graph": "hang@metrics"}, settings=THREE_PROCESSES)
+        bench.run({"compile": "fail:fail_accuracy", "graph": "hang@metrics"}, processes=3)
     assert kept(bench) == before
 
 
@@ -163,9 +161,9 @@ def test_interrupt_at_the_end_of_the_last_half_leaves_final_rows(bench: Bench, m
 
 
 def test_interrupt_with_processes_still_to_come_is_not_final(bench: Bench) -> None:
-    interrupted(bench, "graph", "hang@stop", settings=THREE_PROCESSES)
+    interrupted(bench, "graph", "hang@stop", processes=3)
     assert len(kept(bench)) == 4
-    goes_on(bench, settings=THREE_PROCESSES)
+    goes_on(bench, processes=3)
 
 
 def test_interrupt_during_cold_compiles_leaves_final_rows(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +174,7 @@ def test_interrupt_during_cold_compiles_leaves_final_rows(bench: Bench, monkeypa
 
     monkeypatch.setattr(GroupSession, "cold_compile_times", stopped)
     with pytest.raises(Interrupted):
-        bench.run(settings=SETTINGS.model_copy(update={"cold_compile_times": True}))
+        bench.run(cold_compile_times=True)
     rows = bench.cells()
     assert list(rows) == [mode.name for mode in FOUR] and kept(bench) == {}
     assert {name for name, row in rows.items() if row.compile and row.compile.first_call_s == 1234.5} == {"compile"}
@@ -184,10 +182,10 @@ def test_interrupt_during_cold_compiles_leaves_final_rows(bench: Bench, monkeypa
 
 
 def test_a_start_with_fewer_modes_leaves_the_rows_of_the_others(bench: Bench) -> None:
-    interrupted(bench, "graph", "later:hang", settings=THREE_PROCESSES)
+    interrupted(bench, "graph", "later:hang", processes=3)
     before = kept(bench)
     (bench.path / "logs" / "FAKE.graph.log").unlink()
-    interrupted(bench, "graph", "later:hang@metrics", settings=THREE_PROCESSES, modes=FOUR[1:3])
+    interrupted(bench, "graph", "later:hang@metrics", processes=3, modes=FOUR[1:3])
     rows = kept(bench)
     assert rows.keys() == before.keys()
     assert {name: blocks_of(row) for name, row in rows.items() if row != before[name]} == {
@@ -233,19 +231,19 @@ def test_ranks_of_an_interrupted_cell_have_their_parts(bench: Bench) -> None:
 
 
 def test_shorter_start_leaves_the_rows_of_the_one_before(bench: Bench) -> None:
-    interrupted(bench, "graph", "later:block:3:hang@measure", settings=THREE_PROCESSES)
+    interrupted(bench, "graph", "later:block:3:hang@measure", processes=3)
     before = (bench.path / UNFINISHED).read_bytes()
     (bench.path / "logs" / "FAKE.graph.log").unlink()
-    interrupted(bench, "graph", "hang@metrics", settings=THREE_PROCESSES)
+    interrupted(bench, "graph", "hang@metrics", processes=3)
     assert (bench.path / UNFINISHED).read_bytes() == before
     (bench.path / "logs" / "FAKE.graph.log").unlink()
-    interrupted(bench, "graph", "later:hang@metrics", settings=THREE_PROCESSES)
+    interrupted(bench, "graph", "later:hang@metrics", processes=3)
     rows = kept(bench)
     assert all(blocks_of(row) == {0: 5, 1: 5} for row in rows.values()), "that one got farther"
 
 
 def test_another_workload_does_not_touch_unfinished_rows(bench: Bench) -> None:
-    interrupted(bench, "graph", "later:hang", settings=THREE_PROCESSES)
+    interrupted(bench, "graph", "later:hang", processes=3)
     before = kept(bench)
     bench.run(workloads=[fake_workload("OTHER")])
     assert kept(bench) == before
@@ -261,7 +259,7 @@ def test_an_error_of_the_suite_itself_keeps_them_too(bench: Bench, monkeypatch: 
 
     monkeypatch.setattr(GroupSession, "side_by_side", broken)
     with pytest.raises(ZeroDivisionError):
-        bench.run(settings=THREE_PROCESSES)
+        bench.run(processes=3)
     assert {name: blocks_of(row) for name, row in kept(bench).items()} == {mode.name: {0: 5} for mode in FOUR}
 
 
@@ -318,5 +316,5 @@ def test_kernels_of_equal_processes_are_compared_for_free(bench: Bench, monkeypa
         raise AssertionError("they are equal")
 
     monkeypatch.setattr("suite.run.member.difference", compared)
-    bench.run(settings=THREE_PROCESSES)
+    bench.run(processes=3)
     assert all(row.processes == 3 and not row.other_kernels for row in bench.cells().values())

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures.bench import FOUR, Bench, bench
-from fixtures.fake_runs import SETTINGS
 from tiny_workloads import normal_inputs, workload_of
 from torch import nn
 
@@ -184,11 +183,11 @@ def test_cell_that_needs_too_much_ends_before_it_is_built(monkeypatch: pytest.Mo
 def test_run_skips_a_workload_that_the_gpu_cannot_hold(bench: Bench) -> None:
     """With real workers: nothing is built, in no process, and no smaller group is tried."""
     command = [sys.executable, "-P", str(Path(__file__).parents[2] / "support" / "fixtures" / "small_gpu_worker.py")]
-    settings = SETTINGS.model_copy(update={"device": "cuda", "processes": 2})
     bench.run(
         workloads=[find("ALNET"), find("EOS")],
         modes=FOUR[1:3],
-        settings=settings,
+        device="cuda",
+        processes=2,
         worker_command=command,
         timeout_s=120,
     )
