@@ -30,6 +30,8 @@ from typing import Any
 
 import torch
 
+from tests.support.forced_branches import concurrency, force_if_asked
+
 from .compare import _generator, _write
 from .programs import CALLS, Built, Program, build, draw, text
 from .sources import INPUTS, Input, memory_and_view, view_of
@@ -194,7 +196,7 @@ def compare(seed: int, number: int) -> tuple[str, str | None]:
 
 
 def _encore(options: dict[str, Any]) -> Callable[[Model], Callable[..., Any]]:
-    return lambda model: torch.compile(model, backend="encore", options=options)
+    return lambda model: torch.compile(model, backend="encore", options={"concurrency": concurrency(), **options})
 
 
 def _pinned(name: str, value: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -230,6 +232,7 @@ def work(seed: int, first: int, every: int, seconds: float) -> int:
     from optimizations.in_place import budget
 
     budget.SHARE, budget.FEWEST_REPLAYS = 1e9, 1
+    force_if_asked()
     torch.set_num_threads(1)
     ends, number = time.monotonic() + seconds, first
     while time.monotonic() < ends:

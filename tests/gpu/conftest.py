@@ -53,12 +53,15 @@ def unselected(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Most tested programs are tiny, and a race takes more calls than most tests make.
     """
+    from forced_branches import concurrency, force_if_asked
+
     from optimizations.options import Options
 
+    force_if_asked(monkeypatch.setattr)
     parse = Options.parse.__func__  # type: ignore[attr-defined]
     default = {
         "selection": os.environ.get("ENCORE_TEST_SELECTION", "off"),
-        "concurrency": os.environ.get("ENCORE_TEST_CONCURRENCY", "off"),
+        "concurrency": concurrency(),
     }
     chosen = classmethod(lambda cls, given: parse(cls, {**default, **(given or {})}))
     monkeypatch.setattr(Options, "parse", chosen)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from delayed_graphs import delayed, without_edges
+from forced_branches import BranchesAtOnce
 from torch import nn
 
 import optimizations
 from optimizations import race
 from optimizations.concurrency import branches
-from optimizations.concurrency.branches import BRANCHES
 from optimizations.in_place.budget import spent_at_once
 from optimizations.trees import node
 from optimizations.trees.containers import managers
@@ -23,18 +23,9 @@ pytestmark = pytest.mark.gpu
 CALLS = 40
 
 
-class LastWins(race.Race):
-    """A race that the branches win, whatever the times are."""
-
-    def _judge(self) -> None:
-        super()._judge()
-        if self.winner is not None:
-            self.winner = BRANCHES
-
-
 @pytest.fixture(autouse=True)
 def _from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(node, "Race", LastWins)
+    monkeypatch.setattr(node, "Race", BranchesAtOnce)
     torch.compiler.reset()
     optimizations.reset()
     with spent_at_once():
@@ -188,6 +179,29 @@ def test_triton_kernel_of_the_program_is_a_barrier() -> None:
         y = torch.empty_like(x)
         twice[(1,)](x, y, n=x.numel())
         return y @ x + (x.cos() @ x).relu()
+
+    with torch.no_grad():
+        call = compiled(program, "auto")
+        for seed in range(CALLS):
+            x = drawn(32, 32, seed=seed)
+            torch.testing.assert_close(call(x), program(x), rtol=1e-4, atol=1e-4)
+    assert all(report.barriers >= 1 for report in concurrency() if report.launches)
+
+
+def test_kernel_of_the_program_may_write_an_argument_called_in_ptr() -> None:
+    triton = pytest.importorskip("triton")
+    tl = triton.language
+
+    @triton.jit
+    def double(in_ptr, n: tl.constexpr):  # type: ignore[no-untyped-def]
+        at = tl.arange(0, n)
+        tl.store(in_ptr + at, 2 * tl.load(in_ptr + at))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        z = y @ x
+        double[(1,)](y, n=x.numel())
+        return z + (y @ x).relu() + (x.cos() @ x).relu()
 
     with torch.no_grad():
         call = compiled(program, "auto")

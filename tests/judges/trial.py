@@ -12,13 +12,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from optimizations import torch_internals
+from tests.support.forced_branches import concurrency
 
 from .cases import Case, seed_all
 
 COMPILERS: Mapping[str, Mapping[str, Any]] = {
     "compile": {},
     "stock": {"mode": "reduce-overhead"},
-    "encore": {"backend": "encore", "options": {"selection": "off"}},
+    "encore": {"backend": "encore", "options": {"selection": "off", "concurrency": concurrency()}},
 }
 """Keywords of `torch.compile`. With Encore's rules functions of one or two kernels, which most samples are, would run
 without a graph."""

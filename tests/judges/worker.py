@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from tests.support.forced_branches import force_if_asked
+
 from . import trial
 from .cases import NoSample, case
 from .databases import Task, entries, tolerances
@@ -53,6 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def prepare() -> None:
     """Make the backend known where the project is not installed."""
+    force_if_asked()
     if "encore" not in torch._dynamo.list_backends(exclude_tags=()):
         from optimizations.backend import encore
 
