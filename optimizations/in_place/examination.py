@@ -32,7 +32,7 @@ from optimizations.graph.records import Capture, CapturedGraph, KernelNode, Memo
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
 from optimizations.in_place.budget import waiting_for_memory
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.in_place.trial import Candidate, Effects, TrialTools
+from optimizations.in_place.proof import Candidate, Effects, TrialTools
 from optimizations.lazy_view import is_lazy_view
 
 SHIFT_BYTES = 4096

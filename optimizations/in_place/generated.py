@@ -11,23 +11,170 @@ and operators by name, and returns. From that follows, without running anything,
 
 Note [Doubt about the source]. Whatever is not understood counts against: an unknown call makes the function opaque, a
 use that is not the plain argument of a Triton kernel makes the input's uses unknown.
+
+Note [Seeds of attention]. Two operators read their random state where the run needs it. Outside a capture they read it
+on the host, inside a capture they pass its address on the GPU to a kernel. Their forwards return it accordingly. A
+forward that replays a graph therefore leaves seeds on the GPU that a backward without a graph cannot read: the process
+ends. The numbers are the same on both sides, because a captured backward adds nothing to the stored offset. Other
+attention operators (flash, cuDNN) have an argument of the same name and keep it on the GPU in every case.
+
+Note [Writes through views]. Inductor knows of a write by the name of the buffer that is written. Where it leaves a
+view to an operator (views of complex tensors, `torch._inductor.config.fallback_by_default`) the view is a buffer of
+its own, and a write to it is not taken for one to the input: `x[1].mul_(2)` of a complex `x`. CUDA graphs that
+believe this write a placeholder, and the caller's tensor stays as it was. So the views that operators make are
+followed here, by their schemas.
+
+Note [Memory that is taken over]. `buf1 = arg0_1` gives the memory of a dead input to a result. What is written there
+is not the input any more.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from optimizations import torch_internals
 from optimizations.graph.plan import is_collective_kernel, is_collective_operator
-from optimizations.in_place.attention_seeds import find_seeds
-from optimizations.in_place.written_inputs import written_through_views
 from optimizations.selection import UNKNOWN_OPERATOR_KERNELS
+
+READERS = ("_scaled_dot_product_efficient_attention_backward", "_efficient_attention_backward")
+"""The operators (of `aten`) that read seeds on the host outside a capture."""
+
+SEEDS = ("philox_seed", "philox_offset")
+"""Their arguments that hold random state."""
+
+
+def names_a_reader(source: str) -> bool:
+    """Return whether generated source may call one of `READERS`."""
+    return any(name in source for name in READERS)
+
+
+def find_seeds(calls: Iterable[tuple[str, ast.Call]], inputs: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the positions of inputs that are passed to `READERS` as seeds.
+
+    Args:
+        calls: the calls of a generated function, each with its dotted name.
+        inputs: positions of inputs by name.
+    """
+    found: set[int] = set()
+    for name, call in calls:
+        parts = name.split(".")
+        reader = next((one for one in READERS if one in parts), None)
+        if reader is None:
+            continue
+        given = dict(enumerate(call.args))
+        named = {one.arg: one.value for one in call.keywords}
+        for position, seed in _positions(reader):
+            value = given.get(position, named.get(seed))
+            if isinstance(value, ast.Call) and value.args:  # reinterpret_tensor(philox_seed, ...)
+                value = value.args[0]
+            if isinstance(value, ast.Name) and value.id in inputs:
+                found.add(inputs[value.id])
+    return tuple(sorted(found))
+
+
+@functools.cache
+def _positions(reader: str) -> tuple[tuple[int, str], ...]:
+    """Return position and name of the seeds among an operator's arguments, from its schema."""
+    arguments = getattr(torch.ops.aten, reader).default._schema.arguments
+    return tuple((position, one.name) for position, one in enumerate(arguments) if one.name in SEEDS)
+
+
+Memory = frozenset[int]
+"""Positions of the inputs whose memory something lies in."""
+
+_NONE: Memory = frozenset()
+
+_VIEWS = frozenset(("view", "to"))
+"""Methods of tensors in generated code whose results may lie in the tensor's memory."""
+
+
+def written_through_views(definition: ast.FunctionDef, inputs: Mapping[str, int]) -> Memory:
+    """Positions of inputs that operators write, in a function's syntax tree; `inputs` are the positions by name."""
+    writes = _Writes(inputs)
+    writes.visit(definition)
+    return frozenset(writes.written)
+
+
+class _Writes(ast.NodeVisitor):
+    """Follows the memory of inputs through straight-line code. `written`: the inputs that are written so far."""
+
+    def __init__(self, inputs: Mapping[str, int]) -> None:
+        self.written: set[int] = set()
+        self._inputs = inputs
+        self._memory: dict[str, Memory] = {name: frozenset((position,)) for name, position in inputs.items()}
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.visit(node.value)
+        value = node.value
+        if isinstance(value, ast.Name) and value.id == "args":
+            return
+        # Note [Memory that is taken over]
+        taken_over = isinstance(value, ast.Name) and value.id in self._inputs
+        memory = _NONE if taken_over or _is_other_memory(value) else self._memory_of(value)
+        for target in node.targets:
+            for name in ast.walk(target):
+                if isinstance(name, ast.Name):
+                    self._memory[name.id] = memory
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self.generic_visit(node)
+        for parameter, value in _given(node):
+            if parameter.alias_info is not None and parameter.alias_info.is_write:
+                self.written |= self._memory_of(value)
+
+    def _memory_of(self, value: ast.expr) -> Memory:
+        if isinstance(value, ast.Name):
+            return self._memory.get(value.id, _NONE)
+        if isinstance(value, ast.Subscript):
+            return self._memory_of(value.value)
+        if isinstance(value, (ast.List, ast.Tuple)):
+            return _NONE.union(*map(self._memory_of, value.elts))
+        if isinstance(value, ast.Call):
+            if dotted(value.func) == "reinterpret_tensor" and value.args:
+                return self._memory_of(value.args[0])
+            if isinstance(value.func, ast.Attribute) and value.func.attr in _VIEWS:
+                return self._memory_of(value.func.value)
+            shared = [one for parameter, one in _given(value) if parameter.alias_info is not None]
+            return _NONE.union(*map(self._memory_of, shared))
+        return _NONE
+
+
+def _is_other_memory(value: ast.expr) -> bool:
+    """Whether it is a dead buffer in another shape, as a result gets it."""
+    return isinstance(value, ast.Call) and dotted(value.func) == "reinterpret_tensor"
+
+
+def _given(call: ast.Call) -> Iterator[tuple[Any, ast.expr]]:
+    """The parameters of an operator's schema with what a call passes; nothing where no operator is called."""
+    operator = _operator(dotted(call.func))
+    if operator is None:
+        return
+    parameters = operator._schema.arguments
+    by_name = {parameter.name: parameter for parameter in parameters}
+    positional = [parameter for parameter in parameters if not parameter.kwarg_only]
+    yield from zip(positional, call.args, strict=False)
+    yield from ((by_name[one.arg], one.value) for one in call.keywords if one.arg in by_name)
+
+
+def _operator(name: str) -> Any:
+    """`torch.ops.aten.slice.Tensor`, or as generated code shortens it, `aten.slice.Tensor`."""
+    parts = name.removeprefix("torch.ops.").split(".")
+    if not name.startswith(("torch.ops.", "aten.")) or len(parts) != 3:
+        return None
+    found: Any = torch.ops
+    for part in parts:
+        found = getattr(found, part, None)
+    return found if isinstance(found, torch_internals.OpOverload) else None
+
 
 _PURE_OF_LIBRARIES: Mapping[str, frozenset[str]] = {
     "torchvision": frozenset(
@@ -140,7 +287,7 @@ class GeneratedCode:
         collectives: calls that involve other processes, in the order of the source, with their constant arguments
             (the operation, the group's name). Ranks that work together have the same ones.
         written: positions of inputs that operators are seen to write, whatever Inductor says of them.
-        seeds: positions of inputs that are random state of memory-efficient attention (`attention_seeds`).
+        seeds: positions of inputs that are random state of memory-efficient attention. Note [Seeds of attention].
         kernels: how many kernels it launches at least: Triton kernels and library calls are one each, an operator is
             `UNKNOWN_OPERATOR_KERNELS`. None where the source cannot be read.
     """

@@ -9,15 +9,30 @@ Where two runs of the copying graph agree bit for bit, so must the candidate. Wh
 it must stay within `SPREAD_MARGIN` times the largest distance seen between two of them, tensor by tensor. Two runs may
 be close by chance, so it takes `OBJECTIONS` calls to refuse; a wrong pointer shows in each.
 
-Only the decision is here. `trial` does the work.
+Note [What the program sees]. The copying graph's results, and nothing else. What either graph changes is put back or
+put in place: results of earlier graphs that a run destroys, inputs at fixed addresses that the function writes, and
+the outputs. The generator is advanced once, by the copying graph's replay; the candidate is launched by the driver and
+draws from the state which that replay set. Nothing waits for the device: outcomes are compared there, and the answer
+is fetched by a later call.
+
+Note [What the placeholders hold]. While the candidate runs, the placeholders of unproven inputs hold the data of an
+earlier call: values that the program really passed. All others hold this call's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Protocol
+
+import torch
+
+from optimizations.graph.applied import AppliedPlan, ApplierTools
+from optimizations.graph.driver import check
+from optimizations.graph.editing import EditableGraph
+from optimizations.graph.plan import Plan
 
 SPREAD_MARGIN = 4.0
 """Two runs understate how far runs can lie apart; a wrong pointer is off by far more than this."""
@@ -129,3 +144,264 @@ def objection(repeated: Sequence[float], candidate: Collection[float]) -> str | 
         elif not deviation <= SPREAD_MARGIN * spread:
             return f"tensor {place} of the outcome differs by up to {deviation:g}, two copying runs by {spread:g}"
     return None
+
+
+SPREAD_BYTES = 32
+"""Bytes for each number of a tensor while the distance of two runs is computed."""
+
+ARITHMETIC_BYTES = 2
+"""Floating-point types narrower than this have no arithmetic in PyTorch."""
+
+
+class TrialTools(ApplierTools, Protocol):
+    """What a trial needs of a device in addition to what the appliers do."""
+
+    driver: Any
+
+    def stream(self) -> Any:
+        """The current stream (`CUstream`)."""
+
+
+class Candidate:
+    """A copy of a captured graph, changed as planned and instantiated. To be closed.
+
+    Raises:
+        CudaCallFailed, AddressRefused, TableUnavailable: the plan cannot be carried out.
+    """
+
+    def __init__(self, graph: EditableGraph, plan: Plan, tools: TrialTools) -> None:
+        self._tools = tools
+        self._clone: EditableGraph | None = graph.clone()
+        self._executable: Any = None
+        self._applied: AppliedPlan | None = None
+        self.inputs = tuple(one.input for one in plan.inputs if one.indirect)
+        try:
+            self._applied = AppliedPlan(self._clone, plan, tools)
+            self._executable = check(tools.driver.cuGraphInstantiate, self._clone.graph, 0)
+            self._applied.instantiated(self._executable, tools.stream())
+        except BaseException:
+            self.close()
+            raise
+
+    def launch(self, addresses: Mapping[int, int]) -> None:
+        """Run it on the current stream, with its inputs (by index) at these addresses."""
+        assert self._applied is not None
+        self._applied.point({index: addresses[index] for index in self.inputs})
+        check(self._tools.driver.cuGraphLaunch, self._executable, self._tools.stream())
+
+    def failure(self) -> str | None:
+        """What went wrong on the device in an earlier launch. Waits for the device."""
+        return self._applied.failure() if self._applied is not None else None
+
+    def still_read(self, stream: torch.cuda.Stream | None = None) -> None:
+        """See `AppliedPlan.still_read`."""
+        if self._applied is not None:
+            self._applied.still_read(stream)
+
+    def close(self) -> None:
+        """Free both. A launch that is under way ends as it would have."""
+        executable, self._executable = self._executable, None
+        clone, self._clone = self._clone, None
+        if executable is not None:
+            self.still_read()
+            check(self._tools.driver.cuGraphExecDestroy, executable)
+        if clone is not None:
+            check(self._tools.driver.cuGraphDestroy, clone.graph)
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """Memory that a run of the recorded graph changes and somebody else reads. None of these tensors owns it.
+
+    Attributes:
+        destroyed: whole storages (uint8) of results of earlier graphs that are inputs.
+        written: inputs at fixed addresses that the function writes.
+        outputs: whole storages (uint8) of what the function returns.
+        values: the outputs as the program sees them.
+    """
+
+    destroyed: Sequence[torch.Tensor]
+    written: Sequence[torch.Tensor]
+    outputs: Sequence[torch.Tensor]
+    values: Sequence[torch.Tensor]
+
+    def copied_bytes(self, *, spread: bool) -> int:
+        """What a trial call takes for a while. Distances between two runs are computed in 64 bits."""
+        changed = (*self.destroyed, *self.written)
+        copies = sum(one.nbytes for one in (*changed, *changed, *self.outputs))
+        values = (one.numel() * SPREAD_BYTES for one in (*self.values, *self.written))
+        return copies + (max(values, default=0) if spread else max((one.nbytes for one in self.outputs), default=0))
+
+
+_NONE = Effects((), (), (), ())
+
+
+class Pending:
+    """Numbers on their way from the device. `take` gives them, once they are there."""
+
+    def __init__(self, numbers: Sequence[torch.Tensor], device: torch.device) -> None:
+        self._event: Any = None
+        if not numbers:
+            self._host = torch.empty(0, dtype=torch.float64, device="cpu")
+            return
+        together = torch.stack([number.to(torch.float64) for number in numbers])
+        if device.type == "cuda":
+            self._host = torch.empty(together.shape, dtype=torch.float64, device="cpu", pin_memory=True)
+            self._host.copy_(together, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(device))
+        else:
+            self._host = together
+
+    def take(self) -> list[float] | None:
+        """The numbers; None while they are under way. Does not wait."""
+        if self._event is not None and not self._event.query():
+            return None
+        return [float(number) for number in self._host.tolist()]
+
+
+class TrialCall:
+    """One call on both graphs. Notes [What the program sees], [What the placeholders hold].
+
+    Creating it takes all the memory it needs, and nothing else; then `run`; then, in later calls, `result`.
+
+    Args:
+        effects: what a run changes.
+        unproven: inputs whose placeholders hold `earlier` data while the candidate runs.
+        fill: copies these values, by input, into the placeholders.
+        again: launches the copying graph once more as it is, without advancing the generator; None unless the spread of
+            two runs is asked for.
+
+    Raises:
+        torch.OutOfMemoryError: no memory for copies.
+    """
+
+    def __init__(
+        self,
+        effects: Effects,
+        unproven: Sequence[int],
+        earlier: Mapping[int, torch.Tensor],
+        fill: Callable[[Mapping[int, torch.Tensor]], None],
+        again: Callable[[], None] | None,
+        device: torch.device,
+    ) -> None:
+        self._effects = effects
+        self._unproven = unproven
+        self._earlier = earlier
+        self._fill = fill
+        self._again = again
+        self._device = device
+        self._before = [one.clone() for one in (*effects.destroyed, *effects.written)]
+        self._after = [torch.empty_like(one) for one in self._outcome]
+        self._tensors = len(self._pairs)
+        self._pending: Pending | None = None
+
+    def run(self, inputs: Mapping[int, torch.Tensor], replay: Callable[[], Any], candidate: Callable[[], None]) -> Any:
+        """The program's call: `replay` is what it would be without a trial, and gives what is returned.
+
+        `inputs` are the call's own, by input; they are kept until the end.
+        """
+        results = replay()
+        outcome = self._outcome
+        for kept, now in zip(self._after, outcome, strict=True):
+            kept.copy_(now)
+        try:
+            differed = [differs(inputs[index], self._earlier[index]) for index in self._unproven]
+            spread: list[torch.Tensor] = []
+            if self._again is not None:
+                self._put_back()
+                self._fill(inputs)
+                self._again()
+                spread = self._deviations()
+            self._put_back()
+            self._fill({**inputs, **{index: self._earlier[index] for index in self._unproven}})
+            candidate()
+            self._pending = Pending([*differed, *self._deviations(), *spread], self._device)
+        finally:
+            # Whatever happened, an interrupt too: the program sees what the copying graph did.
+            for kept, now in zip(self._after, outcome, strict=True):
+                now.copy_(kept)
+            # Later work of this stream may have the memory: outcomes come much later than that, or never.
+            self._before, self._after, self._earlier, self._effects = [], [], {}, _NONE
+        return results
+
+    def result(self) -> Observed | None:
+        """What was observed; None while the device is at it. Does not wait."""
+        numbers = self._pending.take() if self._pending is not None else None
+        if numbers is None:
+            return None
+        count = len(self._unproven)
+        tensors = self._tensors
+        differed = frozenset(index for index, one in zip(self._unproven, numbers, strict=False) if one)
+        deviations = tuple(numbers[count : count + tensors])
+        spread = tuple(numbers[count + tensors :]) if self._again is not None else None
+        return Observed(differed, deviations, spread)
+
+    @property
+    def _outcome(self) -> list[torch.Tensor]:
+        """What the program is to find as the copying graph left it. A result of an earlier graph that the function
+        writes is among what is `destroyed`."""
+        return [*self._effects.outputs, *self._effects.written, *self._effects.destroyed]
+
+    @property
+    def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Pairs to compare: what the copying graph left, and what lies there now."""
+        compared = [*self._effects.outputs, *self._effects.written]
+        return list(zip(self._after, compared, strict=False))
+
+    def _deviations(self) -> list[torch.Tensor]:
+        if self._again is None:
+            return [differs(kept, now) for kept, now in self._pairs]
+        typed = self._typed()
+        return [deviation(kept, now, typed.get(place)) for place, (kept, now) in enumerate(self._pairs)]
+
+    def _typed(self) -> dict[int, torch.Tensor]:
+        """By place among the storages: an output that says of which numbers its storage consists."""
+        by_storage = {one.data_ptr(): place for place, one in enumerate(self._effects.outputs)}
+        found: dict[int, torch.Tensor] = {}
+        for value in self._effects.values:
+            place = by_storage.get(value.untyped_storage().data_ptr())
+            if place is not None:
+                found.setdefault(place, value)
+        return found
+
+    def _put_back(self) -> None:
+        for before, now in zip(self._before, (*self._effects.destroyed, *self._effects.written), strict=True):
+            now.copy_(before)
+
+
+def differs(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Whether two tensors of one shape, strides and dtype differ in a bit, as a number on their device."""
+    return (_bits(first) != _bits(second)).any()
+
+
+def deviation(first: torch.Tensor, second: torch.Tensor, typed: torch.Tensor | None = None) -> torch.Tensor:
+    """The largest absolute difference of two tensors of one shape, on their device. See `proof.Observed`.
+
+    `typed` says what numbers the bytes are where the tensors are whole storages.
+    """
+    equal = ~(_bits(first) != _bits(second)).any()
+    dtype = typed.dtype if typed is not None else first.dtype
+    one, other = first.detach(), second.detach()
+    if one.dtype != dtype:
+        whole = one.nbytes // dtype.itemsize * dtype.itemsize
+        one, other = one.view(-1)[:whole].view(dtype), other.view(-1)[:whole].view(dtype)
+    if one.dtype is torch.bool:
+        one, other = one.view(torch.uint8), other.view(torch.uint8)
+    if one.is_complex():
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
+    if one.dtype.is_floating_point and one.dtype.itemsize < ARITHMETIC_BYTES:
+        one, other = one.float(), other.float()
+    same = (one == other) | ((one != one) & (other != other))
+    distance = (one.double() - other.double()).abs().masked_fill(same, 0.0)
+    largest = torch.nan_to_num(distance, nan=math.inf, posinf=math.inf).amax() if distance.numel() else distance.sum()
+    return torch.where(equal, 0.0, torch.clamp(largest, min=math.ulp(0.0)))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, in words as wide as they can be: comparing them takes a byte of memory for each."""
+    dense = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    for word in (torch.int64, torch.int32, torch.int16):
+        if dense.numel() % word.itemsize == dense.data_ptr() % word.itemsize == 0:
+            return dense.view(word)
+    return dense

@@ -56,8 +56,7 @@ from optimizations.in_place.examination import (
     ineligible_reason,
 )
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.in_place.proof import MOST_CALLS, Proof, Standing
-from optimizations.in_place.trial import Candidate, TrialCall
+from optimizations.in_place.proof import MOST_CALLS, Candidate, Proof, Standing, TrialCall
 from optimizations.one_line import one_line
 from optimizations.selection import CopiedInput, reason_to_copy
 

@@ -42,8 +42,8 @@ from optimizations.in_place.budget import waiting_for_memory
 from optimizations.in_place.description import RESTING, Counted, describe
 from optimizations.in_place.examination import Recorded
 from optimizations.in_place.patched_inputs import PatchedInputs
+from optimizations.in_place.proof import Effects
 from optimizations.in_place.session import Session, Stage
-from optimizations.in_place.trial import Effects
 from optimizations.in_place.without_placeholder import without_placeholder
 from optimizations.one_line import one_line
 from optimizations.race import Race, mark

@@ -1,6 +1,6 @@
 """Moves the random state of memory-efficient attention to where a backward's run reads it.
 
-See Note [Seeds of attention] in `in_place.attention_seeds`. Many things let a backward run without a graph after a
+See Note [Seeds of attention] in `in_place.generated`. Many things let a backward run without a graph after a
 forward that replayed one: results that the program holds, `retain_graph`, a failed recording, a first call, a reset.
 So the seeds are moved in one place, around the generated function, whoever calls it. The opposite direction cannot be
 mended: a copy from the host cannot be captured. A backward whose seeds lie on the host is never recorded or replayed.
@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from optimizations.in_place.attention_seeds import find_seeds, names_a_reader
-from optimizations.in_place.generated import GeneratedCode, called_by, input_names
+from optimizations.in_place.generated import GeneratedCode, called_by, find_seeds, input_names, names_a_reader
 
 Run = Callable[[list[Any]], Any]
 

@@ -19,9 +19,9 @@ from optimizations.in_place.proof import (
     Observed,
     Proof,
     Standing,
+    deviation,
     objection,
 )
-from optimizations.in_place.trial import deviation
 
 EQUAL = (0.0, 0.0)
 

@@ -13,7 +13,7 @@ from simulated_gpu.driver import floats
 from simulated_gpu.runtime import CudaOnCpu, FakeStream
 from simulated_gpu.trees import Compiled, Model, check, values
 
-from optimizations.in_place.trial import Effects, TrialCall
+from optimizations.in_place.proof import Effects, TrialCall
 from optimizations.trees import manager
 from optimizations.trees.containers import managers
 from optimizations.trees.manager import PATIENCE

@@ -19,7 +19,7 @@ from simulated_gpu.work import aligned
 import optimizations
 from optimizations.in_place.examination import Examination
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.in_place.trial import Candidate
+from optimizations.in_place.proof import Candidate
 from optimizations.trees import containers
 from optimizations.trees.function import MOST_SIZES_OF_WRITERS
 from optimizations.trees.moved_inputs import MOST_MISFITS, MOST_RECORDINGS
