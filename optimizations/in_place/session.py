@@ -26,18 +26,17 @@ Inputs at fixed addresses are not looked at here; see `patched_inputs`.
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 import torch
 
-from optimizations import torch_internals
 from optimizations.concurrency.branches import Branches
 from optimizations.graph.applied import AppliedPlan
-from optimizations.graph.driver import CudaCallFailed, check
+from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import size_bytes
 from optimizations.graph.plan import Choice, Plan, make_plan, with_reasons
 from optimizations.graph.pointers import ReasonCode
@@ -45,7 +44,7 @@ from optimizations.graph.pools import pool_memory
 from optimizations.graph.recapture import Recaptured
 from optimizations.graph.records import KernelNode
 from optimizations.in_place.addresses import AddressTracker
-from optimizations.in_place.budget import Together, Use, is_about_memory, waiting_for_memory
+from optimizations.in_place.budget import Together, Use, is_about_memory
 from optimizations.in_place.examination import (
     Examination,
     Findings,
@@ -56,7 +55,8 @@ from optimizations.in_place.examination import (
     ineligible_reason,
 )
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.in_place.proof import MOST_CALLS, Candidate, Proof, Standing, TrialCall
+from optimizations.in_place.proof import Standing, TrialCall
+from optimizations.in_place.trials import Trials
 from optimizations.one_line import one_line
 from optimizations.selection import CopiedInput, reason_to_copy
 
@@ -68,17 +68,6 @@ CAPTURE_COST = 4.0
 
 TRIAL_COST = 4.0
 """What a trial call takes more than a plain one, in calls. Estimated."""
-
-MOST_UNDER_WAY = 8
-"""Trial calls whose outcome is not known yet. A program that never waits for the device is hundreds of launches ahead
-of it, and one outcome at a time would take that many calls for each of `proof.MOST_CALLS`."""
-
-
-MOST_NOT_READABLE = 64
-"""Calls in a row that were to be tried, in which an input lay where it cannot be read in place. A program that passes
-results of its graphs back to them, or slices that are not aligned, does so in each call."""
-
-NOT_READABLE = "an input was not aligned, or in memory that the graph writes, in each"
 
 MAY_HOLD_INDICES = (
     "kernels of unknown construction read it, and it may hold indices: trying it out could use values that the program "
@@ -153,19 +142,14 @@ class Session:
         self.waiting: str | None = planned if self.stage is Stage.WAITING else None
         self.off: str | None = None
         self.findings: Findings | None = None
-        self.trial_calls = 0
-        self._not_readable = 0
         self.committed = False
         self.edited = False
         self.unusable: str | None = None
         self.in_place: frozenset[int] = frozenset()
         self._tracked: frozenset[int] = frozenset()
         self._tracker: AddressTracker | None = None
-        self._candidate: Candidate | None = None
+        self._trials: Trials | None = None
         self._applied: list[AppliedPlan] = []
-        self._proof: Proof | None = None
-        self._trials: deque[TrialCall] = deque()
-        self._earlier: dict[int, torch.Tensor] = {}
         self._fixed: tuple[int, ...] = ()
         self._selects = selects
         self._seen_calls = 0
@@ -200,7 +184,7 @@ class Session:
             if self.stage is Stage.WAITING:
                 self.use.plan((CAPTURE_COST if undecided is None else READ_COST) * self.recorded.seconds)
             elif self.stage is Stage.PROVING:
-                self._plan_trial()
+                self.waiting = self._plan_trial()
             return replay(inputs)
         if self.stage is Stage.PROVING:
             return self._proving_call(inputs, replay)
@@ -253,18 +237,15 @@ class Session:
 
     def close(self) -> None:
         """Give back what is held on the device."""
-        candidate, self._candidate = self._candidate, None
-        self._trials.clear()
-        self._earlier = {}
-        if candidate is not None:
-            candidate.close()
+        if self._trials is not None:
+            self._trials.close()
 
     def still_read(self, stream: torch.cuda.Stream) -> None:
         """To be called before this is let go of: launches on this stream may be under way, those on others are not."""
         for applied in self._applied:
             applied.still_read(stream)
-        if self._candidate is not None:
-            self._candidate.still_read(stream)
+        if self._trials is not None:
+            self._trials.still_read(stream)
 
     def stop(self) -> None:
         """End what is under way; inputs that are not proven yet stay copied."""
@@ -283,7 +264,6 @@ class Session:
         if not self.in_place and self._may_gain():
             self._fixed = tuple(fixed)
             self.off = None
-            self._not_readable = 0
             self.stage = Stage.WAITING
             self.waiting = self.use.plan(0.0)
 
@@ -461,8 +441,7 @@ class Session:
         if not unproven and not findings.plan.slots:
             self.commit(findings)
             return
-        self._candidate = self.examination.candidate(findings)
-        self._proof = Proof(frozenset(unproven))
+        self._trials = Trials(self.examination, self.host, findings, unproven)
         self.stage = Stage.PROVING
 
     def _cheap_to_copy(self, indices: Iterable[int], plan: Plan | None = None) -> dict[int, str]:
@@ -488,76 +467,63 @@ class Session:
     # Stage 3
 
     def _proving_call(self, inputs: list[Any], replay: Callable[[list[Any]], Any]) -> Any:
+        trials = self._trials
+        assert trials is not None
         begun = self._clock()
         trial: TrialCall | None = None
         try:
-            self._judge()
-            if self.stage is Stage.PROVING and self._may_try():
-                trial = self._next_trial(inputs)
+            self._conclude(trials.judge())
+            if self.stage is Stage.PROVING:
+                trial = trials.next_trial(inputs)
+                self.waiting = trials.short_of_memory or self._plan_trial()
+                if trials.refused is not None:
+                    self._refuse(trials.refused, trials.unproven)
         except Exception as error:
             self._give_up(one_line(error))
-        if trial is None or self._candidate is None:
+        if trial is None or self.stage is not Stage.PROVING:
             # Or it would be done in each call, for as long as none can be tried.
             self.use.spend(self._clock() - begun)
             self.use.plan(TRIAL_COST * self.use.mean_call_s)
             return replay(inputs)
-        tensors = {index: inputs[index] for index in self.recorded.copied if isinstance(inputs[index], torch.Tensor)}
-        addresses = {index: inputs[index].data_ptr() for index in self._candidate.inputs}
-        candidate = self._candidate
         results: list[Any] = []
         try:
-            trial.run(tensors, lambda: results.append(replay(inputs)), lambda: candidate.launch(addresses))
-            self._trials.append(trial)
-            self.trial_calls += 1
-            self._keep(tensors)
+            trials.run(trial, inputs, lambda: results.append(replay(inputs)))
         except Exception as error:
             if not results:
                 raise  # of the program's own call
             self._give_up(one_line(error))
         self.use.spend(self._clock() - begun)
         if self.stage is Stage.PROVING:
-            self._plan_trial()
+            self.waiting = self._plan_trial()
         return results[0]
 
-    def _plan_trial(self) -> None:
+    def _plan_trial(self) -> str:
         planned = self.use.plan(TRIAL_COST * self.use.mean_call_s)
-        self.waiting = f"{planned}; {self.trial_calls} trial calls so far, {len(self._trials)} of them under way"
+        return f"{planned}; {self.trial_calls} trial calls so far, {self._under_way} of them under way"
 
-    def _may_try(self) -> bool:
-        """Whether one more trial call is of use, as far as outcomes are known."""
-        assert self._proof is not None
-        return len(self._trials) < min(MOST_UNDER_WAY, MOST_CALLS - self._proof.calls)
+    @property
+    def trial_calls(self) -> int:
+        """Trial calls so far."""
+        return self._trials.calls if self._trials is not None else 0
 
-    def _judge(self) -> None:
-        """Take the outcomes of earlier trial calls into account, as far as they are there."""
-        assert self._proof is not None
-        while self._trials and self.stage is Stage.PROVING:
-            observed = self._trials[0].result()
-            if observed is None:
-                return
-            self._trials.popleft()
-            # Begun before it was known that the function may not repeat itself, it says nothing.
-            if not (self._proof.needs_spread and observed.spread is None and any(observed.deviations)):
-                self._conclude(self._proof.add(observed))
+    @property
+    def _under_way(self) -> int:
+        return self._trials.under_way if self._trials is not None else 0
 
-    def _conclude(self, verdict: Standing) -> None:
-        """What follows from where the proof stands."""
-        assert self._proof is not None
-        if verdict is Standing.UNDECIDED:
+    def _conclude(self, standing: Standing) -> None:
+        """Carry out what follows from where the proof stands."""
+        if standing is Standing.UNDECIDED:
             return
-        assert self.findings is not None
-        if verdict is Standing.PROVEN:
-            failed = self._candidate.failure() if self._candidate else None
-            if failed is None:
-                self.commit(self.findings)
-                return
-            self._proof.objection = failed
-        if verdict is Standing.PARTLY:
-            failed = self._candidate.failure() if self._candidate else None
+        trials = self._trials
+        assert trials is not None and self.findings is not None
+        failed = trials.failure() if standing in (Standing.PROVEN, Standing.PARTLY) else None
+        if standing is Standing.PROVEN and failed is None:
+            self.commit(self.findings)
+        elif standing is Standing.PARTLY:
             choice = Choice.HOST if failed or self._fixed else self._choice
-            self._refuse("it held the same data in each trial call", self._proof.always_the_same, choice)
-            return
-        self._refuse(self._proof.objection or "the proof failed", self._proof.unproven)
+            self._refuse("it held the same data in each trial call", trials.always_the_same, choice)
+        else:
+            self._refuse(failed or trials.objection or "the proof failed", trials.unproven)
 
     def _refuse(self, objection: str, unproven: Collection[int], choice: Choice = Choice.HOST) -> None:
         """Read everything else in place, by default from the host; copy these."""
@@ -570,54 +536,6 @@ class Session:
             self.commit(self.findings)
         else:
             self._end()
-
-    def _next_trial(self, inputs: Sequence[Any]) -> TrialCall | None:
-        """A trial with this call, if it may be done and these inputs can be read in place."""
-        assert self._proof is not None and self._candidate is not None
-        effects = self.host.effects(inputs)
-        unproven = sorted(self._proof.unproven)
-        needed = effects.copied_bytes(spread=self._proof.needs_spread) + sum(
-            2 * size_bytes(inputs[index]) for index in unproven
-        )
-        short = waiting_for_memory(needed, self.examination.tools.free_bytes())
-        if short is not None:
-            self.waiting = short
-            return None
-        self._plan_trial()
-        if not self._readable_in_place(inputs):
-            self._not_readable += 1
-            if self._not_readable >= MOST_NOT_READABLE and not self._trials:
-                self._refuse(f"{NOT_READABLE} of the last {self._not_readable} calls looked at", self._proof.unproven)
-            return None
-        self._not_readable = 0
-        if any(index not in self._earlier for index in unproven):
-            self._keep({index: inputs[index] for index in unproven})
-            return None
-        again = self._launch_recorded if self._proof.needs_spread else None
-        return TrialCall(effects, unproven, dict(self._earlier), self.host.fill, again, self.device)
-
-    def _keep(self, tensors: Mapping[int, torch.Tensor]) -> None:
-        """Keep this call's data of unproven inputs for the next trial."""
-        assert self._proof is not None
-        self._earlier = {
-            index: torch_internals.clone_preserve_strides(tensors[index]) for index in sorted(self._proof.unproven)
-        }
-
-    def _launch_recorded(self) -> None:
-        tools = self.examination.tools
-        executable = tools.driver.CUgraphExec(self.recorded.graph.raw_cuda_graph_exec())
-        check(tools.driver.cuGraphLaunch, executable, tools.stream())
-
-    def _readable_in_place(self, inputs: Sequence[Any]) -> bool:
-        assert self.findings is not None and self._candidate is not None
-        owned = self.examination.owned()
-        overwritten = owned.joined(self.examination.written().values())
-        for one in self.examination.tracked(self.findings):
-            address = inputs[one.index].data_ptr()
-            memory = owned if one.placeholder is None else overwritten
-            if address % one.alignment_bytes or memory.overlap(address, one.size_bytes):
-                return False
-        return True
 
     # Stage 4
 

@@ -13,7 +13,7 @@ from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import COUNT, Compiled, Model, nodes, values
 
 import optimizations
-from optimizations.in_place import session, trial
+from optimizations.in_place import proof, trials
 from optimizations.in_place.proof import MOST_CALLS
 
 AHEAD = 300
@@ -33,7 +33,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     found = Device()
 
-    class Late(trial.Pending):
+    class Late(proof.Pending):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             self.at = found.calls
@@ -46,7 +46,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
             found.under_way -= 1
             return super().take()
 
-    monkeypatch.setattr(trial, "Pending", Late)
+    monkeypatch.setattr(proof, "Pending", Late)
     yield found
 
 
@@ -65,8 +65,8 @@ def calls_until_settled(compiled: Compiled, device: Device, arguments: Any) -> i
 def test_constant_inputs_settle_within_a_few_times_the_distance(cuda_on_cpu: CudaOnCpu, device: Device) -> None:
     compiled, inputs = Compiled(Model(cuda_on_cpu)), (values(1), values(2), values(7))
     calls = calls_until_settled(compiled, device, lambda step: inputs)
-    assert calls <= (MOST_CALLS // session.MOST_UNDER_WAY + 0.5) * AHEAD
-    assert device.most == session.MOST_UNDER_WAY
+    assert calls <= (MOST_CALLS // trials.MOST_UNDER_WAY + 0.5) * AHEAD
+    assert device.most == trials.MOST_UNDER_WAY
     (report,) = compiled.reports
     assert report.proof_runs == MOST_CALLS
     assert not any(one.indirect for one in report.inputs)
@@ -91,7 +91,7 @@ def test_unrepeatable_function_is_proven_by_calls_that_know_it(
     cuda_on_cpu: CudaOnCpu, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those under way when the first outcome showed it had no second run to compare with, and count for nothing."""
-    monkeypatch.setattr(session, "MOST_UNDER_WAY", MOST_CALLS)
+    monkeypatch.setattr(trials, "MOST_UNDER_WAY", MOST_CALLS)
     draw = random.Random(5)
 
     class Drawn(Model):

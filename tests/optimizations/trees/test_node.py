@@ -22,7 +22,7 @@ from simulated_gpu.work import aligned
 from optimizations import torch_internals
 from optimizations.graph.plan import Choice, with_reasons
 from optimizations.graph.pointers import ReasonCode
-from optimizations.in_place import budget, examination, patched_inputs, session
+from optimizations.in_place import budget, examination, patched_inputs, session, trials
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import manager, moved_inputs, reasons
 from optimizations.trees.containers import managers
@@ -509,7 +509,7 @@ def test_a_defect_after_the_capture_costs_indirection_and_not_the_call(
         (examination, "read_graph"),
         (session, "AppliedPlan"),
         (examination, "Candidate"),
-        (session, "TrialCall"),
+        (trials, "TrialCall"),
     ):
         with monkeypatch.context() as patch:
 
@@ -615,7 +615,7 @@ def test_inputs_that_can_never_be_read_in_place_end_the_proof_and_looking_for_it
     """Slices that are not aligned. What is looked at takes long on a GPU: all memory of the pool."""
     monkeypatch.setattr(budget, "SHARE", 0.1)
     looks = []
-    readable = session.Session._readable_in_place
+    readable = trials.Trials._readable_in_place
 
     def slowly(self: Any, inputs: Any) -> bool:
         looks.append(len(clock))
@@ -623,7 +623,7 @@ def test_inputs_that_can_never_be_read_in_place_end_the_proof_and_looking_for_it
         return readable(self, inputs)
 
     now, clock, w = [0.0], [], values(7)
-    monkeypatch.setattr(session.Session, "_readable_in_place", slowly)
+    monkeypatch.setattr(trials.Trials, "_readable_in_place", slowly)
     compiled = Compiled(Model(cuda_on_cpu))
     compiled(values(1), values(2), w)
     compiled(values(3), values(4), w)
@@ -631,14 +631,14 @@ def test_inputs_that_can_never_be_read_in_place_end_the_proof_and_looking_for_it
     assert node.session is not None
     node.session._clock = lambda: now[0]
     node.session.use = budget.Use()
-    for step in range(14 * session.MOST_NOT_READABLE * 10):
+    for step in range(14 * trials.MOST_NOT_READABLE * 10):
         now[0] += 0.1
         clock.append(step)
         x, y = values(step, offset=1), values(-step, offset=1)
         assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
     (report,) = compiled.reports
-    assert len(looks) == session.MOST_NOT_READABLE
+    assert len(looks) == trials.MOST_NOT_READABLE
     assert min(later - earlier for earlier, later in itertools.pairwise(looks)) >= 90, "a tenth of the use"
     assert (report.stage, report.off, report.waiting) == ("done", None, None)
     reasons = [reason for one in report.inputs for reason in one.reasons]
-    assert any(session.NOT_READABLE in str(reason) for reason in reasons), reasons
+    assert any(trials.NOT_READABLE in str(reason) for reason in reasons), reasons

@@ -127,7 +127,7 @@ def test_what_a_reset_cannot_free_does_not_keep_the_rest(cuda_on_cpu: CudaOnCpu)
     for number in range(20):
         x, y = values(number), values(number + 1)
         assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
-        if any(node.session is not None and node.session._candidate for node in nodes()):
+        if any(node.session is not None and node.session._trials for node in nodes()):
             break
     else:
         pytest.fail("no proof was under way")
