@@ -7,7 +7,7 @@ A recording is made as stock makes it and copies its inputs. Everything else hap
 2. *examination* (`examination`): the recorded graph is read, where the generated code names every use of its inputs; or
    the function is captured once more, and the two graphs are compared. A plan is made (`graph.plan`);
 3. *proof*: inputs whose every use is named by the generated code (`generated`) need none. For others a candidate runs
-   next to the copying graph in calls of the program (`trial`), until outcomes decide (`proof`);
+   next to the copying graph in calls of the program (`trials`), until outcomes decide (`proof`);
 4. *done*: the plan is carried out on the recorded graph, or everything stays as stock has it, with the reason.
 
 Note [Doubt]. Whatever goes wrong on the way (no memory, a driver call that fails, an outcome that differs) costs
