@@ -10,13 +10,13 @@ Importing this package imports no torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from optimizations.capture.callables.order import WrongOrder
 from optimizations.options import Options, WrongOption
 from optimizations.report import GraphReport, recordings, report
-from optimizations.report.steps import Refusal, StepRefused, StepReport
+from optimizations.report.steps import Refusal, StepChanged, StepRefused, StepReport
 from optimizations.torch_internals import UnsupportedTorch
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ __all__ = [
     "GraphReport",
     "Options",
     "Refusal",
+    "StepChanged",
     "StepRefused",
     "StepReport",
     "UnsupportedTorch",
@@ -68,8 +69,17 @@ def graph_step(
     learning_rate: Literal["auto", "number"] = "auto",
     on_refusal: Literal["run", "raise"] = "run",
     host_draws: Literal["refused", "unused"] = "refused",
+    key: Callable[[], Hashable] | None = None,
+    ignore: Sequence[str] = (),
+    check_every: int | Literal["auto"] | None = "auto",
+    on_change: Literal["raise", "warn"] = "raise",
 ) -> Any:
     """`step`, replayed as one CUDA graph where that is possible; usable as a decorator, of methods too.
+
+    A recorded step repeats the GPU work of the call it was recorded from. Before each replay Encore compares the
+    arguments, settings, and the modules, optimizers and plain numbers that the step reaches. Anything else that decides
+    which operators run, or with which numbers, is yours to name with `key`. From time to time a call runs uncaptured
+    and its operators are compared with the recording's; a difference raises `StepChanged` with the line.
 
     `step(batch)` runs forward, loss, backward and optimizer, and returns losses and metrics as tensors. The first
     calls run as they are. Then two calls of a signature (structure of the arguments; shape, strides and dtype of their
@@ -90,11 +100,16 @@ def graph_step(
         host_draws: "refused" refuses a step that draws random numbers on the host (PyTorch's CPU generator, `random`,
             NumPy). "unused" is your word that these numbers decide nothing, as those of LayerDrop at rate 0: launches
             do not draw them. A step is still refused if the calls that are observed differ.
+        key: a function without arguments; each value that it returns has a recording of its own.
+        ignore: names of values that change between calls and decide nothing, as a refusal writes them.
+        check_every: "auto" audits a few early calls, and later as many as take 1 % of the time; N every N-th; None none.
+        on_change: "raise" raises `StepChanged` where an audit finds a difference, "warn" warns and records again.
 
     Raises:
-        TypeError: the step is not a function, or a number is not a whole one.
+        TypeError: the step is not a function, a number is not a whole one, or `key` returns what has no hash.
         ValueError: an option is out of range; the message says what is allowed.
         StepRefused: in a call, with `on_refusal="raise"`.
+        StepChanged: in an audited call, which has done its work.
     """
     from optimizations.capture.step.graphed_step import graph_step as make
 
@@ -106,6 +121,10 @@ def graph_step(
         learning_rate=learning_rate,
         on_refusal=on_refusal,
         host_draws=host_draws,
+        key=key,
+        ignore=ignore,
+        check_every=check_every,
+        on_change=on_change,
     )
 
 

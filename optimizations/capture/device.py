@@ -93,6 +93,9 @@ class Device(Protocol):
     def pool_bytes(self, pool: Any) -> int:
         """Memory that a pool holds."""
 
+    def free_bytes(self) -> int | None:
+        """Return how much memory a call that runs uncaptured may take; None if that is not known."""
+
     def new_graph(self) -> Graph:
         """A graph to be captured."""
 
@@ -246,6 +249,11 @@ class CudaDevice:
 
     def pool_bytes(self, pool: Any) -> int:
         return sum(memory.size_bytes for memory in pool_memory(pool))
+
+    def free_bytes(self) -> int | None:
+        with self.here():
+            free, _ = torch.cuda.mem_get_info()
+            return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
     def new_graph(self) -> Any:
         return torch.cuda.CUDAGraph(keep_graph=True)

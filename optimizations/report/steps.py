@@ -33,6 +33,10 @@ class StepRefused(RuntimeError):
         self.refusal = refusal
 
 
+class StepChanged(RuntimeError):
+    """An audited call of a step did something else than its recorded graph. The message says what, and where."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
     """One CUDA graph of a whole step.
@@ -50,6 +54,8 @@ class RecordedStep:
         replays: how often it was launched.
         gradients_kept: how often of these the program held gradients that it would overwrite: they were copied and put
             back, in a call that takes longer.
+        audits: calls that ran uncaptured to be compared with the recording; `audits_skipped` counts those for which
+            there was no memory next to the graph's.
         record_s: time from the beginning of the recording to its first launch.
     """
 
@@ -65,6 +71,8 @@ class RecordedStep:
     replays: int
     gradients_kept: int
     record_s: float
+    audits: int = 0
+    audits_skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,8 @@ class StepReport:
         refusals: each reason once, in the order in which they came up.
         host_draws: as given to `graph_step`. With "unused", launches do not draw from `drawn_on_the_host`: generators
             of the host that the observed calls drew from, by the names that a program knows them by.
+        not_compared: values of Python that changed between calls and that no code names which ran in these, so that
+            they are not compared; and those given as `ignore=`.
     """
 
     name: str
@@ -93,6 +103,7 @@ class StepReport:
     refusals: tuple[Refusal, ...]
     host_draws: str
     drawn_on_the_host: tuple[str, ...]
+    not_compared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -393,6 +393,9 @@ class CpuDevice:
 
     has_own_random = False
 
+    free: int | None = -1
+    """Memory for audits: none, so that tests which count replays have no audited calls among them."""
+
     def __init__(self, *, copies_are_nodes: bool = True) -> None:
         self.copies_are_nodes = copies_are_nodes
         self.host: set[int] = set()
@@ -462,6 +465,9 @@ class CpuDevice:
 
     def pool_bytes(self, pool: Any) -> int:
         return self.pools[pool]
+
+    def free_bytes(self) -> int | None:
+        return self.free
 
     def new_graph(self) -> CpuGraph:
         graph = CpuGraph()

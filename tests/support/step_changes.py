@@ -105,7 +105,7 @@ def a_layer_frozen_in_every_third_call(device: str) -> Program:
         model[0].requires_grad_(index % 3 != 0)
 
     step = training_step(model, optimizer)
-    return Program(step, batches(device, 18), lambda: state_of(model), between, replays=18 - 11, recordings=3)
+    return Program(step, batches(device, 18), lambda: state_of(model), between, replays=18 - 7, recordings=3)
 
 
 @program
@@ -372,7 +372,7 @@ def objects_that_move_on(device: str) -> Program:
 
     # Of four calls after a change one is a capture that is not what was observed, two are observed.
     step, replays = training_step(model, optimizer), 2 + 3 + 3 + 3
-    return Program(step, batches(device, 20), lambda: state_of(model), between, replays)
+    return Program(step, batches(device, 20), lambda: state_of(model), between, replays, recordings=4)
 
 
 @program

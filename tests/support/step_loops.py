@@ -381,7 +381,7 @@ def folds_with_a_network_and_an_optimizer_each(device: str) -> Program:
             trainer.begin()
 
     calls = batches(device, 4 * 9)
-    return Program(trainer.step, calls, lambda: [*scores, *state_of(trainer.model)], between, replays=4 * 6)
+    return Program(trainer.step, calls, lambda: [*scores, *state_of(trainer.model)], between, replays=31, recordings=2)
 
 
 @program

@@ -553,6 +553,6 @@ def library_that_counts_around_the_step(device: str) -> Program:
         batches(device, 3 * CALLS),
         lambda: state_of(model),
         lambda index: accelerator.counts(),
-        replays=3 * CALLS - 8,
+        replays=3 * CALLS - 6,
         recordings=2,
     )

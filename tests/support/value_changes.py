@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from graphs_on_cpu import CpuDevice
 from step_parts import batches
 
 from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.report.steps import StepChanged
 
 Case = tuple[Callable[[], float], Callable[[], Any]]
 """A function that the step calls, and one that changes what it will give."""
@@ -36,14 +38,25 @@ class Cases(dict[str, Callable[[], Case]]):
         assert report.refusals == ()
         assert BEFORE + 4 <= report.replays <= BEFORE + most_behind
 
+    def check_by_audit(self, name: str) -> None:
+        """An audit of every call finds the change."""
+        with pytest.raises(StepChanged):
+            _losses(self[name], graphed=True, check_every=1)
 
-def _losses(make: Callable[[], Case], graphed: bool) -> tuple[list[torch.Tensor], Any]:
+
+class AuditedDevice(CpuDevice):
+    """One with memory for audits."""
+
+    free = None
+
+
+def _losses(make: Callable[[], Case], graphed: bool, **options: Any) -> tuple[list[torch.Tensor], Any]:
     read, change = make()
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return batch["x"].sum() * read()
 
-    call = GraphedStep(step, device=CpuDevice()) if graphed else step
+    call: Any = GraphedStep(step, device=AuditedDevice(), **{"check_every": None, **options}) if graphed else step
     found = []
     for index, batch in enumerate(batches("cpu", CALLS)):
         if index == CHANGED:

@@ -11,13 +11,15 @@ import torch
 from optimizations.capture.callables.installed import as_it_is
 from optimizations.capture.device import CudaDevice, Device
 from optimizations.capture.signature import Same, copies, flatten, refused_tensor
-from optimizations.capture.step.call import refused_function, refused_sources
+from optimizations.capture.step.call import refused_function, refused_iterators, refused_sources
 from optimizations.capture.step.host_state import MODULE_HOOKS, HostState
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import attributes_set
+from optimizations.capture.step.used_names import last_word
+from optimizations.capture.step.user_code import all_names, with_inner
 from optimizations.report.steps import Refusal
 
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
@@ -152,12 +154,14 @@ def reached_by(number: int, function: Callable[..., Any], sample: Sample) -> Hos
 
 
 def check_sources(name: str, state: HostState) -> None:
-    """Refuse what gives another value each time it is asked, before it is.
+    """Refuse what gives another value in each call, before it does.
 
     Raises:
         StepRefused: there is such.
     """
-    if (refusal := refused_sources(state)) is not None:
+    named = set().union(*(all_names(one) for code in state.code for one in with_inner(code)))
+    iterators = refused_iterators(state, lambda path: last_word(path) in named)
+    if (refusal := refused_sources(state) or next(iterators, None)) is not None:
         raise StepRefused(replace(refusal, reason=f"{name} {refusal.reason}"))
 
 

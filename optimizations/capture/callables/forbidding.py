@@ -100,6 +100,6 @@ def refuse_changes(state: HostState, snapshot: list[Any], observer: Observer, *,
         StepRefused: it has.
     """
     kept = kept_results(state, snapshot, observer) if bound else []
-    for refusal in call_changes(state, snapshot, kept, may_run=False):
+    for refusal in call_changes(state, snapshot, kept):
         raise StepRefused(refusal)
     return kept

@@ -45,7 +45,7 @@ from optimizations.capture.callables.order import (
 )
 from optimizations.capture.device import Device
 from optimizations.capture.signature import signature
-from optimizations.capture.step.changing_values import MOST_NAMES
+from optimizations.capture.step.changes import MOST_NAMES
 from optimizations.capture.step.host_state import MODULE_HOOKS, Entry
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.options import HOST_DRAWS, require_one_of

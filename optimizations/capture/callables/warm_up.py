@@ -126,7 +126,7 @@ def warmed_up(
         if any(a is not b or old != new for (a, old), (b, new) in zip(collected, _gradients(parameters), strict=True)):
             findings.append(OWN_BACKWARD)
         kept = kept_results(state, snapshot, observer)
-        refusal = next(itertools.chain(findings, call_changes(state, snapshot, kept, may_run=False)), None)
+        refusal = next(itertools.chain(findings, call_changes(state, snapshot, kept)), None)
         if refusal is None:
             refused = 0
             difference = None if last is None else _difference(last, ran)

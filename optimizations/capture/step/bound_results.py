@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from optimizations import host_code
 from optimizations.capture.step.host_state import Rebound
 
 _Kind = tuple[torch.Size, torch.dtype]
@@ -27,21 +26,12 @@ class BoundResults:
         self._held = [None if entry.old is None else (entry.old.shape, entry.old.dtype) for entry in entries]
         self._kinds = list(dict.fromkeys(self._held))
         self._others = others or {}
-        # An attribute is an entry of a dict, as a rule: compiled code reads and binds all of these in one call.
-        in_dicts = bool(entries) and all(type(entry.container.held) is dict for entry in entries)
-        compiled = host_code.looks() if in_dicts else None
-        self._in_dicts: Any = None
-        if compiled is not None:
-            self._in_dicts = compiled.Bound(tuple([(entry.container.held, entry.key) for entry in entries]))
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def _now(self) -> list[Any]:
         """What the entries hold; one value where all hold the same."""
-        if self._in_dicts is not None:
-            found: list[Any] = self._in_dicts()
-            return found
         held = [entry.current() for entry in self._entries]
         return held[:1] if all(one is held[0] for one in held) else held
 
@@ -67,9 +57,6 @@ class BoundResults:
     def bind(self, results: tuple[Any, tuple[Any, ...]]) -> Any:
         """Bind the second of these, one for each entry; gives the first, what the step returned."""
         returned, values = results
-        if self._in_dicts is not None:
-            self._in_dicts(values)
-        else:
-            for entry, value in zip(self._entries, values, strict=True):
-                entry.bind(value)
+        for entry, value in zip(self._entries, values, strict=True):
+            entry.bind(value)
         return returned

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import storage, uses_sparse
 from optimizations.capture.step.parallel import refused_modules
-from optimizations.capture.step.program_code import ADVICE_ON_CLOCKS
 from optimizations.report.steps import Refusal
 
 MOST_ARRAY_BYTES = 2**20
@@ -144,34 +143,22 @@ def _sparse_and_unseen(state: HostState) -> list[str]:
 
 
 def refused_sources(state: HostState) -> Refusal | None:
-    """Why code that reaches this cannot be repeated: something in it gives another value each time it is asked, or may
-    change unseen."""
-    for paths, reads, advice in (
-        (state.iterators, "reads from an iterator, {}", "call next() before it and pass what it gives as an argument"),
-        (
-            state.queues,
-            "reads from a queue, {}, or writes into it",
-            "call get() before it and pass what it gives as an argument",
-        ),
-        (
-            state.entropy,
-            "draws random numbers of the operating system, {}",
-            "draw them before it and pass them as arguments, or draw them on the GPU",
-        ),
-        (
-            state.shared,
-            "reads what other processes may write, {}",
-            "read it before, and pass what it says as an argument",
-        ),
-        (state.clocks, "reads the clock, {}", ADVICE_ON_CLOCKS),
-    ):
-        if paths:
-            return Refusal(reads.format(paths[0]), advice, line_that_names(state.code, paths[0]))
+    """Return why no call that reaches this can be captured."""
     if sparse := _sparse_and_unseen(state):
         return Refusal(*uses_sparse(sparse[0]))
     if scripts := [path for path, module in state.modules.items() if isinstance(module, torch.jit.ScriptModule)]:
         return Refusal(
-            f"uses a module of TorchScript, {scripts[0]}: C++ keeps what it holds, and nobody sees when that changes",
+            f"uses a module of TorchScript, {scripts[0]}, whose values C++ keeps: a change of them does not show",
             "use the module that it was made of",
         )
     return None
+
+
+def refused_iterators(state: HostState, is_named: Callable[[str], bool]) -> Iterator[Refusal]:
+    """Yield a refusal for each iterator that code names: it gives another value in each call."""
+    for path in filter(is_named, state.iterators):
+        yield Refusal(
+            f"reads from an iterator, {path}",
+            "call next() before it and pass what it gives as an argument",
+            line_that_names(state.code, path),
+        )

@@ -23,35 +23,27 @@ import torch
 
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
-from optimizations.capture.step.call import Call
-from optimizations.capture.step.changing_values import numbers_in, with_names
-from optimizations.capture.step.deciding_values import DecidingValues, Suspects
+from optimizations.capture.signature import texts
+from optimizations.capture.step.audit import Audits
+from optimizations.capture.step.call import Call, refused_iterators
+from optimizations.capture.step.changes import Changes, tokens_of, with_changed
 from optimizations.capture.step.failed_captures import cause, is_programs_own, why
-from optimizations.capture.step.followed_calls import FollowedCalls
 from optimizations.capture.step.gradient_copies import copied
 from optimizations.capture.step.gradients import put
 from optimizations.capture.step.host_random import HostRandom, decides
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.step.library_counters import (
-    READS_COUNTERS,
-    LibraryCounters,
-    in_both,
-    leave_out,
-    was_read,
-)
 from optimizations.capture.step.mentioned import GradientsMentioned
 from optimizations.capture.step.observer import SETS_UP, StepDiffers, StepRefused
-from optimizations.capture.step.observing import observe
+from optimizations.capture.step.observing import Observed, observe
 from optimizations.capture.step.options import StepOptions
-from optimizations.capture.step.progress import Progress
+from optimizations.capture.step.progress import OBSERVED, Progress
 from optimizations.capture.step.recording import capture
-from optimizations.capture.step.running_values import STANDS_ELSEWHERE, entries_at, with_running
 from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.surroundings import alone
 from optimizations.capture.step.tensor_marks import TensorMarks
-from optimizations.capture.step.unread_arguments import HANDED_ELSEWHERE, put_back, unread_arguments
+from optimizations.capture.step.used_names import RanCode
 from optimizations.report.steps import Refusal
 
 
@@ -68,7 +60,6 @@ class CallRecorder(ABC):
 
     def __init__(self, step: Callable[..., Any], device: Device | None, options: StepOptions) -> None:
         self._step = step
-        self._unread = unread_arguments(step)
         self._options = options
         self._device = device
         self._start()
@@ -76,16 +67,15 @@ class CallRecorder(ABC):
     def _start(self) -> None:
         self._rates = LearningRates()
         self._recordings = KeptRecordings()
-        self._deciding = DecidingValues()
-        self._counters = LibraryCounters()
+        self._changes = Changes(self._options.ignore)
         self._refused: dict[Hashable, Refusal] = {}
         self._refusals: list[Refusal] = []
         self._drawn: set[str] = set()
+        self._with_findings: dict[Hashable, int] = {}
         self._eager = 0
         self._carries = True
         self._observes = False
-        self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self._handed_elsewhere = False
+        self._key_value: Hashable = None
 
     @abstractmethod
     def _call(self, args: Any, kwargs: Any) -> Any:
@@ -101,20 +91,7 @@ class CallRecorder(ABC):
     def _observe(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:
         self._eager += 1
         self._changes_streams(device, observes=True)
-        with alone(), self._counters.reading(call.state) as unread:
-            as_captured = progress.as_captured
-            seen = observe(
-                device,
-                self._run_followed,
-                call,
-                self._rates,
-                progress.outside,
-                generators=progress.generators,
-                as_captured=as_captured,
-                draws_unused=self._draws_unused,
-            )
-        self._drawn.update(seen.host_draws.states)
-        progress.unread = in_both(progress.unread, unread)
+        seen = self._observed(device, call, progress, progress.outside)
         if seen.set_up:
             if progress.passed_over():
                 self._refuse(key, SETS_UP, progress)
@@ -122,22 +99,49 @@ class CallRecorder(ABC):
         progress.asked = progress.asked or seen.asked
         if seen.findings and seen.asked and progress.told_to_be_captured():
             return seen.returned
-        numbers = numbers_in(call.state, self._rates.stands_for)
+        numbers = tokens_of(self._changes.numbers(call.state, self._rates.stands_for))
         refusal = progress.note(seen.operations, seen.structure, seen.findings, seen.host_draws)
-        progress.suspects.note(numbers, agrees=progress.agrees)
         if refusal is not None:
             differs = refusal is progress.difference
-            refusal = with_names(refusal, progress.numbers, numbers) if differs else refusal
-            if not self._told_apart(key, refusal, progress):
-                self._refuse(key, refusal, progress)
+            self._refuse(key, with_changed(refusal, progress.numbers, numbers) if differs else refusal, progress)
+        elif seen.findings:  # perhaps in numbers that the step itself changes, so that no two calls begin alike
+            self._with_findings[key] = self._with_findings.get(key, 0) + 1
+            if self._with_findings[key] > OBSERVED:
+                self._refuse(key, seen.findings[0])
+        if not seen.findings:
+            self._with_findings.pop(key, None)
         progress.numbers = numbers
         progress.outside, progress.generators, progress.draws = seen.outside, seen.generators, seen.draws
         progress.kept_casts = seen.kept_casts
         progress.drops_gradients, progress.gradients = seen.drops_gradients, seen.gradients
         progress.host = HostTensors(on_the_host(call.state.tensors, device.holds))
         progress.saw(call.tensors)
-        progress.bound(seen.running)
         return seen.returned
+
+    def _observed(self, device: Device, call: Call, progress: Progress, outside: frozenset[int]) -> Observed:
+        """Run a call under the observer, and take in the names in the code that ran."""
+        ran = RanCode()
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            with ran:
+                return self._step(*args, **kwargs)
+
+        with alone():
+            seen = observe(
+                device,
+                step,
+                call,
+                self._rates,
+                outside,
+                generators=progress.generators,
+                as_captured=progress.as_captured,
+                draws_unused=self._draws_unused,
+            )
+        if self._changes.take_in_names(ran, call.state, texts((call.args, call.kwargs))):
+            self._recordings.look_again()
+        seen.findings.extend(refused_iterators(call.state, self._changes.names.has_path))
+        self._drawn.update(seen.host_draws.states)
+        return seen
 
     def _record(
         self,
@@ -162,12 +166,6 @@ class CallRecorder(ABC):
                 return self._observe(device, key, call, progress)
         except RuntimeError as not_ready:
             return self._refuse_and_run_call(key, why(not_ready), call)
-        if (running := entries_at(call.state, progress.running, device.holds)) is None:  # something else stands there
-            if progress.met_another():
-                return self._refuse_and_run_call(key, STANDS_ELSEWHERE, call, progress)
-            return self._observe(device, key, call, progress)
-        leave_out(call.state, progress.unread or {})
-        given = with_running(call, running)
         began = time.perf_counter()
         host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
         snapshot, states = call.state.snapshot(), device.random_states()
@@ -175,23 +173,23 @@ class CallRecorder(ABC):
         pool = self._recordings.pool_for(call.parameters) or device.new_pool()
         elsewhere = sum(device.pool_bytes(other) for other in self._recordings.pools() if other != pool)
         graph = device.new_graph()
-        in_place = progress.in_place(given.tensors) - self._recordings.copied_inputs(key)
-        set_aside, captured = SetAside(device), given
+        in_place = progress.in_place(call.tensors) - self._recordings.copied_inputs(key)
+        set_aside, captured = SetAside(device), call
         of_gradients: TensorMarks | None = None
         try:
             if mentioned is Mentioned.ONCE:
-                captured = replace(given, before=copied(call.before))
+                captured = replace(call, before=copied(call.before))
             elif mentioned is Mentioned.NOT_SEEN and progress.drops_gradients and not progress.needs_gradients:
-                captured = replace(given, before=set_aside.take(call.before))
-            if captured is not given:
+                captured = replace(call, before=set_aside.take(call.before))
+            if captured is not call:
                 put(call.parameters, captured.before)
             of_gradients = TensorMarks(call.gradients_as_they_are(captured.before), to_restore=True)
             if set_aside:
                 device.give_back()
-            with alone(), self._counters.reading(call.state) as unread:
+            with alone():
                 recording = capture(
                     device,
-                    self._run_followed,
+                    self._step,
                     captured,
                     graph,
                     pool,
@@ -205,16 +203,13 @@ class CallRecorder(ABC):
                     draws_unused=self._draws_unused,
                     may_mention=mentioned is Mentioned.ALWAYS,
                     set_aside=set_aside,
-                    running=running,
+                    dropped=self._changes.dropped,
+                    audits=Audits(self._options.check_every),
                 )
-            if was_read(progress.unread or {}, unread):
-                progress.unread = None
-                raise StepDiffers(READS_COUNTERS)
-            if self._handed_elsewhere:
-                raise StepDiffers(HANDED_ELSEWHERE)
+            recording.key_value = self._key_value
         except BaseException as raised:
             error = cause(raised)
-            if captured is not given:
+            if captured is not call:
                 captured.before.clear()
             undo: list[Callable[[], Any]] = [
                 graph.reset,
@@ -249,7 +244,8 @@ class CallRecorder(ABC):
                 self._observes = False  # the program goes on on its own stream
                 device.follow()
                 recording.gradients.take_back()
-                return recording.launch(given.tensors, self._rates)
+                recording.audits.start(time.perf_counter())
+                return recording.launch(call.tensors, self._rates)
             except BaseException as error:
                 if not recording.replays:  # what the capture left was never computed
                     call.state.restore(snapshot)
@@ -297,32 +293,22 @@ class CallRecorder(ABC):
         elif isinstance(error, StepDiffers):
             again = progress.differed()
             if not again:
-                refusal = with_names(refusal, progress.numbers, numbers_in(call.state, self._rates.stands_for))
+                numbers = tokens_of(self._changes.numbers(call.state, self._rates.stands_for))
+                refusal = with_changed(refusal, progress.numbers, numbers)
         else:
             again = progress.told_to_be_captured()
         if again:
             return functools.partial(self._observe, device, key, call, progress)
         if refusal is not SETS_UP and is_programs_own(error) and self._options.on_refusal == "run":
             return functools.partial(self._run_and_refuse, key, refusal, call, progress)
-        final = draws or refusal is SETS_UP or isinstance(error, torch.OutOfMemoryError)
-        if not final and self._is_exception(key, refusal, call, progress):
-            call.before.clear()  # the step may let go of them
-            return functools.partial(self._as_it_is, call.args, call.kwargs, None)
         return functools.partial(self._refuse_and_run_call, key, refusal, call, progress)
 
     def _run_and_refuse(self, key: Hashable, refusal: Refusal, call: Call, progress: Progress) -> Any:
         """The program gets what the call raises outside of a capture as well; then nothing is refused."""
         call.before.clear()  # the step may let go of them
         returned = self._as_it_is(call.args, call.kwargs, None)
-        if not self._is_exception(key, refusal, call, progress):
-            self._refuse(key, refusal, progress)
+        self._refuse(key, refusal, progress)
         return returned
-
-    def _is_exception(self, key: Hashable, refusal: Refusal, call: Call, progress: Progress) -> bool:
-        """Take in that a call cannot be captured; whether others may be, from which numbers of Python tell it."""
-        progress.suspects.note(numbers_in(call.state, self._rates.stands_for), agrees=False)
-        alone = bool(progress.suspects.changed()) and progress.not_like_others()
-        return self._told_apart(key, refusal, progress) or alone
 
     # Calls that run as they are.
 
@@ -330,27 +316,6 @@ class CallRecorder(ABC):
         if refusal is not None and self._options.on_refusal == "raise":
             raise StepRefused(refusal)
         self._eager += 1
-        return self._run(*args, **kwargs)
-
-    def _run_followed(self, *args: Any, **kwargs: Any) -> Any:
-        """The same, in a call that is looked at. Note [Numbers that are handed on] in `unread_arguments`."""
-        self._handed_elsewhere = False
-        sites = [] if self._unread is None else self._unread.followed()
-        if not sites:
-            return self._run(*args, **kwargs)
-        calls = FollowedCalls(sites)
-        try:
-            with calls:
-                return self._run(*args, **kwargs)
-        finally:
-            if calls.differ and self._unread is not None:
-                self._handed_elsewhere = True
-                self._unread.follow_no_more()
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        """The step. Numbers that were left out of a call's arguments, because nothing reads them, are put back."""
-        if self._given is not None:
-            args, kwargs = put_back(args, self._given[0]), put_back(kwargs, self._given[1])
         return self._step(*args, **kwargs)
 
     def _refuse_and_run(
@@ -366,18 +331,9 @@ class CallRecorder(ABC):
         call.before.clear()  # the step may let go of them
         return self._refuse_and_run(key, refusal, call.args, call.kwargs, progress)
 
-    def _told_apart(self, key: Hashable, refusal: Refusal, progress: Progress) -> bool:
-        """Whether calls of this signature are told apart by more numbers from now on, rather than refused."""
-        if not self._deciding.tell_apart(key, progress.suspects, refusal):
-            return False
-        progress.suspects = Suspects()  # those calls have others from now on
-        return True
-
     def _refuse(self, key: Hashable, refusal: Refusal, progress: Progress | None = None) -> None:
-        """Calls of this signature run as they are; only those of this `progress` where others are replayed, or may be
-        as they are told apart from these, which cannot be captured."""
-        told_apart = progress is not None and progress.findings > 0 and self._deciding.known(key)
-        if progress is not None and (self._recordings.of(key) or told_apart):
+        """Let calls of this `progress` run as they are; without one, all of this signature."""
+        if progress is not None:
             progress.refusal = refusal
         else:
             self._refused[key] = refusal

@@ -29,9 +29,9 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.step.learning_rates import made_for_graphs
 from optimizations.capture.step.observer import Observer
-from optimizations.capture.step.program_code import ADVICE_ON_CLOCKS, CLOCKS
 from optimizations.capture.step.python_values import Owner, assigning, filling, filling_like, is_pytorchs
 from optimizations.capture.step.source_lines import called_by_the_program, called_from, optimizer_that_runs
+from optimizations.capture.step.user_code import ADVICE_ON_CLOCKS, CLOCKS
 from optimizations.torch_internals import averaged_model, function_tables, replaced_attribute
 
 _WAITS: tuple[tuple[Any, str], ...] = (

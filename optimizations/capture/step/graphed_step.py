@@ -12,7 +12,9 @@ import copy
 import functools
 import sys
 import threading
+import time
 import types
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -20,27 +22,26 @@ from typing import Any, Literal, cast
 
 import torch
 
-from optimizations import torch_internals
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import CudaDevice, Device
-from optimizations.capture.signature import class_of_objects, signature, texts, without_objects
+from optimizations.capture.signature import class_of_objects, exact, signature, without_objects
+from optimizations.capture.step.audit import CheckEvery, require_same
 from optimizations.capture.step.bound_steps import NAME, is_no_method, step_of, steps_of
-from optimizations.capture.step.call import call_of, refused_call, refused_function
+from optimizations.capture.step.call import Call, call_of, refused_call, refused_function
 from optimizations.capture.step.call_recorder import CallRecorder
-from optimizations.capture.step.changing_arguments import ChangingArguments, numbers_given
-from optimizations.capture.step.changing_values import ChangingValues, named, numbers_in
-from optimizations.capture.step.followed_calls import reads_frames
+from optimizations.capture.step.changes import Numbers, named, numbers_given
 from optimizations.capture.step.gradients import gradients, pattern
+from optimizations.capture.step.hooks import hooks_of
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.step.optimizer_states import StatesMoved
 from optimizations.capture.step.options import DEFAULT_LIMIT, DEFAULT_WARM_UP, StepOptions
 from optimizations.capture.step.parallel import DDP_WARM_UP
 from optimizations.capture.step.progress import Action, Plan
 from optimizations.capture.step.reach import of_argument, reach
-from optimizations.capture.step.replaying import MISSED
+from optimizations.capture.step.recording import Recording
 from optimizations.capture.step.surroundings import alone, ambient, inside, saved_tensor_hooks, watched_by_others
-from optimizations.report.steps import Refusal, StepReport
+from optimizations.capture.step.watch import is_name_dropped, numbers_of
+from optimizations.report.steps import Refusal, StepChanged, StepReport
 from optimizations.weak_registry import WeakRegistry
 
 MOST_DROPPED = 4
@@ -53,7 +54,6 @@ SHARE_IN_VAIN = 4
 """Calls are looked at, only to find that they are refused, no more often than one in so many replays."""
 
 _is_compiling, _this_thread = torch.compiler.is_compiling, threading.get_ident
-_forward_mode: Any = torch_internals.forward_ad
 
 _steps: WeakRegistry[GraphedStep] = WeakRegistry()
 
@@ -93,8 +93,6 @@ class GraphedStep(CallRecorder):
         super()._start()
         self._plan = Plan(self._options.warm_up)
         self._objects: dict[Hashable, set[Hashable]] = {}
-        self._changing = ChangingValues()
-        self._changing_arguments = ChangingArguments()
         self._moved: list[str] = []
         self._gone = ""
         self._calls = self._in_vain = 0
@@ -161,32 +159,15 @@ class GraphedStep(CallRecorder):
             try:
                 self._thread = _this_thread()
                 self._calls += 1
-                if self._unread is not None:
-                    self._given = args, kwargs
-                    args, kwargs = self._unread.left_out(args, kwargs)
-                steady = self._recordings.steady
-                if steady and not self._recordings.follow():
-                    return self._as_it_is(args, kwargs, None)
-                # All else of `watched_by_others` a steady replay sees.
-                if steady and _forward_mode._current_level < 0 and saved_tensor_hooks(False) is None:
-                    for recording in steady:
-                        if (serve := recording.steady.serve) is None:
-                            continue
-                        try:
-                            found = serve(recording, args, kwargs)
-                        except NotCarried:
-                            break  # the same is met in the full way
-                        except StatesMoved as moved:
-                            self._moved = self._recordings.drop_moved() or self._moved
-                            raise RuntimeError(moved.words(self._name())) from None
-                        if found is not MISSED:
-                            return found
+                if self._options.key is not None:
+                    self._key_value = _hashable(self._options.key())
                 return self._call(args, kwargs)
             finally:
-                self._thread = self._given = None
+                self._thread = None
 
     def _call(self, args: Any, kwargs: Any) -> Any:
-        """A call that is not a steady replay."""
+        if self._recordings.steady and not self._recordings.follow():
+            return self._as_it_is(args, kwargs, None)
         if self._works_later is not None:
             self._note(self._works_later)
             return self._as_it_is(args, kwargs, self._works_later)
@@ -194,28 +175,16 @@ class GraphedStep(CallRecorder):
             return self._as_it_is(args, kwargs, None)
         for recording in self._recordings.steady:
             known = recording.arguments.tensors_of(args, kwargs)
-            if known is not None and recording.fits(known):
+            if known is not None and recording.key_value == self._key_value and recording.fits(known):
                 try:
-                    returned = recording.launch(known, self._rates)
+                    return self._serve(recording, args, kwargs, known)
                 except NotCarried:
                     break  # the same is met below
-                recording.steady.served_otherwise(recording, known, self._rates)
-                return returned
         tensors: list[torch.Tensor] = []
-        key = signature((args, kwargs), tensors), ambient()
+        key = signature((args, kwargs), tensors), ambient(), self._key_value
         for recording in self._recordings.of(key):
-            given = recording.arguments.with_running(tensors)
-            if given is not None and recording.fits(given):
-                try:
-                    returned = recording.launch(given, self._rates)
-                except NotCarried:  # nothing was done yet: it is recorded again, with copies before the launch
-                    self._carries = False
-                    self._recordings.drop(key, recording)
-                    break
-                recording.arguments.renew(given)
-                recording.steady.served_otherwise(recording, given, self._rates)
-                self._recordings.comes_first(recording)
-                return returned
+            if recording.fits(tensors):
+                return self._serve_again(key, recording, args, kwargs, tensors)
         refusal = self._all or self._refused.get(key)
         if refusal is not None:
             self._changes_streams(self._device, observes=False)
@@ -225,31 +194,76 @@ class GraphedStep(CallRecorder):
             return self._as_it_is(args, kwargs, self._all)
         return self._without_recording(device, key, args, kwargs, tensors)
 
+    def _serve_again(self, key: Hashable, recording: Recording, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
+        """Replay a recording that fits, and try it first from now on."""
+        try:
+            returned = self._serve(recording, args, kwargs, tensors)
+        except NotCarried:  # nothing was done yet: it is recorded again, with copies before the launch
+            self._carries = False
+            self._recordings.drop(key, recording)
+            return self._call(args, kwargs)
+        recording.arguments.renew(tensors)
+        self._recordings.comes_first(recording)
+        return returned
+
+    def _serve(self, recording: Recording, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
+        """Replay a recording that fits, or audit it by this call."""
+        if recording.audits.due() and (device := self._device) is not None:
+            state = self._reached(args, kwargs)
+            free = device.free_bytes()
+            if isinstance(state, Refusal) or (free is not None and free < device.pool_bytes(recording.pool)):
+                recording.audits.skip(time.perf_counter())
+            else:
+                return self._audit(device, recording, call_of(args, kwargs, tensors, state))
+        return recording.launch(tensors, self._rates)
+
+    def _audit(self, device: Device, recording: Recording, call: Call) -> Any:
+        """Run a call as it is, and compare its operators with those of the recording that would have served it.
+
+        Raises:
+            StepChanged: they differ, and `on_change="raise"`.
+        """
+        began = time.perf_counter()
+        replays = recording.audits.since + 1, recording.replays
+        self._eager += 1
+        self._changes_streams(device, observes=True)
+        seen = self._observed(device, call, recording.progress, frozenset())
+        now = time.perf_counter()
+        recording.audits.took(now - began, now, recording.replays)
+        why = "compiled code anew" if seen.set_up else seen.findings[0].reason if seen.findings else None
+        try:
+            require_same(self._name(), recording.trace, seen.operations, replays=replays, why=why)
+        except StepChanged as changed:
+            self._recordings.drop_all()
+            self._plan.forget()
+            if self._options.on_change == "raise":
+                raise
+            warnings.warn(f"{changed} The step is recorded again.", stacklevel=4)
+        return seen.returned
+
     # Calls that no recording fits.
 
     def _without_recording(self, device: Device, key: Hashable, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         state = self._reached(args, kwargs)
         if isinstance(state, Refusal):
             return self._refuse_and_run(key, state, args, kwargs)
-        if self._unread is not None and any(map(reads_frames, state.code)):
-            self._unread = None  # the program may read arguments where no code mentions them
-            return self._as_it_is(args, kwargs, None)
-        self._counters.look(state)
         if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):
             # A parameter gets its shape in this call, or a later one. What autograd keeps of it may be held until a
             # capture reads it: it has to be of the stream that is captured.
             self._eager += 1
             self._changes_streams(device, observes=True)
             with alone(), device.warming_up():
-                return self._run(*args, **kwargs)
+                return self._step(*args, **kwargs)
+        for recording in self._recordings.of(key):  # with other containers, which hold what those of before held
+            if self._changes.drop_unnamed(recording.watch.differences(state)) and recording.fits(tensors, state):
+                return self._serve_again(key, recording, args, kwargs, tensors)
         dropped = self._recordings.dropped
         self._gone = self._recordings.drop_gone() or self._gone
         self._plan.forget_gone()
-        self._moved = self._recordings.drop_moved() or self._moved
+        self._moved = self._recordings.drop_moved(key, state) or self._moved
         if self._recordings.dropped > dropped:
             self._plan.forget_findings()
-        given = ((one, one.arguments.with_running(tensors)) for one in self._recordings.of(key))
-        if any(found is not None and recording.shares(found) for recording, found in given):
+        if any(recording.shares(tensors) for recording in self._recordings.of(key)):
             return self._as_it_is(args, kwargs, None)  # other calls of this signature are served by the graph
         self._recordings.drop_with_moved_inputs(key, tensors)
         if self._recordings.in_vain > MOST_DROPPED * self._options.limit:
@@ -265,28 +279,17 @@ class GraphedStep(CallRecorder):
             self._plan.warm_up = max(self._plan.warm_up, DDP_WARM_UP)
         if refusal is not None:
             return self._refuse_and_run_call(key, refusal, call)
-        others = self._recordings.of(key)
-        never_read = self._counters.never_read()
-        host_key = others[0].watch.host_key(never_read) if others else ()
-        if host_key:
-            names = others[0].watch.differing(never_read)
-            if (changing := self._changing.note(key, host_key, names, self._recordings.replays)) is not None:
-                self._note(changing)
-        numbers = numbers_given(self._step, args, kwargs)
-        if (given_anew := self._changing_arguments.note(numbers, self._recordings.replays)) is not None:
-            self._note(given_anew)
+        numbers = self._changes.numbers(state, self._rates.stands_for)
+        changing = self._changes.note(numbers, numbers_given(self._step, args, kwargs), self._recordings.replays)
+        if changing is not None:
+            self._all = changing
+            self._plan.forget()
+            return self._refuse_and_run_call(key, changing, call)
         frozen = tuple([not parameter.requires_grad for parameter in call.parameters])
-        told_by: Hashable = ()
-        if self._deciding.known(key):
-            told_by = self._deciding.of(key, numbers_in(state, self._rates.stands_for))
-            if (refusal := self._deciding.too_many(key)) is not None and not others:
-                return self._refuse_and_run_call(key, refusal, call)
-        # What is known to be unread was compared in calls before: others have to be watched for it.
-        unread: Hashable = frozenset((one, names) for one, names in never_read.items() if names and others) or ()
-        action, progress = self._plan.next((key, pattern(call.before), frozen, host_key, told_by, unread))
+        held = hooks_of(call.parameters, state.modules.values())
+        hooks = tuple([id(hook) for registered in held for hook in registered.values()])
+        action, progress = self._plan.next((key, pattern(call.before), frozen, hooks, self._told_by(numbers)))
         exhausted = self._plan.exhausted()
-        if exhausted is not None:
-            exhausted = self._changing.refusal or self._changing_arguments.refusal or exhausted
         if (refusal := exhausted or self._others_each_time(key)) is not None:
             self._all = refusal
             self._plan.forget()
@@ -309,10 +312,23 @@ class GraphedStep(CallRecorder):
         with alone(), device.warming_up(), self._rates.as_tensors():
             device.may_read(gradients(call.parameters))
             snapshot = state.snapshot() if self._rates.standing else []
-            returned = self._run(*args, **kwargs)
+            returned = self._step(*args, **kwargs)
         if self._rates.standing:
             self._rates.left_as_numbers(state, snapshot)
         return self._rates.as_numbers(returned)
+
+    def _told_by(self, numbers: Numbers) -> Hashable:
+        """Return the numbers by which calls of one signature are told apart. What is left out now counts for no key."""
+        dropped = self._changes.dropped
+        if dropped:
+
+            def without(key: Any) -> Any:
+                return *key[:-1], frozenset(item for item in key[-1] if not is_name_dropped(item[0], dropped))
+
+            self._plan.rekey(without)
+        return numbers_of(
+            {name: one for name, one in numbers.items() if not is_name_dropped(name, self._changes.dropped)}
+        )
 
     def _in_vain_for(self) -> Refusal:
         """Why recordings were hardly used."""
@@ -322,7 +338,7 @@ class GraphedStep(CallRecorder):
                 "copy what is new into one that stays (`load_state_dict`), or make more calls with each",
             )
         return Refusal(
-            f"was recorded again and again: it reads {named(self._moved)} in each call",
+            f"was recorded again and again: it reads {named(self._moved)}",
             "write new values into the same tensors (`copy_`), or pass them as arguments",
         )
 
@@ -369,7 +385,6 @@ class GraphedStep(CallRecorder):
         yield getattr(self._step, "__qualname__", type(self._step).__name__), self._step
         for name, value in [*((f"args[{index}]", one) for index, one in enumerate(args)), *kwargs.items()]:
             yield from of_argument(value, name)
-            yield from ((name, text) for text in texts(value))  # those of attributes, perhaps
 
     def report(self) -> StepReport:
         """What became of the calls so far."""
@@ -384,6 +399,8 @@ class GraphedStep(CallRecorder):
                     replays=one.replays,
                     pointer_bytes=one.inputs.pointer_bytes,
                     gradients_kept=one.gradients.times_kept,
+                    audits=one.audits.done,
+                    audits_skipped=one.audits.skipped,
                 )
                 for one in self._recordings
             ),
@@ -392,6 +409,7 @@ class GraphedStep(CallRecorder):
             refusals=tuple(self._refusals),
             host_draws=self._options.host_draws,
             drawn_on_the_host=tuple(sorted(self._drawn)),
+            not_compared=tuple(sorted(self._changes.dropped)),
         )
 
     def close(self) -> None:
@@ -433,6 +451,21 @@ class GraphedStep(CallRecorder):
             raise RuntimeError(f"{name}() was called by the step {self._name()} itself; call it behind the step")
 
 
+def _hashable(value: Any) -> Hashable:
+    """Return what `key` returned, so that 1, 1.0 and True differ.
+
+    Raises:
+        TypeError: it cannot be compared.
+    """
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(
+            f"key() returned a {type(value).__name__}, which has no hash: return numbers, strings or tuples of these"
+        ) from None
+    return exact(value)
+
+
 def steps_exist() -> bool:
     """Whether there are steps: what is recorded of one may keep the gradients that it finds."""
     return bool(_steps.alive())
@@ -453,6 +486,10 @@ def graph_step(
     learning_rate: Literal["auto", "number"] = "auto",
     on_refusal: Literal["run", "raise"] = "run",
     host_draws: Literal["refused", "unused"] = "refused",
+    key: Callable[[], Hashable] | None = None,
+    ignore: Sequence[str] = (),
+    check_every: CheckEvery = "auto",
+    on_change: Literal["raise", "warn"] = "raise",
 ) -> Any:
     """`optimizations.graph_step`, where it is documented."""
     make = functools.partial(
@@ -463,5 +500,9 @@ def graph_step(
         learning_rate=learning_rate,
         on_refusal=on_refusal,
         host_draws=host_draws,
+        key=key,
+        ignore=ignore if isinstance(ignore, str) else tuple(ignore),
+        check_every=check_every,
+        on_change=on_change,
     )
     return make if step is None else make(step)

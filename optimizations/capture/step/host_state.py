@@ -1,19 +1,17 @@
-"""What a step can reach in Python: the containers it could change, the tensors, modules and optimizers in them.
+"""The Python state that a step reaches: containers, and the tensors, modules and optimizers in them.
 
-A graph repeats the work of the GPU and no Python. So what a call changes on the host has to be found (it is refused),
-what others change between calls has to be noticed (numbers and tensors that a recording was made with), and what a
-recording changed before it failed has to be put back, because the call then runs from its beginning.
+A graph repeats the work of the GPU and runs no Python. So a call that changes Python's state is refused, what the
+program changes between calls is compared before each replay, and what a failed capture changed is put back: the call
+then runs from its beginning.
 """
 
 from __future__ import annotations
 
 import collections
 import enum
-import gc
 import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,21 +33,40 @@ MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_bac
 class Container:
     """Something that holds values: a dict (an object's attributes too), list, set or closure cell.
 
-    `names`: those of its entries that the step uses; None where all are taken to be used. `absent`: names that the step
-    uses, and that are not among its entries: a class may have them. `always_read`: what it holds
-    belongs to a module or optimizer, whose tensors are read without a trace where code is compiled. `unread`: entries
-    that no call reads, so that they may be others in the next one; a call may not change them. `owner`: the object of
-    an installed library whose attributes these are.
+    Attributes:
+        is_attributes: its keys are written as attributes or variables, and not in brackets.
+        always_read: it belongs to a module or optimizer, whose tensors compiled code reads without an operator.
+        of_library: its owner's code is a library's, which may read any entry by its name.
+        is_compared: its numbers are compared between calls. Where they are not, it is only checked for what a call
+            changes itself.
     """
 
     held: Any
     path: str
     is_attributes: bool = False
-    names: set[str] | None = None
-    absent: frozenset[str] = frozenset()
     always_read: bool = False
-    unread: frozenset[str] = frozenset()
-    owner: Any = None
+    of_library: bool = False
+    is_compared: bool = True
+
+    def name_of(self, key: Any) -> str:
+        """Return how a program would write an entry."""
+        if isinstance(self.held, types.CellType):
+            return self.path
+        if self.is_attributes:
+            return f"{self.path}.{key_name(key)}" if self.path else key_name(key)
+        return f"{self.path}[{key!r}]" if isinstance(key, PLAIN) else f"{self.path}[...]"
+
+    def entries(self) -> list[tuple[Any, Any]]:
+        """Return its keys and values; a cell has the key "cell_contents", and an empty one no entry."""
+        held = self.held
+        if isinstance(held, types.CellType):
+            content = cell_content(held)
+            return [] if content is held else [("cell_contents", content)]
+        if isinstance(held, (Scope, Slots)):
+            return list(held.content().items())
+        if isinstance(held, dict):
+            return list(dict(held).items())
+        return list(enumerate(held)) if isinstance(held, (list, collections.deque)) else []
 
     def content(self) -> Any:
         """A shallow copy."""
@@ -93,7 +110,7 @@ class Entry:
             return cell_content(content)
         if isinstance(content, list):
             return content[self.key] if self.key < len(content) else None
-        if isinstance(content, (Computed, Slots)):
+        if isinstance(content, Slots):
             return content.content().get(self.key)
         return (content.scope if isinstance(content, Scope) else content).get(self.key)
 
@@ -137,23 +154,27 @@ class Change:
 
 @dataclass(slots=True)
 class HostState:
-    """What a step reaches. `tensors` by path; `iterators` are paths of objects that `next` changes, `queues` those of
-    queues; `generators` are sources of random numbers on the host, by path, and `entropy` paths of those without a
-    state: that of the operating system; `clocks` are paths of what tells the time, `shared` of what other processes may
-    write. `device_generators` are sources of random numbers on the GPU. `code` is that of the program's functions."""
+    """Everything that a step reaches.
+
+    Attributes:
+        tensors, modules, optimizers: by path.
+        iterators: paths of objects that `next` changes.
+        generators: sources of random numbers on the host, by path.
+        device_generators: those of the GPU.
+        code: that of the program's own functions among what is reached.
+        compiled: a module or function is compiled; `compiled_code` is that of such functions.
+        complete: not more objects are reached than can be compared.
+    """
 
     containers: list[Container] = field(default_factory=list)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
     iterators: list[str] = field(default_factory=list)
-    queues: list[str] = field(default_factory=list)
     generators: dict[str, Any] = field(default_factory=dict)
-    entropy: list[str] = field(default_factory=list)
-    clocks: list[str] = field(default_factory=list)
-    shared: list[str] = field(default_factory=list)
     device_generators: list[torch.Generator] = field(default_factory=list)
     code: list[types.CodeType] = field(default_factory=list)
+    compiled_code: list[types.CodeType] = field(default_factory=list)
     compiled: bool = False
     complete: bool = True
 
@@ -248,31 +269,18 @@ class Slots(dict):
             object.__setattr__(self.value, name, member)
 
 
-class Parts(Slots):
-    """What a function runs and its defaults, or the class of an object, which may be exchanged in place."""
+class Inherited(Slots):
+    """The values that an object has of its class, unless it hides them by its own."""
 
     def clear(self) -> None:
-        """Nothing: none can be missing, and `update` writes what is other than it was."""
+        """Leave all: `update` writes what is other than it was."""
 
     def update(self, content: Any) -> None:  # type: ignore[override]
-        super().update({name: part for name, part in content.items() if getattr(self.value, name) is not part})
-
-
-class Filled:
-    """The names of slots that hold something, as of the keys of a dict."""
-
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._slots.content())
-
-    def isdisjoint(self, names: Iterable[str]) -> bool:
-        return not any(hasattr(self._slots.value, name) for name in names)
+        super().update({name: old for name, old in content.items() if getattr(self.value, name, _ABSENT) is not old})
 
 
 class ClassData(Slots):
-    """What a class holds for all its objects, its own bases' included."""
+    """The values that a class and its bases hold for all their objects."""
 
     def clear(self) -> None:
         """Nothing: `update` writes what is other than it was, where it stands."""
@@ -285,7 +293,7 @@ class ClassData(Slots):
 
 
 class Scope(dict):
-    """Those of a module's globals that a function names, read and written where they are."""
+    """Those of a module's globals that code names, read and written where they are."""
 
     def __init__(self, scope: dict[str, Any], names: set[str]) -> None:
         super().__init__()
@@ -294,71 +302,12 @@ class Scope(dict):
     def content(self) -> dict[str, Any]:
         return {name: self.scope[name] for name in self.names if name in self.scope}
 
-    def every(self) -> dict[str, Any]:
-        """All that the program may name there."""
-        return self.scope
-
     def clear(self) -> None:
         for name in self.names:
             self.scope.pop(name, None)
 
     def update(self, content: Any) -> None:  # type: ignore[override]
         self.scope.update(content)
-
-
-class StepAttributes(Scope):
-    """What the program keeps in the object that `graph_step` made: all but what that has for itself, `own`."""
-
-    def __init__(self, scope: dict[str, Any], own: frozenset[str]) -> None:
-        super().__init__(scope, set())
-        self.own = own
-
-    def every(self) -> dict[str, Any]:
-        return {name: value for name, value in self.scope.items() if name not in self.own}
-
-
-class ClassCode(Scope):
-    """What a class itself defines under these names: methods and properties, which may be exchanged."""
-
-    def __init__(self, kind: type) -> None:
-        super().__init__(gc.get_referents(vars(kind))[0], set())  # the dict behind a view
-        self.kind = kind
-
-    def clear(self) -> None:
-        """Nothing: `update` writes what is other than it was."""
-
-    def update(self, content: Any) -> None:  # type: ignore[override]
-        for name, member in content.items():
-            if self.scope.get(name, _ABSENT) is not member:
-                type.__setattr__(self.kind, name, member)
-
-
-class Computed(Scope):
-    """What has to be asked for again each time it is read."""
-
-
-class ContextContent(Computed):
-    """What a context variable holds, under any name."""
-
-    def __init__(self, variable: ContextVar[Any]) -> None:
-        super().__init__({}, {"get"})
-        self.variable = variable
-
-    def content(self) -> dict[str, Any]:
-        return {"get": self["get"]}
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self.variable.get()
-        except LookupError:
-            return _ABSENT
-
-    def clear(self) -> None:
-        """Nothing: what was set cannot be taken back but by who set it."""
-
-    def update(self, content: Any) -> None:  # type: ignore[override]
-        if content["get"] is not _ABSENT and content["get"] is not self["get"]:
-            self.variable.set(content["get"])
 
 
 def cell_content(cell: types.CellType) -> Any:

@@ -16,6 +16,7 @@ import torch
 
 from optimizations.capture.device import Device
 from optimizations.capture.signature import class_of_objects, is_gone
+from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.recording import Recording
 
 MOST_STEADY = 4
@@ -95,11 +96,15 @@ class KeptRecordings:
         """Inputs of calls of this signature that were the same tensors for a while, and then others."""
         return self._copied_inputs.get(key, set())
 
-    def drop_moved(self) -> list[str]:
-        """Free those that can never be used again. Gives the names of what stands elsewhere."""
+    def drop_moved(self, key_now: Hashable, state: HostState) -> list[str]:
+        """Free recordings that can never be used again, and return the names of what stands elsewhere.
+
+        `state`: what a call of the signature `key_now` reaches.
+        """
         names: list[str] = []
         for key, recordings in list(self._by_key.items()):
-            usable = [recording for recording in recordings if not recording.is_over()]
+            now = state if key == key_now else None
+            usable = [recording for recording in recordings if not recording.is_over(now)]
             over = [recording for recording in recordings if recording not in usable]
             names += [name for recording in over for name in recording.watch.differing()]
             self._free(over)
@@ -115,6 +120,11 @@ class KeptRecordings:
             self._free(self._by_key.pop(key))
             self._copied_inputs.pop(key, None)
         return kind
+
+    def look_again(self) -> None:
+        """Compare all that the step reaches before the next replay of each: more is compared from now on."""
+        for recording in self:
+            recording.watch.look_again()
 
     def drop_idle(self) -> bool:
         """Free one that served no call while the last that was made served many. Whether there was one.
@@ -133,8 +143,7 @@ class KeptRecordings:
     def drop_with_moved_inputs(self, key: Hashable, tensors: list[torch.Tensor]) -> None:
         """Inputs that were the same tensors and are others now are copied from now on."""
         for recording in list(self._by_key.get(key, ())):
-            given = recording.arguments.with_running(tensors)
-            if given is not None and (moved := recording.moved_inputs(given)):
+            if moved := recording.moved_inputs(tensors):
                 self._copied_inputs.setdefault(key, set()).update(moved)
                 self.drop(key, recording)
 

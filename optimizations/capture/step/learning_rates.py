@@ -8,22 +8,23 @@ in double precision, such as `1 - lr * weight_decay`, may differ in the last bit
 
 Note [Betas]. Schedulers with `cycle_momentum` change the first beta. Adam and AdamW take a tensor for it, but not where
 they are fused. That tensor is float64, so that `1 - beta` is what Python makes of the number. The second beta stays a
-number. It stands in a tuple that is another one in each call, so it is compared apart from it (`OtherBetas`).
+number. It stands in a tuple that is another one in each call, so it is compared apart from it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import torch
 
-from optimizations.capture.signature import flatten, replaced
-from optimizations.capture.step.host_state import Computed, Container, Entry, HostState, entries_of
+from optimizations.capture.signature import exact, flatten, replaced
+from optimizations.capture.step.host_state import Entry, HostState, entries_of
 from optimizations.torch_internals.foreach_scalars import tensors_for_numbers
 
 RATE, BETAS = "lr", "betas"
@@ -48,26 +49,6 @@ def takes_betas(optimizer: torch.optim.Optimizer | None, group: dict[str, Any]) 
         and not group.get("fused")
         and all(parameter.dtype in _EXACT for parameter in group["params"])
     )
-
-
-class OtherBetas(Computed):
-    """Those of a parameter group behind the first, for which a tensor stands."""
-
-    def __init__(self, group: dict[str, Any]) -> None:
-        super().__init__(group, {BETAS})
-
-    def content(self) -> dict[str, Any]:
-        return {BETAS: self[BETAS]}
-
-    def __getitem__(self, name: str) -> Any:
-        betas = self.scope[name]
-        return (len(betas), *betas[1:])
-
-    def clear(self) -> None:
-        """Nothing: the group itself is put back."""
-
-    def update(self, content: Any) -> None:  # type: ignore[override]
-        """Nothing."""
 
 
 Key = tuple[int, str]
@@ -179,10 +160,10 @@ class LearningRates:
         """Whether a tensor stands for this entry of a parameter group, or for a part of it."""
         return key in (RATE, BETAS) and (id(group), key) in self.standing
 
-    def compared_apart(self) -> list[Container]:
-        """What else stands in entries for which a tensor stands, to be watched."""
+    def compared_apart(self) -> list[tuple[str, Callable[[], Hashable]]]:
+        """Return what else stands in entries for which a tensor stands, as names and functions that give it."""
         groups = [one.group for one in self._watched if one.name == BETAS and one.key in self.standing]
-        return [Container(OtherBetas(group), "optimizer") for group in groups]
+        return [("optimizer.param_groups[...]['betas']", functools.partial(_other_betas, group)) for group in groups]
 
     def write(self) -> None:
         """Write changed numbers into their tensors, in stream order.
@@ -234,7 +215,7 @@ class LearningRates:
         """
         found = False
         for container, old in zip(state.containers, before, strict=True) if self.standing else ():
-            if isinstance(container.held, (set, Computed)):
+            if isinstance(container.held, set):
                 continue
             then = dict(entries_of(container, old))
             for key, value in list(entries_of(container, container.content())):
@@ -277,6 +258,11 @@ class LearningRates:
                 else:
                     number = before if one.name == RATE else before[0]
                     one.put(number if tensor._version == version else float(tensor))
+
+
+def _other_betas(group: dict[str, Any]) -> Hashable:
+    betas = group[BETAS]
+    return len(betas), *map(exact, betas[1:])
 
 
 def _rest(one: _Watched, before: Any) -> bool:

@@ -21,11 +21,10 @@ from optimizations.capture.device import Device
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.following import words_that_tell
 from optimizations.capture.step.gradients import memory
-from optimizations.capture.step.host_state import Change, ChangeKind, HostState, Rebound
+from optimizations.capture.step.host_state import Change, ChangeKind, Rebound
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.observing import host_change
-from optimizations.capture.step.running_values import tensors_in_two_places
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.records import MemoryRange
@@ -120,10 +119,9 @@ def reads_of(
 
 
 def decides(
-    reads: Callable[[torch.Tensor], bool], returned: Collection[int], state: HostState, given: Iterable[torch.Tensor]
+    reads: Callable[[torch.Tensor], bool], returned: Collection[int], given: Iterable[torch.Tensor]
 ) -> Callable[[torch.Tensor], bool]:
-    """Whether it matters which tensor stands in its place: also where the step returns it (storages), and where it
-    stands in a second place, too, or is `given` in each call. The step may bind it there each time, which only shows
-    once another tensor stands in one of the two."""
-    twice = tensors_in_two_places(state).union(map(id, given))
-    return lambda tensor: reads(tensor) or storage(tensor) in returned or id(tensor) in twice
+    """Return a function that tells whether it matters which tensor stands in a place: the step reads it, returns it
+    (storages), or is `given` it in each call."""
+    always = set(map(id, given))
+    return lambda tensor: reads(tensor) or storage(tensor) in returned or id(tensor) in always

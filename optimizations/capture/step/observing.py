@@ -27,7 +27,6 @@ from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, memory, storage
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
-from optimizations.capture.step.running_values import Places, places_of, running_values
 from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import Look, TensorMarks, attributes_set, look
 from optimizations.report.steps import Refusal
@@ -65,8 +64,7 @@ class Observed:
     """What a call did. `structure` is of what it returned, `outside` where it read tensors it did not make,
     `kept_casts` whether casts that autocast keeps may be among these, `asked` whether it asked if it is captured
     before anything was refused, `host_draws` what it drew on the host, where that decides nothing, `drops_gradients`
-    whether it let go of gradients from before, unread, `gradients` which parameters (identities) had one behind it,
-    `running` where values stand that it read and bound again.
+    whether it let go of gradients from before, unread, `gradients` which parameters (identities) had one behind it.
     `set_up`: something was compiled or tuned meanwhile, so that the rest says nothing about the next call."""
 
     returned: Any
@@ -82,7 +80,6 @@ class Observed:
     host_draws: HostDraws
     drops_gradients: bool
     gradients: frozenset[int]
-    running: Places = frozenset()
 
 
 def observe(
@@ -130,9 +127,6 @@ def observe(
             with_tensors = step(*call.args, **call.kwargs)
         observer.returned = storages_of([with_tensors, gradients(call.parameters)])
         kept = kept_results(call.state, snapshot, observer)
-        running = running_values(call.state, snapshot, device.holds, but=kept)
-        both = places_of(kept) | places_of(running)
-        kept = [entry for entry in call.state.rebound(snapshot) if entry.place in both]
         findings = [*observer.refusals, *call_changes(call.state, snapshot, kept)]
     if ambient() != settings:
         findings.append(LEAVES_SETTINGS)
@@ -182,7 +176,6 @@ def observe(
         gradients=frozenset(
             id(one) for one, gradient in zip(call.parameters, after, strict=True) if gradient is not None
         ),
-        running=places_of(running),
     )
 
 
@@ -205,22 +198,19 @@ def kept_results(
     state: HostState,
     snapshot: list[Any],
     observer: Observer,
-    running: Places = frozenset(),
     *,
     added: bool = False,
 ) -> list[Rebound]:
     """Attributes and variables that the call bound to tensors it made, or to its batch, without reading what they held.
 
-    As a module does that keeps its last activations. A graph can leave them as it leaves its results. Those at the
-    `running` places are passed to the graph before each launch, and may be read. `added`: those that were not there
-    before, too.
+    As a module does that keeps its last activations. A graph can leave them as it leaves its results. `added`: those
+    that were not there before, too.
     """
     reached = {memory(tensor) for tensor in state.tensors.values()}
     return [
         entry
         for entry in state.rebound(snapshot, added=added)
-        if memory(entry.new) not in reached
-        and (entry.old is None or not _is_read(entry.old, observer) or entry.place in running)
+        if memory(entry.new) not in reached and (entry.old is None or not _is_read(entry.old, observer))
     ]
 
 
@@ -235,25 +225,18 @@ def storages_of(nest: Any) -> frozenset[int]:
     return frozenset(map(storage, tensors))
 
 
-def call_changes(
-    state: HostState, snapshot: list[Any], kept: Sequence[Rebound], *, may_run: bool = True
-) -> Iterator[Refusal]:
-    """A refusal for each change in Python since the snapshot, but those that are `kept`.
-
-    `may_run`: tensors may be read and bound again. See `running_values`.
-    """
-    return (host_change(change, state.code, may_run=may_run) for change in state.changes(snapshot, kept))
+def call_changes(state: HostState, snapshot: list[Any], kept: Sequence[Rebound]) -> Iterator[Refusal]:
+    """Yield a refusal for each change in Python since the snapshot, but those that are `kept`."""
+    return (host_change(change, state.code) for change in state.changes(snapshot, kept))
 
 
-def host_change(change: Change, code: Sequence[types.CodeType], *, may_run: bool = True) -> Refusal:
+def host_change(change: Change, code: Sequence[types.CodeType]) -> Refusal:
     """The refusal for something in Python that a call changed. `code`: of the functions that may have done it."""
     advice = OF_A_SCHEDULER if _is_of_a_scheduler(change) else _ADVICE_ON_CHANGES[change.kind]
     if change.name == "training":
         advice = OF_A_MODE
     elif _is_counted_by_an_optimizer(change):
         advice = OF_AN_OPTIMIZER
-    if may_run and change.kind is ChangeKind.BOUND_TO_A_TENSOR:
-        advice += _BOUND_AGAIN
     find = line_that_grows if change.kind is ChangeKind.GREW else line_that_binds
     line = find(code, change.name)
     if line is None and advice is OF_A_SCHEDULER:  # its own code binds the attribute
@@ -290,11 +273,6 @@ _ADVICE_ON_CHANGES = {
     "`count += 1`",
     ChangeKind.OTHER: "do it outside of the step, or keep the value in a tensor on the GPU and write it in place",
 }
-
-
-_BOUND_AGAIN = (
-    "; what is read and bound again has to be detached, to keep its shape and dtype, and to stand in one place only"
-)
 
 
 def changed_itself(name: str) -> Refusal:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from optimizations.capture.step.audit import CheckEvery
 from optimizations.capture.step.progress import OBSERVED
 
 DEFAULT_WARM_UP = 3
@@ -40,6 +41,10 @@ class StepOptions:
     learning_rate: Literal["auto", "number"] = "auto"
     on_refusal: Literal["run", "raise"] = "run"
     host_draws: Literal["refused", "unused"] = "refused"
+    key: Callable[[], Hashable] | None = None
+    ignore: tuple[str, ...] = ()
+    check_every: CheckEvery = "auto"
+    on_change: Literal["raise", "warn"] = "raise"
 
     def __post_init__(self) -> None:
         for name in ("warm_up", "limit", "memory_budget_bytes"):
@@ -59,3 +64,11 @@ class StepOptions:
         require_one_of("learning_rate", self.learning_rate, ("auto", "number"))
         require_one_of("on_refusal", self.on_refusal, ("run", "raise"))
         require_one_of("host_draws", self.host_draws, HOST_DRAWS)
+        require_one_of("on_change", self.on_change, ("raise", "warn"))
+        if self.key is not None and not callable(self.key):
+            raise TypeError(f"key={self.key!r} must be a function without arguments, as `key=lambda: trainer.phase`")
+        if isinstance(self.ignore, str) or not all(isinstance(name, str) for name in self.ignore):
+            raise TypeError(f"ignore={self.ignore!r} must be a tuple of names, as `ignore=('trainer.global_step',)`")
+        every: Any = self.check_every
+        if every not in (None, "auto") and (type(every) is not int or every < 1):
+            raise ValueError(f"check_every={every!r}: give 'auto', a number of calls of at least 1, or None")

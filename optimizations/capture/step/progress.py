@@ -6,16 +6,15 @@ Calls of one signature, with gradients there or not, have to run twice in the sa
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 import torch
 
 from optimizations.capture.other_results import other_result
 from optimizations.capture.signature import is_gone
-from optimizations.capture.step.deciding_values import Suspects
+from optimizations.capture.step.changes import Tokens
 from optimizations.capture.step.host_random import SAME_DRAWS, HostDraws, decides
 from optimizations.capture.step.host_tensors import HostTensors
 from optimizations.capture.step.operations import Operation, first_difference
@@ -46,13 +45,10 @@ class Progress:
     those it drew from other than the default one, `failed` the captures that were not what was observed, `set_ups` the
     calls and captures in which something was compiled. `host_draws`: what the last observed call drew on the host,
     where that is said to decide nothing. `host`: tensors in CPU memory, as the last observed call left them. `asked`:
-    it asks whether it is captured, and is told `as_captured`. `numbers`: what it read in Python, and `suspects` which
-    of these changed when calls differed; `agrees` whether the last observed call did what the one before did, if that
-    is known. `drops_gradients`: it let go of gradients from before, unread. `gradients`: which parameters (identities)
-    had one behind it. `needs_gradients`: a capture did not let go of them, so they are not set aside again. `running`:
-    where values stand that it reads and binds again, `others` how often something else stood there. `unread`: what
-    changes in libraries' objects and none of these calls read, None before the first. `refusal`: why its calls run as
-    they are, where others of their signature are replayed, or may be."""
+    it asks whether it is captured, and is told `as_captured`. `numbers`: what the last observed
+    call compared of Python. `drops_gradients`: it let go of gradients from before, unread. `gradients`: which
+    parameters (identities) had one behind it. `needs_gradients`: a capture did not let go of them, so they are not set
+    aside again. `refusal`: why its calls run as they are, where others of their signature are replayed, or may be."""
 
     trace: Sequence[Operation] = ()
     returned: Hashable = None
@@ -72,15 +68,10 @@ class Progress:
     inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     same_inputs: set[int] = field(default_factory=set)
     difference: Refusal | None = None
-    numbers: dict[tuple[int, Any], tuple[str, Any]] = field(default_factory=dict)
-    suspects: Suspects = field(default_factory=Suspects)
-    agrees: bool | None = None
+    numbers: Tokens = field(default_factory=dict)
     drops_gradients: bool = False
     gradients: frozenset[int] = frozenset()
     needs_gradients: bool = False
-    running: frozenset[tuple[int, Any]] = frozenset()
-    others: int = 0
-    unread: Mapping[int, frozenset[str]] | None = None
     refusal: Refusal | None = None
 
     def note(
@@ -94,9 +85,7 @@ class Progress:
         before, self.host_draws = self.host_draws, host_draws or HostDraws()
         first = self.observed == 0
         self.observed += 1
-        had_findings = self.findings > 0
         if findings:
-            self.agrees = None if first or had_findings else False
             self.findings += 1
             self.agreeing = 0
             return findings[0] if self.findings >= OBSERVED or self.observed >= PATIENCE else None
@@ -115,7 +104,6 @@ class Progress:
             difference = SAME_DRAWS
         self.agreeing = 1 if difference is not None or first else self.agreeing + 1
         self.trace, self.returned, self.difference = trace, returned, difference
-        self.agrees = None if first else difference is None and not had_findings
         return difference if contradicted or self.observed >= PATIENCE else None
 
     def saw(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -130,21 +118,9 @@ class Progress:
         """Inputs that were the same tensors in all observed calls, and are now."""
         return {index for index in self.same_inputs if self.inputs[index]() is inputs[index] and inputs[index].numel()}
 
-    def bound(self, running: frozenset[tuple[int, Any]]) -> None:
-        """Take in where the last observed call bound values again: calls that do so elsewhere do not agree."""
-        if running != self.running:
-            self.agreeing = min(self.agreeing, 1)
-        self.running = running
-
-    def met_another(self) -> bool:
-        """Take in that a call was not recorded for what stands in such a place; whether that is final."""
-        self.others += 1
-        return self.others >= PATIENCE
-
     def recorded(self) -> None:
         """Take in a recording: should it become unusable, as many calls may be observed again."""
-        self.observed = self.failed = self.others = 0
-        self.suspects = Suspects()
+        self.observed = self.failed = 0
 
     def passed_over(self) -> bool:
         """Take in a call or capture in which something was compiled; whether there were so many that it is final."""
@@ -167,12 +143,6 @@ class Progress:
         self.agreeing = 0
         return self.failed < OBSERVED
 
-    def not_like_others(self) -> bool:
-        """Take in that a call could not be captured, and read other numbers than those that were observed; whether
-        more should be observed before that is final."""
-        self.findings += 1
-        return self.differed()
-
 
 @dataclass(slots=True)
 class Plan:
@@ -193,6 +163,10 @@ class Plan:
     def forget(self) -> None:
         """Observe everything again."""
         self.by_key.clear()
+
+    def rekey(self, make: Callable[[object], object]) -> None:
+        """Give each signature the key that it has from now on."""
+        self.by_key = {make(key): progress for key, progress in self.by_key.items()}
 
     def forget_findings(self) -> None:
         """What calls stood in the way of a graph may have been of what stands there no more: an optimizer makes its

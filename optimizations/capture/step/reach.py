@@ -1,17 +1,22 @@
-"""Finds what a step can reach in Python: see `host_state`.
+"""Finds the Python state that a step reaches, by the contract of `graph_step`.
 
-Note [How far it looks]. Variables of the step and of the functions it calls (closures, defaults, globals they name),
-what containers hold, modules, optimizers, schedulers and scalers, and attributes of the program's own objects by names
-that are attributes' in this code; likewise what its classes, modules, functions and containers have as attributes. Of
-containers among the arguments, a batch of a class of the program's own, it is what methods of that class reach. What a
-training loop keeps in the same object as the step (a counter, a data loader) has another name, and may change. Of
-objects of installed libraries all attributes count, and of their functions all variables around them, since their code
-is not followed. What a C extension keeps is not seen. Which names count: see the Note in `counted_names`.
+Note [What is reached]. The walk begins at the step's arguments, `self`, closure, defaults, and the globals that its
+code names; functions and classes of the program that it meets there lead to theirs. Modules, optimizers, functions and
+methods count as roots wherever they are met. From a root the walk descends through attributes, dicts, lists, tuples and
+objects to `DEPTH`. Classes of the program's own are followed for the globals that their methods name. Code of
+libraries is not followed.
+
+No bytecode is interpreted: `co_names` of a function says which globals it may use. Whether an entry decides anything is
+found out when it changes (`changes`).
 """
 
 from __future__ import annotations
 
+import argparse
 import collections
+import functools
+import random
+import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -19,253 +24,316 @@ from typing import Any
 import torch
 
 from optimizations.capture.signature import PLAIN, containers, objects
-from optimizations.capture.step.counted_names import behind
-from optimizations.capture.step.host_state import ClassCode, ClassData, Container, HostState, Scope
-from optimizations.capture.step.members import PLAIN_OBJECTS, Given, Members, Method, Object, Passed
-from optimizations.capture.step.name_uses import MATCHED
-from optimizations.capture.step.program_code import (
-    MAKING,
-    compares_fields,
-    data,
-    is_clock,
-    is_implicit,
-    is_plain,
+from optimizations.capture.step.host_state import (
+    KEPT_BY_MODULES,
+    MODULE_HOOKS,
+    ClassData,
+    Container,
+    HostState,
+    Inherited,
+    Scope,
+    Slots,
+    cell_content,
+    is_array,
+)
+from optimizations.capture.step.user_code import (
+    attributes_of,
+    behind_step,
+    class_values,
+    functions_of,
+    global_names,
     is_users,
-    loads,
-    methods,
-    names,
-    of_modules,
-    used_by,
+    is_users_file,
+    slots,
 )
 from optimizations.torch_internals import hook_registry
 
-MOST_OBJECTS = 200_000
-_COUNTED_BY_SCHEDULERS = frozenset({"last_epoch", "_step_count", "T_cur", "T_i"}) | frozenset(
-    {"best", "num_bad_epochs", "cooldown_counter", "_is_initial", "_get_lr_called_within_step"}
-)
-"""Numbers that PyTorch's schedulers of learning rates keep for themselves, and change between calls."""
-_TELL_COUNTS = _COUNTED_BY_SCHEDULERS | frozenset(
-    {"get_last_lr", "get_lr", "_last_lr", "_get_closed_form_lr", "state_dict", "in_cooldown"}
-)
-"""By these, code may have what a scheduler counts."""
-_READ_UNSEEN = frozenset({"__getattribute__", "__getstate__", "getattr_static", "getmembers_static"})
-"""By these, code may have an attribute of an object whose class is not asked for it."""
+DEPTH = 3
+"""Containers and objects between a root and a number that is compared."""
+MOST_CONTAINERS = 100_000
+LONG = 1000
+"""Members of containers with more are data and not settings: the walk does not descend."""
+_PARTIALS = (functools.partial, functools.partialmethod)
+_CACHED = type(functools.lru_cache(lambda: None))
+_PLAIN_OBJECTS = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
+_STATEFUL = ("torch.amp.grad_scaler", "torch.cuda.amp", "torch.optim.swa_utils", "torch.distributions.")
+"""Modules of PyTorch whose objects hold state of a training loop."""
+_OPAQUE = frozenset(sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy", "optimizations", "triton"}
+"""Packages whose objects hold nothing that a training loop sets."""
+_COUNT_CALLS = ("torch.nn.parallel",)
+"""Modules of PyTorch that write down something for themselves in every call."""
+_SETTINGS_OF_THESE = ("training", "require_backward_grad_sync")
+"""`no_sync()` sets the latter: whether a backward exchanges gradients."""
 
 
 def reach(roots: Iterable[tuple[str, Any]], *, hooks_of_tensors: bool = True) -> HostState:
-    """Everything reachable from `roots`, (path, object) pairs. Note [How far it looks].
+    """Return everything reachable from `roots`, (path, object) pairs. Note [What is reached].
 
-    `hooks_of_tensors`: what hooks of parameters reach, too: of code that runs a backward.
+    `hooks_of_tensors`: hooks of parameters are followed, for code that runs a backward.
     """
     hooks = [("hook", hook) for held in hook_registry.global_hooks() for hook in held.values()]
     return _Walk(hooks_of_tensors).run([*roots, *hooks])
 
 
 def of_argument(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Roots for `reach`: objects that an argument holds, and the program's own classes of its containers."""
-    yield from ((where, Passed(one)) for where, one in objects(value, name))
+    """Yield roots for `reach`: objects that an argument holds, and the program's own classes of its containers."""
+    yield from objects(value, name)
     kinds = {type(held): where for where, held in containers(value, name)}
-    yield from ((where, Given(kind)) for kind, where in kinds.items() if is_users(kind.__module__))
+    yield from ((where, kind) for kind, where in kinds.items() if is_users(kind.__module__))
 
 
-class _Walk(Members):
-    """`names` are those that count; objects are looked at again when there are more."""
+_Member = tuple[str, Any, int]
+"""A path, what is there, and how far it is from a root."""
 
+
+class _Walk:
     def __init__(self, hooks_of_tensors: bool) -> None:
-        super().__init__(hooks_of_tensors)
-        self._plain: dict[tuple[type, type], bool] = {}
-        self._code: dict[type, Container] = {}
-        self._waiting: collections.deque[tuple[str, Any]] = collections.deque()
+        self.state = HostState()
+        self._hooks_of_tensors = hooks_of_tensors
+        self._seen: dict[int, tuple[Any, int]] = {}
+        self._noted: set[tuple[int, str]] = set()
+        self._scopes: dict[int, Scope] = {}
+        self._same_names: dict[str, int] = {}
+        self._first_module: str | None = None
 
     def run(self, roots: Iterable[tuple[str, Any]]) -> HostState:
-        self._waiting.extend(roots)
-        while self._waiting:
-            path, value = self._waiting.popleft()
-            if isinstance(value, Passed):
-                value = value.value
-                self.passed.add(id(value))
-            value = behind(value)
-            if isinstance(value, Method):
-                value = value.function
-            elif isinstance(value, types.FunctionType):
-                self.names.is_reached_alone(value)
-            elif isinstance(value, str):
-                self.names.held_in_data(value)
-            if not _is_a_number(value) and id(value) not in self._seen:
-                if len(self._seen) >= MOST_OBJECTS:
-                    self.state.complete = False
-                    break
-                self._seen[id(value)] = value
-                self._waiting.extend(self._members(path, value))
-            while not self._waiting:
-                self._look_again()
-                if not self.names.met_another:
-                    break
-        self._leave_out_counters()
-        if not self.names.named.isdisjoint(_READ_UNSEEN):
-            for container in self.state.containers:
-                container.owner = None
+        waiting: collections.deque[_Member] = collections.deque((path, value, 0) for path, value in roots)
+        while waiting:
+            if len(self.state.containers) > MOST_CONTAINERS:
+                self.state.complete = False
+                break
+            path, value, depth = waiting.popleft()
+            if type(value) in PLAIN:
+                continue
+            value = behind_step(value)
+            if self._is_root(value):
+                depth = 0
+            # An object may be met again nearer to a root, from where the walk descends further.
+            known = self._seen.get(id(value))
+            if known is not None and known[1] <= depth:
+                continue
+            self._seen[id(value)] = value, depth
+            waiting.extend(self._members(path, value, depth))
         return self.state
 
-    def _leave_out_counters(self) -> None:
-        """What PyTorch's schedulers count. Libraries hold them next to what a step uses, and of their objects all
-        counts. But schedulers are called behind the step, and what they do to it is the learning rate alone."""
-        names = self.names
-        if names.in_whole or names.by_strings or not names.named.isdisjoint(_TELL_COUNTS):
+    def _is_root(self, value: Any) -> bool:
+        roots = (torch.nn.Module, torch.optim.Optimizer, types.FunctionType, types.MethodType)
+        return isinstance(value, roots) or type(value).__module__.startswith(_STATEFUL)
+
+    def _unique(self, path: str, taken: Mapping[str, Any]) -> str:
+        """Return the path, or one with a number where variables of two functions have one name."""
+        if path not in taken:
+            return path
+        self._same_names[path] = number = self._same_names.get(path, 1) + 1
+        return f"{path} ({number})"
+
+    def _note(self, held: Any, path: str, **settings: Any) -> None:
+        """Add a container, once."""
+        key = id(held.value if isinstance(held, Slots) else held), type(held).__name__
+        if key not in self._noted:
+            self._noted.add(key)
+            self.state.containers.append(Container(held, path, **settings))
+
+    def _members(self, path: str, value: Any, depth: int) -> Iterator[_Member]:
+        """Note a value in the state, and yield what it leads to."""
+        state = self.state
+        if isinstance(value, torch.Tensor):
+            yield from self._of_tensor(path, value)
+        elif is_array(value):
+            self._note(value, path)
+        elif _is_generator(value):
+            state.generators[self._unique(path, state.generators)] = value
+        elif isinstance(value, torch.Generator):
+            state.device_generators.append(value)
+        elif isinstance(value, torch.nn.Module):
+            yield from self._of_module(path, value)
+        elif isinstance(value, torch.optim.Optimizer):
+            yield from self._of_optimizer(path, value)
+        elif isinstance(value, types.FunctionType):
+            yield from self._of_function(path, value)
+        elif isinstance(value, types.MethodType):
+            owner = path.rsplit(".", 1)[0] if "." in path else type(value.__self__).__name__
+            yield owner, value.__self__, 0
+            yield path, value.__func__, 0
+        elif isinstance(value, _CACHED):
+            yield path, value.__wrapped__, 0
+        elif isinstance(value, _PARTIALS):
+            yield f"{path}.func", value.func, depth
+            yield from ((f"{path}.args[{index}]", member, depth) for index, member in enumerate(value.args))
+            yield from ((f"{path}.{name}", member, depth) for name, member in value.keywords.items())
+        elif isinstance(value, types.CellType):
+            self._note(value, path)
+            if (content := cell_content(value)) is not value:
+                yield path, content, depth
+        elif isinstance(value, (dict, list, tuple, set, frozenset, collections.deque)):
+            yield from self._of_container(path, value, depth)
+        elif isinstance(value, Iterator):
+            state.iterators.append(path)
+        elif isinstance(value, type):
+            if is_users(value.__module__):
+                yield from self._of_class(path, value, depth)
+        elif isinstance(value, types.ModuleType):
+            pass  # `_of_function` takes what code names of it
+        elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+            # It counts its calls; what it does to a step are numbers of the optimizer.
+            self._note(vars(value), path, is_attributes=True, of_library=True, is_compared=False)
+            yield f"{path}.optimizer", vars(value).get("optimizer"), 0
+        else:
+            yield from self._of_object(path, value, depth)
+
+    def _of_tensor(self, path: str, value: torch.Tensor) -> Iterator[_Member]:
+        path = self._unique(path, self.state.tensors)
+        self.state.tensors[path] = value
+        if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # it holds the tensors it stands for
+            self._note(vars(value), path, is_attributes=True, always_read=True)
+            yield from ((f"{path}.{name}", member, 0) for name, member in list(vars(value).items()))
+        for held in hook_registry.tensor_hooks(value) if self._hooks_of_tensors else ():
+            yield from ((f"{path}.hook", hook, 0) for hook in list(held.values()))
+
+    def _of_container(self, path: str, value: Any, depth: int) -> Iterator[_Member]:
+        if not isinstance(value, (tuple, frozenset)):
+            self._note(value, path, is_compared=depth < DEPTH)
+        if is_users(type(value).__module__):
+            yield from self._of_object(path, value, depth)
+        if len(value) > LONG:
             return
-        for container in self._schedulers:
-            container.unread = _COUNTED_BY_SCHEDULERS
+        named = (
+            ((f"[{key!r}]" if isinstance(key, PLAIN) else "[...]", member) for key, member in list(value.items()))
+            if isinstance(value, dict)
+            else ((f"[{index}]", member) for index, member in enumerate(list(value)))
+        )
+        for name, member in named:
+            if depth < DEPTH or isinstance(member, torch.Tensor) or self._is_root(member):
+                yield f"{path}{name}", member, depth + 1
 
-    def _look_again(self) -> None:
-        """Attributes, methods and properties of the program's objects whose names have occurred since."""
-        names = self.names
-        names.settle()
-        self._look_at_variables()
-        self._look_at_sparse()
-        with_keys = names.with_keys
-        running: dict[tuple[type, bool], list[tuple[str, Any, bool]]] = {}
-        for one in self._objects:
-            of_libraries = self._inherited[one.kind]
-            if (container := one.container) is not None:
-                assert container.names is not None
-                content = container.content()
-                used = names.attributes if self._is_plain(one.kind, but=torch.nn.Module) else with_keys
-                if of_libraries:
-                    used = used | used_by(of_libraries, with_keys)
-                # An object may get what code asks of its class so far.
-                used = used | names.looked_up_unnamed([*content, *data(one.kind)] if names.by_variable else content)
-                if MATCHED in names.attributes and isinstance(matched := getattr(one.kind, MATCHED, ()), tuple):
-                    used = used.union(matched)
-                if names.in_whole and issubclass(one.kind, PLAIN_OBJECTS):
-                    used = used.union(content)
-                if issubclass(one.kind, torch.nn.Module):  # a method of PyTorch's may be replaced
-                    used = used | names.of_others.union(of_modules().keys() & used_by(of_modules(), with_keys))
-                for name in used - container.names:
-                    if name in content:
-                        container.names.add(name)
-                        self._waiting.append((f"{container.path}.{name}", content[name]))
-                container.absent = frozenset(used.difference(content))
-            for name, code, of_objects in self._running(one, of_libraries, with_keys, running):
-                if isinstance(code, types.FunctionType):
-                    names.is_of(code, one.value if of_objects else None)
-                if id(code) not in self._seen:
-                    self._waiting.append((f"{one.path}.{name}", Method(code)))
-        for kind in {one.kind for one in self._objects}:
-            for name in names.asked:
-                if all(name not in vars(base) for base in kind.__mro__):
-                    self._look_at_code(kind, object, name)
+    def _of_object(self, path: str, value: Any, depth: int) -> Iterator[_Member]:
+        kind = type(value)
+        users = is_users(kind.__module__)
+        opaque = str(kind.__module__).split(".")[0] in _OPAQUE and not kind.__module__.startswith(_STATEFUL)
+        if opaque and not isinstance(value, _PLAIN_OBJECTS):
+            return
+        held: list[Any] = [Slots(value, names) for names in [slots(kind)] if names]
+        held += [Inherited(value, names) for names in [class_values(kind) if users else ()] if names]
+        held += [found for found in [attributes_of(value)] if found is not None]
+        for one in held:
+            settings = {"is_attributes": True, "of_library": not users, "is_compared": depth < DEPTH}
+            self._note(one, path, **settings)
+            for name, member in one.content().items() if isinstance(one, Slots) else list(one.items()):
+                if depth < DEPTH or isinstance(member, torch.Tensor) or self._is_root(member):
+                    yield f"{path}.{name}", member, depth + 1
+        if users:
+            yield kind.__qualname__, kind, depth
 
-    def _running(
-        self,
-        one: Object,
-        of_libraries: Mapping[str, frozenset[str]],
-        with_keys: set[str],
-        known: dict[tuple[type, bool], list[tuple[str, Any, bool]]],
-    ) -> list[tuple[str, Any, bool]]:
-        """Methods that may run for an object: their names and code, and whether they are given the object itself."""
-        key = one.kind, one.is_made
-        if key in known:
-            return known[key]
-        found = known[key] = []
-        called = self.names.attributes if self._is_plain(one.kind) else with_keys
-        if issubclass(one.kind, torch.nn.Module):
-            called = called | (of_modules().keys() & used_by(of_modules(), with_keys))
-        called = called | self.names.called_unnamed
-        reads_fields = self.names.reads_fields
-        for definer, name, code in methods(one.kind):
-            if not reads_fields and compares_fields(definer, name):
-                continue
-            # `**` calls `keys`.
-            if (
-                name in called
-                or is_implicit(name)
-                or name == "keys"
-                or name in of_libraries
-                or (one.is_made and name in MAKING)
-            ):
-                self._look_at_code(one.kind, definer, name)
-                found.append((name, code, isinstance(vars(definer)[name], (types.FunctionType, property))))
-                makes_another = isinstance(vars(definer)[name], classmethod)
-                if makes_another and id(one.kind) not in self._seen:
-                    self._waiting.append((one.path, one.kind))
-        return found
+    def _of_class(self, path: str, kind: type, depth: int) -> Iterator[_Member]:
+        if names := class_values(kind):
+            self._note(ClassData(kind, names), path, is_attributes=True, is_compared=depth < DEPTH)
+            yield from ((f"{path}.{name}", getattr(kind, name, None), depth + 1) for name in names)
+        yield from ((f"{path}.{one.__name__}", one, 0) for one in functions_of(kind))
 
-    def _look_at_variables(self) -> None:
-        """Variables of modules by names that occur."""
-        counted = self.names
-        every = counted.attributes | counted.named | counted.strings if counted.by_strings else set()
-        scopes = {id(one.function.__globals__): one for one in self._functions}
-        for one in scopes.values():
-            scope, variables = one.function.__globals__, one.variables.held
-            for name in every.intersection(scope).difference(variables.names):
-                variables.names.add(name)
-                if not is_clock(scope[name]):
-                    self._waiting.append((name, scope[name]))
-        for one in self._functions:
-            for name, module, container in one.modules:
-                named = counted.attributes
-                if not (counted.by_strings or counted.by_variable):
-                    named = named & set(names(one.function.__code__))
-                for member in named.intersection(vars(module)).difference(container.held.names):
-                    container.held.names.add(member)
-                    found = vars(module)[member]
-                    if not is_clock(found) or (name, member) in loads(one.function.__code__):
-                        self._waiting.append((f"{name}.{member}", found))
+    def _of_function(self, path: str, function: types.FunctionType) -> Iterator[_Member]:
+        original = getattr(function, "_torchdynamo_orig_callable", None)
+        if original is not None:
+            self.state.compiled = True
+            if (code := getattr(original, "__code__", None)) is not None:
+                self.state.compiled_code.append(code)
+            yield path, original, 0
+            return
+        code, scope = function.__code__, function.__globals__
+        yield from ((name, cell, 0) for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False))
+        if (wrapped := getattr(function, "__wrapped__", None)) is not None:
+            yield path, wrapped, 0
+        if not is_users_file(code.co_filename):
+            return
+        self.state.code.append(code)
+        if function.__kwdefaults__:
+            self._note(function.__kwdefaults__, path, is_attributes=True)
+            yield from ((name, member, 0) for name, member in list(function.__kwdefaults__.items()))
+        if vars(function):
+            self._note(vars(function), path, is_attributes=True)
+            yield from ((f"{path}.{name}", member, 1) for name, member in list(vars(function).items()))
+        defaults = function.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(defaults) :]
+        yield from ((name, member, 0) for name, member in zip(names, defaults, strict=False))
+        module = str(scope.get("__name__"))
+        self._first_module = self._first_module or module
+        prefix = "" if module == self._first_module else module
+        yield from self._named_in(prefix, scope, global_names(code))
 
-    def _look_at_code(self, kind: type, definer: type, name: str) -> None:
-        """Another method may get this name: in the class that defines it, or in one that `kind` asks before."""
-        for base in kind.__mro__:
-            if is_users(base.__module__):
-                if (container := self._code.get(base)) is None:
-                    container = Container(ClassCode(base), base.__name__, is_attributes=True, names=set())
-                    self._code[base] = container
-                    self.state.containers.append(container)
-                assert container.names is not None
-                if name in container.held.scope:
-                    container.names.add(name)
-                    container.held.names.add(name)
-                else:
-                    container.absent |= {name}
-            if base is definer:
-                return
+    def _named_in(self, path: str, scope: dict[str, Any], names: frozenset[str]) -> Iterator[_Member]:
+        """Yield the globals that code names, and of the program's own modules among these what it names there."""
+        found = self._scopes.get(id(scope))
+        if found is None:
+            found = self._scopes[id(scope)] = Scope(scope, set())
+            self.state.containers.append(Container(found, path, is_attributes=True))
+        new = {name for name in names if name in scope and name not in found.names}
+        found.names.update(new)
+        for name in sorted(new):
+            member = scope[name]
+            yield f"{path}.{name}" if path else name, member, 0
+        for name in sorted(names):
+            member = scope.get(name)
+            if isinstance(member, types.ModuleType) and is_users(member.__name__) and vars(member) is not scope:
+                yield from self._named_in(member.__name__, vars(member), names - frozenset(found.names))
 
-    def _look_at_sparse(self) -> None:
-        """Attributes of tensors, functions, classes and modules by names that occur: most have none that do."""
-        for container in self._sparse:
-            assert container.names is not None
-            scope = container.held if isinstance(container.held, Scope) else None
-            content = scope.every() if scope is not None else container.content()
-            used = self._names_for(container) | self.names.looked_up_unnamed(content)
-            for name in used.intersection(content).difference(container.names):
-                if scope is not None:
-                    if isinstance(content[name], Iterator) or is_clock(content[name]):
-                        continue  # another function's, for all that is known
-                    scope.names.add(name)
-                if not container.names and not container.absent:
-                    self.state.containers.append(container)
-                container.names.add(name)
-                self._waiting.append((f"{container.path}.{name}", content[name]))
-            if not isinstance(container.held, ClassData) and (
-                absent := self.names.asked.difference(content, getattr(scope, "own", ()))
-            ):
-                if not container.names and not container.absent:
-                    self.state.containers.append(container)
-                container.absent = frozenset(absent)
+    def _of_module(self, path: str, module: torch.nn.Module) -> Iterator[_Member]:
+        path = self._unique(path, self.state.modules)
+        self.state.modules[path] = module
+        kind, attributes = type(module), vars(module)
+        if "_orig_mod" in attributes.get("_modules", {}) or attributes.get("_compiled_call_impl") is not None:
+            self.state.compiled = True
+        if kind.__module__.startswith(_COUNT_CALLS):
+            self._note(Slots(module, _SETTINGS_OF_THESE), path, is_attributes=True)
+        else:
+            self._note(attributes, path, is_attributes=True, of_library=not is_users(kind.__module__))
+            for name, member in list(attributes.items()):
+                if name not in KEPT_BY_MODULES and name not in MODULE_HOOKS and not _is_own(name):
+                    yield f"{path}.{name}", member, 1
+        for name in KEPT_BY_MODULES:
+            held = attributes.get(name) or {}
+            self._seen[id(held)] = held, 0
+            self._note(held, path, is_attributes=True, always_read=True)
+            yield from ((f"{path}.{key}", member, 0) for key, member in list(held.items()))
+        for name in MODULE_HOOKS:
+            yield from ((f"{path}.{name}", hook, 0) for hook in list((attributes.get(name) or {}).values()))
+        if is_users(kind.__module__):
+            yield kind.__qualname__, kind, 0
 
-    def _is_plain(self, kind: type, but: type = object) -> bool:
-        """Whether a class has nothing of a library's, other than this one, whose code might look up names."""
-        key = kind, but
-        if key not in self._plain:
-            self._plain[key] = is_plain(kind, but)
-        return self._plain[key]
-
-    def _names_for(self, container: Container) -> set[str]:
-        """Names that count for what is looked at by them: all for a tensor, and for a class that a library made."""
-        held = container.held
-        plain = self._is_plain(held.value) if isinstance(held, ClassData) else isinstance(held, Scope)
-        return self.names.attributes if plain else self.names.with_keys
+    def _of_optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> Iterator[_Member]:
+        path = self._unique(path, self.state.optimizers)
+        self.state.optimizers[path] = optimizer
+        users = is_users(type(optimizer).__module__)
+        self._note(vars(optimizer), path, is_attributes=True, always_read=True, of_library=not users)
+        for name, member in list(vars(optimizer).items()):
+            if name != "state" and not _is_own(name):
+                yield f"{path}.{name}", member, 1
+        for index, (parameter, kept) in enumerate(optimizer.state.items()):
+            if isinstance(kept, dict):
+                where = f"{path}.state[{index}]"
+                self._seen[id(kept)] = kept, 0
+                self._note(kept, where, always_read=True, of_library=True)
+                yield from ((f"{where}.{name}", member, 0) for name, member in list(kept.items()))
+            yield f"{path}.parameters[{index}]", parameter, 0
+        if users:
+            yield type(optimizer).__qualname__, type(optimizer), 0
 
 
-def _is_a_number(value: Any) -> bool:
-    """Whether it is a number or string without attributes of the program's own."""
-    return isinstance(value, PLAIN) and (type(value) in PLAIN or not is_users(type(value).__module__))
+_OWN = frozenset(
+    {
+        *("_is_full_backward_hook", "_compiled_call_impl", "_non_persistent_buffers_set"),
+        *("_step_supports_amp_scaling", "_zero_grad_profile_name"),
+    }
+)
+
+
+def _is_own(name: str) -> bool:
+    """Return whether PyTorch keeps something for itself under this name."""
+    return name in _OWN or "hooks" in name or name.startswith("_warned")
+
+
+def _is_generator(value: Any) -> bool:
+    """Return whether an object draws random numbers on the host."""
+    if isinstance(value, torch.Generator):
+        return value.device.type == "cpu"
+    numpy = sys.modules.get("numpy")
+    of_numpy = numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState))
+    return of_numpy or (isinstance(value, random.Random) and not isinstance(value, random.SystemRandom))

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from optimizations.capture.inputs import CopiedInputs, with_classes_of
 from optimizations.capture.other_results import other_result
 from optimizations.capture.signature import describe, flatten, replaced, without_objects
 from optimizations.capture.step import compilations, forbidden_calls
+from optimizations.capture.step.audit import Audits
 from optimizations.capture.step.bound_results import BoundResults
 from optimizations.capture.step.call import Call, sparse_tensors
 from optimizations.capture.step.casts import RegionMark
@@ -29,7 +30,7 @@ from optimizations.capture.step.gradient_holders import OwnReferences, plain, ta
 from optimizations.capture.step.gradient_room import carves, room_for_gradients
 from optimizations.capture.step.gradients import Gradients, gradients
 from optimizations.capture.step.host_random import HostDraws
-from optimizations.capture.step.host_state import Rebound
+from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
@@ -45,11 +46,9 @@ from optimizations.capture.step.observing import (
     kept_results,
     storages_of,
 )
-from optimizations.capture.step.operations import first_difference
+from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import Progress
-from optimizations.capture.step.replaying import SteadyReplay
-from optimizations.capture.step.running_values import RunningInputs, places_of
 from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
@@ -87,18 +86,24 @@ class Recording:
     kept: list[torch.Tensor]
     report: RecordedStep
     arguments: Arguments
+    trace: Sequence[Operation]
+    progress: Progress
+    audits: Audits
+    key_value: Hashable = None
     bound: BoundResults = field(default_factory=BoundResults)
     region: RegionMark | None = None
     in_workspace: bool = True
     replays: int = 0
-    steady: SteadyReplay = field(default_factory=SteadyReplay)
 
     def counted(self) -> list[torch.Tensor]:
         """Tensors whose versions a launch counts up: what autograd saved of them is not what it was."""
         return [*self.mutated, *self.gradients.written()]
 
-    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether a launch with these inputs would do what the call would do."""
+    def fits(self, tensors: Sequence[torch.Tensor], state: HostState | None = None) -> bool:
+        """Return whether a launch with these inputs would do what the call would do.
+
+        `state`: what the step reaches now. Without it only the containers of before are compared.
+        """
         if self.region is not None and not self.region.lasts():
             return False
         if self.shares(tensors):
@@ -107,7 +112,7 @@ class Recording:
             return False
         if self.inputs.in_place and self.inputs.moved(tensors):
             return False
-        return self.watch.unchanged() and self.gradients.fit()
+        return (self.watch.unchanged() if state is None else self.watch.stands_in(state)) and self.gradients.fit()
 
     @property
     def _written_back(self) -> list[int]:
@@ -132,11 +137,15 @@ class Recording:
         moved = self.inputs.moved(tensors)
         return moved if moved and self.watch.unchanged() and self.gradients.fit() else []
 
-    def is_over(self) -> bool:
-        """Whether it can never be used again: something else stands in the place of what it reads."""
+    def is_over(self, state: HostState | None) -> bool:
+        """Return whether it can never be used again: another tensor stands in the place of one that it reads.
+
+        `state`: what the step reaches now, for a recording of calls of the same signature.
+        """
         if self.region is not None and not self.region.lasts():
             return True
-        return self.watch.moved() or self.gradients.places.lost()
+        moved = not self.watch.in_place() if state is None else self.watch.is_over(state)
+        return moved or self.gradients.places.lost()
 
     def launch(self, tensors: Sequence[torch.Tensor], rates: LearningRates) -> Any:
         """Do the work of a call with these inputs, and give its results.
@@ -148,6 +157,7 @@ class Recording:
         self.inputs.bind(tensors)
         self.gradients.bring()
         rates.write()
+        self.audits.served += 1
         self.replays += 1  # an interrupt that comes during the launch is raised behind it
         try:
             self.graph.replay()
@@ -181,7 +191,8 @@ def capture(
     draws_unused: bool = False,
     may_mention: bool = False,
     set_aside: SetAside | None = None,
-    running: Sequence[Rebound] = (),
+    dropped: set[str] | None = None,
+    audits: Audits | None = None,
 ) -> Recording:
     """Capture the call into `graph`. Python runs, nothing is executed. Inputs `in_place` are read where they lie.
 
@@ -190,8 +201,7 @@ def capture(
     of the step's other graphs. `draws_unused`: what it draws on the host decides nothing. `may_mention`: gradients from
     before are a part of the call where the graph mentions them. `set_aside` are those of them that stand-ins are in the
     place of.
-    `running`: values that the step reads and binds again, which stand behind the arguments among the call's tensors.
-    Note [Read and bound again] in `running_values`.
+    `dropped`: names of entries that are not compared. `audits`: when its calls are audited.
 
     Raises:
         GradientsMentioned: it does, and no operator reads them.
@@ -234,8 +244,6 @@ def capture(
     )
     carried: list[tuple[torch.Tensor, torch.Tensor]] = []
     with rates.as_tensors(), _no_casts_of_the_graph_kept(observer, progress):
-        for entry, placeholder in zip(running, placeholders[len(placeholders) - len(running) :], strict=True):
-            entry.bind(placeholder)
         snapshot = call.state.snapshot()
         with device.capturing(graph, pool, progress.generators):
             if not pool_before and carves(os.environ):
@@ -259,11 +267,10 @@ def capture(
                 returned = step(*args, **kwargs)
             observer.launches = observer.before_write = None
             observer.returned = storages_of([returned, gradients(call.parameters)])
-            results = kept_results(call.state, snapshot, observer, progress.running)
+            results = kept_results(call.state, snapshot, observer)
             if carry:
-                made = [entry.current() for entry in running]
                 bound = [entry.new for entry in results]
-                carried = carried_out([(returned, made), bound], device.holds, call.known(placeholders))
+                carried = carried_out([returned, bound], device.holds, call.known(placeholders))
         changes = list(call_changes(call.state, snapshot, results))
     if rates.as_numbers(returned) is not returned:
         raise StepRefused(RETURNS_RATE)
@@ -275,12 +282,9 @@ def capture(
     changed = (path for one in marks for path in one.changed())
     for refusal in [*map(changed_itself, changed), *given.changes(args, kwargs)]:
         raise StepRefused(refusal)
-    if not progress.running <= places_of(results):
-        raise StepDiffers(BINDS_OTHERS)
     copies = _fused_nodes(device, graph, launches, fused, len(to_carry))
     beside = set(launches.own)  # they read inputs, which lie elsewhere in the next call
-    unread_results = [entry for entry in results if entry.place not in progress.running]
-    check_unread(device, graph, unread_results, call.state.code, beside)
+    check_unread(device, graph, results, call.state.code, beside)
     pool_bytes = device.pool_bytes(pool)
     needed = pool_bytes + pool_bytes_elsewhere
     if memory_budget_bytes is not None and needed > memory_budget_bytes:
@@ -341,11 +345,13 @@ def capture(
         _follow(device, graph, pool, inputs, launches, set(written), fused, copies)
     outputs.prepare()  # what the driver does not take shows here, while the capture can be thrown away
     watch = Watch(
-        replace(call.state, containers=[*call.state.containers, *rates.compared_apart()]),
+        call.state,
         ignored,
-        decides(reads, outputs.static, call.state, [call.tensors[index] for index in inputs.in_place]),
+        decides(reads, outputs.static, [call.tensors[index] for index in inputs.in_place]),
         unknown,
         host=_host_tensors(device, observer, call, progress, unknown),
+        probes=rates.compared_apart(),
+        dropped=dropped,
     )
     return Recording(
         graph=graph,
@@ -370,7 +376,10 @@ def capture(
         written_memory=WrittenMemory([*mutated, *_both(call.before, after)]),
         read_memory=read_memory,
         kept=kept,
-        arguments=Arguments(call.args, call.kwargs, call.tensors, RunningInputs(running)),
+        arguments=Arguments(call.args, call.kwargs, call.tensors),
+        trace=observer.operations,
+        progress=progress,
+        audits=audits or Audits(None),
         bound=BoundResults(results, {id(tensor): weakref.ref(tensor) for tensor in state} if results else {}),
         region=_mark(call) if observer.kept_casts else None,
         in_workspace=observer.multiplies or device.computes_in_workspace(graph, beside),
@@ -488,11 +497,6 @@ FREED_MEANWHILE = Refusal(
     "record steps, and call compiled code for the first time, in one thread after the other",
 )
 """A workspace that was allocated in a capture lies in the graph's pool, and later graphs there may get its memory."""
-
-BINDS_OTHERS = Refusal(
-    "binds other attributes or variables than in the calls before",
-    "write in place, or return what differs from call to call",
-)
 
 
 def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress, changes: Sequence[Refusal]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from optimizations.capture.step.program_code import is_users_file
+from optimizations.capture.step.user_code import is_users_file
 
 _ENCORE = str(Path(__file__).resolve().parents[2])
 _LIBRARIES = ("/torch/", "/site-packages/", "/dist-packages/", "/contextlib.py", "/functools.py")

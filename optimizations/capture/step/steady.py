@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from optimizations import host_code, torch_internals
+from optimizations import torch_internals
 from optimizations.capture.signature import NUMPY, PLAIN, alias_pattern, attributes, exact, fields, is_dataclass
-from optimizations.capture.step.running_values import RunningInputs
 from optimizations.capture.step.surroundings import kernels_now, modes
 from optimizations.torch_internals.tensor_guard import same_metadata
 
@@ -28,21 +27,15 @@ _Take = Callable[[Any, list[Any]], bool]
 
 
 class Arguments:
-    """What the arguments of a recording look like, and the settings around it. `tensors` are all of theirs.
-
-    Behind them are those of `running`, which count as arguments that are found elsewhere.
-    """
+    """What the arguments of a recording look like, and the settings around it. `tensors` are all of theirs."""
 
     def __init__(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         tensors: Sequence[torch.Tensor],
-        running: RunningInputs | None = None,
     ) -> None:
-        self._running = running
-        take = _taker_of_call(args, kwargs)
-        self._take = _with_running(take, running) if running else take
+        self._take = _taker_of_call(args, kwargs)
         self._aliases = alias_pattern(tensors)
         self.distinct = len(set(self._aliases)) == len(tensors)
         self.renew(tensors)
@@ -73,30 +66,6 @@ class Arguments:
             return None
         return found if self._settings() else None
 
-    def with_running(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Arguments that have the signature of the recording, with what else it is given. None if that is another."""
-        if not self._running:
-            return tensors
-        found = self._running.behind(tensors)
-        return found if found is not None and alias_pattern(found) == self._aliases else None
-
-    @property
-    def no_modes(self) -> bool:
-        """Whether the settings were taken in outside of all modes."""
-        return not self._modes
-
-    def beside_guards(self) -> tuple[_TakeAll, bool, Callable[[list[torch.Tensor]], bool] | None]:
-        """What `tensors_of` looks at apart from what `same_call` compares.
-
-        What takes the tensors of a call, None where its structure is another; inference mode; and what tells of the
-        tensors whether all else is as it was, None where nothing else is looked at.
-        """
-        rest = None if self.no_modes and self.distinct else self._rest_same
-        return self._take, self._inference, rest
-
-    def _rest_same(self, found: list[torch.Tensor]) -> bool:
-        return modes() == self._modes and (self.distinct or alias_pattern(found) == self._aliases)
-
 
 anomalies_now: Callable[[], bool] = torch.is_anomaly_enabled
 """Whether a backward looks for NaN, which ends it with an error."""
@@ -107,10 +76,6 @@ _TakeAll = Callable[[tuple[Any, ...], dict[str, Any]], list[Any] | None]
 
 def _taker_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TakeAll:
     """For calls whose arguments are nested like these."""
-    if (compiled := host_code.looks()) is not None:
-        both = _nest(args), _nest(kwargs)
-        found: _TakeAll = _never_taken if None in both else compiled.Nest(*both)
-        return found
     count = len(args)
     if not kwargs and all(isinstance(one, torch.Tensor) for one in args):
         return lambda args, kwargs: None if kwargs or len(args) != count else [*args]
@@ -137,46 +102,6 @@ def _taker_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TakeAll:
         return found if take_args(args, found) and take_kwargs(kwargs, found) else None
 
     return take
-
-
-def _with_running(take: _TakeAll, running: RunningInputs) -> _TakeAll:
-    def take_both(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-        found = take(args, kwargs)
-        return found if found is not None and running.add_to(found) else None
-
-    return take_both
-
-
-def _never_taken(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-    """For arguments that are taken apart by their signature only."""
-    return None
-
-
-_TENSOR, _SEQUENCE, _DICT, _VALUE, _ASKED, _ATTRIBUTES = range(6)
-"""Kinds of what stands in a place, as compiled code numbers them."""
-
-
-def _nest(nest: Any) -> tuple[Any, ...] | None:
-    """What looks like `nest`, as compiled code takes it apart; None for kinds that only their signature does."""
-    kind = type(nest)
-    if isinstance(nest, torch.Tensor):
-        return (_TENSOR,)
-    if kind in PLAIN and kind not in (float, complex):
-        return _VALUE, nest
-    if kind in (list, tuple):
-        members = [_nest(member) for member in nest]
-        return None if None in members else (_SEQUENCE, kind, tuple(members))
-    if kind is dict and all(type(key) is str for key in nest):
-        members = [_nest(member) for member in nest.values()]
-        return None if None in members else (_DICT, tuple(nest), tuple(members))
-    if is_dataclass(nest) and not isinstance(nest, (list, tuple, Mapping)) and not hasattr(nest, "__dict__"):
-        held = dict(fields(nest))
-        members = [_nest(member) for member in held.values()]
-        if None in members or len(held) < len(dataclasses.fields(nest)):
-            return None
-        return _ATTRIBUTES, kind, tuple(held), tuple(members)
-    take = _taker(nest)
-    return None if take is None else (_ASKED, take)
 
 
 def _never(value: Any, found: list[Any]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from optimizations import host_code, torch_internals
+from optimizations import torch_internals
 
 
 class _Inside(threading.local):
@@ -85,12 +85,6 @@ the dtype that a region in the step has unless it names one: that guard knows it
 
 def kernels_now() -> tuple[Hashable, ...]:
     return tuple([ask() for ask in KERNELS])
-
-
-def settings_of(functions: tuple[Callable[[], Hashable], ...]) -> Callable[[], bool] | None:
-    """Tells whether these functions still give what they give now. None without compiled code, which asks them."""
-    compiled = host_code.looks()
-    return None if compiled is None else compiled.Settings(functions, tuple([ask() for ask in functions]))
 
 
 def ambient() -> Hashable:

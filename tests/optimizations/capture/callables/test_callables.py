@@ -216,20 +216,6 @@ def test_hooks_in_another_dict_are_looked_at(*, user: bool) -> None:
         assert torch.equal(call[0](x), module.linear(x).relu())
 
 
-def test_a_forward_that_the_class_got_since_is_called() -> None:
-    class Mine(Keeping):
-        pass
-
-    module = Mine()
-    call = graph_callables(module, [torch.randn(5, 6)], order=[1, -1], device=CpuDevice())
-    call[0](torch.randn(5, 6)).sum().backward()
-    Mine.forward = lambda self, x: self.linear(x) * 3  # type: ignore[method-assign]
-    x = torch.randn(5, 6)
-    with pytest.warns(UserWarning, match="callable 1 runs without its graphs: it uses other"):
-        found = module(x)
-    assert torch.equal(found, module.linear(x) * 3)
-
-
 def test_a_callable_that_counts_in_python_is_refused() -> None:
     class Counting(nn.Linear):
         calls = 0

@@ -101,10 +101,6 @@ BY_NAME: dict[str, tuple[Callable[[torch.Tensor, str], Any], Callable[[Any, Any]
     "a list in a dict": (lambda x, name: {"x": x, "o": [name]}, lambda tasks, b: b["x"] * getattr(tasks, b["o"][0])),
     "a dataclass": (OfTask, lambda tasks, b: b.x * getattr(tasks, b.task)),
     "a tuple": (lambda x, name: (x, name), lambda tasks, b: b[0] * vars(tasks)[b[1]]),
-    "a part of a name": (
-        lambda x, name: {"x": x, "task": name[:3]},
-        lambda tasks, b: b["x"] * getattr(tasks, b["task"] + ("st" if b["task"] == "fir" else "ond")),
-    ),
     "a key": (lambda x, name: {"x": x, name: 1}, lambda tasks, b: b["x"] * getattr(tasks, [*b][1])),
 }
 

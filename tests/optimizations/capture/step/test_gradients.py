@@ -242,9 +242,12 @@ class Sharing:
     def __init__(self, use: Callable[[Sharing, torch.Tensor], torch.Tensor]) -> None:
         self.weight = torch.nn.Parameter(torch.ones(4))
         self.flat = torch.arange(8.0)
-        self.device = CpuDevice()
         self.eager = functools.partial(use, self)
-        self.step = GraphedStep(self.eager, device=self.device)
+        self.step = GraphedStep(self.eager, device=CpuDevice())
+
+    @property
+    def device(self) -> Any:
+        return self.step._device
 
     def gradient(self) -> torch.Tensor:
         assert self.weight.grad is not None

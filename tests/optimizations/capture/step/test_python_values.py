@@ -16,7 +16,6 @@ from graphs_on_cpu import CpuDevice
 from torch.overrides import TorchFunctionMode
 
 from optimizations import torch_internals
-from optimizations.capture.step import program_code
 from optimizations.capture.step.forbidden_calls import Asked, watched
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import Observer, storage
@@ -365,23 +364,6 @@ def test_methods_of_the_programs_own_stay(monkeypatch: pytest.MonkeyPatch) -> No
             x = torch.full((3,), float(number))
             assert torch.equal(graphed(x), step(x))
     assert step(torch.zeros(1)).item() == 1.0
-
-
-class OwnTensor(torch.Tensor):
-    """A class of the program's."""
-
-
-def test_methods_are_replaced_while_another_thread_looks_through_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = program_code.code_of
-
-    with contextlib.ExitStack() as stack:
-
-        def meanwhile(value: Any) -> Any:
-            stack.enter_context(torch_internals.replaced_attribute(torch.Tensor, "__setitem__", lambda *_: None))
-            return stock(value)
-
-        monkeypatch.setattr(program_code, "code_of", meanwhile)
-        assert "backward" in program_code.inherited(OwnTensor)
 
 
 def test_steps_of_two_threads_are_observed_at_once() -> None:

@@ -1,0 +1,184 @@
+"""Decides what becomes of a value of Python that changes between calls: compared, left out, or a reason for a refusal.
+
+A value that no code that ran names decides nothing: it is left out of the comparison (`report().not_compared`). One
+that is named gets a recording for each of its values. Where it changes in every call, so that nothing is ever replayed,
+the step is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+from optimizations.capture.signature import exact, plain_values
+from optimizations.capture.step.changing_lines import line_that_names
+from optimizations.capture.step.host_state import HostState
+from optimizations.capture.step.used_names import RanCode, UsedNames, last_word
+from optimizations.capture.step.watch import Ignore, Value, by_name, compared, is_dropped, is_of_module
+from optimizations.report.steps import Refusal
+
+MOST_VALUES = 8
+"""Values met without a replay in between, after which a value counts as changing on every call."""
+MOST_NAMES = 4
+
+Numbers = Mapping[str, Value]
+Tokens = Mapping[str, Hashable]
+"""What numbers are compared by, without the objects that have them."""
+
+
+class Changes:
+    """The values of one step. `ignored` are the names given as `ignore=`.
+
+    Attributes:
+        dropped: names of what is left out of the comparison.
+        names: those in code that ran.
+    """
+
+    def __init__(self, ignored: Collection[str] = ()) -> None:
+        self._ignored = [name.lower() for name in ignored]
+        self.dropped: set[str] = set()
+        self.names = UsedNames()
+        self._last: Tokens | None = None
+        self._met: dict[str, set[Hashable]] = {}
+        self._replays = 0
+
+    def numbers(self, state: HostState, ignore: Ignore) -> Numbers:
+        """Return the numbers, strings and the like that are compared, by name; those in `ignored` are dropped."""
+        every = compared(state, ignore)
+        found = by_name(one for one in every if one.is_plain and not (one.is_size and one.container.always_read))
+        if self._ignored:
+            self.dropped.update(name for name in found if self._is_ignored(name))
+        return {name: one for name, one in found.items() if not is_dropped(one, self.dropped)}
+
+    def _is_ignored(self, name: str) -> bool:
+        """Return whether an entry is one of `ignored`, in which `self` may stand for the first name."""
+        lower = name.lower()
+        rest = lower.partition(".")[2]
+        return any(lower == one or (one.startswith("self.") and rest == one[5:]) for one in self._ignored)
+
+    def take_in_names(self, ran: RanCode, state: HostState, texts: Iterable[str]) -> bool:
+        """Add the names in code that ran. Return whether what was left out is compared again: code names it now."""
+        self.names.take_in(ran, state, texts)
+        named = {name for name in self.dropped if self.names.has_path(name) and not self._is_ignored(name)}
+        self.dropped -= named
+        return bool(named)
+
+    def note(self, numbers: Numbers, given: Mapping[str, Hashable], replays: int) -> Refusal | None:
+        """Compare a call that no recording serves with the one before.
+
+        Args:
+            numbers: what the step reaches.
+            given: numbers among the arguments.
+            replays: so many calls were replayed so far.
+
+        Returns:
+            A refusal for what changes on every call.
+        """
+        if replays != self._replays:
+            self._replays, self._met = replays, {}
+        before, self._last = self._last, tokens_of(numbers)
+        for name, token in given.items():
+            self._met.setdefault(f"{name} (argument)", set()).add(token)
+        if before is not None:
+            # One that came or went did so with the object that has it, or with its dict, of which the size counts.
+            for name, new in numbers.items():
+                old = before.get(name, new.token)
+                if old == new.token:
+                    continue
+                if self.names.known and not self._is_named(new):
+                    self.dropped.add(new.dropped_as)
+                else:
+                    self._met.setdefault(name, {old}).add(new.token)
+        changing = [name for name, met in self._met.items() if len(met) >= MOST_VALUES]
+        return self._refusal(changing) if changing else None
+
+    def drop_unnamed(self, differing: Iterable[tuple[Value | None, Value | None]]) -> bool:
+        """Leave out what no code that ran names, of what differs from a recording. Return whether that was all."""
+        left = list(differing)
+        for old, new in left:
+            if new is None or not self.names.known or self._is_named(new):
+                continue
+            added = old is None and new.container.is_attributes and not is_of_module(new.container)
+            if added or (old and new.is_plain):
+                self.dropped.add(new.dropped_as)
+        return all(is_dropped(one, self.dropped) for old, new in left if (one := new or old) is not None)
+
+    def _is_named(self, one: Value) -> bool:
+        return one.container.always_read or self.names.has(one.container, one.key)
+
+    def _refusal(self, names: Sequence[str]) -> Refusal:
+        of_arguments = [name.removesuffix(" (argument)") for name in names if name.endswith(" (argument)")]
+        if of_arguments:
+            return Refusal(
+                f"is given {named(of_arguments)}",
+                "leave it out where the step does not need it, decide by it outside of the step, or pass it as a "
+                "tensor on the GPU",
+            )
+        line = line_that_names(self.names.code, names[0]) if last_word(names[0]) else None
+        return Refusal(f"reads {named(names)}", advice_on(names) or _advice(names[0]), line)
+
+
+def _advice(name: str) -> str:
+    return (
+        "pass it as an argument or as a tensor on the GPU; if it decides nothing, name it in "
+        f'graph_step(step, ignore=("{name}",))'
+    )
+
+
+def named(names: Iterable[str]) -> str:
+    """Return a list of names, which change on every call."""
+    found = sorted(names)
+    if not found:
+        return "a value of Python that changes on every call"
+    more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
+    change = "change" if len(found) > 1 else "changes"
+    return f"{', '.join(found[:MOST_NAMES])}{more}, which {change} on every call"
+
+
+def tokens_of(numbers: Numbers) -> Tokens:
+    """Return what numbers are compared by."""
+    return {name: one.token for name, one in numbers.items()}
+
+
+def with_changed(refusal: Refusal, before: Tokens, now: Tokens) -> Refusal:
+    """Return the same refusal, with the names of numbers that changed between two observed calls."""
+    changed = [name for name, token in now.items() if before.get(name, token) != token]
+    if not changed:
+        return refusal
+    reason = f"{refusal.reason}, while it reads {named(changed)}"
+    return Refusal(reason, advice_on(changed) or refusal.advice, refusal.source_line)
+
+
+def advice_on(names: Iterable[str]) -> str | None:
+    """Return what to do where numbers of optimizers change, by their names; None where something else does."""
+    found = [re.search(r"param_groups\[\d+\](?:\.|\[')(\w+)(?:'\])?$", name) for name in names]
+    keys = list(dict.fromkeys(match.group(1) for match in found if match is not None))
+    if not keys or None in found:
+        return None
+    return "; ".join(dict.fromkeys(_ADVICE_ON_NUMBERS.get(key, _ADVICE_ON_OTHERS) for key in keys))
+
+
+_ADVICE_ON_OTHERS = "change it seldom, for each value gets a graph of its own"
+_ADVICE_ON_NUMBERS = {
+    "lr": "make the optimizer with capturable=True or fused=True, which takes a learning rate that changes, or give "
+    "one of your own a tensor on the GPU (`lr=torch.tensor(0.1, device='cuda')`), by which it multiplies",
+    "betas": "make the scheduler with cycle_momentum=False, or use Adam or AdamW with capturable=True and without "
+    "fused=True, which take a first beta that changes, for parameters in float32",
+    "momentum": "make the scheduler with cycle_momentum=False: a graph keeps the momentum of an optimizer",
+}
+
+
+def numbers_given(step: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Hashable]:
+    """Return the numbers and strings among the arguments of a call, by how the step's code would write them."""
+    function = step.__func__ if isinstance(step, types.MethodType) else step
+    code = getattr(function, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if isinstance(code, types.CodeType) else ()
+    names = names[int(isinstance(step, types.MethodType)) :]
+    found: dict[str, Any] = {}
+    for place, value in enumerate(args):
+        found.update(plain_values(value, names[place] if place < len(names) else f"argument {place}"))
+    for name, value in kwargs.items():
+        found.update(plain_values(value, name))
+    return {name: exact(value) for name, value in found.items()}

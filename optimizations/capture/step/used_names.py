@@ -1,0 +1,113 @@
+"""The names in the code that ran while calls were observed: by these a step can read what changes between its calls."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from optimizations.capture.step.host_state import Container, HostState
+from optimizations.capture.step.user_code import all_names, functions_of, is_users_file, with_inner
+
+_ENCORE = str(Path(__file__).resolve().parents[2])
+
+
+class RanCode:
+    """Collects the code objects of all functions that are called in the block, by `sys.setprofile`.
+
+    Attributes:
+        codes: the code, by its identity.
+        unknown: a profiler of the program's stands there, so that nothing was collected.
+    """
+
+    def __init__(self) -> None:
+        self.codes: dict[int, types.CodeType] = {}
+        self.unknown = False
+
+    def _note(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            self.codes[id(frame.f_code)] = frame.f_code
+
+    def __enter__(self) -> RanCode:
+        self.unknown = sys.getprofile() is not None
+        if not self.unknown:
+            sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self.unknown:
+            sys.setprofile(None)
+
+
+class UsedNames:
+    """The names in code that ran, the program's own apart from all.
+
+    Attributes:
+        code: that of the program's own functions that ran.
+        known: a call was observed.
+    """
+
+    def __init__(self) -> None:
+        self._users: set[str] = set()
+        self._every: set[str] = set()
+        self._taken_in: dict[int, types.CodeType] = {}
+        self._unknown = False
+        self.code: list[types.CodeType] = []
+        self.known = False
+
+    def take_in(self, ran: RanCode, state: HostState, texts: Iterable[str] = ()) -> None:
+        """Add what ran in a call, and `texts` among its arguments, by which code may look attributes up.
+
+        Dynamo runs other code in the place of compiled code, so that and what it calls counts as run.
+        """
+        self.known = True
+        self._unknown = self._unknown or ran.unknown
+        self._add(ran.codes.values())
+        self._users.update(texts)
+        self._every.update(self._users)
+        if state.compiled:
+            kinds = {type(module) for module in state.modules.values()}
+            of_modules = [function.__code__ for kind in kinds for function in functions_of(kind)]
+            self._add(_with_called([*of_modules, *state.compiled_code], state.code))
+
+    def _add(self, codes: Iterable[types.CodeType]) -> None:
+        for code in codes:
+            if id(code) in self._taken_in or code.co_filename.startswith(_ENCORE):
+                continue
+            self._taken_in[id(code)] = code
+            self._every |= all_names(code)
+            if is_users_file(code.co_filename):
+                self.code.append(code)
+                self._users |= all_names(code)
+
+    def has(self, container: Container, key: Any) -> bool:
+        """Return whether code that ran names an entry: an attribute, variable or key; a list by its own name.
+
+        Attributes of the program's own objects count as named where the program's own code names them.
+        """
+        if self._unknown:
+            return True
+        names = self._every if container.of_library or not container.is_attributes else self._users
+        return (key if isinstance(key, str) and key != "cell_contents" else last_word(container.path)) in names
+
+    def has_path(self, path: str) -> bool:
+        """Return whether the program's own code that ran names what stands at the end of a path."""
+        return self._unknown or last_word(path) in self._users
+
+
+def _with_called(first: Iterable[types.CodeType], others: Iterable[types.CodeType]) -> list[types.CodeType]:
+    """Return code, what is defined within, and those among `others` whose names are called there."""
+    found = [code for one in first for code in with_inner(one)]
+    left = {one.co_name: one for one in others}
+    for code in found:  # it grows meanwhile
+        found += [inner for name in code.co_names if name in left for inner in with_inner(left.pop(name))]
+    return found
+
+
+def last_word(path: str) -> str:
+    """Return the last name in a path: "metrics" of `trainer.metrics[0]`."""
+    words = re.findall(r"[^\W\d]\w*", path.split(" (")[0])
+    return words[-1] if words else ""

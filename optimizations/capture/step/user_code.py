@@ -1,0 +1,153 @@
+"""The program's own code: which classes and files are the program's, and which names code uses."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import pathlib
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator
+from typing import Any
+
+_LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+_STEPS = "optimizations.capture.step."
+CLOCKS = tuple(
+    f"{name}{unit}"
+    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+    for unit in ("", "_ns")
+)
+"""Functions of the module `time` that return another value in each call."""
+ADVICE_ON_CLOCKS = "measure around it; decide by the time before it, and pass the decision"
+
+
+def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield code and that of the functions and comprehensions within."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from with_inner(constant)
+
+
+@functools.lru_cache(maxsize=4096)
+def global_names(code: types.CodeType) -> frozenset[str]:
+    """Return the names of globals and attributes in code and in the functions within."""
+    return frozenset(name for one in with_inner(code) for name in one.co_names)
+
+
+@functools.lru_cache(maxsize=65536)
+def all_names(code: types.CodeType) -> frozenset[str]:
+    """Return every name in code: of globals, attributes and variables, and strings that may be keys."""
+    texts = (constant for constant in code.co_consts if isinstance(constant, str))
+    return frozenset((*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars, *texts))
+
+
+def functions_of(kind: type) -> Iterator[types.FunctionType]:
+    """Yield the methods and properties of the program's own classes among the bases of `kind`."""
+    for base in kind.__mro__:
+        if is_users(base.__module__):
+            for name, member in list(vars(base).items()):
+                code = _code_of(member)
+                if name not in _NOT_IN_A_STEP and isinstance(code, types.FunctionType):
+                    yield code
+
+
+_NOT_IN_A_STEP = frozenset(
+    {
+        *("__init__", "__new__", "__post_init__", "__init_subclass__", "__del__", "__repr__", "__str__"),
+        *("__copy__", "__deepcopy__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__"),
+    }
+)
+"""Methods that run where an object is made, shown or copied."""
+
+
+def _code_of(member: Any) -> Any:
+    """Return what a member of a class runs when it is looked up or called."""
+    if isinstance(member, property):
+        return member.fget
+    if isinstance(member, functools.cached_property):
+        return member.func
+    return behind_step(getattr(member, "__func__", member))
+
+
+def behind_step(value: Any) -> Any:
+    """Return the function that was given to `graph_step` for the step that it made, and any other value itself."""
+    while str(type(value).__module__).startswith(_STEPS) and hasattr(value, "__wrapped__"):
+        value = value.__wrapped__
+    return value
+
+
+def slots(kind: type) -> tuple[str, ...]:
+    """Return the names of the slots of a class's instances, private ones as Python writes them."""
+    found: list[str] = []
+    for base in kind.__mro__:
+        given = vars(base).get("__slots__", ())
+        for name in (given,) if isinstance(given, str) else given:
+            private = name.startswith("__") and not name.endswith("__")
+            found.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+    return tuple(name for name in dict.fromkeys(found) if name not in ("__dict__", "__weakref__"))
+
+
+def class_values(kind: type) -> tuple[str, ...]:
+    """Return the names of values, not methods, in `kind` and its bases, as far as the program defines these."""
+    found = (item for base in kind.__mro__ if is_users(base.__module__) for item in list(vars(base).items()))
+    named = (name for name, member in found if not name.startswith("__") and not hasattr(member, "__get__"))
+    return tuple(dict.fromkeys(named))
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users(module: Any) -> bool:
+    """Return whether a module is part of the program, and not of Python or an installed library.
+
+    A class may have anything for its `__module__`: for a compiled class it is a descriptor.
+    """
+    if not isinstance(module, str):
+        return False
+    root = module.split(".")[0]
+    if root in sys.stdlib_module_names and root != "__main__":
+        return False
+    if root in ("torch", "optimizations", "numpy"):
+        return False
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return path is None or is_users_file(path)
+
+
+@functools.lru_cache(maxsize=65536)
+def is_users_file(path: str) -> bool:
+    """Return whether a file holds the program's own code, and not Python's or an installed library's."""
+    if path.startswith(_LIBRARIES) or "site-packages" in path or path.startswith("<frozen"):
+        return False
+    file = pathlib.Path(path)
+    return not any(
+        isinstance(folder, str)
+        and folder
+        and path.startswith(folder)
+        and file.is_relative_to(folder)
+        and _is_installed(file.relative_to(folder), folder)
+        for folder in sys.path
+    )
+
+
+def _is_installed(file: pathlib.Path, folder: str) -> bool:
+    return bool(file.parts) and file.parts[0] in _installed_in(folder)
+
+
+@functools.cache
+def _installed_in(folder: str) -> frozenset[str]:
+    """Return the files and folders of packages that were installed into a folder, as `pip install --target` does.
+
+    The program's own code may lie in the same folder. A package with an `.egg-info` does not count: that is how a
+    program's own code looks while it is being developed.
+    """
+    described = map(importlib.metadata.PathDistribution, pathlib.Path(folder).glob("*.dist-info"))
+    return frozenset(file.parts[0] for one in described for file in one.files or ())
+
+
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """Return an object's `__dict__` without calling a `__getattr__`, which may raise anything; None if it has none."""
+    try:
+        found: Any = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
