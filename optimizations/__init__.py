@@ -102,7 +102,7 @@ def graph_step(
             do not draw them. A step is still refused if the calls that are observed differ.
         key: a function without arguments; each value that it returns has a recording of its own.
         ignore: names of values that change between calls and decide nothing, as a refusal writes them.
-        check_every: "auto" audits a few early calls, and later as many as take 1 % of the time; N every N-th; None none.
+        check_every: "auto" audits a few early calls, and later 1 % of the time; N audits every N-th call, None none.
         on_change: "raise" raises `StepChanged` where an audit finds a difference, "warn" warns and records again.
 
     Raises:
