@@ -317,7 +317,7 @@ def _step(instance: Instance, iterate: Callable[[Inputs], Any], sets: list[Input
         loss: torch.Tensor = iterate(inputs).loss
         return loss
 
-    graphed = optimizations.graph_step(step, host_draws=host_draws(instance.workload))
+    graphed = optimizations.graph_step(step, host_draws=host_draws(instance.workload), check_every=None)
     for index in range(WARM_UP):
         graphed(sets[index % INPUT_SETS])
     report = graphed.report()

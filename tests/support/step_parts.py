@@ -18,6 +18,13 @@ CAPTURE_CHECK = "_accelerator_graph_capture_health_check"
 """Of `torch.optim.Optimizer`, since PyTorch 2.10: it raises in a capture where a group is not `capturable`."""
 
 
+def unaudited(step: Callable[..., Any], **options: Any) -> Any:
+    """Return a step of which no call is audited, for tests that count replays."""
+    import optimizations
+
+    return optimizations.graph_step(step, check_every=None, **options)
+
+
 @dataclass
 class Program:
     """`step(*batch)` is called for each of `batches`, `between(index)` after each call.

@@ -157,6 +157,8 @@ class Gradients:
     def _compare_these(self) -> None:
         self._as_before = same_gradients(self.parameters, self._before) if self._before else None
         self._as_after = same_gradients(self.parameters, self._after)
+        found = [one for one, writes in zip(self._after, self._writes, strict=True) if writes and one is not None]
+        self._written = list({id(one): one for one in found}.values())
 
     def _stand(self) -> bool:
         return bool(self._as_after(self.parameters))
@@ -198,8 +200,7 @@ class Gradients:
 
     def written(self) -> list[torch.Tensor]:
         """Those that a launch writes, whose versions are to be counted up."""
-        found = [one for one, writes in zip(self._after, self._writes, strict=True) if writes and one is not None]
-        return list({id(one): one for one in found}.values())
+        return self._written
 
     def steady(self) -> tuple[Sequence[torch.Tensor | None] | None, bool]:
         """What calls like the last one find, if they need not look further, and whether they `leave` other gradients.
@@ -269,6 +270,9 @@ class Gradients:
         """
         others = not (self._indifferent or self._in_place)  # `fit` has just seen that
         self._held, self._put_back, self._untouched, self._in_place = [], [], [], False
+        if not others and self.unheld()():  # nearly always: nobody holds what launches left
+            self._kept, self.brought = [], False
+            return
         in_use = self._found.held() if others else set()
         members = self.family.members()
         # No list of the gradients, which would count.

@@ -209,12 +209,13 @@ class GraphedStep(CallRecorder):
     def _serve(self, recording: Recording, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         """Replay a recording that fits, or audit it by this call."""
         if recording.audits.due() and (device := self._device) is not None:
-            state = self._reached(args, kwargs)
             free = device.free_bytes()
-            if isinstance(state, Refusal) or (free is not None and free < device.pool_bytes(recording.pool)):
-                recording.audits.skip(time.perf_counter())
-            else:
+            state = None
+            if free is None or free >= device.pool_bytes(recording.pool):
+                state = self._reached(args, kwargs)
+            if isinstance(state, HostState):
                 return self._audit(device, recording, call_of(args, kwargs, tensors, state))
+            recording.audits.skip(time.perf_counter())
         return recording.launch(tensors, self._rates)
 
     def _audit(self, device: Device, recording: Recording, call: Call) -> Any:

@@ -65,18 +65,20 @@ def _relative(one: torch.Tensor, other: torch.Tensor) -> float:
     return math.inf if math.isnan(found) else found
 
 
-def row(name: str, make: Make, device: str) -> dict[str, Any]:
-    """What became of a program: `verdict`, and what it was found by."""
+def row(name: str, make: Make, device: str, check_every: Any = None) -> dict[str, Any]:
+    """Return what became of a program: `verdict`, and what it was found by. `check_every`: as of `graph_step`."""
     at, where = time.monotonic(), "eager"
     found: dict[str, Any] = {"name": name}
     try:
         eager = _eager(make, device)
         again = _eager(make, device)
         where = "step"
-        mine, report = _as_step(make, device)
+        mine, report = _as_step(make, device, check_every)
         found |= _judged(make, device, mine, eager, again)
         found |= {"replays": report.replays, "calls": CALLS, "recordings": len(report.recordings)}
         found["refusals"] = [str(one) for one in report.refusals]
+        found["audits"] = sum(one.audits for one in report.recordings)
+        found |= {"not_compared": report.not_compared, "watched": sum(one.watched for one in report.recordings)}
     except ImportError as error:
         found |= {"verdict": NOT_RUN, "error": str(error)}
     except Exception as error:
@@ -119,16 +121,18 @@ def _told_calls() -> Iterator[set[int]]:
     yield from ({*range(first, half), *range(second, CALLS)} for second in range(half, half + 5) for first in (2, 3))
 
 
-def _as_step(make: Make, device: str) -> tuple[list[torch.Tensor], StepReport]:
+def _as_step(make: Make, device: str, check_every: Any) -> tuple[list[torch.Tensor], StepReport]:
     made = make(device)
     if device == "cpu":
         from graphs_on_cpu import CpuDevice
 
         from optimizations.capture.step.graphed_step import GraphedStep
 
-        step: Any = GraphedStep(made.step, device=CpuDevice())
+        simulated = CpuDevice()
+        simulated.free = None  # there is memory for audits
+        step: Any = GraphedStep(made.step, device=simulated, check_every=check_every)
     else:
-        step = optimizations.graph_step(made.step)
+        step = optimizations.graph_step(made.step, check_every=check_every)
     found = _results(made, step)
     return found, step.report()
 
