@@ -13,13 +13,13 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from optimizations.capture.signature import exact, plain_values
-from optimizations.capture.step.changing_lines import line_that_names
+from optimizations.capture.step.changing_lines import line_that_calls, line_that_names
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.used_names import RanCode, UsedNames, last_word
 from optimizations.capture.step.watch import Ignore, Value, by_name, compared, is_dropped, is_of_module
 from optimizations.report.steps import Refusal
 
-MOST_VALUES = 8
+MOST_VALUES = 6
 """Values met without a replay in between, after which a value counts as changing on every call."""
 MOST_NAMES = 4
 
@@ -79,6 +79,8 @@ class Changes:
         if replays != self._replays:
             self._replays, self._met = replays, {}
         before, self._last = self._last, tokens_of(numbers)
+        if not self.names.known:
+            return None
         for name, token in given.items():
             self._met.setdefault(f"{name} (argument)", set()).add(token)
         if before is not None:
@@ -116,7 +118,11 @@ class Changes:
                 "leave it out where the step does not need it, decide by it outside of the step, or pass it as a "
                 "tensor on the GPU",
             )
-        line = line_that_names(self.names.code, names[0]) if last_word(names[0]) else None
+        of_optimizer = re.match(r"(.*)\.param_groups\[", names[0])
+        if of_optimizer is not None:
+            line = line_that_calls(self.names.code, of_optimizer.group(1) + ".param_groups", "step")
+        else:
+            line = line_that_names(self.names.code, names[0]) if last_word(names[0]) else None
         return Refusal(f"reads {named(names)}", advice_on(names) or _advice(names[0]), line)
 
 

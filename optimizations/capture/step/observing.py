@@ -261,7 +261,7 @@ def _is_of_a_scheduler(change: Change) -> bool:
 def _is_counted_by_an_optimizer(change: Change) -> bool:
     """Whether an optimizer keeps a number of its own in Python: for a parameter, or its steps for a group of them."""
     counts = ".param_groups[" in change.words and change.name in ("step", "steps", "k")
-    return change.kind is ChangeKind.NUMBER and (counts or ".state[...]" in change.words)
+    return change.kind is ChangeKind.NUMBER and (counts or ".state[" in change.words)
 
 
 _ADVICE_ON_CHANGES = {

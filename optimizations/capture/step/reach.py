@@ -56,7 +56,10 @@ LONG = 1000
 _PARTIALS = (functools.partial, functools.partialmethod)
 _CACHED = type(functools.lru_cache(lambda: None))
 _PLAIN_OBJECTS = (types.SimpleNamespace, argparse.Namespace, collections.UserDict, collections.UserList)
-_STATEFUL = ("torch.amp.grad_scaler", "torch.cuda.amp", "torch.optim.swa_utils", "torch.distributions.")
+_STATEFUL = (
+    *("torch.amp.grad_scaler", "torch.cuda.amp", "torch.optim.lr_scheduler", "torch.optim.swa_utils"),
+    "torch.distributions.",
+)
 """Modules of PyTorch whose objects hold state of a training loop."""
 _OPAQUE = frozenset(sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy", "optimizations", "triton"}
 """Packages whose objects hold nothing that a training loop sets."""
@@ -118,7 +121,7 @@ class _Walk:
 
     def _is_root(self, value: Any) -> bool:
         roots = (torch.nn.Module, torch.optim.Optimizer, types.FunctionType, types.MethodType)
-        return isinstance(value, roots) or type(value).__module__.startswith(_STATEFUL)
+        return isinstance(value, roots) or str(type(value).__module__).startswith(_STATEFUL)
 
     def _unique(self, path: str, taken: Mapping[str, Any]) -> str:
         """Return the path, or one with a number where variables of two functions have one name."""
@@ -174,10 +177,6 @@ class _Walk:
                 yield from self._of_class(path, value, depth)
         elif isinstance(value, types.ModuleType):
             pass  # `_of_function` takes what code names of it
-        elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):
-            # It counts its calls; what it does to a step are numbers of the optimizer.
-            self._note(vars(value), path, is_attributes=True, of_library=True, is_compared=False)
-            yield f"{path}.optimizer", vars(value).get("optimizer"), 0
         else:
             yield from self._of_object(path, value, depth)
 
@@ -209,7 +208,7 @@ class _Walk:
     def _of_object(self, path: str, value: Any, depth: int) -> Iterator[_Member]:
         kind = type(value)
         users = is_users(kind.__module__)
-        opaque = str(kind.__module__).split(".")[0] in _OPAQUE and not kind.__module__.startswith(_STATEFUL)
+        opaque = str(kind.__module__).split(".")[0] in _OPAQUE and not str(kind.__module__).startswith(_STATEFUL)
         if opaque and not isinstance(value, _PLAIN_OBJECTS):
             return
         held: list[Any] = [Slots(value, names) for names in [slots(kind)] if names]
@@ -281,7 +280,7 @@ class _Walk:
         kind, attributes = type(module), vars(module)
         if "_orig_mod" in attributes.get("_modules", {}) or attributes.get("_compiled_call_impl") is not None:
             self.state.compiled = True
-        if kind.__module__.startswith(_COUNT_CALLS):
+        if str(kind.__module__).startswith(_COUNT_CALLS):
             self._note(Slots(module, _SETTINGS_OF_THESE), path, is_attributes=True)
         else:
             self._note(attributes, path, is_attributes=True, of_library=not is_users(kind.__module__))

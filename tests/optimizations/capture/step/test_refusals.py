@@ -131,26 +131,6 @@ def test_what_only_has_the_name_of_a_clock_is_none(of_library: bool, monkeypatch
     assert (graphed.report().refusals, graphed.report().replays) == ((), 3)
 
 
-CLOCKS_OF_OTHERS = {
-    "in a function there": "return x * (2 if own.late(deadline) else 1)",
-    "by its name there": "return x * (2 if own.perf_counter() > deadline else 1)",
-    "of a module it imports": "import own_helpers; return x * (2 if own_helpers.perf_counter() > deadline else 1)",
-}
-
-
-@pytest.mark.parametrize("name", sorted(CLOCKS_OF_OTHERS))
-def test_a_clock_that_another_module_imported_by_its_name_is_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = helpers()
-    monkeypatch.setitem(sys.modules, "own_helpers", own)
-    scope: dict[str, Any] = {"own": own, "deadline": time.perf_counter() + 3600.0}
-    exec(f"def step(x): {CLOCKS_OF_OTHERS[name]}", scope)  # noqa: S102
-    graphed = GraphedStep(scope["step"], device=CpuDevice())
-    with pytest.warns(UserWarning, match="reads the clock"):
-        for _ in range(4):
-            graphed(torch.ones(3))
-    assert graphed.report().replays == 0
-
-
 def test_the_reason_is_a_warning_with_the_name_of_the_step() -> None:
     made = REFUSED["item"]("cpu")
     step = GraphedStep(made.step, device=CpuDevice())
@@ -260,7 +240,7 @@ def test_what_an_operator_raises_reaches_the_program_as_it_is() -> None:
 def test_what_python_changed_in_a_capture_that_failed_half_way_is_put_back() -> None:
     made = Counted()
     device = CpuDevice()
-    step = GraphedStep(made.step, device=device)
+    step = GraphedStep(made.step, device=device, ignore=("self.breaks_in_call",))
     calls = batches("cpu")
     for batch in calls[:3]:
         step(*batch)

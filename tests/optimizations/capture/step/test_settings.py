@@ -331,13 +331,6 @@ def all_values_of_a_namespace() -> Case:
 
 
 @case
-def an_object_behind_a_proxy() -> Case:
-    held = WithDefault()
-    proxy = weakref.proxy(held)
-    return lambda: proxy.weight, lambda: setattr(held, "weight", 3.0)
-
-
-@case
 def an_attribute_of_a_tensor() -> Case:
     held: Any = torch.ones(1)
     held.weight = 2.0
