@@ -202,7 +202,6 @@ def test_one_that_stays_where_it_was_is_left_alone_and_one_in_its_placeholder_is
             assert copied == [1] * copies
         sets = device.set_nodes
         assert torch.equal(mine(x), theirs(x)) and device.set_nodes == sets
-        assert (recording.inputs.bound_at is None) is bool(copies)
 
 
 def test_one_that_lies_in_memory_of_the_graph_is_copied_for_that_call(copied: list[int]) -> None:
