@@ -287,7 +287,7 @@ class GraphedStep(CallRecorder):
             self._plan.forget()
             return self._refuse_and_run_call(key, changing, call)
         frozen = tuple([not parameter.requires_grad for parameter in call.parameters])
-        held = hooks_of(call.parameters, state.modules.values())
+        held = hooks_of(call.parameters, map(vars, state.modules.values()))
         hooks = tuple([id(hook) for registered in held for hook in registered.values()])
         action, progress = self._plan.next((key, pattern(call.before), frozen, hooks, self._told_by(numbers)))
         exhausted = self._plan.exhausted()

@@ -15,27 +15,28 @@ from optimizations.capture.step.host_state import MODULE_HOOKS
 from optimizations.torch_internals import hook_registry
 
 
-def hooks_of(tensors: Iterable[torch.Tensor], modules: Iterable[torch.nn.Module]) -> list[dict[int, Any]]:
-    """Return the dicts that hold hooks: global ones, those of these tensors, and those of these modules."""
+def hooks_of(tensors: Iterable[torch.Tensor], attributes: Iterable[dict[str, Any]]) -> list[dict[int, Any]]:
+    """Return the dicts that hold hooks: global ones, those of these tensors, and those of modules, by their `vars`."""
     of_tensors = [held for tensor in tensors for held in hook_registry.tensor_hooks(tensor)]
-    of_modules = [held for module in modules for name in MODULE_HOOKS if (held := vars(module).get(name)) is not None]
+    of_modules = [held for own in attributes for name in MODULE_HOOKS if (held := own.get(name)) is not None]
     return [*hook_registry.global_hooks(), *of_tensors, *of_modules]
 
 
 class Hooks:
-    """The hooks that run now. `tensors` are those whose gradients a step computes."""
+    """The hooks that run now. `tensors` are those whose gradients a step computes. It does not hold the modules: one
+    that was an argument may go."""
 
     def __init__(self, tensors: Iterable[torch.Tensor], modules: Iterable[torch.nn.Module] = ()) -> None:
-        self._tensors, self._modules = list(tensors), list(modules)
+        self._tensors, self._attributes = list(tensors), [vars(module) for module in modules]
         self._then = self._now()
         self._take_in()
 
     def _now(self) -> list[Callable[..., Any]]:
-        return [hook for held in hooks_of(self._tensors, self._modules) for hook in held.values()]
+        return [hook for held in hooks_of(self._tensors, self._attributes) for hook in held.values()]
 
     def _take_in(self) -> None:
         self._registered = hook_registry.registered()
-        self._filled = [held for held in hooks_of(self._tensors, self._modules) if held]
+        self._filled = [held for held in hooks_of(self._tensors, self._attributes) if held]
         self._sizes = list(map(len, self._filled))
 
     def unchanged(self) -> bool:
