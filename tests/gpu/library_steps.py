@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _found(
-    names: Sequence[str], device: str, timeout_s: float, check_every: int | str | None
+    names: Sequence[str], device: str, timeout_s: float, check_every: int | str | None = None
 ) -> Iterator[dict[str, Any]]:
     """A row of each program. One that ends its process, or takes too long, has one that says so."""
     left = list(names)

@@ -270,7 +270,8 @@ class Gradients:
         """
         others = not (self._indifferent or self._in_place)  # `fit` has just seen that
         self._held, self._put_back, self._untouched, self._in_place = [], [], [], False
-        if not others and self.unheld()():  # nearly always: nobody holds what launches left
+        stands = not (self._indifferent and self.stood) or self._stand()  # or another's `.grad` may count as its own
+        if not others and stands and self.unheld()():  # nearly always: nobody holds what launches left
             self._kept, self.brought = [], False
             return
         in_use = self._found.held() if others else set()

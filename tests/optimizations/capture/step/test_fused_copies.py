@@ -358,9 +358,11 @@ def test_more_tensors_than_one_launch_has_room_for_are_copied_by_several(
     device, batches = CpuDevice(), [[numbers(seed * count + one, 3) for one in range(count)] for seed in range(6)]
     *before, batch = batches
     graphed = served(step, before, device)
+    held = graphed(*before[-1])  # so that the next result lies elsewhere
     sets, settings = device.set_nodes, CpuCopy.settings
     copied.clear()
     assert torch.equal(graphed(*batch), step(*batch))
+    del held
     assert device.set_nodes - sets == kernels and copied == []
     assert CpuCopy.settings - settings == own_nodes + 1  # and that of the result
     assert reported(graphed) == (count, 0)
