@@ -1,7 +1,8 @@
 """Compares what stands in dicts, lists, closure cells and attributes with what stood there, in one call into C++.
 
-The comparison is a tree of Dynamo's guard nodes, without recursive marks: each call reads every entry. Two entries are
-the same if they hold the very same object.
+The comparison is a tree of Dynamo's guard nodes, without recursive marks. Two entries are the same if they hold the
+very same object. Of a dict the version is compared, which every write changes: that takes 10 ns, whatever it holds. Of
+a dict that calls write anyway the entries are compared, and C++ reads them only if the version changed.
 """
 
 from __future__ import annotations
@@ -22,49 +23,83 @@ class Held:
     """What stands in a holder.
 
     Attributes:
-        holder: a dict with strings for keys, a list, a closure cell, or an object.
+        holder: a dict, a list, a closure cell, or an object.
         entries: its keys and values. The only key of a cell is "cell_contents".
         size: how many entries it has; None where that is not compared.
         attributes: the entries are attributes of `holder`.
+        is_written: entries of a dict are compared one by one, since others in it are written.
     """
 
     holder: Any
     entries: tuple[tuple[Any, Any], ...]
     size: int | None = None
     attributes: bool = False
+    is_written: bool = False
+
+    @property
+    def by_version(self) -> bool:
+        """Return whether one number tells that nothing was written."""
+        return is_dict(self.holder) and not (self.attributes or self.is_written)
+
+
+def is_dict(holder: Any) -> bool:
+    """Return whether C++ reads a holder as a dict."""
+    return type(holder) in _DICTS
 
 
 def can_be_compared(holder: Any, keys: Sequence[Any]) -> bool:
     """Return whether C++ reads these entries of a holder as Python does. It compares keys, element by element."""
-    if type(holder) in _DICTS:
+    if is_dict(holder):
         return all(type(key) is str for key in keys)
     return type(holder) in (list, types.CellType)
 
 
-def same_values(held: Sequence[Held]) -> Callable[[], bool]:
-    """Return a function that tells whether the very same objects stand there. It keeps them alive."""
-    if not held:
-        return lambda: True
+class HeldValues:
+    """Tells whether the very same objects stand there. It keeps them alive."""
+
+    def __init__(self, held: Sequence[Held]) -> None:
+        self._kept = tuple(held)
+        self._holders = tuple([one.holder for one in self._kept])
+        tree = torch_internals.RootGuardManager()
+        for index, one in enumerate(self._kept):
+            _add(tree.tuple_getitem_manager(index, f"held {index}", one.holder, _plain_node()), one)
+        self._check: Callable[[tuple[Any, ...]], bool] = tree.check
+        self._versions = [(one.holder, _version(one.holder)) for one in self._kept if one.by_version]
+
+    def same(self) -> bool:
+        """Return whether each holder has the objects that it had, and no dict was written that is not said to be."""
+        return self._check(self._holders)
+
+    def written(self) -> list[dict[Any, Any]]:
+        """Return the dicts that were written since, of those that are compared by their version."""
+        return [holder for holder, check in self._versions if not check(holder)]
+
+
+def _plain_node() -> Any:
+    return torch_internals.GuardManagerType.GUARD_MANAGER
+
+
+def _version(holder: dict[Any, Any]) -> Callable[[Any], bool]:
+    """Return a function that tells whether a dict was not written since."""
     tree = torch_internals.RootGuardManager()
-    kind = torch_internals.GuardManagerType.GUARD_MANAGER
-    kept = tuple(held)
-    for index, one in enumerate(kept):
-        name = f"held {index}"
-        node = tree.tuple_getitem_manager(index, name, one.holder, kind)
-        of_dict = type(one.holder) in _DICTS and not one.attributes
-        if one.size is not None:
-            (node.add_dict_length_check_guard if of_dict else node.add_length_check_guard)(one.size, (name,), None)
-        for key, value in one.entries:
-            if one.attributes or type(one.holder) is types.CellType:
-                leaf = node.getattr_manager(key, name, value, kind)
-            elif of_dict:
-                leaf = node.dict_getitem_manager(key, name, value, kind)
-            else:
-                leaf = node.list_getitem_manager(key, name, value, kind)
-            leaf.add_id_match_guard(id(value), (name,), None)
-    check, root = tree.check, (tuple([one.holder for one in kept]), kept)
+    tree.add_dict_version_guard(holder, ("version",), None)
+    check: Callable[[Any], bool] = tree.check
+    return check
 
-    def same() -> bool:
-        return bool(check(root[0]))
 
-    return same
+def _add(node: Any, one: Held) -> None:
+    """Let the node of a holder compare what stands in it."""
+    if one.by_version:
+        node.add_dict_version_guard(one.holder, ("version",), None)
+        return
+    of_dict = is_dict(one.holder) and not one.attributes
+    if one.size is not None:
+        (node.add_dict_length_check_guard if of_dict else node.add_length_check_guard)(one.size, ("size",), None)
+    for key, value in one.entries:
+        if one.attributes or type(one.holder) is types.CellType:
+            leaf = node.getattr_manager(key, "attribute", value, _plain_node())
+        elif of_dict:  # the example None lets C++ pass by this entry while the version is the same
+            leaf = node.dict_getitem_manager(key, "entry", None, _plain_node())
+        else:
+            leaf = node.list_getitem_manager(key, "member", value, _plain_node())
+        leaf.add_id_match_guard(id(value), ("identity",), None)

@@ -9,13 +9,17 @@ gradient does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 
 from optimizations.capture.step.known_tensors import KnownTensors
 from optimizations.capture.step.tensor_marks import look
 from optimizations.graph.memory import size_bytes
+
+
+TURNS = 8
+"""Calls in which gradients that stand where the graph left them are compared by their memory, each in one of these."""
 
 
 class _Place:
@@ -46,12 +50,7 @@ class _Place:
 
 
 class GradientPlaces:
-    """The places of these gradients, each once. They are lost where memory is gone, and then no launch may follow.
-
-    Attributes:
-        own: the gradients that are plain tensors with memory.
-        addresses: where they lie.
-    """
+    """The places of these gradients, each once. They are lost where memory is gone, and then no launch may follow."""
 
     def __init__(self, gradients: Iterable[torch.Tensor | None]) -> None:
         found = list({id(one): one for one in gradients if one is not None}.values())
@@ -62,7 +61,9 @@ class GradientPlaces:
 
     def _compare_these(self) -> None:
         self._known = KnownTensors(one for one, _ in self._places)
-        self.own, self.addresses = self._known.tensors, self._known.addresses
+        turns = min(TURNS, len(self._places))
+        self._parts = [KnownTensors(one for one, _ in self._places[turn::turns]) for turn in range(turns)]
+        self._turn = 0
 
     def renewed(self) -> dict[int, torch.Tensor] | None:
         """Tensors that stand, from now on, for those that are others now, by the identity of these.
@@ -84,6 +85,17 @@ class GradientPlaces:
         self._compare_these()
         return found
 
+    def some_stand(self) -> bool:
+        """Return whether some have the memory and the metadata they had: others in each call, all after `TURNS`.
+
+        A program that exchanges the memory of gradients (`.data =`) does so with all of them.
+        """
+        if not self._parts:
+            return not self._lost and self.others_stand()
+        self._turn = (self._turn + 1) % len(self._parts)
+        part = self._parts[self._turn]
+        return not self._lost and part.lie() and part.look() and self.others_stand()
+
     def lost(self) -> bool:
         """Whether the memory of one is gone, or no other tensor can be made that looks as it did."""
         self._lost = self._lost or not all(place.lasts() for _, place in self._places) or not self.others_stand()
@@ -92,15 +104,6 @@ class GradientPlaces:
     def others_stand(self) -> bool:
         """Whether those that are no plain tensors with memory look as they did."""
         return all(look(one) == then for one, then in self._others)
-
-    def has_others(self) -> bool:
-        """Whether there are such."""
-        return bool(self._others)
-
-    def apart_from(self, compared: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Those of `own` that are not among these."""
-        known = set(map(id, compared))
-        return [one for one in self.own if id(one) not in known]
 
 
 def _has_memory(gradient: torch.Tensor) -> bool:

@@ -84,9 +84,8 @@ class Gradients:
     memory of some, other than as what is in a `.grad` behind the call. `writes_there`: what else of the program's the
     graph writes where it lies, and `reads_there` what it reads so. `places` are those of all that the graph knows,
     and `times_kept` counts launches that would have overwritten some that the program held, and was to find as they
-    were. `for_now`: the last launch was one of these, or the one before, which left copies in their places. So that
-    gradients were found elsewhere tells nothing of later calls. `stood`: behind the last launch each was in its `.grad`
-    already. `brought`: that launch copied gradients to where the graph reads them, or put back what was held.
+    were. `stood`: behind the last launch each was in its `.grad` already. `brought`: that launch copied gradients to
+    where the graph reads them, or put back what was held.
     """
 
     def __init__(
@@ -146,9 +145,9 @@ class Gradients:
         self._left = Left(Holders(found), _times(self._after), weakref.WeakMethod(self._stand))
         self._found = Holders(plain(self._before))
         self._in_place = False
-        self.stood = self.brought = False
+        self.stood = self.brought = self._stands = False
+        self._may_stand = all(new is None for old, new in pairs if old is None)
         self.times_kept = 0
-        self.for_now = self._kept_now = False
         self._kept: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._held: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         self._put_back: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -202,31 +201,15 @@ class Gradients:
         """Those that a launch writes, whose versions are to be counted up."""
         return self._written
 
-    def steady(self) -> tuple[Sequence[torch.Tensor | None] | None, bool]:
-        """What calls like the last one find, if they need not look further, and whether they `leave` other gradients.
-
-        The gradients that are found belong to `parameters`. Empty where they play no part.
-        """
-        if self.brought:
-            return None, True
-        if self._indifferent:
-            if self.stood and self.fit():
-                return self._after, False
-            return (None, True) if self._without else ((), True)
-        unmoved = all(map(operator.is_, self._before, self._after))
-        return self._before, not unmoved
-
-    def may_stand(self) -> bool:
-        """Whether calls that find what they leave need only look whether they do."""
-        return self._indifferent and not self._without
-
-    def may_be_held(self) -> bool:
-        """Whether a launch that finds some of what it leaves held needs to know of gradients no more than who holds
-        which, so long as all that the graph knows is as it was: `bring` and `leave` do the rest."""
-        return self._indifferent and not (self._without or self._given_out)
-
     def fit(self) -> bool:
-        """Whether a launch now would find gradients where the recording found some."""
+        """Return whether a launch now would find gradients where the recording found some.
+
+        Of gradients that play no part and stand where the last launch left them, only some are compared by their
+        memory (`GradientPlaces.some_stand`).
+        """
+        self._stands = self._indifferent and self._may_stand and self.stood and self._stand()
+        if self._stands and self.places.some_stand():
+            return True
         if not self._renew():
             return False
         if self._indifferent:
@@ -270,7 +253,7 @@ class Gradients:
         """
         others = not (self._indifferent or self._in_place)  # `fit` has just seen that
         self._held, self._put_back, self._untouched, self._in_place = [], [], [], False
-        stands = not (self._indifferent and self.stood) or self._stand()  # or another's `.grad` may count as its own
+        stands = not (self._indifferent and self.stood) or self._stands  # or another's `.grad` may count as its own
         if not others and stands and self.unheld()():  # nearly always: nobody holds what launches left
             self._kept, self.brought = [], False
             return
@@ -358,9 +341,7 @@ class Gradients:
 
     def leave(self) -> None:
         """After a launch: every parameter has the gradient that the recording left."""
-        kept_before, self._kept_now = self._kept_now, bool(self._kept or self._put_back)
-        self.for_now = kept_before or self._kept_now
-        self.stood = self._as_after(self.parameters)
+        self.stood = self._stands or self._stand()
         if not self.stood:
             # Most are others then: to set them takes less than to ask first, as `put` does.
             for parameter, gradient in zip(self.parameters, self._after, strict=True):
@@ -369,7 +350,7 @@ class Gradients:
             return
         held, put_back, kept, untouched = self._held, self._put_back, self._kept, self._untouched
         self._held, self._put_back, self._kept, self._untouched = [], [], [], []
-        self.times_kept += self._kept_now
+        self.times_kept += bool(kept or put_back)
         if kept:
             self._leave_copies_of({key for key, _, _ in kept}, {there.data_ptr() for _, there, _ in kept})
         targets, sums = [there for _, there, _ in held], [expected for _, _, expected in held]

@@ -1,8 +1,9 @@
 """Compares the Python state that a recording was made with, before each replay.
 
-Entries are compared in bulk by identity (`held_values`). Where an entry holds another object, its value counts: an
-equal number is no change, and from then on that entry is compared by its value. Where a container was exchanged, the
-state is reached once more and compared by names and values (`differences`).
+Entries are compared in bulk (`held_values`): a dict by its version, and by its entries once it was written though all
+that counts in it is as it was. Where an entry holds another object, its value counts: an equal number is no change, and
+from then on that entry is compared by its value. Where a container was exchanged, the state is reached once more and
+compared by names and values (`differences`).
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from optimizations.capture.step.host_state import (
     is_array,
 )
 from optimizations.capture.step.host_tensors import HostTensors
-from optimizations.capture.step.known_tensors import KnownTensors
+from optimizations.capture.step.known_tensors import Addresses, KnownTensors
 from optimizations.capture.step.reach import LONG
-from optimizations.torch_internals.held_values import Held, can_be_compared, same_values
+from optimizations.torch_internals.held_values import Held, HeldValues, can_be_compared, is_dict
 
 Ignore = Callable[[Any, Any], bool]
 """Whether an entry (what holds it, key) may change."""
@@ -206,9 +207,14 @@ class Watch:
         self._dropped = set() if dropped is None else dropped
         self._probes = [(name, ask, ask()) for name, ask in probes]
         self._by_value: set[str] = set()
+        self._written: set[int] = set()
         modules = [module for module in state.modules.values() if not ignore(vars(module), MODULE_HOOKS[0])]
         self._hooks = Hooks(state.parameters() if hooks_of_tensors else (), modules)
-        self._known = KnownTensors(_read_tensors(state, reads, extra, self._dropped))
+        found = _read_tensors(state, reads, extra, self._dropped)
+        kept = _kept_by_optimizers(state, found)
+        of_optimizers = {id(one) for group in kept for one in group}
+        self._known = KnownTensors(one for one in found if id(one) not in of_optimizers)
+        self._kept = Addresses((), kept)
         # An address says nothing later, when another tensor may lie there: from then on names count.
         every = by_name(compared(state, ignore))
         self._unread = {
@@ -231,16 +237,14 @@ class Watch:
     def _compare_these(self) -> None:
         """Make the comparison in C++, and find what is to be compared in Python."""
         by_container: dict[int, list[Value]] = {}
-        sizes: dict[int, int] = {}
+        sizes: dict[int, Value] = {}
         self._in_python: list[Value] = []
         self._sizes = {one.name: len(one.value) for one in self._values.values() if one.is_size}
         for one in self._values.values():
             key = id(one.container)
             if one.is_size and not isinstance(one.value, deque):
-                sizes[key] = len(one.value)
+                sizes[key] = one
                 by_container.setdefault(key, [])
-                if not can_be_compared(one.value, ()):
-                    self._in_python.append(one)
             elif one.key is None or one.name in self._by_value:
                 self._in_python.append(one)
             else:
@@ -251,29 +255,34 @@ class Watch:
             content = containers[key].held
             attributes = isinstance(content, Slots)
             holder = content.value if attributes else content.scope if isinstance(content, Scope) else content
-            if attributes or can_be_compared(holder, [one.key for one in values]):
-                size = None if attributes else sizes.get(key)
-                held.append(Held(holder, tuple([(one.key, one.value) for one in values]), size, attributes))
+            is_written = id(holder) in self._written
+            by_version = is_dict(holder) and not (attributes or is_written)
+            if attributes or by_version or can_be_compared(holder, [one.key for one in values]):
+                size = len(sizes[key].value) if key in sizes else None
+                entries = tuple([(one.key, one.value) for one in values])
+                held.append(Held(holder, entries, None if attributes else size, attributes, is_written))
             else:
-                self._in_python += values
-        self._same = same_values(held)
+                self._in_python += [*values, *([sizes[key]] if key in sizes else [])]
+        self._held = HeldValues(held)
 
     def unchanged(self) -> bool:
         """Return whether everything is as it was, as far as the same containers show it."""
         if self._looks_again:
             return False
         try:
-            if not self._same():
+            if not self._held.same():
                 others = [one for one in self._values.values() if one.key is None or _current(one) is not one.value]
                 grew = any(one.token == _ANY_SIZE and len(one.value) != self._sizes[one.name] for one in others)
                 if grew or not all(map(_stands, others)):
                     return False
                 self._by_value.update(one.name for one in others if one.key is not None)
+                self._written.update(map(id, self._held.written()))
                 self._compare_these()
             return (
                 (not self._in_python or all(map(_stands, self._in_python)))
                 and self._known.look()
                 and self._known.lie()
+                and self._kept.same_in_turn()
                 and self._hooks.unchanged()
                 and all(ask() == then for _, ask, then in self._probes)
                 and (self._host is None or not self._host or self._host.unchanged())
@@ -296,7 +305,7 @@ class Watch:
 
     def stands_in(self, state: HostState) -> bool:
         """Return whether a step that reaches this state may be replayed. Containers of it are compared from then on."""
-        if self.differences(state) or not (self._known.look() and self._known.lie() and self._hooks.unchanged()):
+        if self.differences(state) or not (self._known.look() and self.in_place() and self._hooks.unchanged()):
             return False
         if any(ask() != then for _, ask, then in self._probes) or (self._host and not self._host.unchanged()):
             return False
@@ -309,7 +318,7 @@ class Watch:
 
     def in_place(self) -> bool:
         """Return whether tensors have the same memory."""
-        return self._known.lie()
+        return self._known.lie() and self._kept.same()
 
     def is_over(self, state: HostState) -> bool:
         """Return whether another tensor stands where one stood, or it lies elsewhere: no call can be replayed again."""
@@ -382,6 +391,15 @@ def _read_tensors(
     compared = [tensor for path, tensor in state.tensors.items() if not is_name_dropped(path, dropped)]
     reached = (tensor for tensor in compared if id(tensor) in held or reads(tensor))
     return list({id(tensor): tensor for tensor in [*reached, *extra]}.values())
+
+
+def _kept_by_optimizers(state: HostState, among: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return the tensors that optimizers keep and that are nothing else, grouped by the parameters they belong to."""
+    others = {id(tensor) for one in state.modules.values() for tensor in [*one.parameters(), *one.buffers()]}
+    left = {id(one): one for one in among if id(one) not in others}
+    every = (kept for one in state.optimizers.values() for kept in one.state.values() if isinstance(kept, dict))
+    found = [[left.pop(id(one)) for one in kept.values() if id(one) in left] for kept in every]
+    return list(filter(None, found))
 
 
 def numbers_of(values: Mapping[str, Value]) -> frozenset[tuple[str, Hashable]]:

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.reach import LONG
-from optimizations.torch_internals.held_values import Held, can_be_compared, same_values
+from optimizations.torch_internals.held_values import Held, HeldValues, can_be_compared
 
 
 class Loop:
@@ -154,26 +154,62 @@ def test_values_are_the_same_until_one_is_exchanged() -> None:
     a, b, c = object(), object(), object()
     attributes, members = {"a": a, "b": b}, [a, b]
     cell = types.CellType(c)
-    same = same_values(
+    held = HeldValues(
         [
-            Held(attributes, (("a", a),), 2),
+            Held(attributes, (("a", a),), 2, is_written=True),
             Held(members, ((1, b),), 2),
             Held(cell, (("cell_contents", c),)),
         ]
     )
-    assert same()
+    assert held.same()
     attributes["b"] = c
-    assert same()
+    assert held.same()
     attributes["a"] = c
-    assert not same()
+    assert not held.same()
     attributes["a"] = a
     members.append(a)
-    assert not same()
+    assert not held.same()
     members.pop()
     cell.cell_contents = a
-    assert not same()
+    assert not held.same()
     cell.cell_contents = c
-    assert same()
+    assert held.same()
+
+
+@pytest.mark.parametrize("key", ["a", 1, torch.ones(2)])
+def test_any_write_to_a_dict_is_noticed_by_its_version(key: Any) -> None:
+    written, other = {key: 1.5}, {"a": 1.5}
+    held = HeldValues([Held(written, ((key, 1.5),), 1), Held(other, (("a", 1.5),), 1)])
+    assert held.same() and not held.written()
+    written[key] = 2.5
+    assert not held.same() and [one is written for one in held.written()] == [True]
+    written[key] = 1.5
+    assert not held.same()
+
+
+def test_dict_that_is_written_in_each_call_is_compared_by_its_entries() -> None:
+    loop = Loop()
+    for count in range(4):
+        loop.settings["unrelated"] = loop.settings["scale"] = 1.5
+        del loop.settings["unrelated"]
+        assert loop.watch.unchanged(), count
+    made = loop.watch._held
+    loop.settings["scale"] = 1.5
+    assert loop.watch.unchanged() and loop.watch._held is made, "nothing is made anew"
+    loop.settings["scale"] = 1.75
+    assert not loop.watch.unchanged()
+
+
+def test_size_of_a_dict_with_tensors_as_keys_is_compared() -> None:
+    weights = {torch.ones(1): 1.5, 2: 2.5}
+    graphed = GraphedStep(lambda batch: batch["x"].sum() * sum(weights.values()), device=CpuDevice())
+    for batch in batches("cpu", 6):
+        graphed(*batch)
+    (recording,) = graphed._recordings
+    weights[2] = 2.5
+    assert recording.watch.unchanged() and recording.watch.unchanged()
+    weights[3] = 1.0
+    assert not recording.watch.unchanged()
 
 
 def test_tensors_as_keys_are_compared_in_python() -> None:
