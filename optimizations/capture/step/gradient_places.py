@@ -17,7 +17,6 @@ from optimizations.capture.step.known_tensors import KnownTensors
 from optimizations.capture.step.tensor_marks import look
 from optimizations.graph.memory import size_bytes
 
-
 TURNS = 8
 """Calls in which gradients that stand where the graph left them are compared by their memory, each in one of these."""
 

@@ -76,7 +76,7 @@ def test_an_address_that_is_left_over_in_a_graph_makes_no_launch_bring_gradients
     assert all(alike) and device.captures == 2
     assert step.report().replays >= 4
     (recording,) = step._recordings.steady
-    assert recording.gradients.steady()[0] is not None  # they are not brought in each call
+    assert not recording.gradients.brought  # they are not brought in each call
 
 
 def test_gradients_that_a_graph_leads_to_wherever_they_lie_are_brought() -> None:
@@ -84,7 +84,7 @@ def test_gradients_that_a_graph_leads_to_wherever_they_lie_are_brought() -> None
     assert all(alike) and device.captures == 3
     assert step.report().replays >= 4
     (recording,) = step._recordings.steady
-    assert recording.gradients.steady() == (None, True)
+    assert recording.gradients.brought
 
 
 def test_no_further_capture_is_made_where_no_word_leads_to_gradients() -> None:
@@ -97,7 +97,7 @@ def test_words_that_are_left_over_in_kernels_of_operators_cost_no_further_captur
     step, device, alike = run(lambda graph, memory, but=(): bool(memory), device=CpuDevice())
     assert all(alike) and device.captures == 1 and step.report().replays >= 4
     (recording,) = step._recordings.steady
-    assert recording.gradients.steady()[0] is not None
+    assert not recording.gradients.brought
 
 
 class WithNode(CpuDevice):
@@ -137,7 +137,7 @@ def test_words_of_other_nodes_or_of_unknown_ones_may_be_read(kind: type[CpuDevic
     step, device, alike = run(None, device=device)
     assert all(alike) and device.captures == 3 and step.report().replays >= 4
     (recording,) = step._recordings.steady
-    assert recording.gradients.steady() == (None, True)
+    assert recording.gradients.brought
 
 
 def test_a_second_capture_that_fails_costs_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
