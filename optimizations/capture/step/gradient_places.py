@@ -19,6 +19,8 @@ from optimizations.graph.memory import size_bytes
 
 TURNS = 8
 """Calls in which gradients that stand where the graph left them are compared by their memory, each in one of these."""
+FEW = 32
+"""So many are compared in each call at least."""
 
 
 class _Place:
@@ -60,7 +62,7 @@ class GradientPlaces:
 
     def _compare_these(self) -> None:
         self._known = KnownTensors(one for one, _ in self._places)
-        turns = min(TURNS, len(self._places))
+        turns = min(TURNS, len(self._places) // FEW) or 1
         self._parts = [KnownTensors(one for one, _ in self._places[turn::turns]) for turn in range(turns)]
         self._turn = 0
 
@@ -89,8 +91,6 @@ class GradientPlaces:
 
         A program that exchanges the memory of gradients (`.data =`) does so with all of them.
         """
-        if not self._parts:
-            return not self._lost and self.others_stand()
         self._turn = (self._turn + 1) % len(self._parts)
         part = self._parts[self._turn]
         return not self._lost and part.lie() and part.look() and self.others_stand()

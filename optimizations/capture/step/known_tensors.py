@@ -11,6 +11,10 @@ from optimizations.capture.step.tensor_marks import looks
 from optimizations.torch_internals.tensor_guard import same_metadata
 
 
+FEW = 64
+"""Addresses up to which all are compared each time."""
+
+
 class KnownTensors:
     """Tensors as they are when this is made."""
 
@@ -42,7 +46,7 @@ class Addresses:
 
     def __init__(self, tensors: Iterable[torch.Tensor], groups: Sequence[Sequence[torch.Tensor]] = ()) -> None:
         self._all = _Lying([*tensors, *(one for group in groups for one in group)])
-        turns = max(map(len, groups), default=0)
+        turns = max(map(len, groups), default=0) if sum(map(len, groups)) > FEW else 0
         self._turns = [
             _Lying([group[(place + turn) % len(group)] for place, group in enumerate(groups)]) for turn in range(turns)
         ]
@@ -55,7 +59,7 @@ class Addresses:
     def same_in_turn(self) -> bool:
         """Return whether those lie there whose turn it is."""
         if not self._turns:
-            return True
+            return self._all.same()
         self._turn = (self._turn + 1) % len(self._turns)
         return self._turns[self._turn].same()
 

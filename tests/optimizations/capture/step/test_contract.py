@@ -218,7 +218,7 @@ def an_exchanged_method() -> Case:
 
 @pytest.mark.parametrize("make", [below_the_third_level, a_name_put_together, an_exchanged_method])
 def test_audit_finds_what_is_not_compared(make: Callable[[], Case]) -> None:
-    message = r"step\(\) ran mul\(\.\.\., 3\.0\) where its recorded graph has 1\.0 \(.*test_step_contract.py:"
+    message = r"step\(\) ran mul\(\.\.\., 3\.0\) where its recorded graph has 1\.0 \(.*test_contract.py:"
     with pytest.raises(StepChanged, match=message):
         losses(make, graphed=True, check_every=1)
     with warnings.catch_warnings(record=True) as caught:
