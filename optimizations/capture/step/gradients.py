@@ -210,6 +210,7 @@ class Gradients:
         self._stands = self._indifferent and self._may_stand and self.stood and self._stand()
         if self._stands and self.places.some_stand():
             return True
+        self._stands = False
         if not self._renew():
             return False
         if self._indifferent:
