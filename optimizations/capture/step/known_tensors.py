@@ -10,7 +10,6 @@ from optimizations import torch_internals
 from optimizations.capture.step.tensor_marks import looks
 from optimizations.torch_internals.tensor_guard import same_metadata
 
-
 FEW = 64
 """Addresses up to which all are compared each time."""
 
