@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -13,7 +14,12 @@ from torch.utils import _pytree as pytree
 
 from .databases import Task, entries
 
-CALLS = 6
+CALLS = int(os.environ.get("ENCORE_JUDGE_CALLS", "6"))
+"""Calls of each sample."""
+
+SEEDS = 6
+"""Calls with values of their own; later ones have the same again."""
+
 SEEN = 64
 """Of an entry's samples the first so many are drawn from."""
 
@@ -60,7 +66,7 @@ def _operator_case(entry: Any, task: Task, device: str) -> Case:
         return iter(entry.sample_inputs(device, dtype, requires_grad=gradients))
 
     place = _place(task, drawn)
-    samples = [_nth(drawn, seed, place) for seed in range(CALLS)]
+    samples = [_nth(drawn, seed, place) for seed in range(min(CALLS, SEEDS))]
     first = samples[0]
     if task.variant == "inplace" and first.broadcasts_input:
         raise NoSample("the result is larger than the input")
@@ -98,7 +104,7 @@ def _module_case(info: Any, task: Task, device: str) -> Case:
         return iter(info.module_inputs_func(info, device, dtype, requires_grad=True, training=True))
 
     place = _place(task, drawn)
-    samples = [_nth(drawn, seed, place) for seed in range(CALLS)]
+    samples = [_nth(drawn, seed, place) for seed in range(min(CALLS, SEEDS))]
     if samples[0].forward_input is None:
         raise NoSample("nothing is passed to the module")
     made = samples[0].constructor_input
@@ -173,7 +179,7 @@ def _nth(drawn: Callable[[], Iterator[Any]], seed: int, place: int) -> Any:
 
 
 def _alike(nests: list[Any]) -> list[Any]:
-    """Return the nests with the first one in place of those whose tensors differ in more than their values.
+    """Return a nest for each call: the first one in place of those whose tensors differ in more than their values.
 
     Everything else of a nest, such as numbers and flags, is the first one's, so that nothing is compiled again.
     """
@@ -189,7 +195,7 @@ def _alike(nests: list[Any]) -> list[Any]:
         else:
             nest = nests[0]
         alike.append(nest)
-    return alike
+    return [alike[call % len(alike)] for call in range(CALLS)]
 
 
 def _geometry(value: Any) -> Any:

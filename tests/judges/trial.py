@@ -53,12 +53,16 @@ class Leaf:
 
 @dataclass
 class Outcome:
-    """What the calls gave, in order; `error` is what ended them. `replays`: graphs launched in the last call."""
+    """What the calls gave, in order; `error` is what ended them.
+
+    `replays`: graphs launched in the last call. `read_in_place`: inputs that Encore's graphs read without a copy.
+    """
 
     calls: list[list[Leaf]] = field(default_factory=list)
     error: str | None = None
     replays: int = 0
     seconds: float = 0.0
+    read_in_place: int = 0
 
 
 class Recorder:
@@ -85,9 +89,9 @@ class Recorder:
         return self._replays() - self._before
 
 
-def run(program: Case, device: str, compile_: Callable[[Any], Any], replays: Callable[[], int]) -> Outcome:
+def run(program: Case, device: str, compile_: Callable[[Any], Any], launched: Callable[[], int]) -> Outcome:
     """Run a sample. Raises DeviceGone if the error leaves the device unusable."""
-    recorder = Recorder(device, compile_, replays)
+    recorder = Recorder(device, compile_, launched)
     begun = time.perf_counter()
     error = None
     try:
@@ -96,7 +100,15 @@ def run(program: Case, device: str, compile_: Callable[[Any], Any], replays: Cal
         error = described(raised)
         if device.startswith("cuda") and ("CUDA error" in str(raised) or "CUDA driver error" in str(raised)):
             raise DeviceGone(error) from None
-    return Outcome(recorder.calls, error, recorder.replayed() if recorder.calls else 0, time.perf_counter() - begun)
+    replays = recorder.replayed() if recorder.calls else 0
+    return Outcome(recorder.calls, error, replays, time.perf_counter() - begun, _read_in_place())
+
+
+def _read_in_place() -> int:
+    import optimizations
+
+    recordings = [recording for graph in optimizations.report() for recording in graph.recordings]
+    return sum(given.indirect for recording in recordings for given in recording.inputs)
 
 
 def eager(target: Any) -> Any:
@@ -186,4 +198,8 @@ def unlike_bits(found: Outcome, expected: Outcome) -> str | None:
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.is_quantized or not one.numel():
         return True
-    return torch.equal(*(part.contiguous().reshape(-1).view(torch.uint8) for part in (one, other)))
+    # A copy: the stride of a dimension of one element may be anything, and `view` minds it.
+    flat = (
+        torch.empty(part.numel(), dtype=part.dtype, device=part.device).copy_(part.reshape(-1)) for part in (one, other)
+    )
+    return torch.equal(*(part.view(torch.uint8) for part in flat))

@@ -88,6 +88,7 @@ def _run(given: argparse.Namespace, databases: Sequence[str], compilers: tuple[s
                 "TRITON_CACHE_DIR": f"{cache}/triton",
                 "TORCHINDUCTOR_COMPILE_THREADS": "1",
                 "OMP_NUM_THREADS": "1",
+                "ENCORE_JUDGE_CALLS": str(given.calls),
                 # Without a GPU a process would find out for half a minute which vector instructions it can use.
                 **({} if given.device == "cuda" else {"TORCHINDUCTOR_VEC_ISA_OK": "0"}),
             },
@@ -152,6 +153,7 @@ def _facts(given: argparse.Namespace, compilers: Sequence[str]) -> dict[str, Any
         "python": platform.python_version(),
         "compilers": compilers,
         "shard": "{}/{}".format(*given.shard),
+        "calls": given.calls,
     }
 
 
@@ -172,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--compilers", metavar="NAMES", help="default: all that the device can run")
     parser.add_argument("--only", metavar="NAMES", help="entries or samples, separated by commas")
     parser.add_argument("--samples", type=count, metavar="N", help="at most so many of each entry, variant and dtype")
+    parser.add_argument("--calls", type=count, default=6, metavar="N", help="of each sample (6)")
     parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="the I-th of N parts")
     parser.add_argument("--seconds", type=count, default=540, metavar="LIMIT", help="for all of it (540)")
     parser.add_argument("--timeout", type=count, default=90, metavar="SECONDS", help="for one compiler (90)")
