@@ -12,14 +12,15 @@ import torch
 from torch.utils import _pytree as pytree
 
 from optimizations import torch_internals
-from tests.support.forced_branches import concurrency
+from optimizations.in_place.budget import spent_at_once
 
+from . import FORCED_BRANCHES
 from .cases import Case, seed_all
 
 COMPILERS: Mapping[str, Mapping[str, Any]] = {
     "compile": {},
     "stock": {"mode": "reduce-overhead"},
-    "encore": {"backend": "encore", "options": {"selection": "off", "concurrency": concurrency()}},
+    "encore": {"backend": "encore", "options": {"selection": "off", "concurrency": FORCED_BRANCHES.concurrency()}},
 }
 """Keywords of `torch.compile`. With Encore's rules functions of one or two kernels, which most samples are, would run
 without a graph."""
@@ -145,7 +146,7 @@ def compiled_by(compiler: str) -> Iterator[Callable[[Any], Any]]:
     """Provide `torch.compile` with a compiler's keywords; what it made is gone afterwards."""
     _reset()
     try:
-        with torch_internals.inductor_config.patch(INDUCTOR):
+        with torch_internals.inductor_config.patch(INDUCTOR), spent_at_once():
             yield lambda target: torch.compile(target, **COMPILERS[compiler])
     finally:
         _reset()

@@ -4,7 +4,7 @@
     python -m tests.judges.wheel OUT --device simulated          without one: plain compile and Encore
     python -m tests.judges.wheel OUT --only linalg.svd,add       entries whose names these are
 
-Each sample is called six times, with inputs at new addresses and of new values: eager, then under each compiler. Rows
+Each sample is called several times, with inputs at new addresses and of new values: eager, then under each compiler. Rows
 go to OUT/rows.jsonl, one for each sample and compiler. A run that ended early goes on where it was if it is started
 again with the same OUT. One sample of every entry comes first. OUT/summary.txt has the tables and the findings.
 
@@ -32,6 +32,9 @@ from .pool import Job, Pool
 from .trial import COMPILERS
 
 INTERRUPTED = 130
+CALLS = {"cuda": 16, "simulated": 6}
+"""Calls of each sample: after eight Encore may look at a graph's inputs, and has replaced the graph by the last one."""
+
 DEVICES = {"cuda": tuple(COMPILERS), "simulated": ("compile", "encore")}
 
 
@@ -42,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for compiler in compilers:
         if compiler not in DEVICES[given.device]:
             parser.error(f"--compilers: {compiler!r} is none of {', '.join(DEVICES[given.device])}")
+    given.calls = given.calls or CALLS[given.device]
     databases = tuple(given.databases.split(","))
     for database in databases:
         if database not in DATABASES:
@@ -174,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--compilers", metavar="NAMES", help="default: all that the device can run")
     parser.add_argument("--only", metavar="NAMES", help="entries or samples, separated by commas")
     parser.add_argument("--samples", type=count, metavar="N", help="at most so many of each entry, variant and dtype")
-    parser.add_argument("--calls", type=count, default=6, metavar="N", help="of each sample (6)")
+    parser.add_argument("--calls", type=count, metavar="N", help="of each sample; 16 on a GPU, else 6")
     parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="the I-th of N parts")
     parser.add_argument("--seconds", type=count, default=540, metavar="LIMIT", help="for all of it (540)")
     parser.add_argument("--timeout", type=count, default=90, metavar="SECONDS", help="for one compiler (90)")

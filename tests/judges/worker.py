@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from tests.support.forced_branches import force_if_asked
-
-from . import trial
+from . import FORCED_BRANCHES, trial
 from .cases import NoSample, case
 from .databases import Task, entries, tolerances
 
@@ -55,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def prepare() -> None:
     """Make the backend known where the project is not installed."""
-    force_if_asked()
+    FORCED_BRANCHES.force_if_asked()
     if "encore" not in torch._dynamo.list_backends(exclude_tags=()):
         from optimizations.backend import encore
 
