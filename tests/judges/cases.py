@@ -1,4 +1,4 @@
-"""What is done with one sample: six calls with inputs at new addresses and of new values, forward and backward."""
+"""What is done with one sample: calls with inputs at new addresses and of new values, forward and backward."""
 
 from __future__ import annotations
 

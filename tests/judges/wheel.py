@@ -4,8 +4,8 @@
     python -m tests.judges.wheel OUT --device simulated          without one: plain compile and Encore
     python -m tests.judges.wheel OUT --only linalg.svd,add       entries whose names these are
 
-Each sample is called several times, with inputs at new addresses and of new values: eager, then under each compiler. Rows
-go to OUT/rows.jsonl, one for each sample and compiler. A run that ended early goes on where it was if it is started
+Each sample is called several times, with inputs at new addresses and of new values: eager, then under each compiler.
+Rows go to OUT/rows.jsonl, one for each sample and compiler. A run that ended early goes on where it was if started
 again with the same OUT. One sample of every entry comes first. OUT/summary.txt has the tables and the findings.
 
 Exit codes: 0 fine, also if samples remain; 1 a sample passes under plain compile and fails under Encore; 2 wrong use;
