@@ -33,6 +33,7 @@ from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
 from suite.report.runs import Run, cell_label, load_explanations, load_recorded, load_runs
+from suite.report.start import start_table
 from suite.report.table import Table, to_csv, to_markdown
 from suite.results.errors import WrongUse
 from suite.results.schema import Cell, Record
@@ -184,6 +185,7 @@ _OUTLINE = (
     ("selection", "Selection", None, ("selection",)),
     ("memory", "Memory", "memory", ("memory",)),
     ("compile", "Compile time", "compile_time", ("compile_times",)),
+    ("start", "Start", None, ("start",)),
     *((metric.name, metric.title, None, (metric.name,)) for metric in metrics()),
     ("failed", "Cells without a result", None, ("failed", "superseded", "shortages")),
     ("trust", "Correctness and conditions", None, ("same_program", "correctness", "later_processes", "conditions")),
@@ -200,6 +202,7 @@ def _run_parts(ratios: compare.Ratios, published: Published) -> tuple[_Part, ...
         *speedup_tables.all_tables(ratios, published),
         *cell_tables.all_tables(run, published),
         speedup_tables.same_program(ratios),
+        start_table(run),
     )
     tables = {table.name: table for table in made if table is not None}
     return tuple(

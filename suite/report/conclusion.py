@@ -16,13 +16,14 @@ from suite.explain.records import Explanation
 from suite.measure.checkout import shown_code
 from suite.measure.modes import DEFAULT_MODE, EAGER_MODE, GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
 from suite.report import provenance
-from suite.report.cell_tables import host_median_us, replay_peak_bytes
+from suite.report.cell_tables import compile_conditions, host_median_us, replay_peak_bytes
 from suite.report.compare import Comparison, Kernels, Ratios
 from suite.report.explain_tables import lowerings_of
 from suite.report.published import Published
 from suite.report.runs import RowGroup, Run, cell_label, row_groups
 from suite.report.speedup_tables import false_findings, same_program_pairs
-from suite.results.schema import Cell, CompileConditions, Environment, Status
+from suite.report.start import start_in, start_of
+from suite.results.schema import Cell, Environment, Status
 from suite.results.stats import Verdict
 from suite.settings import recorded_plan
 
@@ -304,21 +305,19 @@ def _memory(cells: dict[str, Cell | None]) -> str:
 
 
 def _start(run: Run, cells: dict[str, Cell | None]) -> str:
-    ours, reference = cells[DEFAULT_MODE], cells[REFERENCE_MODE]
+    ours = cells[DEFAULT_MODE]
     if ours is None or ours.compile is None:
         return "not measured"
     times = ours.compile
-    calls = recorded_plan(run.environment).warm_up + (times.settle_calls or 0)
+    calls = (times.warm_up_calls or recorded_plan(run.environment).warm_up) + (times.settle_calls or 0)
     settled = f"settled after {calls} calls" if times.settled else f"not settled after {calls} calls"
-    pays = "when it pays for its start was not measured (--cold-compile-times does)"
-    if reference is not None and reference.compile is not None:
-        alone = {times.conditions, reference.compile.conditions} == {CompileConditions.COLD_ALONE}
-        more_s = times.warm_up_s - reference.compile.warm_up_s
-        own_us, their_us = host_median_us(ours), host_median_us(reference)
-        if alone and own_us is not None and their_us is not None and their_us > own_us:
-            pays = f"it pays for its start after about {max(0, round(more_s * 1e6 / (their_us - own_us))):,} calls"
-        elif alone and own_us is not None and their_us is not None:
-            pays = "it does not pay for its start: it is not faster than compile"
+    start, other = start_of(ours), start_in(REFERENCE_MODE, ours, run)
+    if start is None or other is None:
+        pays = "when it pays for its start was not measured (--cold-compile-times does)"
+    elif (paid := start.pays_after(other)) is not None:
+        pays = f"it has paid for its start after {paid:,} calls (compiled: {compile_conditions(times)})"
+    else:
+        pays = "it does not pay for its start: it is not faster than compile"
     return f"{settled}; {pays}"
 
 

@@ -222,7 +222,8 @@ class CompileTimes(Record):
     in some of them only. `settle_calls` came after warm-up, until no CUDA graph of Encore's waited for more calls;
     `settled` says whether that was reached. Until 2026-11-24 first processes spread Encore's work on its graphs over
     these calls, as a user's do. `waited_s` is how long the mode waited for the kernels of the one that compiles first;
-    that is in no other of these times.
+    that is in no other of these times. `calls_s` has the first calls of warm-up and settling one by one, each with the
+    wait for its end, as many as `CALLS_OF_START`; `settle_s` is the sum of all that came after warm-up.
     """
 
     first_call_s: float
@@ -233,6 +234,13 @@ class CompileTimes(Record):
     waited_s: float = 0.0
     settle_calls: int | None = None
     settled: bool | None = None
+    warm_up_calls: int | None = None
+    calls_s: tuple[float, ...] = ()
+    settle_s: float | None = None
+
+
+CALLS_OF_START = 100
+"""Calls from the first on that are noted one by one, and whose sum says what a program's start takes."""
 
 
 class Metrics(Record):

@@ -24,7 +24,7 @@ from suite.measure.iteration import Iterate, callable_for, iteration, seed_all
 from suite.measure.kernel_sources import KernelSources
 from suite.measure.memory import Peak, peak, release, release_workspaces, restart_peak
 from suite.measure.modes import Mode
-from suite.results.schema import CompileConditions, CompileTimes
+from suite.results.schema import CALLS_OF_START, CompileConditions, CompileTimes
 from suite.worker.captured_iteration import CapturedIteration, captured_iteration
 from suite.worker.cell_errors import OomTogether
 from suite.worker.cell_program import CellProgram
@@ -168,10 +168,9 @@ class Compilation:
                 self._program.timer.synchronize()
             first_call_s = time.perf_counter() - begin - self._waited_s(place)
             announce("warm-up")
+            calls_s = [first_call_s]
             for position in range(1, max(spec.warm_up, self.calls_to_replay - 1 + spec.input_sets)):
-                with self._program.calling():
-                    self.iterate_set(position)
-            self._program.timer.synchronize()
+                calls_s.append(self._timed_call(position))
             warm_up_s = time.perf_counter() - begin - self._waited_s(place)
         return CompileTimes(
             first_call_s=first_call_s,
@@ -180,7 +179,17 @@ class Compilation:
             warm_cache=spec.warm_cache,
             parts=timer_seconds(),
             conditions=conditions,
+            warm_up_calls=len(calls_s),
+            calls_s=tuple(calls_s[:CALLS_OF_START]),
         )
+
+    def _timed_call(self, position: int) -> float:
+        """Run one iteration to its end, and return the seconds it took; a wait for its turn is not among them."""
+        with self._program.calling():
+            begin = time.perf_counter()
+            self.iterate_set(position)
+            self._program.timer.synchronize()
+            return time.perf_counter() - begin
 
     def _waited_s(self, place: Follower) -> float:
         """For the mode that leads, for turns on the GPU, and for what another process was finding out."""
@@ -195,15 +204,14 @@ class Compilation:
         Raises:
             OomTogether: graphs wait for memory that other modes have, and fewer of these may be alive.
         """
-        calls, spent = 0, 0.0
+        calls, spent, calls_s = 0, 0.0, [*times.calls_s]
         with self._noting_graphs(), spent_at_once():
             while self._program.ranks.any(not optimizations.settled() and spent < SETTLE_S):
-                with self._program.calling():
-                    begin = time.perf_counter()
-                    self.iterate_set(calls)
-                    spent += time.perf_counter() - begin
+                took_s = self._timed_call(calls)
+                spent += took_s
                 calls += 1
-            self._program.timer.synchronize()
+                if len(calls_s) < CALLS_OF_START:
+                    calls_s.append(took_s)
         if self._program.spec.alive_together > PAIR and (short := graphs_wait_for_memory()) is not None:
             raise OomTogether(f"with other modes on the GPU, Encore's graphs stay as stock's are for lack of {short}")
         if self.captured is not None:
@@ -211,7 +219,13 @@ class Compilation:
         for error in self.captures.errors:
             print(f"captured nodes not counted: {error}")
         self.compile_peak = peak(self._program.instance.device)
-        return times.model_copy(update={"settle_calls": calls, "settled": optimizations.settled()})
+        found = {
+            "settle_calls": calls,
+            "settled": optimizations.settled(),
+            "settle_s": spent,
+            "calls_s": tuple(calls_s),
+        }
+        return times.model_copy(update=found)
 
     @contextmanager
     def _noting_graphs(self) -> Iterator[None]:

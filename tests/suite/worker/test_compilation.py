@@ -14,7 +14,7 @@ from torch._inductor.runtime.autotune_cache import AutotuneCache
 
 import suite.worker.compilation
 from optimizations.in_place.budget import FEWEST_REPLAYS, Use
-from suite.results.schema import CompileConditions
+from suite.results.schema import CALLS_OF_START, CompileConditions
 from suite.worker.cell_errors import OomTogether
 from suite.worker.compilation import CALLS_TO_REPLAY
 from suite.worker.protocol import Measure
@@ -99,6 +99,18 @@ def test_a_cell_is_called_until_encores_graphs_have_settled(cell, monkeypatch):
     live.build()
     times = live._compilation._settle(live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE))
     assert (len(calls), times.settle_calls, times.settled) == (11 + 3, 3, True)
+    assert (len(times.calls_s), times.warm_up_calls) == (11 + 3, 11), "each call of the start is noted"
+    assert times.calls_s[0] == times.first_call_s
+    assert sum(times.calls_s) == pytest.approx(times.warm_up_s + times.settle_s, rel=0.2, abs=0.01)
+
+
+def test_of_many_calls_the_first_hundred_are_noted(cell, monkeypatch):
+    answers = iter([False] * 150)
+    monkeypatch.setattr(suite.worker.compilation.optimizations, "settled", lambda: next(answers, True))
+    live = cell(Mlp, spec={"warm_up": 11})
+    live.build()
+    times = live._compilation._settle(live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE))
+    assert (len(times.calls_s), times.settle_calls) == (CALLS_OF_START, 150)
 
 
 def test_waiting_cell_keeps_its_time_to_settle(cell, monkeypatch):

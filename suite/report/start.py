@@ -1,0 +1,106 @@
+"""Compute what a program's start takes: until it is settled, for its first calls, and until Encore has paid for itself.
+
+The first calls are measured one by one (`CompileTimes.calls_s`), each to its end. Calls behind those are taken at the
+mode's steady time, the median of its timed blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from suite.measure.modes import GRAPH_MODE, REFERENCE_MODE
+from suite.report.cell_tables import compile_conditions, host_median_us
+from suite.report.runs import Run, cell_label
+from suite.report.table import Table, make_table
+from suite.results.schema import CALLS_OF_START, Cell
+
+OVER = (REFERENCE_MODE, GRAPH_MODE)
+"""Modes that the start is compared with."""
+
+NEVER = "never"
+
+COLUMNS = (
+    "workload", "mode", "settled_after_calls", "settled_after_s", "first_calls_s",
+    *(column for mode in OVER for column in (f"first_calls_over_{mode}_ratio", f"pays_after_{mode}_calls")),
+    "compiled",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A mode's first calls, in seconds each, and how long each call behind them takes."""
+
+    calls_s: tuple[float, ...]
+    steady_s: float
+
+    def sum_s(self, calls: int) -> float:
+        """Return the seconds of so many calls from the first on."""
+        return sum(self.calls_s[:calls]) + max(0, calls - len(self.calls_s)) * self.steady_s
+
+    def pays_after(self, other: Start) -> int | None:
+        """Return from which call on the sum of calls is no larger than the other's; None where it never stays so."""
+        measured = max(len(self.calls_s), len(other.calls_s))
+        last_above = max((n for n in range(1, measured + 1) if self.sum_s(n) > other.sum_s(n)), default=0)
+        if last_above < measured and self.steady_s <= other.steady_s:
+            return last_above + 1
+        if self.steady_s >= other.steady_s:
+            return None
+        behind_s = self.sum_s(measured) - other.sum_s(measured)
+        return measured + max(1, math.ceil(round(behind_s / (other.steady_s - self.steady_s), 6)))
+
+
+def start_of(cell: Cell) -> Start | None:
+    """Return what was measured of a cell's start; None where calls were not noted one by one."""
+    steady_us = host_median_us(cell)
+    if cell.compile is None or not cell.compile.calls_s or steady_us is None:
+        return None
+    return Start(cell.compile.calls_s, steady_us / 1e6)
+
+
+def start_table(run: Run) -> Table:
+    """Make the table of starts: a row for each cell whose first calls were noted."""
+    return make_table(
+        "start",
+        "Start: what a program's first calls take",
+        "settled after: calls and seconds of warm-up and settling; those of the accuracy check are left out. first "
+        f"calls: the first {CALLS_OF_START} with compilation, those behind settling at the steady time, and how many "
+        "times as long as in another mode. pays after: from which call on all calls so far took no longer than in that "
+        "mode; never: a call is slower in the steady state too. compiled: what was cached then.",
+        COLUMNS,
+        _rows(run),
+    )
+
+
+def _rows(run: Run) -> Iterator[dict[str, object]]:
+    for cell in run.cells:
+        start, times = start_of(cell), cell.compile
+        if start is None or times is None:
+            continue
+        row: dict[str, object] = {
+            "workload": cell_label(cell),
+            "mode": cell.mode,
+            "compiled": compile_conditions(times),
+        }
+        row["first_calls_s"] = start.sum_s(CALLS_OF_START)
+        if times.settled and times.warm_up_calls is not None:
+            row["settled_after_calls"] = times.warm_up_calls + (times.settle_calls or 0)
+            row["settled_after_s"] = times.warm_up_s + (times.settle_s or 0.0)
+        for mode in OVER:
+            other = start_in(mode, cell, run)
+            if other is not None:
+                row[f"first_calls_over_{mode}_ratio"] = start.sum_s(CALLS_OF_START) / other.sum_s(CALLS_OF_START)
+                paid = start.pays_after(other)
+                row[f"pays_after_{mode}_calls"] = NEVER if paid is None else paid
+        yield row
+
+
+def start_in(mode: str, cell: Cell, run: Run) -> Start | None:
+    """Return the start of a cell's program in another mode, if both were compiled with the same things cached."""
+    for other in run.cells:
+        if other.mode != mode or mode == cell.mode or cell_label(other) != cell_label(cell):
+            continue
+        if other.compile is not None and cell.compile is not None:
+            return start_of(other) if other.compile.conditions == cell.compile.conditions else None
+    return None
