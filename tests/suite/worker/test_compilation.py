@@ -101,7 +101,7 @@ def test_a_cell_is_called_until_encores_graphs_have_settled(cell, monkeypatch):
     assert (len(calls), times.settle_calls, times.settled) == (11 + 3, 3, True)
     assert (len(times.calls_s), times.warm_up_calls) == (11 + 3, 11), "each call of the start is noted"
     assert times.calls_s[0] == times.first_call_s
-    assert sum(times.calls_s) == pytest.approx(times.warm_up_s + times.settle_s, rel=0.2, abs=0.01)
+    assert 0 < sum(times.calls_s) <= times.warm_up_s + times.settle_s
 
 
 def test_of_many_calls_the_first_hundred_are_noted(cell, monkeypatch):
