@@ -138,8 +138,8 @@ def _words(node: Node) -> Iterator[int]:
     elif isinstance(node, MemsetNode):
         yield node.address
     elif isinstance(node, MemcpyNode):
-        yield node.source.address
-        yield node.destination.address
+        yield node.source.address + node.source.x_bytes
+        yield node.destination.address + node.destination.x_bytes
 
 
 class _Spans:

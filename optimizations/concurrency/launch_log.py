@@ -6,7 +6,8 @@ their own, which is a barrier (Note [Barriers] in `order`).
 
 Note [Extents]. Memory that the function allocated is touched where the tensor that was passed lies: Inductor passes a
 buffer whole, or a part of it as a tensor of that part. A tensor that the function was given may be a view, and a kernel
-may read more of its storage than the view covers. So of such a tensor the whole storage counts.
+may read more of its storage than the view covers. So of such a tensor the whole storage counts. The same goes for what
+an operator returns: attention returns a part of a padded tensor, and writes the padding too.
 
 Note [Memory that is kept]. The next operator of the same kind gets the same workspace, and would wait for the first. A
 tensor that is freed makes room for one that has nothing to do with it. So what was freed last, and as much as an
@@ -208,7 +209,10 @@ class LaunchLog:
                 self._last,
                 now - self._last,
                 tuple(span for one in reads if (span := self._span(one))),
-                tuple(span for one in chain(writes, made) if (span := self._span(one))),
+                (
+                    *(span for one in writes if (span := self._span(one))),
+                    *(span for one in made if (span := self._span(one, is_whole=True))),
+                ),
                 barrier,
                 self._line(),
             )
@@ -239,12 +243,12 @@ class LaunchLog:
     def _counts(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self._device_type and tensor.layout is torch.strided and not tensor.is_nested
 
-    def _span(self, tensor: torch.Tensor) -> Span | None:
-        """Return the memory of a tensor that a launch may touch. Note [Extents]."""
+    def _span(self, tensor: torch.Tensor, *, is_whole: bool = False) -> Span | None:
+        """Return the memory of a tensor that a launch may touch: the whole storage, or less. Note [Extents]."""
         if not self._counts(tensor) or not tensor.numel():
             return None
         storage = tensor.untyped_storage()
-        is_whole = self._all_given or storage._cdata in self._given
+        is_whole = is_whole or self._all_given or storage._cdata in self._given
         return _extent_of_storage(tensor) if is_whole else _extent(tensor)
 
     def _is_moving(self, tensor: torch.Tensor) -> bool:

@@ -183,6 +183,19 @@ def test_caller_with_a_mode_of_its_own_passes_operators(graph: Graph) -> None:
     assert extent(out) in logged.launch.writes
 
 
+def test_result_that_is_a_part_counts_with_its_padding(graph: Graph) -> None:
+    padded = torch.zeros(4, 8)
+    log = LaunchLog(graph.count, device_type="cpu")
+
+    def attention() -> torch.Tensor:
+        graph.nodes += 1
+        return padded[:, :5]
+
+    with log.noting({}):
+        log.note("aten.attention", attention, [], [], is_operator=True)
+    assert log.logged[-1].launch.writes == (extent(padded),)
+
+
 def test_nodes_of_unknown_origin_are_a_barrier(graph: Graph) -> None:
     log = LaunchLog(graph.count, device_type="cpu")
     module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
