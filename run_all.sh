@@ -19,8 +19,6 @@ afterwards in their own run, with the same options; a --budget is that of both. 
 .venv; a model that cannot run is recorded with its reason. Not with --out, --resume, --tp, --variant and --budget-used,
 which fit one run. Where workloads are named, only these are measured, torchbench:NAME among them, with any options.
 
-nanogpt is no workload and not part of this: `encore run nanogpt` measures it.
-
 Examples: ./run_all.sh --quick
           ./run_all.sh --all
           ./run_all.sh XLNET-I EOS --modes compile,graph
@@ -82,14 +80,6 @@ for word in "$@"; do
 done
 
 find_workloads "$@"
-for name in ${workloads[@]+"${workloads[@]}"}; do
-    if [ "${name,,}" = nanogpt ]; then
-        echo "$name is no workload but a program with tables of its own, which this script does not measure;" \
-            "leave it out, and run \`source .venv/bin/activate\`, then \`encore run nanogpt\`" \
-            "(\`./run_all.sh --quick\` makes .venv)" >&2
-        exit 2
-    fi
-done
 
 if [ -n "$torchbench" ]; then
     # Named workloads are all that is measured.

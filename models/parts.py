@@ -21,3 +21,12 @@ class CompiledInParts(Protocol):
     def compiled_part(self, inputs: Inputs) -> tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]:
         """One call of that part as the program makes it with these inputs: module, arguments, keyword arguments."""
         ...
+
+
+@runtime_checkable
+class CapturedByHand(Protocol):
+    """A module whose users capture a part of it into a CUDA graph themselves."""
+
+    def captured_by_hand(self) -> Callable[..., Any]:
+        """The program with that part captured in its first call, and replayed from then on."""
+        ...

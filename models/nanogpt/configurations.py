@@ -37,6 +37,11 @@ class Configuration:
     prompt: int
     new_tokens: int
 
+    @property
+    def workload(self) -> str:
+        """The acronym of the workload that runs it."""
+        return f"NANOGPT-{self.prompt}-{self.new_tokens}"
+
     def within(self, context: int) -> Configuration:
         """The same, shortened to a context of so many tokens: for sizes smaller than the published one."""
         prompt = min(self.prompt, context // 2)

@@ -1,13 +1,19 @@
-"""Ways to run the decode step, and the loop that generates with any of them."""
+"""Ways to run the decode step, the loop that generates with any of them, and a generation as a module."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
+from models.nanogpt.configurations import Shape
 from models.nanogpt.network import NanoGPT
+from models.registry import Inputs
+
+SAMPLING_SEED = 1337
 
 
 class Decoder(Protocol):
@@ -114,6 +120,7 @@ class CompiledDecoder:
         self._position.fill_(position)
 
     def step(self) -> torch.Tensor:
+        torch.compiler.cudagraph_mark_step_begin()  # the logits of the step before are read
         logits: torch.Tensor = self._decode(self._token, self._position)
         return logits
 
@@ -147,3 +154,57 @@ class ReplayDecoder:
 
 def _device(model: NanoGPT) -> torch.device:
     return model.head.weight.device
+
+
+class DecodeStep(nn.Module):
+    """The step that is compiled, as a module."""
+
+    def __init__(self, model: NanoGPT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        return self.model.decode(token, position)
+
+
+class Generation(nn.Module):
+    """A whole generation as one call: a prompt int64 [1, count] -> the sequence int64 [1, count + `new_tokens`].
+
+    All ways to run the step draw from the same seed, so they give the same tokens.
+
+    Attributes:
+        watch: told of the parts of each generation; None: nothing is.
+    """
+
+    def __init__(self, shape: Shape, new_tokens: int) -> None:
+        super().__init__()
+        self.model = NanoGPT(shape)
+        self.new_tokens = new_tokens
+        self.watch: Watch | None = None
+
+    def forward(self, prompt: torch.Tensor) -> torch.Tensor:
+        return self._generate(EagerDecoder(self.model), prompt)
+
+    def compiled_with(self, **keywords: Any) -> Callable[..., torch.Tensor]:
+        """The generation with its step through `torch.compile` with these keywords."""
+        return partial(self._generate, CompiledDecoder(self.model, partial(torch.compile, **keywords)))
+
+    def compiled_part(self, inputs: Inputs) -> tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]:
+        """The first step after the prompt."""
+        (prompt,) = inputs.args
+        position = torch.full((1,), prompt.shape[1], dtype=torch.int64, device=prompt.device)
+        return DecodeStep(self.model), (prompt[:, :1], position), {}
+
+    def captured_by_hand(self) -> Callable[..., torch.Tensor]:
+        """The generation with its step as one CUDA graph, which is captured in the first call."""
+        made: list[ReplayDecoder] = []
+
+        def generate(prompt: torch.Tensor) -> torch.Tensor:
+            if not made:
+                made.append(ReplayDecoder(self.model))
+            return self._generate(made[0], prompt)
+
+        return generate
+
+    def _generate(self, decoder: Decoder, prompt: torch.Tensor) -> torch.Tensor:
+        return generate(self.model, decoder, prompt, self.new_tokens, SAMPLING_SEED, self.watch)

@@ -46,9 +46,6 @@ def report(
     micro: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What `encore micro indirection` wrote; --recorded has its own.")
     ] = None,
-    nanogpt: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What `encore run nanogpt` wrote; --recorded has its own.")
-    ] = None,
     only: Annotated[
         str | None,
         typer.Option(metavar="NAMES", help="Only these figures and tables of the papers, as fig10,pygraph-table2."),
@@ -77,7 +74,7 @@ def report(
     else:
         newest = store.newest_run(store.RUNS, store.RECORDED)
         found = [newest] if newest else []
-    further = further_results(micro, nanogpt, recorded=recorded)
+    further = further_results(micro, recorded=recorded)
     if only is not None:
         report_only(only, found, further, out, figures, as_json=as_json)
         return
@@ -106,15 +103,15 @@ def _check_fresh(readme: Path) -> NoReturn:
     raise typer.Exit(EXIT_FINDING if stale else EXIT_OK)
 
 
-def further_results(micro: Path | None = None, nanogpt: Path | None = None, *, recorded: bool) -> Further:
+def further_results(micro: Path | None = None, *, recorded: bool) -> Further:
     """Results next to runs: the given files, and with `recorded` those of the repository for what is not given."""
     from suite.report.build import Further
     from suite.results.store import RECORDED
 
     if not recorded:
-        return Further(micro, nanogpt)
+        return Further(micro)
     programs = tuple(sorted(RECORDED.glob("programs-*/*.jsonl.gz")))
-    return Further(micro or recorded_file("indirection.json"), nanogpt or recorded_file("nanogpt.json"), programs)
+    return Further(micro or recorded_file("indirection.json"), recorded_file("nanogpt.json"), programs)
 
 
 def build_report(

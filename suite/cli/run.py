@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from suite.cli import nanogpt as cli_nanogpt
 from suite.cli.choices import Device, JsonOption, Size, takes, was_given
 from suite.cli.console import console, print_json, say
 from suite.cli.report import build_report
@@ -26,7 +25,7 @@ class RunOptions:
     workloads: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Workloads (see `encore list`), nanogpt, or your own program as module:callable; "
+            help="Workloads (see `encore list`), or your own program as module:callable; "
             "the set `grace` if none is named.",
             show_default=False,
         ),
@@ -135,9 +134,6 @@ def run(context: typer.Context, options: RunOptions) -> None:
     from suite.run.schedule import parse_shard
     from suite.settings import QUICK, QUICK_PROGRAM, RunSettings, parse_budget, parse_duration
 
-    if cli_nanogpt.is_wanted(options.workloads):
-        parameters = {field.name: getattr(options, field.name) for field in fields(options)}
-        raise typer.Exit(cli_nanogpt.run(parameters, lambda name: was_given(context, name)))
     if options.retry_failed and options.resume is None:
         raise WrongUse("--retry-failed needs --resume RUN: a new run has nothing to run again")
     if options.resume not in (None, NEWEST) and options.out is not None:

@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 from suite.results.errors import WrongUse
 
-Captures = Literal["graphs", "step", "callables"]
+Captures = Literal["graphs", "step", "callables", "by hand"]
 
 CAPTURED: dict[Captures, str] = {
     "graphs": "each torch.compile graph",
     "callables": "forward and backward",
     "step": "whole iteration",
+    "by hand": "what the program captures itself",
 }
 """What becomes a CUDA graph, in words: the least first."""
 
@@ -33,7 +34,8 @@ class Mode:
     one is the same program as, wherever kernels, launches and copies come out the same: then a difference found between
     the two is a false finding. A partitioned function is not the same as an unpartitioned one: it checks sizes and
     strides of all inputs outside of its graphs, in each call. `captures` says what becomes a CUDA graph around what the
-    backend compiled: the whole iteration ("step"), or the module with its loss ("callables").
+    backend compiled: the whole iteration ("step"), the module with its loss ("callables"), or instead of compiling what
+    the program's own users capture ("by hand").
 
     In reports: `colour` is that of its bars (#RRGGBB; without one it gets any). `published_coverage` and
     `published_copies` say which of the papers' values stand next to it: coverage of stock graphs or of those after
@@ -64,6 +66,11 @@ class Mode:
         return self.captures != "graphs"
 
     @property
+    def wraps_iteration(self) -> bool:
+        """Whether Encore captures the iteration, or the module with its loss."""
+        return self.captures in ("step", "callables")
+
+    @property
     def captured(self) -> str:
         """What becomes a CUDA graph, in words."""
         return CAPTURED[self.captures] if self.needs_gpu else "no graph"
@@ -76,7 +83,7 @@ class Mode:
     @property
     def is_encores(self) -> bool:
         """Whether it is Encore that makes the CUDA graphs."""
-        return self.backend == "encore" or self.captures_more
+        return self.backend == "encore" or self.wraps_iteration
 
     @property
     def compared_with(self) -> tuple[str, ...]:
@@ -187,6 +194,13 @@ MODES: dict[str, Mode] = {
             baselines=("compile", "graph", "indirection"),
             captures="callables",
             colour="#7F3B08",
+        ),
+        Mode(
+            "by-hand",
+            "what the program's users capture into a CUDA graph themselves (NANOGPT); where it is named",
+            baselines=("eager", "compile", "graph"),
+            captures="by hand",
+            colour="#44AA99",
         ),
     )
 }

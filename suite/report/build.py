@@ -74,8 +74,8 @@ class Report(Record):
 
 @dataclass(frozen=True, slots=True)
 class Further:
-    """Results next to runs, for the papers' exhibits: what `encore micro indirection`, `encore run nanogpt` and
-    `tests/gpu/programs.py` wrote."""
+    """Results next to runs, for the papers' exhibits: what `encore micro indirection` and `tests/gpu/programs.py`
+    wrote, and the recording of nanoGPT from before it was workloads."""
 
     micro: Path | None = None
     nanogpt: Path | None = None

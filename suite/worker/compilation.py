@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import optimizations
+from models.parts import CapturedByHand
 from optimizations.in_place.budget import spent_at_once
 from optimizations.torch_internals.graph_keys import mark_graphs
 from suite.measure.captured import CaptureLog
@@ -26,7 +27,7 @@ from suite.measure.memory import Peak, peak, release, release_workspaces, restar
 from suite.measure.modes import Mode
 from suite.results.schema import CALLS_OF_START, CompileConditions, CompileTimes
 from suite.worker.captured_iteration import CapturedIteration, captured_iteration
-from suite.worker.cell_errors import OomTogether
+from suite.worker.cell_errors import OomTogether, Unsupported
 from suite.worker.cell_program import CellProgram
 from suite.worker.compile_order import REAL, Follower, Place
 
@@ -87,12 +88,20 @@ class Compilation:
         self._settle(self._compile_and_warm_up(CompileConditions.WARM, again=True))
 
     def callable_for(self, module: torch.nn.Module) -> Callable[..., Any]:
-        """The module as the mode calls it."""
-        return callable_for(self.mode, module)
+        """The module as the mode calls it.
+
+        Raises:
+            Unsupported: the mode captures by hand, and the program says nothing of that.
+        """
+        if self.mode.captures != "by hand":
+            return callable_for(self.mode, module)
+        if not isinstance(module, CapturedByHand):
+            raise Unsupported(f"mode {self.mode.name} is for programs whose users capture a part by hand, as NANOGPT's")
+        return module.captured_by_hand()
 
     def compiled_iteration(self, call: Callable[..., object]) -> Iterate:
         """The iteration with what the mode makes of the module, captured as the mode says."""
-        if not self.mode.captures_more:
+        if not self.mode.wraps_iteration:
             return self._iteration(call)
         self._free_capture()
         self.captured = captured_iteration(self.mode, self._program.instance, call)

@@ -194,5 +194,6 @@ class LiveCell:
                 compile_peak=compilation.compile_peak,
                 sources=compilation.sources,
                 captured=compilation.captured,
+                module=program.instance.module,
             )
         return self._once

@@ -38,6 +38,7 @@ class MeasuredOnce:
         graphs, captures: what was compiled and captured until now.
         sources: those of the generated kernels.
         captured: the iteration, where the mode captures more than the module.
+        module: that of the program.
     """
 
     mode: Mode
@@ -53,6 +54,7 @@ class MeasuredOnce:
     compile_peak: Peak | None
     sources: KernelSources
     captured: CapturedIteration | None = None
+    module: torch.nn.Module | None = None
     _without_profiler: Metrics | None = field(default=None, init=False)
     _counted: CopyCount | None = field(default=None, init=False)
     _loaded: bool = field(default=False, init=False)
@@ -65,7 +67,7 @@ class MeasuredOnce:
         """The first step, and what it finds. On a GPU nothing else may be at work, for some of it is timed."""
         report = encore_report() if self.mode.backend == "encore" else None
         memory = self._replay_memory()
-        cell = PreparedCell(self.iterate, self.device, self.mode, self.largest, self.core)
+        cell = PreparedCell(self.iterate, self.device, self.mode, self.largest, self.core, self.module)
         more = {metric.name: metric.values(cell) for metric in metrics()}
         self._counted = self._placeholder_copies() if self._on_gpu and self.mode.needs_gpu else None
         found = _nothing().model_copy(update={"memory": memory, "encore_report": report, "more": more})

@@ -17,11 +17,11 @@ folder OUT, at most eight files:
   run.log, run.tar.gz (the run and its report)
   fuzz.log                                   only if --stages names fuzz
   programs.log (a table), programs.jsonl     only if --stages names programs
-  nanogpt.log (tables), nanogpt.tar.gz       only if --stages names nanogpt
+  nanogpt.log, nanogpt.tar.gz (a run)        only if --stages names nanogpt
 
   --minutes N     time for all of it (9)
   --stages LIST   only these (tests,micro,suite); fuzz: three minutes of random programs (tests/fuzz/on_gpu.py);
-                  programs: tests/gpu/programs.py; nanogpt: encore run nanogpt
+                  programs: tests/gpu/programs.py; nanogpt: encore run --set nanogpt
   --run ARCHIVE   a run.tar.gz from an earlier stay, to go on with
 
 PYTHON names the interpreter (.venv/bin/python, else python3). The exit code is 0 if every stage's was.
@@ -56,7 +56,8 @@ if [[ ",$stages," == *,programs,* ]]; then
     stage programs "$limit" "$python" "$root/tests/gpu/programs.py" --seconds $((limit - 30)) --out "$out/programs.jsonl"
 fi
 if [[ ",$stages," == *,nanogpt,* ]]; then
-    stage nanogpt "$(left)" "$python" -P -m suite run nanogpt --out "$work/nanogpt"
+    nanogpt=eager,compile,graph,indirection,encore,by-hand
+    stage nanogpt "$(left)" "$python" -P -m suite run --set nanogpt --modes "$nanogpt" --out "$work/nanogpt"
     [ ! -d "$work/nanogpt" ] || tar -C "$work" -czf "$out/nanogpt.tar.gz" nanogpt
 fi
 if [[ ",$stages," == *,suite,* ]]; then

@@ -1,4 +1,4 @@
-"""NanoGPT's decode step on a GPU: every path samples eager's tokens, and replays give eager's logits."""
+"""NanoGPT's decode step on a GPU: every mode samples eager's tokens, and replays give eager's logits."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import torch
 from models.nanogpt.configurations import NAMED, SIZES
 from models.nanogpt.decoding import CompiledDecoder, Decoder, EagerDecoder, ReplayDecoder, generate
 from models.nanogpt.network import NanoGPT
-from suite.nanogpt.paths import PATHS
+from suite.measure.modes import MODES
 
 pytestmark = pytest.mark.gpu
 
 
-def decoder(path: str, model: NanoGPT) -> Decoder:
-    mode = PATHS[path].mode
-    if mode is None:
+def decoder(name: str, model: NanoGPT) -> Decoder:
+    mode = MODES[name]
+    if mode.captures == "by hand":
         return ReplayDecoder(model)
     return CompiledDecoder(
         model, lambda step: torch.compile(step, backend=mode.backend or "eager", options=dict(mode.options))
     )
 
 
-@pytest.mark.parametrize("path", [name for name in PATHS if name != "eager"])
-def test_path_samples_eagers_tokens_in_every_configuration(path: str):
+@pytest.mark.parametrize("mode", ["compile", "graph", "indirection", "encore", "by-hand"])
+def test_a_mode_samples_eagers_tokens_in_each_configuration(mode: str):
     torch.manual_seed(1)
     model = NanoGPT(SIZES["full"]).eval().cuda()
-    reference, other = EagerDecoder(model), decoder(path, model)
+    reference, other = EagerDecoder(model), decoder(mode, model)
     for configuration in NAMED:
         for seed in (1, 2):
             drawn = torch.Generator().manual_seed(seed)

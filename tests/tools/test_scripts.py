@@ -254,9 +254,6 @@ NOWHERE = "no checkout of https://github.com/pytorch/benchmark"
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        # `encore run` would refuse options that the script adds and the user has not given.
-        *((f"{first} {rest}", "`encore run nanogpt`") for first in ("", TORCHBENCH)
-          for rest in ("nanogpt", "--quick NanoGPT EOS", "-- nanogpt")),
         *((f"{TORCHBENCH} --quick {option}{value}", f"two runs, and {option} fits one only")
           for option in ("--out", "--resume", "--tp", "--variant", "--budget-used") for value in (" 2", "=2")),
         (f"--quick {TORCHBENCH}", LATE),
@@ -433,7 +430,7 @@ def test_a_stay_may_bring_home_programs_and_nanogpt(checkout: Checkout) -> None:
     budget = int(programs.split("<--seconds><")[1].split(">")[0])
     assert budget == pytest.approx(480 - 50, abs=10)
     assert "<--out><" in programs and "programs.jsonl>" in programs
-    assert any(call.startswith("<-P><-m><suite><run><nanogpt><--out>") for call in checkout.calls())
+    assert any(call.startswith("<-P><-m><suite><run><--set><nanogpt><--modes>") for call in checkout.calls())
     assert not any("<pytest>" in call or "<micro>" in call for call in checkout.calls())
     assert "programs: exit code 0" in done.stdout and "nanogpt: exit code 0" in done.stdout
 

@@ -35,6 +35,7 @@ class PreparedCell:
         core: the logical core that the calling thread is bound to where something is timed, the same in all modes.
             Each process that works on the cell has its own: on one core they would wait for each other. None: there is
             no choice.
+        module: the program's module, which the iterations run.
     """
 
     iterate: Callable[[int], object]
@@ -42,6 +43,7 @@ class PreparedCell:
     mode: Mode
     largest: Callable[[float], float] = float
     core: int | None = None
+    module: torch.nn.Module | None = None
 
 
 @dataclass(frozen=True, slots=True)

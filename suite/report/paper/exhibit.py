@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from suite.measure.modes import DEFAULT_MODE, INDIRECTION_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.micro.records import MicroRun
-from suite.nanogpt.records import NanoGptRun
 from suite.report import compare, provenance
 from suite.report.chart import Bar, Chart, LineChart, Scale
 from suite.report.compare import COMPARABLE, Comparison, Kernels, Ratios
@@ -49,7 +48,8 @@ class Results:
     published: Published
     ratios: Ratios | None = None
     micro: MicroRun | None = None
-    nanogpt: NanoGptRun | None = None
+    nanogpt: Run | None = None
+    """Rows of nanoGPT from before it was workloads of the suite; `run` has newer ones."""
     programs: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     """Peak memory of small programs over stock's, by GPU and phase: `costs.read_programs`."""
 

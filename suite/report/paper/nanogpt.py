@@ -1,69 +1,197 @@
-"""NanoGPT's numbers: a decode step, speed-ups by the length of the generation, and what a path costs before it pays."""
+"""NanoGPT's numbers: a decode step, speed-ups by the length of the generation, and what a mode costs before it pays.
+
+They are rows of the workloads NANOGPT-<prompt>-<tokens> like any other's: the ratio of whole generations is that of two
+rows, and the metric `decode` has the times of steps, of the prompt, and tokens per second.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from models.nanogpt.configurations import NAMED, SWEEP, Configuration
-from suite.nanogpt.paths import EAGER, GRAPH, PATHS, REPLAY
-from suite.nanogpt.ratios import PAIRED, RoundRatio, median_ms, step_over_eager, whole_over_eager, whole_over_graph
-from suite.nanogpt.records import NANOGPT_SCHEMA_VERSION, Generation, NanoGptRun
+from suite.measure.modes import EAGER_MODE, GRAPH_MODE, MODES
 from suite.report.chart import Bar, Chart, Scale
-from suite.report.paper.exhibit import NOT_MEASURED, NOTHING, Exhibit, Made, Point, Results, of_environment
+from suite.report.compare import Ratios
+from suite.report.paper.exhibit import NOT_MEASURED, NOTHING, Exhibit, Made, Point, Results
 from suite.report.provenance import Provenance
+from suite.report.runs import Run, cell_label, mode_order
 from suite.report.table import Detailed, make_table
+from suite.results import stats
 from suite.results.errors import WrongUse
+from suite.results.schema import (
+    SCHEMA_VERSION,
+    Block,
+    Cell,
+    CompileTimes,
+    Environment,
+    Grouping,
+    Metrics,
+    Record,
+    Status,
+)
 from suite.results.store import describe, read_unpacked
 
-_AMORTISED = "long_generation"
+BY_HAND = "by-hand"
+"""The article's graph: the step captured by hand and replayed."""
+
+_AMORTISED = next(one for one in NAMED if one.name == "long_generation")
 """The configuration whose generations pay for a warm-up: the longest after a prompt of 8."""
 
 
-def read_nanogpt(path: Path) -> NanoGptRun:
-    """Return what `encore run nanogpt` wrote: the file, or the folder it is in.
+_Time = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Path(Record):
+    name: str
+    warm_up_s: float | None = None
+    settled: bool | None = None
+    failed: str | None = None
+    summary: str = ""
+    device: str | None = None
+
+
+class _Generation(Record):
+    total_s: list[_Time]
+    prompt_us: list[_Time]
+    step_us: list[list[_Time]]
+    call_us: list[list[_Time]]
+    tokens: list[int]
+
+
+class _Configuration(Record):
+    name: str
+    prompt: int
+    new_tokens: int
+    paths: dict[str, _Generation]
+
+
+class _Recording(Record):
+    """What `encore run nanogpt` wrote until nanoGPT became workloads: a generation of each configuration per round."""
+
+    nanogpt_schema_version: int
+    environment: Environment
+    size: str
+    rounds: int
+    paths: list[_Path]
+    configurations: list[_Configuration]
+
+
+def read_nanogpt(path: Path) -> Run:
+    """Read a recording from before nanoGPT became workloads as the rows that it would be now.
+
+    Each path had one process; a round is a block of one sample.
 
     Raises:
-        WrongUse: it cannot be read, or is not such a file of this version.
+        WrongUse: it cannot be read, or is not such a file.
     """
-    path = path / "nanogpt.json" if path.is_dir() else path
     try:
-        run = NanoGptRun.model_validate_json(read_unpacked(path))
+        found = _Recording.model_validate_json(read_unpacked(path))
     except OSError as error:
         raise WrongUse(f"cannot read {describe(path)}: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise WrongUse(f"{describe(path)} holds no results of `encore run nanogpt`: {where}: {first['msg']}") from error
-    if run.nanogpt_schema_version != NANOGPT_SCHEMA_VERSION:
-        raise WrongUse(
-            f"{describe(path)} has schema version {run.nanogpt_schema_version}, this is {NANOGPT_SCHEMA_VERSION}; "
-            "measure it again"
+        raise WrongUse(f"{describe(path)} holds no recording of nanoGPT: {where}: {first['msg']}") from error
+    by_workload = {
+        Configuration(each.name, each.prompt, each.new_tokens).workload: each for each in found.configurations
+    }
+    known = {"replay": BY_HAND}
+    cells = [
+        _row(found, workload, each, path, known.get(path.name, path.name))
+        for workload, each in by_workload.items()
+        for path in found.paths
+    ]
+    return Run(found.environment, tuple(sorted(cells, key=lambda cell: (cell_label(cell), mode_order(cell.mode)))))
+
+
+def _row(found: _Recording, workload: str, each: _Configuration, path: _Path, mode: str) -> Cell:
+    own = each.paths.get(path.name)
+    warm_up_s = path.warm_up_s
+    times = None
+    if warm_up_s is not None:
+        times = CompileTimes(
+            first_call_s=warm_up_s, warm_up_s=warm_up_s, warm_cache=False, parts={}, settled=path.settled is not False
         )
-    return run
+    decode: dict[str, float | None] = {}
+    if own is not None and own.total_s:
+        decode = {
+            "tokens": each.new_tokens,
+            "tokens_per_s": each.new_tokens / statistics.median(own.total_s),
+            "generation_us": 1e6 * statistics.median(own.total_s),
+            "prompt_us": statistics.median(own.prompt_us),
+            "step_us": statistics.median([step for steps in own.call_us for step in steps]),
+            "fed_step_us": statistics.median([step for steps in own.step_us for step in steps]),
+        }
+    fields: dict[str, JsonValue] = found.environment.settings
+    return Cell(
+        schema_version=SCHEMA_VERSION,
+        workload=workload,
+        name=workload,
+        suite="nanogpt",
+        task="inference",
+        batch=1,
+        dtype_policy="fp32",
+        variant="published",
+        size=found.size,
+        mode=mode,
+        baselines=list(MODES[mode].baselines) if mode in MODES else [],
+        device=str(fields.get("device", "cuda")),
+        with_optimizer=False,
+        seed=int(str(fields.get("seed", 0))),
+        status=Status.RUN_ERROR if path.failed else Status.PASS,
+        error=path.failed,
+        log_tail=None,
+        started_at=found.environment.created_at,
+        wall_s=0.0,
+        grouping=Grouping.TOGETHER,
+        group=[one.name for one in found.paths],
+        parameters=None,
+        input_bytes=None,
+        correctness=None,
+        compile=times,
+        metrics=Metrics(
+            coverage=None, graphs=None, copies=None, memory=None, kernel_time_us=None, more={"decode": decode}
+        ),
+        blocks=[
+            Block(
+                index=index,
+                turn=index,
+                host_us=[1e6 * total],
+                device_us=None,
+                input_sets=[0],
+                throughput_us=None,
+                throughput_iterations=0,
+                gpu_before=None,
+                gpu_after=None,
+            )
+            for index, total in enumerate(own.total_s if own is not None else ())
+        ],
+        baseline_blocks={},
+    )
 
 
 def make_steps(exhibit: Exhibit, results: Results) -> Made:
-    """Show the named configurations: time of a step on each path, and whole generations over eager."""
-    marks = results.published.nanogpt_per_step_ms
+    """The named configurations: time of a step in each mode, and whole generations over eager."""
     paper = {
-        name: {"eager_ms": steps["eager"], "replay_ms": steps["graph"]}
+        name: {f"{EAGER_MODE}_ms": steps["eager"], f"{BY_HAND}_ms": steps["graph"]}
         | {"end_to_end": results.published.nanogpt_end_to_end_speedup[name]}
-        for name, steps in marks.items()
+        for name, steps in results.published.nanogpt_per_step_ms.items()
     }
-    return _of_configurations(exhibit, results, NAMED, paper)
+    return _of_configurations(exhibit, _with_rows(results), NAMED, paper)
 
 
 def make_sweep(exhibit: Exhibit, results: Results) -> Made:
-    """Show speed-ups by the number of generated tokens."""
+    """Speed-ups by the number of generated tokens."""
     sweep = results.published.nanogpt_sweep_prompt8
     paper = {f"sweep_{tokens}": {"step": one["step"], "end_to_end": one["e2e"]} for tokens, one in sweep.items()}
-    made = _of_configurations(exhibit, results, SWEEP, paper)
-    return replace(made, chart=None)
+    return replace(_of_configurations(exhibit, _with_rows(results), SWEEP, paper), chart=None)
 
 
 def _of_configurations(
@@ -72,35 +200,43 @@ def _of_configurations(
     configurations: Iterable[Configuration],
     published: Mapping[str, Mapping[str, float]],
 ) -> Made:
-    """Return a row for each configuration: steps of each path in ms and over eager, and whole generations."""
-    paths = _paths(results)
-    others = [path for path in paths if path != EAGER]
+    """A row for each configuration: steps of each mode in ms and over eager, and whole generations."""
+    modes = _modes(results)
+    others = [mode for mode in modes if mode != EAGER_MODE]
+    as_published = all(_label(results, one) in (None, one.workload) for one in (*NAMED, *SWEEP))
     bars: dict[tuple[str, str], Bar] = {}
     rows, points = [], []
     for one in configurations:
-        paper = published[one.name] if _has_published_size(results) else {}
-        label, measured = one.name.replace("_", " "), _measured(results, one.name)
+        row_label = _label(results, one)
+        paper = published[one.name] if as_published else {}
+        label = one.name.replace("_", " ")
         row: dict[str, object] = {"case": label, "prompt": one.prompt, "generated": one.new_tokens}
-        row |= {f"{path}_published_ms": paper.get(f"{path}_ms") for path in (EAGER, REPLAY)}
+        row |= {f"{mode}_published_ms": paper.get(f"{mode}_ms") for mode in (EAGER_MODE, BY_HAND)}
         row |= {"step_published_speedup": paper.get("step"), "end_to_end_published_speedup": paper.get("end_to_end")}
-        for path in paths:
-            step = median_ms(measured[path].call_us) if path in measured else None
-            row[f"{path}_ms"] = step
-            bar = Bar(failure=_why(results, path)) if step is None else Bar(step, label=f"{step:.3f}")
-            bars[label, path] = replace(bar, published=paper.get(f"{path}_ms"))
-        for path in others:
-            row[f"{path}_step_over_eager"] = _detailed(step_over_eager(measured, path))
-            row |= _end_to_end(measured, path, paths)
-        rows.append(row | {"missing": _missing(results, measured, paths)})
-        own = step_over_eager(measured, REPLAY), whole_over_eager(measured, REPLAY)
-        for name, ratio in zip(("step", "end_to_end"), own, strict=True):
+        steps = {mode: _decode(results, one, mode).get("step_us") for mode in modes}
+        missing = {mode: results.state(row_label or one.workload, mode) for mode in modes}
+        for mode, step_us in steps.items():
+            row[f"{mode}_ms"] = None if step_us is None else step_us / 1e3
+            bar = Bar(failure=missing[mode] or NOT_MEASURED) if step_us is None else Bar(step_us / 1e3)
+            bars[label, mode] = replace(
+                bar, label=None if step_us is None else f"{step_us / 1e3:.3f}", published=paper.get(f"{mode}_ms")
+            )
+        for mode in others:
+            row[f"{mode}_step_over_eager"] = _over(steps, mode)
+            row |= {
+                f"{mode}_end_to_end_over_{base}": _detailed(results, row_label, mode, base)
+                for base in _bases(mode, modes)
+            }
+        rows.append(row | {"missing": "; ".join(f"{mode}: {why}" for mode, why in missing.items() if why) or None})
+        step, whole = _over(steps, BY_HAND), _detailed(results, row_label, BY_HAND, EAGER_MODE)
+        for name, text in (("step", None if step is None else f"{step:.2f}"), ("end_to_end", whole)):
             if name in published[one.name]:
-                what = f"{label}, {name.replace('_', ' ')}, {REPLAY} over eager"
-                points.append(Point(what, paper.get(name), str(ratio or NOT_MEASURED)))
-    columns = ["case", "prompt", "generated", *(f"{path}_ms" for path in paths)]
-    columns += [f"{path}_published_ms" for path in (EAGER, REPLAY)]
-    for path in others:
-        columns += [f"{path}_step_over_eager", *_end_to_end({}, path, paths)]
+                what = f"{label}, {name.replace('_', ' ')}, {BY_HAND} over eager"
+                points.append(Point(what, paper.get(name), str(text or NOT_MEASURED)))
+    columns = ["case", "prompt", "generated", *(f"{mode}_ms" for mode in modes)]
+    columns += [f"{mode}_published_ms" for mode in (EAGER_MODE, BY_HAND)]
+    for mode in others:
+        columns += [f"{mode}_step_over_eager", *(f"{mode}_end_to_end_over_{base}" for base in _bases(mode, modes))]
     columns += ["step_published_speedup", "end_to_end_published_speedup", "missing"]
     title, origin = exhibit.title(results.published), _origin(results)
     chart = Chart(
@@ -109,7 +245,7 @@ def _of_configurations(
         "ms per decode step (median)",
         Scale.LINEAR,
         tuple(str(row["case"]) for row in rows),
-        paths,
+        modes,
         bars,
         published=results.published.sources[exhibit.source].setting,
     )
@@ -118,103 +254,103 @@ def _of_configurations(
 
 
 def make_costs(exhibit: Exhibit, results: Results) -> Made:
-    """Show for each path warm-up, prompt, tokens per second, and when its warm-up is paid for."""
-    measured = _measured(results, _AMORTISED)
-    records = results.nanogpt.paths if results.nanogpt is not None else []
-    tokens = next(each.new_tokens for each in NAMED if each.name == _AMORTISED)
+    """Of each mode: warm-up, prompt, tokens per second, and after how many generations the warm-up is paid for."""
+    results = _with_rows(results)
+    label = _label(results, _AMORTISED) or _AMORTISED.workload
+    whole = {mode: _decode(results, _AMORTISED, mode).get("generation_us") for mode in _modes(results)}
+    warm = {mode: cell.compile.first_call_s for mode in whole if (cell := results.cell(label, mode)) and cell.compile}
     rows: list[dict[str, object]] = []
-    warm = {record.name: record.warm_up_s for record in records}
-    whole = {name: statistics.median(own.total_s) for name, own in measured.items() if own.total_s}
-    for path in _paths(results):
-        row: dict[str, object] = {"path": path, "warm_up_s": warm.get(path)}
-        own = measured.get(path)
-        if own is None or path not in whole:
-            rows.append(row | {"missing": _why(results, path)})
+    for mode, own_us in whole.items():
+        row: dict[str, object] = {"mode": mode, "warm_up_s": warm.get(mode)}
+        if own_us is None:
+            rows.append(row | {"missing": results.state(label, mode) or NOT_MEASURED})
             continue
-        row["prompt_ms"] = statistics.median(own.prompt_us) / 1e3 if own.prompt_us else None
-        row["generation_ms"], row["tokens_per_s"] = 1e3 * whole[path], tokens / whole[path]
-        saved, extra = whole.get(EAGER, 0.0) - whole[path], (warm.get(path) or 0.0) - (warm.get(EAGER) or 0.0)
-        if path != EAGER and EAGER in whole:
-            row["paid_after"] = f"{max(0, round(extra / saved)):,} generations" if saved > 0 else "never"
+        decode, eager_us = _decode(results, _AMORTISED, mode), whole.get(EAGER_MODE)
+        row |= {"prompt_us": decode["prompt_us"], "generation_us": own_us, "tokens_per_s": decode["tokens_per_s"]}
+        if mode != EAGER_MODE and eager_us is not None:
+            saved_s, extra_s = (eager_us - own_us) / 1e6, warm.get(mode, 0.0) - warm.get(EAGER_MODE, 0.0)
+            row["paid_after"] = f"{max(0, round(extra_s / saved_s)):,} generations" if saved_s > 0 else "never"
         rows.append(row)
     title, origin = exhibit.title(results.published), _origin(results)
-    columns = ["path", "warm_up_s", "prompt_ms", "generation_ms", "tokens_per_s", "paid_after", "missing"]
+    columns = ["mode", "warm_up_s", "prompt_us", "generation_us", "tokens_per_s", "paid_after", "missing"]
     table = make_table(exhibit.stem, title, exhibit.note(results, origin), columns, rows)
     points = tuple(
-        Point(f"{row['path']}: tokens/s, prompt, warm-up, paid for after", None, _cost_text(row)) for row in rows
+        Point(f"{row['mode']}: tokens/s, prompt, warm-up, paid for after", None, _cost_text(row)) for row in rows
     )
     return Made(table, None, origin, points)
 
 
 def _cost_text(row: Mapping[str, object]) -> str:
-    speed, prompt_ms, warm_up_s = (row.get(name) for name in ("tokens_per_s", "prompt_ms", "warm_up_s"))
-    if not (isinstance(speed, float) and isinstance(prompt_ms, float) and isinstance(warm_up_s, float)):
+    speed, prompt_us, warm_up_s = (row.get(name) for name in ("tokens_per_s", "prompt_us", "warm_up_s"))
+    if not (isinstance(speed, float) and isinstance(prompt_us, float) and isinstance(warm_up_s, float)):
         return NOT_MEASURED
-    return f"{speed:,.0f}, {prompt_ms:.2f} ms, {warm_up_s:.1f} s, {row.get('paid_after', 'at once')}"
+    return f"{speed:,.0f}, {prompt_us / 1e3:.2f} ms, {warm_up_s:.1f} s, {row.get('paid_after', 'at once')}"
 
 
-def _paths(results: Results) -> tuple[str, ...]:
-    """Return the article's two, measured or not, and the others of the run."""
-    records = results.nanogpt.paths if results.nanogpt is not None else []
-    wanted = {EAGER, REPLAY, *(record.name for record in records)}
-    return tuple(name for name in PATHS if name in wanted)
+def _with_rows(results: Results) -> Results:
+    """The same results with the run that has rows of these workloads: the report's own, else the older recording."""
+    wanted = {one.workload for one in (*NAMED, *SWEEP)}
+    if results.run is not None and any(cell.workload in wanted for cell in results.run.cells):
+        return results
+    return replace(results, ratios=None if results.nanogpt is None else Ratios(results.nanogpt))
 
 
-def _has_published_size(results: Results) -> bool:
-    """Return whether published values may stand next to what was measured, if anything was."""
-    return results.nanogpt is None or results.nanogpt.size == "full"
+def _label(results: Results, one: Configuration) -> str | None:
+    """What the configuration's row is called: its size is part of that. None: there is no row."""
+    cells = results.run.cells if results.run is not None else ()
+    return next((cell_label(cell) for cell in cells if cell.workload == one.workload), None)
 
 
-def _measured(results: Results, name: str) -> Mapping[str, Generation]:
-    configurations = results.nanogpt.configurations if results.nanogpt is not None else []
-    return next((each.paths for each in configurations if each.name == name), {})
+def _modes(results: Results) -> tuple[str, ...]:
+    """The article's two, measured or not, and the others of the rows."""
+    wanted = {one.workload for one in (*NAMED, *SWEEP)}
+    cells = results.run.cells if results.run is not None else ()
+    found = {EAGER_MODE, BY_HAND, *(cell.mode for cell in cells if cell.workload in wanted)}
+    return (EAGER_MODE, BY_HAND, *sorted(found - {EAGER_MODE, BY_HAND}, key=mode_order))
 
 
-def _why(results: Results, path: str) -> str:
-    records = results.nanogpt.paths if results.nanogpt is not None else []
-    return "failed" if any(record.name == path and record.failed for record in records) else NOT_MEASURED
+def _decode(results: Results, one: Configuration, mode: str) -> Mapping[str, float | None]:
+    """What the metric found in this mode; nothing where the row has not passed."""
+    cell = results.passed(_label(results, one) or one.workload, mode)
+    return {} if cell is None or cell.metrics is None else cell.metrics.more.get("decode", {})
 
 
-def _missing(results: Results, measured: Mapping[str, Generation], paths: tuple[str, ...]) -> str | None:
-    if not measured:
-        return NOT_MEASURED
-    return "; ".join(f"{path}: {_why(results, path)}" for path in paths if path not in measured) or None
+def _over(steps: Mapping[str, float | None], mode: str) -> float | None:
+    eager, own = steps.get(EAGER_MODE), steps.get(mode)
+    return None if eager is None or own is None else eager / own
 
 
-def _end_to_end(measured: Mapping[str, Generation], path: str, paths: tuple[str, ...]) -> dict[str, Detailed | None]:
-    """Return the path's columns of whole generations, over eager and over stock CUDA graphs if these are a path."""
-    if path == EAGER:
-        return {}
-    found = {f"{path}_end_to_end_over_eager": _detailed(whole_over_eager(measured, path))}
-    if GRAPH in paths and PATHS[path].is_compared_with_graph:
-        found[f"{path}_end_to_end_over_graph"] = _detailed(whole_over_graph(measured, path))
-    return found
+def _bases(mode: str, modes: tuple[str, ...]) -> list[str]:
+    """What whole generations are compared with: eager, and stock CUDA graphs for other ways to run a compiled step."""
+    compiled = mode not in (GRAPH_MODE, BY_HAND) and GRAPH_MODE in modes
+    return [EAGER_MODE, GRAPH_MODE] if compiled else [EAGER_MODE]
 
 
-def _detailed(ratio: RoundRatio | None) -> Detailed | None:
-    values = {"speedup": ratio.value, "low": ratio.low, "high": ratio.high} if ratio is not None else {}
-    return None if ratio is None else Detailed(str(ratio), values)
+def _detailed(results: Results, label: str | None, mode: str, base: str) -> Detailed | None:
+    ratio: stats.Ratio | None = None if label is None else results.ratio(label, mode, base)
+    if ratio is None:
+        return None
+    if not all(math.isfinite(bound) for bound in (ratio.low, ratio.high)):
+        return Detailed(f"{ratio.value:.2f}", {"speedup": ratio.value, "low": None, "high": None})
+    text = f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return Detailed(text, {"speedup": ratio.value, "low": ratio.low, "high": ratio.high})
 
 
 def _origin(results: Results) -> Provenance:
-    if results.nanogpt is None:
-        return NOTHING
-    environment = results.nanogpt.environment
-    smoke = "in tiny size" if results.nanogpt.size != "full" else None if environment.gpu else "on the CPU"
-    return of_environment(environment, smoke)
+    labels = [label for one in (*NAMED, *SWEEP) if (label := _label(results, one))]
+    return results.provenance(labels) if labels else NOTHING
 
 
 _DIFFERS = (
-    f"The article's graph is the path {REPLAY}; the others are compiled. A step is the time between two CUDA events "
-    "around it (median over all steps and rounds), end to end the whole generation with its prompt. Over eager, the "
-    f"path with a cache, and over {GRAPH}: how many times faster. {PAIRED} The article's own two tables do not agree "
-    "everywhere: 0.99 and 1.21 end to end for one length."
+    f"The article's graph is mode {BY_HAND}; the others are compiled. A step is the time between two CUDA events "
+    "around it (median over all steps), end to end the generation with its prompt. Over eager, the path with a cache, "
+    f"and over {GRAPH_MODE}: how many times faster; end to end with the interval of the rows' processes. The article's "
+    "own two tables do not agree everywhere: 0.99 and 1.21 end to end for one length."
 )
 _COSTS = (
-    f"Of the configuration {_AMORTISED.replace('_', ' ')}, medians. Warm-up: from making the step until its first "
-    "generation is through, with empty caches of compiled kernels. Tokens per second are of whole generations, prompt "
-    "included, warm-up not. Paid for: generations until what the path saves over eager makes up for its longer "
-    "warm-up. The article gives none of these."
+    f"Of the {_AMORTISED.name.replace('_', ' ')}, medians. Warm-up: until the first generation is through, "
+    "compiling or capturing included. Tokens per second are of whole generations, prompt included, warm-up not. Paid "
+    "for: generations until what the mode saves over eager makes up for its longer warm-up. The article gives none."
 )
 
 EXHIBITS = (
@@ -224,7 +360,7 @@ EXHIBITS = (
         "nanogpt-costs",
         "nanogpt",
         "further numbers",
-        "tokens per second, and what a path costs first",
+        "tokens per second, and what a mode costs first",
         _COSTS,
         make_costs,
     ),

@@ -466,9 +466,9 @@ def test_a_merge_without_one_of_the_shards_says_so(fake: Fake) -> None:
 
 
 EMPTY_PATHS = (
-    ("run", "EOS", "--out"), ("run", "nanogpt", "--out"), ("run", "--resume"), ("merge", "a", "b", "--out"),
+    ("run", "EOS", "--out"), ("run", "--resume"), ("merge", "a", "b", "--out"),
     ("report", "--out"), ("report", "--figures"), ("report", "--readme"), ("report", "--micro"),
-    ("report", "--nanogpt"), ("report", "--explanations"), ("explain", "EOS", "--out"), ("micro", "--all", "--out"),
+    ("report", "--explanations"), ("explain", "EOS", "--out"), ("micro", "--all", "--out"),
     ("micro", "indirection", "--draw"), ("micro", "feeds", "--out"),
     ("record", "--retire"), ("history", "--figure"),
 )  # fmt: skip

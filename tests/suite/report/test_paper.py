@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fixtures.synthetic_results import cell, environment, failed_cell, metrics, selection_record, write_run
@@ -15,7 +16,6 @@ from recorded_runs import comparisons
 from models import registry
 from suite.cli.main import main
 from suite.micro.records import read_micro_run
-from suite.nanogpt.records import Generation, MeasuredConfiguration, NanoGptRun, PathRecord
 from suite.report.build import build_exhibits
 from suite.report.chart import Bar, Chart, Line, LineChart, Scale, draw
 from suite.report.compare import Ratios
@@ -528,68 +528,99 @@ def test_memory_of_programs_is_read_by_phase(tmp_path: Path) -> None:
         read_programs(path)
 
 
-def generation(step_us: float, total_s: float) -> Generation:
-    return Generation(
-        tokens=[1], total_s=[total_s] * 2, prompt_us=[9.0], step_us=[[step_us]], call_us=[[step_us, step_us]]
-    )
+def nanogpt_row(workload: str, mode: str, total_s: float, step_us: float, size: str = "full") -> Cell:
+    """A row of a decode program: a generation of eight tokens in `total_s`."""
+    row = cell(workload, mode, 1e6 * total_s, size=size)
+    decode = {"tokens": 8.0, "tokens_per_s": 8 / total_s, "generation_us": 1e6 * total_s, "prompt_us": 9.0}
+    assert row.metrics is not None
+    more = {"decode": {**decode, "step_us": step_us, "fed_step_us": step_us}}
+    return row.model_copy(update={"metrics": row.metrics.model_copy(update={"more": more})})
 
 
-def nanogpt_run(size: str = "full") -> NanoGptRun:
+def nanogpt_rows(size: str = "full") -> list[Cell]:
+    return [
+        nanogpt_row(workload, mode, total_s, step_us, size)
+        for workload in ("NANOGPT-4-8", "NANOGPT-8-8")
+        for mode, total_s, step_us in (("eager", 1.0, 2000.0), ("by-hand", 0.8, 1000.0))
+    ]
+
+
+def recorded_nanogpt() -> dict[str, Any]:
+    """A recording from before nanoGPT was workloads."""
+
+    def generation(step_us: float, total_s: float) -> dict[str, Any]:
+        steps = [[step_us]] * 2
+        return {"tokens": [1], "total_s": [total_s] * 2, "prompt_us": [9.0] * 2, "step_us": steps, "call_us": steps}
+
     paths = {"eager": generation(2000, 1.0), "replay": generation(1000, 0.8)}
-    return NanoGptRun(
-        nanogpt_schema_version=1,
-        environment=environment(),
-        size=size,
-        rounds=2,
-        paths=[
-            PathRecord(name="eager", summary="as it is"),
-            PathRecord(name="replay", summary="captured"),
-            PathRecord(name="encore", summary="compiled", failed="crash"),
+    return {
+        "nanogpt_schema_version": 1,
+        "environment": environment().model_dump(mode="json"),
+        "size": "full",
+        "rounds": 2,
+        "paths": [
+            {"name": "eager", "summary": "as it is", "warm_up_s": 1.0},
+            {"name": "replay", "summary": "captured", "warm_up_s": 3.0},
+            {"name": "encore", "summary": "compiled", "failed": "crash"},
         ],
-        configurations=[
-            MeasuredConfiguration(name="smoke_test", prompt=4, new_tokens=8, paths=paths),
-            MeasuredConfiguration(name="sweep_8", prompt=8, new_tokens=8, paths=paths),
+        "configurations": [
+            {"name": "smoke_test", "prompt": 4, "new_tokens": 8, "paths": paths},
+            {"name": "sweep_8", "prompt": 8, "new_tokens": 8, "paths": paths},
+            {"name": "long_generation", "prompt": 8, "new_tokens": 48, "paths": paths},
         ],
-    )
+    }
 
 
-def test_a_nanogpt_run_makes_the_two_tables_of_the_article(tmp_path: Path) -> None:
-    (tmp_path / "nanogpt.json").write_text(nanogpt_run().model_dump_json())
-    given = Results(PUBLISHED, nanogpt=read_nanogpt(tmp_path))
+def test_nanogpt_rows_make_the_tables_of_the_article() -> None:
+    given = results(*nanogpt_rows())
     steps, sweep = made("nanogpt-table1", given), made("nanogpt-table2", given)
     found = row(steps, "smoke test", "case")
-    assert (found["eager_ms"], found["replay_ms"], found["replay_published_ms"]) == (2.0, 1.0, 0.903)
-    assert found["replay_end_to_end_over_eager"] == "1.25" and found["end_to_end_published_speedup"] == 1.43
-    assert found["missing"] == "encore: failed"
-    assert isinstance(steps.chart, Chart) and steps.chart.bars["smoke test", "replay"].published == 0.903
-    assert row(steps, "heavy prompt", "case")["missing"] == NOT_MEASURED
+    assert (found["eager_ms"], found["by-hand_ms"], found["by-hand_published_ms"]) == (2.0, 1.0, 0.903)
+    assert found["by-hand_end_to_end_over_eager"].startswith("1.25") and found["end_to_end_published_speedup"] == 1.43
+    assert isinstance(steps.chart, Chart) and steps.chart.bars["smoke test", "by-hand"].published == 0.903
+    assert "not measured" in row(steps, "heavy prompt", "case")["missing"]
     (eight,) = (each for each in sweep.table.frame.to_dict("records") if each["generated"] == 8)
-    assert (eight["replay_step_over_eager"], eight["step_published_speedup"]) == ("2.00", 1.29)
-    assert not any("over_graph" in column for column in sweep.table.frame), "it was no path of that run"
-    costs = row(made("nanogpt-costs", given), "replay", "path")
+    assert (eight["by-hand_step_over_eager"], eight["step_published_speedup"]) == (2.0, 1.29)
+    assert not any("over_graph" in column for column in sweep.table.frame), "it was no mode of that run"
+    costs = row(made("nanogpt-costs", given), "by-hand", "mode")
     assert costs["missing"] == NOT_MEASURED, "the long generation was not run"
-    assert steps.provenance.device == "SYNTHETIC GPU" and steps.provenance.warning is None
 
 
-def test_smoke_run_of_nanogpt_has_no_published_value() -> None:
-    steps = made("nanogpt-table1", Results(PUBLISHED, nanogpt=nanogpt_run("tiny")))
-    assert "SMOKE RUN in tiny size" in str(steps.provenance.warning)
+def test_smoke_rows_of_nanogpt_stand_next_to_no_published_value() -> None:
+    steps = made("nanogpt-table1", results(*nanogpt_rows("tiny")))
     assert isinstance(steps.chart, Chart) and {bar.published for bar in steps.chart.bars.values()} == {None}
 
 
-def test_a_file_that_is_no_nanogpt_run_is_wrong_use(tmp_path: Path) -> None:
+def test_an_older_recording_of_nanogpt_is_read_as_rows(tmp_path: Path) -> None:
+    path = tmp_path / "nanogpt.json"
+    path.write_text(json.dumps(recorded_nanogpt()))
+    run = read_nanogpt(path)
+    assert {(one.workload, one.mode) for one in run.cells} == {
+        (workload, mode)
+        for workload in ("NANOGPT-4-8", "NANOGPT-8-8", "NANOGPT-8-48")
+        for mode in ("eager", "by-hand", "encore")
+    }
+    steps = made("nanogpt-table1", Results(PUBLISHED, nanogpt=run))
+    found = row(steps, "smoke test", "case")
+    assert (found["eager_ms"], found["by-hand_ms"]) == (2.0, 1.0) and found["missing"] == "encore: run_error"
+    costs = row(made("nanogpt-costs", Results(PUBLISHED, nanogpt=run)), "by-hand", "mode")
+    assert costs["tokens_per_s"] == pytest.approx(60) and costs["prompt_us"] == pytest.approx(9.0)
+    assert costs["paid_after"] == "10 generations", "2 s longer to warm up, 0.2 s saved by each"
+    newer = results(*nanogpt_rows())
+    both = row(made("nanogpt-costs", replace(newer, nanogpt=run)), "by-hand", "mode")
+    assert both["missing"] == NOT_MEASURED, "rows of the report's own run come first"
+
+
+def test_a_file_that_is_no_nanogpt_recording_is_wrong_use(tmp_path: Path) -> None:
     path = tmp_path / "nanogpt.json"
     with pytest.raises(WrongUse, match="cannot read"):
         read_nanogpt(path)
     path.write_text("{}")
-    with pytest.raises(WrongUse, match="holds no results of `encore run nanogpt`: nanogpt_schema_version"):
+    with pytest.raises(WrongUse, match="holds no recording of nanoGPT: nanogpt_schema_version"):
         read_nanogpt(path)
-    path.write_text(nanogpt_run().model_copy(update={"nanogpt_schema_version": 9}).model_dump_json())
-    with pytest.raises(WrongUse, match="schema version 9, this is 1"):
-        read_nanogpt(path)
-    text = nanogpt_run().model_dump_json()
+    text = json.dumps(recorded_nanogpt())
     for wrong in ("0.0", "-1.0", '"NaN"', '"Infinity"'):
-        path.write_text(re.sub(r'"total_s":\[[^,\]]+', f'"total_s":[{wrong}', text, count=1))
+        path.write_text(re.sub(r'"total_s": \[[^,\]]+', f'"total_s": [{wrong}', text, count=1))
         with pytest.raises(WrongUse, match=r"configurations\.0\.paths\.\w+\.total_s\.0: Input should be"):
             read_nanogpt(path)
 
@@ -656,18 +687,6 @@ def test_lines_are_in_the_legend_and_ratios_logarithmic() -> None:
     assert [text.get_text() for text in figure.axes[0].texts] == ["no change"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["graph", "published"]
     assert figure.axes[0].get_xscale() == "log" and figure.axes[0].get_ylim() == (0, 103)
-
-
-def test_nanogpt_costs_say_when_a_warm_up_is_paid_for() -> None:
-    run = nanogpt_run()
-    long = run.configurations[0].model_copy(update={"name": "long_generation", "new_tokens": 48})
-    warm = [
-        path.model_copy(update={"warm_up_s": seconds}) for path, seconds in zip(run.paths, (1, 3, None), strict=True)
-    ]
-    given = Results(PUBLISHED, nanogpt=run.model_copy(update={"configurations": [long], "paths": warm}))
-    found = row(made("nanogpt-costs", given), "replay", "path")
-    assert found["tokens_per_s"] == pytest.approx(60) and found["prompt_ms"] == pytest.approx(0.009)
-    assert found["paid_after"] == "10 generations", "2 s longer to warm up, 0.2 s saved by each"
 
 
 def test_recorded_fig9_is_that_of_the_microbenchmark(recorded: Results) -> None:

@@ -158,10 +158,10 @@ def test_file_size_limit_leaves_the_rows_in_another_file(run: Path) -> None:
 
 
 def test_only_a_run_is_said_to_be_gone_on_with(run: Path, tmp_path: Path) -> None:
-    """`encore run nanogpt`, `encore micro` and `encore report --only` write files, too, and have no --resume."""
+    """`encore micro` and `encore report --only` write files, too, and have no --resume."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     in_run = store.write_error(run / store.CELLS, full)
     assert f"make room, then go on with `encore run --resume {run}`." in str(in_run)
-    elsewhere = store.write_error(tmp_path / "nanogpt.json", full)
+    elsewhere = store.write_error(tmp_path / "indirection.json", full)
     assert isinstance(elsewhere, CannotWrite)
     assert str(elsewhere).endswith("What was written before is intact; make room, and give the command again.")

@@ -1,21 +1,21 @@
-"""`models.nanogpt` and its paths: the published program in numbers, one decode step like the other, and the same tokens
-on every path."""
+"""`models.nanogpt`, its workloads and the metric `decode`: the published program in numbers, and the same tokens."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import pytest
 import torch
 
+from models.instance import instantiate
 from models.nanogpt.configurations import NAMED, SIZES, SWEEP, Configuration
-from models.nanogpt.decoding import CompiledDecoder, EagerDecoder, generate
+from models.nanogpt.decoding import CompiledDecoder, EagerDecoder, Generation, generate
 from models.nanogpt.network import CachedAttention, NanoGPT
+from models.registry import Inputs, find, find_set
+from suite.measure.metrics import PreparedCell, decode
 from suite.measure.modes import MODES
-from suite.nanogpt import worker
-from suite.nanogpt.paths import PATHS, select_paths
+from suite.measure.timing import timer_for
 from suite.report.published import load_published
-from suite.results.errors import WrongUse
+from suite.worker.cell_errors import Unsupported
+from suite.worker.compilation import Compilation
 
 
 @pytest.fixture
@@ -29,19 +29,6 @@ def model() -> NanoGPT:
 
 def prompt(model: NanoGPT, count: int, seed: int = 5) -> torch.Tensor:
     return torch.randint(model.shape.vocabulary, (1, count), generator=torch.Generator().manual_seed(seed))
-
-
-def test_a_path_that_is_ready_has_met_every_prompts_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    met: list[int] = []
-    stock = worker.generate
-
-    def noting(model: NanoGPT, decoder: EagerDecoder, prompt: torch.Tensor, *others: object) -> torch.Tensor:
-        met.append(prompt.shape[1])
-        return stock(model, decoder, prompt, *others)
-
-    monkeypatch.setattr(worker, "generate", noting)
-    worker.Program(PATHS["eager"], torch.device("cpu"), "full", seed=3).warm_up()
-    assert set(met) == {one.prompt for one in (*NAMED, *SWEEP)}
 
 
 def test_the_published_size_has_the_published_parameters():
@@ -120,59 +107,69 @@ def test_same_seed_gives_the_same_tokens_compiled_and_eager(model: NanoGPT):
     assert not torch.equal(found[0], generate(model, eager, prompt(model, 4), 12, seed=8))
 
 
-def test_paths_of_a_cpu_and_names_that_are_none():
-    assert [path.name for path in select_paths(None, "cpu")] == ["eager", "compile"]
-    assert list(PATHS) == [path.name for path in select_paths(None, "cuda")]
-    assert {"eager", "replay", "graph", "indirection", "encore"} <= set(PATHS)
-    assert [path.name for path in select_paths(["replay"], "cuda")] == ["eager", "replay"]
-    with pytest.raises(WrongUse, match="did you mean replay"):
-        select_paths(["replays"], "cuda")
-    with pytest.raises(WrongUse, match="needs --device cuda; without: eager, compile"):
-        select_paths(["graph"], "cpu")
-    with pytest.raises(WrongUse, match="--modes names no path; nanogpt has here: eager, compile"):
-        select_paths([], "cpu")
+def test_a_generation_compiled_or_not_gives_the_same_tokens() -> None:
+    torch.manual_seed(3)
+    whole = Generation(SIZES["tiny"], new_tokens=9)
+    for parameter in whole.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    compiled = whole.compiled_with(backend="aot_eager")
+    for seed in (1, 2):
+        tokens = prompt(whole.model, 4, seed)
+        assert torch.equal(compiled(tokens), whole(tokens))
+    assert not torch.equal(whole(prompt(whole.model, 4, 1)), whole(prompt(whole.model, 4, 2)))
 
 
-def test_compiled_path_warms_up_on_its_own_generation(monkeypatch: pytest.MonkeyPatch):
-    from suite.nanogpt.records import Ask
-
-    monkeypatch.setattr(worker, "start_toolchain", lambda device: None)
-    mode = dataclasses.replace(MODES["compile"], backend="aot_eager", options={})
-    cpu = torch.device("cpu")
-    compiled = worker.Program(dataclasses.replace(PATHS["compile"], mode=mode), cpu, "tiny", seed=3)
-    eager = worker.Program(PATHS["eager"], cpu, "tiny", seed=3)
-    ready = compiled.warm_up()
-    assert (ready.device, ready.warm_up_s > 0) == ("cpu", True)
-    eager.warm_up()
-    ask = Ask(prompt=4, new_tokens=9)
-    measured = compiled.generations(ask)
-    assert measured.tokens == eager.generations(ask).tokens
-    assert len(measured.step_us[0]) == len(measured.call_us[0]) == 8
-    assert measured.total_s[0] > 0
-    assert measured.prompt_us[0] > 0
+def test_the_compiled_part_of_a_generation_is_its_first_step(model: NanoGPT) -> None:
+    whole = Generation(SIZES["tiny"], new_tokens=3)
+    tokens = prompt(whole.model, 4)
+    step, arguments, keywords = whole.compiled_part(Inputs(args=(tokens,)))
+    with torch.no_grad():
+        whole.model(tokens, 0)
+        assert torch.equal(step(*arguments, **keywords), whole.model.decode(tokens[:, :1], torch.tensor([4])))
 
 
-def test_path_settles_until_nothing_is_pending_or_time_is_up(monkeypatch: pytest.MonkeyPatch):
-    import optimizations
-    from optimizations.in_place import budget
+def test_every_configuration_of_the_article_is_a_workload() -> None:
+    wanted = {one.workload: one for one in (*NAMED, *SWEEP)}
+    assert {row.acronym for row in find_set("nanogpt")} == set(wanted)
+    for name, one in wanted.items():
+        made = instantiate(find(name), device="cpu", size="tiny", seed=1)
+        short = one.within(SIZES["tiny"].context)
+        (tokens,) = made.inputs(0).args
+        assert tokens.shape == (1, short.prompt)
+        assert made.module(tokens).shape == (1, short.prompt + short.new_tokens)
 
-    asked: list[int] = []
-    spread: list[bool] = []
-    stock = worker.generate
 
-    def noting(model: NanoGPT, decoder: EagerDecoder, prompt: torch.Tensor, new_tokens: int, *others: object):
-        asked.append(new_tokens)
-        spread.append(budget._spread)
-        return stock(model, decoder, prompt, new_tokens, *others)
+def test_mode_by_hand_refuses_a_program_without_a_capture() -> None:
+    class Known:
+        mode = MODES["by-hand"]
 
-    program = worker.Program(PATHS["eager"], torch.device("cpu"), "tiny", seed=3)
-    program.warm_up()
-    monkeypatch.setattr(worker, "generate", noting)
-    monkeypatch.setattr(optimizations, "settled", lambda: len(asked) >= 3)
-    assert program.settle(60.0).settled
-    assert asked == [max(one.within(16).new_tokens for one in NAMED)] * 3
-    assert spread == [False] * 3, "work of Encore's is done at once, not spread over use"
-    assert program.settle(60.0).settled and len(asked) == 3
-    monkeypatch.setattr(optimizations, "settled", lambda: False)
-    assert not program.settle(0.05).settled
-    assert len(asked) > 3
+    with pytest.raises(Unsupported, match="capture a part by hand"):
+        Compilation.callable_for(Known(), torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+    whole = Generation(SIZES["tiny"], new_tokens=3)
+    assert Compilation.callable_for(Known(), whole) != whole  # type: ignore[arg-type]
+
+
+def test_decode_times_steps_and_whole_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "ROUNDS", 3)
+    whole = Generation(SIZES["tiny"], new_tokens=5)
+    tokens = prompt(whole.model, 4)
+    watched: list[bool] = []
+
+    def iterate(index: int) -> None:
+        watched.append(whole.watch is not None)
+        whole(tokens)
+
+    cell = PreparedCell(iterate, torch.device("cpu"), MODES["eager"], module=whole)
+    found = decode.METRIC.values(cell)
+    assert set(found) == set(decode.METRIC.columns) and all(value and value > 0 for value in found.values())
+    assert found["tokens_per_s"] == pytest.approx(5e6 / found["generation_us"])  # type: ignore[operator]
+    assert watched == [False, True] * 3 and whole.watch is None, "a generation that is timed whole is not watched"
+    other = PreparedCell(iterate, torch.device("cpu"), MODES["eager"], module=torch.nn.Linear(1, 1))
+    assert decode.METRIC.values(other) == {}
+
+
+def test_step_times_hold_each_step_of_a_generation(model: NanoGPT) -> None:
+    watch = decode.StepTimes(timer_for(torch.device("cpu")))
+    generate(model, EagerDecoder(model), prompt(model, 4), 6, 1, watch)
+    assert (len(watch.prompt_us), len(watch.step_us), len(watch.call_us)) == (1, 5, 5)
+    assert all(fed >= call for fed, call in zip(watch.step_us, watch.call_us, strict=True))
