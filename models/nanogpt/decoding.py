@@ -58,11 +58,18 @@ class _Unwatched:
     def step_ended(self) -> None: ...
 
 
-@torch.no_grad()
 def generate(
     model: NanoGPT, decoder: Decoder, prompt: torch.Tensor, new_tokens: int, seed: int, watch: Watch | None = None
 ) -> torch.Tensor:
-    """Sample `new_tokens` after `prompt` (int64 [1, count]): int64 [1, count + new_tokens].
+    """Sample `new_tokens` after `prompt` (int64 [1, count]): int64 [1, count + new_tokens]."""
+    return generate_with_logits(model, decoder, prompt, new_tokens, seed, watch)[0]
+
+
+@torch.no_grad()
+def generate_with_logits(
+    model: NanoGPT, decoder: Decoder, prompt: torch.Tensor, new_tokens: int, seed: int, watch: Watch | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `generate` does, and the logits [vocabulary] of the last token.
 
     The prompt always runs in eager mode. Tokens are drawn from the softmax by a generator seeded with `seed`, so that
     every decoder draws the same ones from equal logits.
@@ -83,7 +90,7 @@ def generate(
         watch.step_ended()
         token = _drawn(logits, generator)
         sequence = torch.cat((sequence, token), dim=1)
-    return sequence
+    return sequence, logits[0, -1].clone()
 
 
 def _drawn(logits: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -168,7 +175,8 @@ class DecodeStep(nn.Module):
 
 
 class Generation(nn.Module):
-    """A whole generation as one call: a prompt int64 [1, count] -> the sequence int64 [1, count + `new_tokens`].
+    """A generation as one call: a prompt int64 [1, count] -> the sequence int64 [1, count + `new_tokens`], and the logits
+    [vocabulary] of its last token.
 
     All ways to run the step draw from the same seed, so they give the same tokens.
 
@@ -182,10 +190,10 @@ class Generation(nn.Module):
         self.new_tokens = new_tokens
         self.watch: Watch | None = None
 
-    def forward(self, prompt: torch.Tensor) -> torch.Tensor:
+    def forward(self, prompt: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._generate(EagerDecoder(self.model), prompt)
 
-    def compiled_with(self, **keywords: Any) -> Callable[..., torch.Tensor]:
+    def compiled_with(self, **keywords: Any) -> Callable[..., Any]:
         """The generation with its step through `torch.compile` with these keywords."""
         return partial(self._generate, CompiledDecoder(self.model, partial(torch.compile, **keywords)))
 
@@ -195,16 +203,16 @@ class Generation(nn.Module):
         position = torch.full((1,), prompt.shape[1], dtype=torch.int64, device=prompt.device)
         return DecodeStep(self.model), (prompt[:, :1], position), {}
 
-    def captured_by_hand(self) -> Callable[..., torch.Tensor]:
+    def captured_by_hand(self) -> Callable[..., Any]:
         """The generation with its step as one CUDA graph, which is captured in the first call."""
         made: list[ReplayDecoder] = []
 
-        def generate(prompt: torch.Tensor) -> torch.Tensor:
+        def generate(prompt: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             if not made:
                 made.append(ReplayDecoder(self.model))
             return self._generate(made[0], prompt)
 
         return generate
 
-    def _generate(self, decoder: Decoder, prompt: torch.Tensor) -> torch.Tensor:
-        return generate(self.model, decoder, prompt, self.new_tokens, SAMPLING_SEED, self.watch)
+    def _generate(self, decoder: Decoder, prompt: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return generate_with_logits(self.model, decoder, prompt, self.new_tokens, SAMPLING_SEED, self.watch)

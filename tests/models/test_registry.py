@@ -80,7 +80,7 @@ def test_a_sets_rows_are_those_that_the_paper_prints(name: str) -> None:
 
 def test_all_is_a_set_and_unknown_sets_list_the_known() -> None:
     assert registry.find_set("all") == list(registry.workloads().values())
-    with pytest.raises(registry.UnknownWorkload, match=r"unknown set 'gracee'; known: .*grace, pygraph.*all"):
+    with pytest.raises(registry.UnknownWorkload, match=r"unknown set 'gracee'; known: .*grace, nanogpt, pygraph.*all"):
         registry.find_set("gracee")
 
 

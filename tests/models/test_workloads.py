@@ -11,7 +11,7 @@ import torch
 
 from models.instance import Instance, instantiate
 from models.nests import tensors_of
-from models.registry import find, workloads
+from models.registry import find, find_set, workloads
 from optimizations import torch_internals
 
 ROWS = [(row.acronym, variant) for row in workloads().values() for variant in row.variants]
@@ -29,6 +29,7 @@ PARAMETERS = {
     "DBV2": (877_510_658, "877.51"),
     "DCGAN": (2_765_568, "2.77"),
     "DECODER": (667_977_728, None),
+    **{row.acronym: (56_769, None) for row in find_set("nanogpt")},
     "DGPT2": (81_912_576, "81.91"),
     "DLRM": (514_499_137, "514.50"),
     "DMLM": (124_685_913, "124.69"),
@@ -94,6 +95,7 @@ SHAPES: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {
     "LLAMA-G-8": [((8, 128), I64), ((8, 32), I64)],
     "LP": [((16, 9, 128, 128), F32)],
     "MBERT": [((128, 128), I64), ((128,), I64), ((128,), I64)],
+    **{row.acronym: [((1, int(row.acronym.split("-")[1])), I64)] for row in find_set("nanogpt")},
     "MMC": [((1, 3, 224, 224), BF16), ((32, 77), I64)],
     "MTCG-I": [((16, 128), I64)] * 3,
     "MTCG-T": [((16, 128), I64)] * 3,

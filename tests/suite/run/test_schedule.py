@@ -342,7 +342,7 @@ def test_a_set_chooses_its_workloads_and_none_means_all() -> None:
         assert [workload for workload, _ in select_workloads([], None, name)] == members
     pygraph = {workload.acronym for workload, _ in select_workloads([], None, "PyGraph")}
     assert {"EOS", "XLNET-T"} <= pygraph and "DNET" not in pygraph
-    with pytest.raises(WrongUse, match=r"unknown set 'graze'; known: .*grace, pygraph.*all"):
+    with pytest.raises(WrongUse, match=r"unknown set 'graze'; known: .*grace, nanogpt, pygraph.*all"):
         select_workloads([], None, "graze")
     with pytest.raises(WrongUse, match="--set grace chooses the workloads itself; leave it or EOS, MMC out"):
         select_workloads(["EOS", "MMC"], None, "grace")
@@ -360,7 +360,7 @@ def test_variant_is_an_error_where_named_else_a_filter() -> None:
 def test_modes_with_cuda_graphs_need_a_gpu() -> None:
     assert [mode.name for mode in select_modes_for("cpu", None)] == ["eager", "compile"]
     usual = [mode.name for mode in select_modes_for("cuda", None)]
-    assert usual == [name for name in MODES if name not in ("step", "callables")]
+    assert usual == [name for name in MODES if name not in ("step", "callables", "by-hand")]
     with pytest.raises(WrongUse, match="graph use CUDA graphs"):
         select_modes_for("cpu", ["compile", "graph"])
     with pytest.raises(WrongUse, match="names no mode"):
