@@ -175,7 +175,7 @@ class DecodeStep(nn.Module):
 
 
 class Generation(nn.Module):
-    """A generation as one call: a prompt int64 [1, count] -> the sequence int64 [1, count + `new_tokens`], and the logits
+    """A generation as one call: a prompt int64 [1, count] -> the sequence int64 [1, count + `new_tokens`] and logits
     [vocabulary] of its last token.
 
     All ways to run the step draw from the same seed, so they give the same tokens.
