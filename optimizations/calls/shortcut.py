@@ -90,7 +90,7 @@ LAYERS = (
         (
             "AOTAutograd's have none",
             "while a transform is active, the function's own `apply` is called",
-            "so does the first call; guards tell such tensors from others, by their keys (`calls.plain_function`)",
+            "so does the first call; guards tell such tensors from others, by their keys (`calls.trained`)",
         ),
     ),
     Layer(
@@ -104,11 +104,11 @@ LAYERS = (
             "in a backward: compiles it, refuses to be differentiated again, and to be repeated where that is not safe",
         ),
         (
-            "only for graphs without such states `calls.plain_function` takes its place",
+            "only for graphs without such states `calls.trained` takes its place",
             "only for graphs without such results",
             "only for graphs without such sizes",
             "PyTorch looks when they are saved",
-            "`calls.plain_function` does the same",
+            "`calls.trained` does the same",
             "such a backward goes to its own method",
         ),
     ),
@@ -124,7 +124,7 @@ LAYERS = (
             "the backward's own method is called then, and refuses",
             "their places are known",
             "a gradient of another type goes to the backward's own method",
-            "`calls.plain_function` does the same",
+            "`calls.trained` does the same",
         ),
     ),
     Layer(

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from optimizations import torch_internals
-from optimizations.calls.streams import make_context_current, stream_of, wait_for_stream
+from optimizations.calls.turns import make_context_current, stream_of, wait_for_stream
 from optimizations.capture.copy_nodes import CopyNode, find_copies
 from optimizations.capture.side_stream import SideStreams
 from optimizations.graph.editing import EditableGraph

@@ -105,7 +105,7 @@ class DeviceTools:
         """
         ptx = dereference(kernel.ptx, parameters, kernel.kernel.name)
         assembled = assemble(ptx, read_kernel(ptx, kernel.kernel.name), cache=self.cache, options=kernel.options)
-        return self._modules.function(assembled.cubin, kernel.kernel.name, shared_bytes)
+        return self._modules.function(assembled.image, kernel.kernel.name, shared_bytes)
 
     def is_current(self) -> bool:
         """See `protocol.ApplierTools`."""

@@ -272,24 +272,6 @@ class PtxasFailed(RuntimeError):
     """`ptxas` refused its input; the message holds what it said."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What a kernel takes per thread: registers, and bytes spilled to local memory."""
-
-    registers: int
-    stack_bytes: int
-    spill_store_bytes: int
-    spill_load_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    """A cubin and the resources of its kernel."""
-
-    cubin: bytes
-    resources: Resources
-
-
 def find_ptxas(target: str) -> Path:
     """The `ptxas` Triton uses for `target` (`sm_90a`).
 
@@ -317,11 +299,11 @@ def assemble(
     cache: CompiledCache,
     options: Sequence[str] = (),
     ptxas: Path | None = None,
-) -> Assembled:
+) -> Compiled:
     """The cubin of `ptx` for the target it names, from the cache or by `ptxas`.
 
     Args:
-        kernel: the entry of `ptx` whose resources are wanted (`ptx.read_kernel`).
+        kernel: an entry of `ptx` (`read_kernel`), which names the target.
         options: further options of ptxas; a kernel Triton compiled without fused multiply-add needs `--fmad=false`.
         ptxas: the assembler, by default the one Triton uses for the target.
 
@@ -331,8 +313,7 @@ def assemble(
     """
     tool = ptxas or find_ptxas(kernel.target)
     key = ("ptxas", ptx, kernel.target, ptxas_version(tool), *options)
-    compiled = cache.get_or_build(key, lambda: _run(tool, ptx, kernel.target, options))
-    return Assembled(compiled.image, read_resources(compiled.compiler_log, kernel.name))
+    return cache.get_or_build(key, lambda: _run(tool, ptx, kernel.target, options))
 
 
 @functools.cache
@@ -365,23 +346,6 @@ def _run(ptxas: Path, ptx: str, target: str, options: Sequence[str]) -> Compiled
         if done.returncode != 0:
             raise PtxasFailed(f"ptxas for {target} ended with {done.returncode}: {said.strip()}")
         return Compiled(cubin.read_bytes(), said)
-
-
-def read_resources(said: str, name: str) -> Resources:
-    """What `ptxas -v` said of entry `name`.
-
-    Raises:
-        PtxasFailed: it said nothing that is understood.
-    """
-    about = re.search(
-        rf"Function properties for {re.escape(name)}\s+(\d+) bytes stack frame, (\d+) bytes spill stores, "
-        r"(\d+) bytes spill loads\s+ptxas\S* info\s*: Used (\d+) registers",
-        said,
-    )
-    if about is None:
-        raise PtxasFailed(f"ptxas did not say what {name} takes: {said.strip()}")
-    stack, stores, loads, registers = (int(number) for number in about.groups())
-    return Resources(registers, stack, stores, loads)
 
 
 @dataclass(frozen=True, slots=True)

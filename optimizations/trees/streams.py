@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.calls.streams import make_context_current, stream_of, wait_for_stream
+from optimizations.calls.turns import make_context_current, stream_of, wait_for_stream
 from optimizations.trees.node import EncoreNode
 
 

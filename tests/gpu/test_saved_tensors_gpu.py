@@ -83,7 +83,7 @@ def test_interrupted_call_keeps_gradients() -> None:
         "/manager.py",
         "/node.py",
         "/trained.py",
-        "/plain_function.py",
+        "/trained.py",
         "/apart.py",
     )
     places = 0

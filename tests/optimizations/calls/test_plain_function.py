@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from optimizations import torch_internals
-from optimizations.calls import plain_function
+from optimizations.calls import trained as plain_function
 from optimizations.calls.shortcut import FULL_CALLS
 from optimizations.torch_internals import wrappers
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from simulated_gpu.allocator import DEFAULT, EXTERNAL, Block, Workspaces
 
-from optimizations.calls.streams import wait_for_stream
+from optimizations.calls.turns import wait_for_stream
 from optimizations.capture import device, side_stream
 from optimizations.capture.device import CudaDevice
 from optimizations.capture.side_stream import ATTEMPTS, SideStreams

@@ -22,7 +22,7 @@ FILES = (
         "/node.py",
         "/trained.py",
         "/shortcut.py",
-        "/plain_function.py",
+        "/trained.py",
     ),
     *("/apart.py", "/grad_mode.py", "/pyfunctorch.py", "/contextlib.py"),
 )
