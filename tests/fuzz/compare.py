@@ -20,9 +20,9 @@ from optimizations.placement.feed_plan import FeedPlan
 from optimizations.placement.observe import Observation, observe
 from optimizations.report import CpuNode, PlacementReport
 
-from .on_cpu import retargeted
+from .differing_gpu import DeviceLost, Landing, OnDifferingGpu, shared
+from .on_cpu import bits, retargeted
 from .programs import CALLS, Built, Program, build, draw, text
-from .simulated_gpu import DeviceLost, Landing, OnSimulatedGpu, bits, shared
 from .sources import INPUTS, Input, memory_and_view, random_values, write
 
 Call = Callable[..., Any]
@@ -182,7 +182,7 @@ def through_inductor(program: Program) -> str | None:
 
 
 def _run(graph_module: torch.fx.GraphModule, observation: Observation, *arguments: Any) -> tuple[Any, ...]:
-    return tuple(OnSimulatedGpu(graph_module, observation).run(*arguments, enable_io_processing=False))
+    return tuple(OnDifferingGpu(graph_module, observation).run(*arguments, enable_io_processing=False))
 
 
 def _placed(built: Built, placement: Placement, original: Observation, eager: Call) -> Call:

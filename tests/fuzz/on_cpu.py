@@ -7,6 +7,6 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
-from simulated_gpu.placement import retargeted
+from simulated_gpu.placement import OnCpu, bits, retargeted
 
-__all__ = ["retargeted"]
+__all__ = ["OnCpu", "bits", "retargeted"]

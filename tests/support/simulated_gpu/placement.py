@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 def runner(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
     """A function that executes `graph_module` on CPU tensors; `inputs` describe its arguments as place() takes them."""
     observation = observe(graph_module, list(inputs))
-    return lambda *arguments: tuple(_OnCpu(graph_module, observation).run(*arguments))
+    return lambda *arguments: tuple(OnCpu(graph_module, observation).run(*arguments))
 
 
 def placed_runner(
@@ -64,18 +64,20 @@ class _Behind:
         self.observation = observation
 
     def forward(self, *arguments: Any) -> tuple[Any, ...]:
-        return tuple(_OnCpu(self.compute, self.observation).run(*arguments))
+        return tuple(OnCpu(self.compute, self.observation).run(*arguments))
 
 
 def bits(value: Any) -> Any:
     """What two results must have in common to be equal bit for bit."""
     if isinstance(value, torch.Tensor):
         raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
-        return value.dtype, tuple(value.shape), value.stride(), bytes(raw.tolist())
+        return value.dtype, tuple(value.shape), value.stride(), raw.numpy().tobytes()
     return [bits(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-class _OnCpu(torch.fx.Interpreter):
+class OnCpu(torch.fx.Interpreter):
+    """Runs a graph for the GPU on CPU tensors; `observation` tells by node names which values share memory."""
+
     def __init__(self, graph_module: torch.fx.GraphModule, observation: Observation) -> None:
         super().__init__(graph_module, garbage_collect_values=False)
         self.observation = observation

@@ -21,7 +21,8 @@ from optimizations.placement import feeds, guards, staging
 from optimizations.placement.observe import Observation
 from optimizations.placement.operators import tensors_in
 
-CPU = torch.device("cpu")
+from .on_cpu import OnCpu
+
 ARITHMETIC = frozenset(
     ("add", "sub", "mul", "truediv", "sin", "sum", "cumsum", "matmul", "linspace", "floor", "iadd", "add_", "mul_")
 )
@@ -31,21 +32,19 @@ class DeviceLost(RuntimeError):
     """An assertion failed on the device."""
 
 
-class OnSimulatedGpu(torch.fx.Interpreter):
+class OnDifferingGpu(OnCpu):
     """Runs a graph for the GPU on CPU tensors; `observation` tells by node names where each value is."""
 
     def __init__(self, graph_module: torch.fx.GraphModule, observation: Observation) -> None:
-        super().__init__(graph_module, garbage_collect_values=False)
+        super().__init__(graph_module, observation)
         self.extra_traceback = False
-        self.observation = observation
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if not n.op.startswith("call_"):
             return super().run_node(n)
         name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
-        operands = [(operand.name, self.env[operand]) for operand in n.all_input_nodes]
         on_gpu = any(facts.device.type == "cuda" for facts in self.observation.tensors.get(n.name, ()))
-        given = [tensor for _, value in operands for tensor in tensors_in(value)]
+        given = [tensor for operand in n.all_input_nodes for tensor in tensors_in(self.env[operand])]
         if on_gpu and name == "matmul" and not all(tensor.is_floating_point() for tensor in given):
             raise DeviceLost("no kernel for products of integer matrices")
         if on_gpu and Landing.current is not None:
@@ -55,21 +54,7 @@ class OnSimulatedGpu(torch.fx.Interpreter):
             value = super().run_node(n)
         except IndexError as error:
             raise (DeviceLost(str(error)) if on_gpu else error) from None
-        if not isinstance(value, torch.Tensor):
-            return value
-        for other, operand in operands:
-            alias_here = any(_same_memory(value, tensor) for tensor in tensors_in(operand))
-            if alias_here and not self.observation.share_memory(n.name, other):
-                return value.clone()
-        return _otherwise(value) if on_gpu and name in ARITHMETIC else value
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return super().call_function(target, _on_cpu(args), _on_cpu(kwargs))
-
-    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target == "cuda":
-            return args[0].to(CPU)
-        return super().call_method(target, _on_cpu(args), _on_cpu(kwargs))
+        return _otherwise(value) if on_gpu and isinstance(value, torch.Tensor) and name in ARITHMETIC else value
 
 
 def _otherwise(value: torch.Tensor) -> torch.Tensor:
@@ -77,17 +62,6 @@ def _otherwise(value: torch.Tensor) -> torch.Tensor:
     if value.dtype in (torch.float32, torch.float64):
         value.copy_(torch.nextafter(value, torch.full_like(value, float("inf"))))
     return value
-
-
-def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and one.numel() > 0
-
-
-def _on_cpu(value: Any) -> Any:
-    def device(item: Any) -> Any:
-        return CPU if isinstance(item, torch.device) and item.type == "cuda" else item
-
-    return torch.fx.node.map_aggregate(value, device)
 
 
 class Landing:
@@ -133,17 +107,6 @@ class Landing:
             for module in (feeds, staging):
                 stack.enter_context(mock.patch.object(module, "copy_in_stream_order", copy))
             yield
-
-
-def bits(value: Any) -> Any:
-    """What two results must have in common to be equal bit for bit."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype, tuple(value.shape), value.stride(), _raw(value)
-    return [bits(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _raw(value: torch.Tensor) -> bytes:
-    return bytes(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def shared(values: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
