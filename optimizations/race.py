@@ -63,7 +63,7 @@ class Race:
 
     @property
     def turn(self) -> str:
-        """The alternative that serves the next call."""
+        """Return the alternative that serves the next call."""
         index = self._served // (CALLS + 1)
         return self._alternatives[index] if index < len(self._alternatives) else self._alternatives[0]
 

@@ -95,7 +95,7 @@ class Decision:
 
 
 def read_vote(text: bytes) -> Vote | None:
-    """The vote that was encoded; None where these bytes are not a vote, as if none had been given."""
+    """Return the vote that was encoded; None where these bytes are not a vote, as if none had been given."""
     try:
         fields: Any = json.loads(text)
         choice, reason = fields["choice"], fields["reason"]
@@ -107,7 +107,7 @@ def read_vote(text: bytes) -> Vote | None:
 
 
 def decide(topic: Topic, votes: Mapping[int, Vote]) -> Decision | None:
-    """What follows from the votes there are, by rank. Note [Undecided].
+    """Return what follows from the votes there are, by rank. Note [Undecided].
 
     All ranks with the same votes decide the same, whatever order these came in. More votes can turn None into a
     decision, and a later NO turns YES into NO; nothing else changes.
@@ -132,10 +132,10 @@ class Exchange(Protocol):
         """This rank's vote, instead of an earlier one."""
 
     def read(self, key: str, rank: int) -> bytes | None:
-        """A rank's vote; None if there is none yet."""
+        """Return a rank's vote; None if there is none yet."""
 
     def news(self) -> int:
-        """A number that grows with each vote of any rank."""
+        """Return a number that grows with each vote of any rank."""
 
 
 @dataclass(slots=True)
@@ -173,7 +173,7 @@ class Ballot:
         """Why nothing is exchanged any more; None while it is."""
 
     def topic(self, collectives: Sequence[str], ranks: Sequence[int]) -> Topic:
-        """A new topic about a function with these collectives. Note [Names]."""
+        """Return a new topic about a function with these collectives. Note [Names]."""
         digest = hashlib.sha256("\n".join(collectives).encode()).hexdigest()[:16]
         members = tuple(sorted(ranks))
         numbers = self._names.setdefault((members, digest), itertools.count())
@@ -193,7 +193,7 @@ class Ballot:
             self._thread.start()
 
     def decision(self, topic: Topic) -> Decision | None:
-        """What was decided so far; None: undecided. Does not wait."""
+        """Return what was decided so far; None: undecided. Does not wait."""
         found = self._open.get(topic)
         return found.decision if found is not None else None
 
@@ -312,7 +312,7 @@ class StoreExchange:
 
 
 def current_ballot() -> Ballot | None:
-    """The ballot of the process group there is; None of a process alone, or where votes cannot be exchanged."""
+    """Return the ballot of the process group there is; None of a process alone, or where votes cannot be exchanged."""
     global _current
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() < 2:

@@ -112,18 +112,18 @@ class CopiedInput:
 
     @property
     def copy_us(self) -> float:
-        """The cost of copying it in each call: its data, and its share of the launch."""
+        """Return the cost of copying it in each call: its data, and its share of the launch."""
         return self.data_bytes / COPY_BYTES_PER_US + COPY_LAUNCH_US / self.copied_inputs
 
     @property
     def in_place_us(self) -> float:
-        """The cost of reading it in place, per call."""
+        """Return the cost of reading it in place, per call."""
         table_us = TABLE_US / self.copied_inputs if self.through_table else 0.0
         return self.moved_share * (self.updates * NODE_UPDATE_US + table_us)
 
     @property
     def moved_share(self) -> float:
-        """The share of calls in which it moves, by Laplace's rule: after no call it is a half."""
+        """Return the share of calls in which it moves, by Laplace's rule: after no call it is a half."""
         return (self.moves + 1) / (self.calls + 2)
 
 

@@ -62,7 +62,7 @@ def _look_at_first_forward(function: Any) -> None:
 
 
 def _saves_an_input(saved: Sequence[torch.Tensor], arguments: Sequence[Any]) -> bool:
-    """Whether anything saved is the memory of an argument that requires a gradient."""
+    """Return whether anything saved is the memory of an argument that requires a gradient."""
     inputs = {
         _memory(argument) for argument in arguments if isinstance(argument, torch.Tensor) and argument.requires_grad
     }
@@ -70,7 +70,7 @@ def _saves_an_input(saved: Sequence[torch.Tensor], arguments: Sequence[Any]) -> 
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """The number of a tensor's storage; its own where it has none, as wrapper subclasses and sparse tensors."""
+    """Return the number of a tensor's storage; its own where it has none, as wrapper subclasses and sparse tensors."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except RuntimeError:

@@ -166,7 +166,7 @@ LAYERS = (
 
 
 def needed(metadata: Any) -> str | None:
-    """Why a graph needs AOTAutograd's wrapper in each call, or None: from the metadata of a `RuntimeWrapper`."""
+    """Return why a graph needs AOTAutograd's wrapper in each call, or None: from the metadata of a `RuntimeWrapper`."""
     if metadata.num_mutated_inp_runtime_indices:
         return "the graph changes inputs"
     if metadata.num_outputs_aliased or metadata.num_intermediate_bases:
@@ -275,7 +275,7 @@ class Ordered:
 
     @property
     def ready(self) -> bool:
-        """Whether `call` may serve this call."""
+        """Return whether `call` may serve this call."""
         return (
             self.call is not None
             and self._graph.current_callable is self._generated
@@ -285,7 +285,7 @@ class Ordered:
 
 
 def counting_up(written: Sequence[int]) -> Callable[[list[Any]], None] | None:
-    """A function that counts up the versions of these arguments of a call; None where there are none."""
+    """Return a function that counts up the versions of these arguments of a call; None where there are none."""
     if not written:
         return None
     increment_version, chosen = torch.autograd.graph.increment_version, operator.itemgetter(*written)
@@ -297,7 +297,8 @@ def counting_up(written: Sequence[int]) -> Callable[[list[Any]], None] | None:
 
 
 def ordered_of(function: Any) -> Ordered | None:
-    """What serves callers of `function` that have arguments in another order; None if it is not the shortcut itself.
+    """Return what serves callers of `function` that have arguments in another order; None if it is not the shortcut
+    itself.
 
     AOTAutograd's wrappers around it have its attributes as well, and some take arguments that it does not: views of one
     memory, where it takes that memory. What carries it from a cache is looked through.
@@ -311,7 +312,7 @@ def ordered_of(function: Any) -> Ordered | None:
 def _straight(
     graph: Any, full: Callable[[list[Any]], Any], written: Sequence[int], *, autocast_off: bool
 ) -> Callable[[list[Any]], Any]:
-    """The function called in place of `full`, AOTAutograd's wrapper around a `CompiledFxGraph`.
+    """Return the function called in place of `full`, AOTAutograd's wrapper around a `CompiledFxGraph`.
 
     `written`: arguments whose versions are counted up, since the graph writes them.
 

@@ -131,7 +131,7 @@ def straight_to(
     detached: Sequence[int],
     autocast_off: bool,
 ) -> Callable[[list[Any]], Any]:
-    """The function called in place of `full`, AOTAutograd's wrapper around an autograd function.
+    """Return the function called in place of `full`, AOTAutograd's wrapper around an autograd function.
 
     Args:
         function: the autograd function; `wrappers.graph_inside` finds a graph in its `compiled_fw`.
@@ -198,7 +198,7 @@ def _led_straight(function: Any, attribute: str, keep_dynamo_out: bool) -> bool:
 
 
 def _kept_out_of(straight: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that Dynamo does not look into, called without more ado where Dynamo looks into nothing anyway.
+    """Return a function that Dynamo does not look into, called without more ado where Dynamo looks into nothing anyway.
 
     So it is in autograd's threads, and where no compiled frame is under way.
     """

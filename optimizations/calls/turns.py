@@ -105,7 +105,7 @@ def wait_for_stream(raw_stream: int, device_index: int) -> None:
 
 
 def stream_of(raw_stream: int, device_index: int) -> torch.cuda.Stream:
-    """The stream of the device with this handle."""
+    """Return the stream of the device with this handle."""
     if raw_stream:
         return torch.cuda.ExternalStream(raw_stream, device=device_index)
     return torch.cuda.default_stream(device_index)

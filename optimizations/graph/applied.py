@@ -83,7 +83,7 @@ class AppliedPlan:
             self._tools.still_read(self._memory, stream)
 
     def failure(self) -> str | None:
-        """What went wrong on the device in an earlier launch; None where nothing did.
+        """Return what went wrong on the device in an earlier launch; None where nothing did.
 
         Waits for the device where an applier works there.
         """

@@ -52,7 +52,7 @@ class DeviceTools:
 
     @classmethod
     def of(cls, index: int) -> DeviceTools:
-        """Those of CUDA device `index`.
+        """Return those of CUDA device `index`.
 
         Raises:
             ImportError: `cuda.bindings` is missing; it comes with torch's CUDA wheels.
@@ -72,7 +72,7 @@ class DeviceTools:
 
     @functools.cached_property
     def off(self) -> Mapping[Choice, str]:
-        """The appliers that cannot be used on this GPU, each with the reason."""
+        """Return the appliers that cannot be used on this GPU, each with the reason."""
         return _Unavailable(self)
 
     def driver_version(self) -> int:
@@ -116,7 +116,7 @@ class DeviceTools:
         return torch.cuda.device(self.device)
 
     def stream(self) -> Any:
-        """The current stream of the device (`CUstream`)."""
+        """Return the current stream of the device (`CUstream`)."""
         return self.driver.CUstream(torch_internals.current_raw_stream(self.device.index))
 
     def still_read(self, memory: Iterable[torch.Tensor], stream: torch.cuda.Stream | None) -> None:
@@ -131,7 +131,7 @@ class DeviceTools:
         torch.cuda.synchronize(self.device)
 
     def free_bytes(self) -> int:
-        """Device memory that nobody has taken."""
+        """Return the bytes of device memory that are free."""
         return int(torch.cuda.mem_get_info(self.device)[0])
 
     def unload(self) -> None:
@@ -158,7 +158,7 @@ class RecordingTools:
         self._kernels = kernels
 
     def available(self, graph: CapturedGraph) -> Available:
-        """What can be used on the nodes of `graph`."""
+        """Return what can be used on the nodes of `graph`."""
         named = {path: node.name for path, node in graph.walk() if isinstance(node, KernelNode) and node.name}
         at_hand = {path: self._kernels[name] for path, name in named.items() if name in self._kernels}
         return Available(self._tools.off, Refusals(at_hand), APPLIERS)
@@ -170,7 +170,7 @@ class RecordingTools:
         return self._tools.rewritten(self._kernels[record.name].kernel, parameters, record.shared_bytes)
 
     def ptx_refusal(self, node: PlannedNode, record: KernelNode) -> str | None:
-        """Why this node cannot have a rewritten kernel after all; None where it is built and loaded."""
+        """Return why this node cannot have a rewritten kernel after all; None where it is built and loaded."""
         try:
             self.rewritten_function([use.parameter for use in node.uses], record)
         except (OSError, ValueError, PtxasFailed, PtxasMissing, CudaCallFailed) as error:  # PtxError is a ValueError
@@ -210,7 +210,7 @@ _DEVICES: dict[int, DeviceTools] = {}
 
 
 def device_tools(index: int) -> DeviceTools:
-    """The tools of CUDA device `index`, the same ones until `unload_kernels`.
+    """Return the tools of CUDA device `index`, the same ones until `unload_kernels`.
 
     Raises:
         ImportError: `cuda.bindings` is missing; it comes with torch's CUDA wheels.

@@ -29,7 +29,7 @@ class EditableGraph:
         return cls(driver, graph, tuple(node_handles(driver, graph)), captured, check(driver.cuCtxGetCurrent))
 
     def clone(self) -> EditableGraph:
-        """A copy that can be changed without touching this one; to be given to `cuGraphDestroy`."""
+        """Return a copy that can be changed without touching this one; to be given to `cuGraphDestroy`."""
         copy = check(self.driver.cuGraphClone, self.graph)
         handles = tuple(check(self.driver.cuGraphNodeFindInClone, handle, copy) for handle in self.handles)
         return EditableGraph(self.driver, copy, handles, self.captured, self.context)
@@ -59,12 +59,12 @@ class EditableGraph:
         check(self.driver.cuGraphAddDependencies, self.graph, sources, targets, None, len(edges))
 
     def handle(self, node: NodePath) -> Any:
-        """The handle of a node of the graph itself; nodes of child graphs cannot be changed one by one."""
+        """Return the handle of a node of the graph itself; nodes of child graphs cannot be changed one by one."""
         (index,) = node
         return self.handles[index]
 
     def kernel(self, node: NodePath) -> KernelNode:
-        """The record of a kernel node."""
+        """Return the record of a kernel node."""
         (index,) = node
         record = self.captured.nodes[index]
         if not isinstance(record, KernelNode):
@@ -73,12 +73,12 @@ class EditableGraph:
 
 
 def pointer(address: int) -> bytes:
-    """An address as a kernel's argument."""
+    """Return an address as a kernel's argument."""
     return address.to_bytes(WORD_BYTES, "little")
 
 
 def unsigned(value: int) -> bytes:
-    """A 32-bit number as a kernel's argument."""
+    """Return a 32-bit number as a kernel's argument."""
     return value.to_bytes(4, "little")
 
 
@@ -103,12 +103,12 @@ class LaunchParameters:
         ctypes.memmove(self.place(parameter, offset, len(content)), content, len(content))
 
     def word(self, parameter: int, offset: int) -> ctypes.c_uint64:
-        """The eight bytes at `offset` bytes into a parameter; setting its `value` writes them."""
+        """Return the eight bytes at `offset` bytes into a parameter; setting its `value` writes them."""
         self.place(parameter, offset, WORD_BYTES)
         return ctypes.c_uint64.from_buffer(self._buffers[parameter], offset)
 
     def place(self, parameter: int, offset: int, size: int) -> int:
-        """The address of `size` bytes at `offset` bytes into a parameter."""
+        """Return the address of `size` bytes at `offset` bytes into a parameter."""
         has = len(self._buffers[parameter])
         if offset + size > has:
             raise ValueError(f"{size} bytes at {offset} do not fit parameter {parameter} of {has} bytes")

@@ -88,7 +88,7 @@ class HostUpdates:
 
 
 def _node_update(target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> NodeUpdate:
-    """The update of a node of `target`."""
+    """Return the update of a node of `target`."""
     (index,) = node.node
     record = target.captured.nodes[index]
     if isinstance(record, KernelNode):

@@ -37,12 +37,12 @@ class MemoryRanges:
         return bool(bisect_right(self.borders, address) & 1)
 
     def cover(self, address: int, size_bytes: int) -> bool:
-        """Whether all of the `size_bytes` bytes from `address` on lie in it."""
+        """Return whether all of the `size_bytes` bytes from `address` on lie in it."""
         below = bisect_right(self.borders, address)
         return bool(below & 1) and address + size_bytes <= self.borders[below]
 
     def overlap(self, address: int, size_bytes: int) -> bool:
-        """Whether one of the `size_bytes` bytes from `address` on lies in it."""
+        """Return whether one of the `size_bytes` bytes from `address` on lies in it."""
         if not size_bytes:
             return False
         below = bisect_right(self.borders, address)
@@ -50,7 +50,7 @@ class MemoryRanges:
 
 
 def size_bytes(tensor: torch.Tensor) -> int:
-    """Bytes from the first element to the end of the last, gaps of the strides included."""
+    """Return the bytes from the first element to the end of the last, gaps of the strides included."""
     if 0 in tensor.shape:
         return 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -58,26 +58,26 @@ def size_bytes(tensor: torch.Tensor) -> int:
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
-    """Whether there is less memory from its first element to its last than it has elements."""
+    """Return whether there is less memory from its first element to its last than it has elements."""
     return size_bytes(tensor) < tensor.numel() * tensor.element_size()
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
-    """Whether elements of it lie in the same memory, as those of an expanded one. A column of a matrix that is expanded
-    does, too, though the gaps between its rows may be wider. PyTorch writes no tensor with a stride of 0."""
+    """Return whether elements of it lie in the same memory, as those of an expanded one. A column of a matrix that is
+    expanded does, too, though the gaps between its rows may be wider. PyTorch writes no tensor with a stride of 0."""
     repeats = any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return is_expanded(tensor) or (repeats and tensor.numel() > 0)
 
 
 def data_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes from the first to the last element of `tensor`, as a view of one dimension and dtype uint8."""
+    """Return the bytes from the first to the last element of `tensor`, as a view of one dimension and dtype uint8."""
     elements = size_bytes(tensor) // tensor.element_size()
     return tensor.detach().as_strided((elements,), (1,)).view(torch.uint8)
 
 
 def each_once(tensor: torch.Tensor) -> torch.Tensor:
-    """A view that can be written, of a tensor that overlaps: its memory where that is less than it has elements, and
-    without what is repeated otherwise."""
+    """Return a view that can be written, of a tensor that overlaps: its memory where that is less than it has elements,
+    and without what is repeated otherwise."""
     if is_expanded(tensor):
         return data_of(tensor)
     shape = [size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
@@ -85,11 +85,11 @@ def each_once(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def storage_of(tensor: torch.Tensor) -> MemoryRange:
-    """The memory that `tensor` is a view of."""
+    """Return the memory that `tensor` is a view of."""
     storage = tensor.untyped_storage()
     return MemoryRange(address=storage.data_ptr(), size_bytes=storage.nbytes())
 
 
 def memory_of(tensor: torch.Tensor) -> MemoryRange:
-    """Where the data of `tensor` lies, from its first element to the end of its last."""
+    """Return where the data of `tensor` lies, from its first element to the end of its last."""
     return MemoryRange(address=tensor.data_ptr(), size_bytes=size_bytes(tensor))

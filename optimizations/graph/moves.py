@@ -52,11 +52,11 @@ class Moves:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """All inputs, ascending."""
+        """Return all inputs, ascending."""
         return tuple(sorted(self._first))
 
     def size_bytes(self, index: int) -> int:
-        """Bytes of the input's placeholder."""
+        """Return the bytes of the input's placeholder."""
         return self._first[index].memory.size_bytes
 
     def sharing_displacement(self, index: int) -> tuple[int, ...]:
@@ -65,7 +65,9 @@ class Moves:
         return tuple(other for other in self._moved_by.get(displacement, ()) if other != index)
 
     def in_step(self, first_value: int, second_value: int) -> tuple[Origin, ...]:
-        """Inputs whose displacement is this change, with the offset the value would have; inside or outside of them."""
+        """Return the inputs whose displacement is this change, with the offset the value would have; inside or outside
+        of
+        them."""
         inputs = self._moved_by.get((second_value - first_value) % ADDRESS_SPACE, ())
         return tuple(Origin(index, first_value - self._first[index].memory.address) for index in inputs)
 
@@ -78,15 +80,15 @@ class Moves:
         )
 
     def is_owned(self, first_value: int, second_value: int) -> bool:
-        """Whether the values are addresses in the graph's own memory in both captures."""
+        """Return whether the values are addresses in the graph's own memory in both captures."""
         return _in_any(first_value, self._owned[0]) and _in_any(second_value, self._owned[1])
 
     def first_address(self, origin: Origin) -> int:
-        """The address of `origin` in the first capture."""
+        """Return the address of `origin` in the first capture."""
         return self._first[origin.input].memory.address + origin.delta
 
     def second_address(self, origin: Origin) -> int:
-        """The address of `origin` in the second capture."""
+        """Return the address of `origin` in the second capture."""
         return (
             self._first[origin.input].memory.address + self.displacement[origin.input] + origin.delta
         ) % ADDRESS_SPACE

@@ -38,7 +38,7 @@ def find_named_uses(
     triton: Collection[NodePath],
     others: str,
 ) -> Analysis:
-    """Where the graph of `capture` holds addresses of its inputs.
+    """Return where the graph of `capture` holds addresses of its inputs.
 
     Args:
         capture: the recorded graph and its placeholders.
@@ -91,7 +91,7 @@ def _copied(index: int, code: ReasonCode, message: str) -> InputVerdict:
 
 
 def _unlike(graph: CapturedGraph, found: Sequence[str | None], named: Sequence[str]) -> str | None:
-    """Why the graph's Triton kernels may not be those of the source, one by one; None where they are."""
+    """Return why the graph's Triton kernels may not be those of the source, one by one; None where they are."""
     if list(found) != list(named):
         return (
             f"the graph's {len(found)} Triton kernels are not the {len(named)} that the generated code launches, "

@@ -19,7 +19,7 @@ class CompilationFailed(RuntimeError):
 
 
 def compile_cubin(nvrtc: Any, source: str, name: str, target: str, options: Sequence[str] = ()) -> Compiled:
-    """The cubin of `source` for `target` (`sm_90`), and NVRTC's log.
+    """Return the cubin of `source` for `target` (`sm_90`), and NVRTC's log.
 
     Args:
         nvrtc: the module `cuda.bindings.nvrtc`.

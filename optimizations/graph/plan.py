@@ -53,12 +53,12 @@ _OF_INDUCTOR = re.compile(r"triton_[a-z]+_fused_")
 
 
 def is_collective_kernel(name: str) -> bool:
-    """Whether a kernel of this name, mangled or not, works with other processes."""
+    """Return whether a kernel of this name, mangled or not, works with other processes."""
     return not _OF_INDUCTOR.match(name) and _KERNEL.search(name) is not None
 
 
 def is_collective_operator(name: str) -> bool:
-    """Whether an operator of this name, without its namespace, works with other processes."""
+    """Return whether an operator of this name, without its namespace, works with other processes."""
     return _OPERATOR.search(name) is not None
 
 
@@ -99,13 +99,14 @@ class PlansNodes(Protocol):
 
     @property
     def stand_ins(self) -> Sequence[Choice]:
-        """The appliers to try, best first, for nodes that this one cannot be used for."""
+        """Return the appliers to try, best first, for nodes that this one cannot be used for."""
 
     def refusal(self, use: PointerUse, available: Available) -> str | None:
-        """Why it cannot replace this pointer; None if it can. Called for uses in nodes of the graph itself only."""
+        """Return why it cannot replace this pointer; None if it can. Called for uses in nodes of the graph itself
+        only."""
 
     def planned(self, record: Node, node: PlannedNode, slots: Slots) -> PlannedNode:
-        """What it needs to know of a node to update it. Slots that it asks for are in the pointer table."""
+        """Return what it needs to know of a node to update it. Slots that it asks for are in the pointer table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ class PlannedNode:
 
     @property
     def through_table(self) -> bool:
-        """Whether the node reads its addresses from the pointer table; else the host writes each use."""
+        """Return whether the node reads its addresses from the pointer table; else the host writes each use."""
         return False
 
 
@@ -178,12 +179,12 @@ class Plan:
         return sum(slot.size_bytes for slot in self.slots)
 
     def of(self, applier: Choice) -> tuple[PlannedNode, ...]:
-        """The nodes of one applier."""
+        """Return the nodes of one applier."""
         return tuple(node for node in self.nodes if node.applier is applier)
 
 
 def make_plan(graph: CapturedGraph, analysis: Analysis, choice: Choice, available: Available) -> Plan:
-    """The patch plan for `graph`.
+    """Return the patch plan for `graph`.
 
     Args:
         graph: the captured graph that will be replayed; the first of the two that were analysed.
@@ -217,7 +218,7 @@ class _Assignment:
 
 
 def _uses_by_node(analysis: Analysis, against: Mapping[int, Sequence[Reason]]) -> dict[NodePath, list[PointerUse]]:
-    """The uses of inputs that have no reason against them."""
+    """Return the uses of inputs that have no reason against them."""
     uses = defaultdict(list)
     for use in analysis.uses:
         if not against[use.input]:
@@ -228,7 +229,7 @@ def _uses_by_node(analysis: Analysis, against: Mapping[int, Sequence[Reason]]) -
 def _orders(
     uses: Mapping[NodePath, Sequence[PointerUse]], choice: Choice, available: Available
 ) -> Iterable[tuple[NodePath, Sequence[PointerUse], tuple[Choice, ...]]]:
-    """Each node with its uses and the appliers to try on it, best first. Note [The rule of auto]."""
+    """Return each node with its uses and the appliers to try on it, best first. Note [The rule of auto]."""
     order: tuple[Choice, ...]
     if choice is Choice.OFF:
         order = ()
@@ -251,7 +252,8 @@ def _order_of_auto(uses: Mapping[NodePath, Sequence[PointerUse]], available: Ava
 
 
 def _assign(node: NodePath, uses: Sequence[PointerUse], order: Sequence[Choice], available: Available) -> _Assignment:
-    """The first applier that takes every use; if there is none, the inputs of uses that no applier takes are given up.
+    """Return the first applier that takes every use; if there is none, the inputs of uses that no applier takes are
+    given up.
 
     Such uses exist then: `ptx` alone answers use by use, the others take all uses of a kernel node or none.
     """
@@ -278,7 +280,7 @@ def _refusals(applier: Choice, uses: Sequence[PointerUse], available: Available)
 
 
 def _refusal(applier: Choice, use: PointerUse, available: Available) -> str | None:
-    """Why the applier cannot replace this pointer; None if it can."""
+    """Return why the applier cannot replace this pointer; None if it can."""
     if applier in available.off:
         return available.off[applier]
     if len(use.node) > 1:
@@ -295,7 +297,7 @@ def _lay_out(
     uses: Mapping[NodePath, Sequence[PointerUse]],
     assigned: Mapping[NodePath, _Assignment],
 ) -> Plan:
-    """Slots for everything updated through the table, and the nodes of each applier."""
+    """Return the slots for everything updated through the table, and the nodes of each applier."""
     slots = Slots()
     records = dict(graph.walk())
     nodes = []
@@ -313,7 +315,7 @@ def _lay_out(
 
 
 def _alignment_bytes(uses: Collection[PointerUse], triton: Collection[NodePath]) -> int:
-    """The alignment an address of an input needs to be read in place.
+    """Return the alignment an address of an input needs to be read in place.
 
     Kernels were chosen for the placeholder, which is aligned to 512 bytes. Inductor's own rely on what it guards. What
     others were chosen for cannot be seen, so they get as much as a library looks at.
@@ -337,7 +339,7 @@ class Slots:
         self._known: dict[tuple[int, int, bytes | None], Slot] = {}
 
     def slot(self, index: int, delta: int, tensor_map: bytes | None = None) -> Slot:
-        """The slot for the address of input `index` plus `delta`, or for a tensor map of it; see `Slot`."""
+        """Return the slot for the address of input `index` plus `delta`, or for a tensor map of it; see `Slot`."""
         key = (index, delta, tensor_map)
         if key not in self._known:
             slot = self._known[key] = Slot(self._end_bytes, index, delta, tensor_map)
@@ -384,7 +386,7 @@ def _collective(graph: CapturedGraph) -> str | None:
 
 
 def _multidimensional_copies(analysis: Analysis, graph: CapturedGraph) -> Iterable[tuple[int, str]]:
-    """Inputs used by copies that `cuGraphExecMemcpyNodeSetParams` does not take."""
+    """Return the inputs used by copies that `cuGraphExecMemcpyNodeSetParams` does not take."""
     copies = {path: node for path, node in graph.walk() if isinstance(node, MemcpyNode)}
     for use in analysis.uses:
         if use.kind in (UseKind.MEMCPY_SOURCE, UseKind.MEMCPY_DESTINATION):

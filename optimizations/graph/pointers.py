@@ -136,13 +136,13 @@ class Analysis:
 
     @property
     def doubtful(self) -> bool:
-        """Whether something changed that padding could be the reason of: one more capture may tell."""
+        """Return whether something changed that padding could be the reason of: one more capture may tell."""
         outside = (reason.code is ReasonCode.OUTSIDE for verdict in self.verdicts for reason in verdict.reasons)
         return bool(self.unexplained) or any(outside)
 
     @property
     def uses(self) -> tuple[PointerUse, ...]:
-        """All uses found, also those of inputs that are copied, ordered by node and place."""
+        """Return all uses found, also those of inputs that are copied, ordered by node and place."""
         return tuple(sorted(use for verdict in self.verdicts for use in verdict.uses))
 
 
@@ -156,7 +156,7 @@ def find_pointer_uses(
     further: Sequence[Capture] = (),
     replace_address: ReplaceAddress | None = None,
 ) -> Analysis:
-    """Where the graph of `first` holds addresses of its inputs, and which inputs must be copied.
+    """Return where the graph of `first` holds addresses of its inputs, and which inputs must be copied.
 
     Args:
         first, second: captures of the same work at different placeholder addresses; each placeholder by a distance of
@@ -226,7 +226,7 @@ class _ChangedHalf:
 
     @property
     def may_be_left_over(self) -> bool:
-        """Whether it is half of a word that is not an address in either capture.
+        """Return whether it is half of a word that is not an address in either capture.
 
         A parameter of four bytes has no padding: somebody wanted that half.
         """
@@ -307,7 +307,7 @@ class _Search:
             )
 
     def _is_left_over(self, first: bytes, second: bytes, more: Sequence[bytes]) -> bool:
-        """Whether one of the further captures shows that this half belongs to no address.
+        """Return whether one of the further captures shows that this half belongs to no address.
 
         Of one at least the lower half changes when all inputs move, and nothing does where they stay.
         """
@@ -366,7 +366,7 @@ class _Search:
             self._doubt(*place, int.from_bytes(first, "little"), int.from_bytes(second, "little"), kernel)
 
     def _lower_halves(self, use: PointerUse) -> tuple[bytes, bytes]:
-        """The lower four bytes of the address in the two captures."""
+        """Return the lower four bytes of the address in the two captures."""
         origin = Origin(use.input, use.delta)
         addresses = (self._moves.first_address(origin), self._moves.second_address(origin))
         first, second = (address.to_bytes(WORD_BYTES, "little")[:HALF_WORD_BYTES] for address in addresses)

@@ -54,7 +54,7 @@ _own: set[Any] = set()
 
 
 def new_pool() -> Any:
-    """The handle of a pool that is known to be Encore's."""
+    """Return the handle of a pool that is known to be Encore's."""
     made = torch.cuda.graph_pool_handle()
     claim(made)
     return made
@@ -66,13 +66,13 @@ def claim(pool: Any) -> None:
 
 
 def others_have_pools() -> bool:
-    """Whether memory lies in pools that are not Encore's: the program may have captured graphs by hand."""
+    """Return whether memory lies in pools that are not Encore's: the program may have captured graphs by hand."""
     found = {tuple(one["segment_pool_id"]) for one in memory_segments()}
     return not found <= _own | {NO_POOL}
 
 
 def others_have_graphs() -> bool:
-    """Whether there may be graphs that are not Encore's, also such that nothing was allocated for.
+    """Return whether there may be graphs that are not Encore's, also such that nothing was allocated for.
 
     One whose results are written to tensors from before has no pool with memory, and may write to a workspace that was
     allocated before.
@@ -160,13 +160,13 @@ def end_failed_capture(device: int, pool: Any, stream: torch.cuda.Stream) -> Non
 
 
 def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:
-    """The segments of a memory pool, ascending, those that adjoin joined."""
+    """Return the segments of a memory pool, ascending, those that adjoin joined."""
     segments = memory_segments(tuple(pool))
     return joined((segment["address"], segment["total_size"]) for segment in segments)
 
 
 def used_memory(pool: Any) -> tuple[MemoryRange, ...]:
-    """What of a memory pool is some tensor's now, ascending, what adjoins joined."""
+    """Return what of a memory pool is some tensor's now, ascending, what adjoins joined."""
     return joined((one.address, one.size_bytes) for one in used_blocks(pool))
 
 
@@ -205,7 +205,7 @@ def joined(segments: Iterable[tuple[int, int]]) -> tuple[MemoryRange, ...]:
 
 
 def own_stream(device: int) -> torch.cuda.Stream:
-    """A new stream of the device. It lasts as long as the process.
+    """Return a new stream of the device. It lasts as long as the process.
 
     Raises:
         CudaCallFailed: there is none.

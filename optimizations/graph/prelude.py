@@ -103,7 +103,7 @@ class Tables:
 
 
 def pack_tables(nodes: Sequence[tuple[int, Sequence[ParameterUpdate]]]) -> Tables:
-    """The arrays for these nodes: the `devNode` handle of each, and what is written into it."""
+    """Return the arrays for these nodes: the `devNode` handle of each, and what is written into it."""
     packed_nodes, packed_updates, count = bytearray(), bytearray(), 0
     for handle, updates in nodes:
         packed_nodes += _NODE.pack(handle, count, len(updates))
@@ -114,7 +114,7 @@ def pack_tables(nodes: Sequence[tuple[int, Sequence[ParameterUpdate]]]) -> Table
 
 
 def unavailable_reason(driver_version: int, target: str) -> str | None:
-    """Why the prelude cannot be used with this driver (as `cuDriverGetVersion` counts) on `target` (`sm_90`).
+    """Return why the prelude cannot be used with this driver (as `cuDriverGetVersion` counts) on `target` (`sm_90`).
 
     None where it can be used.
     """
@@ -131,7 +131,7 @@ def unavailable_reason(driver_version: int, target: str) -> str | None:
 
 
 def build_prelude(target: str, cache: CompiledCache) -> bytes:
-    """The cubin of the prelude for `target` (`sm_90`), from the cache or compiled and linked.
+    """Return the cubin of the prelude for `target` (`sm_90`), from the cache or compiled and linked.
 
     Raises:
         PreludeUnavailable: a library is missing, or it refused the target; the message holds what it said.
@@ -159,7 +159,7 @@ class _Toolchain:
 
     @classmethod
     def find(cls) -> _Toolchain:
-        """The libraries of the installed wheels.
+        """Return the libraries of the installed wheels.
 
         Raises:
             PreludeUnavailable: one of them is missing.
@@ -301,7 +301,7 @@ class _AttachedKernel:
         self.handle, _ = target.add_kernel(function, tables.blocks, THREADS_PER_BLOCK, arguments)
 
     def failure(self) -> str | None:
-        """The first update that failed in an earlier launch; None where none did. Waits for the device."""
+        """Return the first update that failed in an earlier launch; None where none did. Waits for the device."""
         code = int(self._status.item())
         return f"the prelude could not update a node (cudaError_t {code})" if code else None
 

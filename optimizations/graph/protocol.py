@@ -28,7 +28,7 @@ class ApplierGpu(Protocol):
 
     @property
     def target(self) -> str:
-        """What to compile for, such as `sm_90`."""
+        """Return what to compile for, such as `sm_90`."""
 
     @property
     def cache(self) -> CompiledCache:
@@ -38,7 +38,7 @@ class ApplierGpu(Protocol):
         """As `cuDriverGetVersion` gives it: 12040 is CUDA 12.4."""
 
     def table_refusal(self) -> str | None:
-        """Why there cannot be a pointer table; None where its kernels are built."""
+        """Return why there cannot be a pointer table; None where its kernels are built."""
 
 
 class ApplierTools(Protocol):
@@ -48,7 +48,7 @@ class ApplierTools(Protocol):
     replace_address: ReplaceAddress | None
 
     def is_current(self) -> bool:
-        """Whether the device is the current one."""
+        """Return whether the device is the current one."""
 
     def on_device(self) -> AbstractContextManager[Any]:
         """Makes the device current."""
@@ -57,13 +57,13 @@ class ApplierTools(Protocol):
         """Nobody is to get this memory before what the stream (None: the current one) was given is done."""
 
     def table_function(self, capacity: int) -> Any:
-        """The kernel that writes up to `capacity` words of a pointer table, loaded."""
+        """Return the kernel that writes up to `capacity` words of a pointer table, loaded."""
 
     def own_function(self, build: BuildKernel, name: str) -> Any:
-        """The kernel `name` of what `build` gives, loaded."""
+        """Return the kernel `name` of what `build` gives, loaded."""
 
     def rewritten_function(self, parameters: Sequence[int], record: KernelNode) -> Any:
-        """The Triton kernel of this node with these parameters dereferenced, loaded."""
+        """Return the Triton kernel of this node with these parameters dereferenced, loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class NodeUpdate(Protocol):
 
     @property
     def places(self) -> Iterable[AddressPlace]:
-        """Everything that depends on an address."""
+        """Return everything that depends on an address."""
 
     def set(self, executable: Any) -> None:
         """Give what the cells hold now to the node in `executable`."""
@@ -116,7 +116,7 @@ class Applier(PlansNodes, Protocol):
     """A way for the addresses of moved inputs to reach the nodes of a graph."""
 
     def unavailable(self, gpu: ApplierGpu) -> str | None:
-        """Why it cannot be used on this GPU; None where it can. May compile kernels."""
+        """Return why it cannot be used on this GPU; None where it can. May compile kernels."""
 
     def attach(
         self, target: EditableGraph, nodes: Sequence[PlannedNode], table_address: int, tools: ApplierTools

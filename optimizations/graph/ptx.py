@@ -70,12 +70,12 @@ class PtxKernel:
 
     @property
     def refusals(self) -> tuple[str | None, ...]:
-        """Why each parameter cannot be dereferenced, None where it can."""
+        """Return why each parameter cannot be dereferenced, None where it can."""
         return tuple(parameter.refusal for parameter in self.parameters)
 
 
 def read_kernel(ptx: str, name: str | None = None) -> PtxKernel:
-    """What can be dereferenced in entry `name` (by default the only one).
+    """Return what can be dereferenced in entry `name` (by default the only one).
 
     Raises:
         PtxError: the module has no such entry, more than one and no name was given, no 64-bit addresses or no target.
@@ -90,7 +90,7 @@ def read_kernel(ptx: str, name: str | None = None) -> PtxKernel:
 
 
 def dereference(ptx: str, parameters: Collection[int], name: str | None = None) -> str:
-    """The module with these parameters (by number) of entry `name` read through one more pointer each.
+    """Return the module with these parameters (by number) of entry `name` read through one more pointer each.
 
     Raises:
         PtxError: as for `read_kernel`, or a parameter does not exist or is refused.
@@ -171,7 +171,7 @@ def _find_entry(tokens: Sequence[_Token], name: str | None) -> _Entry:
 
 
 def _entries(tokens: Sequence[_Token]) -> Iterator[_Entry]:
-    """Entries with a body; a declaration without one (`.entry k();`) is passed over."""
+    """Yield entries with a body; a declaration without one (`.entry k();`) is passed over."""
     for position, token in enumerate(tokens):
         if token.text != ".entry":
             continue
@@ -194,7 +194,7 @@ def _entries(tokens: Sequence[_Token]) -> Iterator[_Entry]:
 
 
 def _closing(tokens: Sequence[_Token], opening: int, name: str) -> int:
-    """Position of the bracket that closes the one at `opening`."""
+    """Return the position of the bracket that closes the one at `opening`."""
     left = tokens[opening].text
     right = {"(": ")", "{": "}"}[left]
     depth = 0
@@ -206,7 +206,7 @@ def _closing(tokens: Sequence[_Token], opening: int, name: str) -> int:
 
 
 def _split(tokens: Sequence[_Token]) -> list[list[_Token]]:
-    """Declarations of a parameter list, without the commas between them."""
+    """Return the declarations of a parameter list, without the commas between them."""
     parts: list[list[_Token]] = [[]]
     for token in tokens:
         if token.text == ",":
@@ -243,7 +243,7 @@ def _declaration(tokens: Sequence[_Token]) -> _Declaration:
 
 
 def _use_refusal(uses: Sequence[int], body: Sequence[_Token]) -> str | None:
-    """Why the parameter used at these places of the body cannot be dereferenced; None if it can."""
+    """Return why the parameter used at these places of the body cannot be dereferenced; None if it can."""
     for position in uses:
         around = [token.text for token in body[max(position - 4, 0) : position + 3]]
         shown = " ".join(around)
@@ -273,7 +273,7 @@ class PtxasFailed(RuntimeError):
 
 
 def find_ptxas(target: str) -> Path:
-    """The `ptxas` Triton uses for `target` (`sm_90a`).
+    """Return the `ptxas` Triton uses for `target` (`sm_90a`).
 
     Raises:
         PtxasMissing: Triton has none.
@@ -300,7 +300,7 @@ def assemble(
     options: Sequence[str] = (),
     ptxas: Path | None = None,
 ) -> Compiled:
-    """The cubin of `ptx` for the target it names, from the cache or by `ptxas`.
+    """Return the cubin of `ptx` for the target it names, from the cache or by `ptxas`.
 
     Args:
         kernel: an entry of `ptx` (`read_kernel`), which names the target.
@@ -318,7 +318,7 @@ def assemble(
 
 @functools.cache
 def ptxas_version(ptxas: Path) -> str:
-    """What `ptxas --version` prints.
+    """Return what `ptxas --version` prints.
 
     Raises:
         PtxasMissing: the file cannot be run.

@@ -38,7 +38,7 @@ LAUNCH_PARAM_END, LAUNCH_PARAM_BUFFER_POINTER, LAUNCH_PARAM_BUFFER_SIZE = 0, 1, 
 
 
 def read_graph(driver: Any, graph: Any) -> CapturedGraph:
-    """All nodes and edges of `graph`, child graphs included.
+    """Return all nodes and edges of `graph`, child graphs included.
 
     Args:
         driver: the module `cuda.bindings.driver`.
@@ -57,7 +57,7 @@ def read_graph(driver: Any, graph: Any) -> CapturedGraph:
 
 
 def node_handles(driver: Any, graph: Any) -> list[Any]:
-    """The `CUgraphNode` of each node of `read_graph(driver, graph).nodes`, in the same order."""
+    """Return the `CUgraphNode` of each node of `read_graph(driver, graph).nodes`, in the same order."""
     _, count = check(driver.cuGraphGetNodes, graph, 0)
     return list(check(driver.cuGraphGetNodes, graph, count)[0]) if count else []
 

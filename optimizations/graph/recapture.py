@@ -62,7 +62,7 @@ class Displacement:
 
 
 def displace(memory: Mapping[int, MemoryRange], start: int) -> Displacement:
-    """Places for inputs that lay at `memory` (by input) in a buffer that begins at address `start`.
+    """Return the places for inputs that lay at `memory` (by input) in a buffer that begins at address `start`.
 
     `start` is a multiple of `GRANULE_BYTES`. Note [Displacements].
     """
@@ -85,7 +85,7 @@ def displace(memory: Mapping[int, MemoryRange], start: int) -> Displacement:
 
 
 def buffer_bytes(memory: Mapping[int, MemoryRange]) -> int:
-    """An upper bound of the buffer that `displace` needs."""
+    """Return an upper bound of the buffer that `displace` needs."""
     largest = max((one.size_bytes for one in memory.values()), default=0)
     # Parity and repeated distances skip places: each input passes over at most as many as there are inputs.
     return largest + (4 * len(memory) + 4) * GRANULE_BYTES
@@ -164,7 +164,7 @@ def _own_workspace(device: int, stream: torch.cuda.Stream, pool: Any) -> Iterato
 def _captured_by_driver(
     model: Callable[[list[Any]], Any], arguments: list[Any], pool: Any, device: int, stream: Any, driver: Any
 ) -> Recaptured:
-    """A capture that PyTorch's generator, which other threads may be using, hears nothing of."""
+    """Return a capture that PyTorch's generator, which other threads may be using, hears nothing of."""
     raw = driver.CUstream(stream.cuda_stream)
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     torch_internals.begin_allocating(device, pool)
@@ -190,7 +190,7 @@ def _captured_by_driver(
 def _captured_by_torch(
     model: Callable[[list[Any]], Any], arguments: list[Any], pool: Any, device: int, driver: Any
 ) -> Recaptured:
-    """A capture that may draw random numbers. Nobody else may draw any meanwhile."""
+    """Return a capture that may draw random numbers. Nobody else may draw any meanwhile."""
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     register_generators(graph, arguments, device)
     try:

@@ -47,7 +47,7 @@ class MemoryRange(_Record):
         return self.address <= address < self.address + self.size_bytes
 
     def overlaps(self, other: MemoryRange) -> bool:
-        """Whether some of it lies in the other."""
+        """Return whether some of it lies in the other."""
         ends = self.address + self.size_bytes, other.address + other.size_bytes
         return self.address < ends[1] and other.address < ends[0]
 
@@ -184,7 +184,7 @@ class CapturedGraph(_Record):
         return self
 
     def walk(self, path: NodePath = ()) -> Iterator[tuple[NodePath, KernelNode | MemcpyNode | MemsetNode | OtherNode]]:
-        """Every node but child graphs themselves, whose nodes are walked instead, each with its path."""
+        """Yield every node but child graphs themselves, whose nodes are walked instead, each with its path."""
         for index, node in enumerate(self.nodes):
             if isinstance(node, ChildGraphNode):
                 yield from node.graph.walk((*path, index))
@@ -256,7 +256,8 @@ class RecordedCaptures(_Record):
 
 
 def difference(first: CapturedGraph, second: CapturedGraph, path: NodePath = ()) -> str | None:
-    """What differs between the graphs apart from addresses and parameter bytes, in words; None where nothing does."""
+    """Return what differs between the graphs apart from addresses and parameter bytes, in words; None where nothing
+    does."""
     where = f" in the child graph at node {format_path(path)}" if path else ""
     if len(first.nodes) != len(second.nodes):
         return f"{len(first.nodes)} nodes in one capture and {len(second.nodes)} in the other{where}"
@@ -270,7 +271,7 @@ def difference(first: CapturedGraph, second: CapturedGraph, path: NodePath = ())
 
 
 def format_path(path: NodePath) -> str:
-    """A node's path as it stands in messages: `3`, or `3/0` for node 0 of the child graph at node 3."""
+    """Return a node's path as it stands in messages: `3`, or `3/0` for node 0 of the child graph at node 3."""
     return "/".join(str(index) for index in path)
 
 
@@ -287,7 +288,7 @@ def _node_difference(first: Node, second: Node, path: NodePath) -> str | None:
 
 
 def _shape(node: Node) -> dict[str, Any]:
-    """The fields of a node that must agree, without addresses and parameter bytes."""
+    """Return the fields of a node that must agree, without addresses and parameter bytes."""
     match node:
         case KernelNode():
             shape = node.model_dump(exclude={"parameters"})

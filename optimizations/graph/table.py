@@ -59,7 +59,8 @@ class TableUnavailable(RuntimeError):
 
 
 def build_table_kernel(target: str, cache: CompiledCache, capacity: int) -> bytes:
-    """The cubin of the kernel that writes up to `capacity` words, for `target` (`sm_90`), from the cache or compiled.
+    """Return the cubin of the kernel that writes up to `capacity` words, for `target` (`sm_90`), from the cache or
+    compiled.
 
     Raises:
         TableUnavailable: NVRTC is missing, or it refused the target; the message holds what it said.
@@ -151,7 +152,7 @@ class TableNode:
 
 
 def _parts(slots: Sequence[Slot]) -> list[list[Slot]]:
-    """The slots in order, in parts of at most `WORDS_PER_NODE` words."""
+    """Return the slots in order, in parts of at most `WORDS_PER_NODE` words."""
     parts: list[list[Slot]] = []
     words = WORDS_PER_NODE
     for slot in slots:

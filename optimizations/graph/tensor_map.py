@@ -63,7 +63,7 @@ def find_tensor_maps(first: bytes, second: bytes, moves: Moves, replace: Replace
 
 
 def _candidates(before: bytes, after: bytes, moves: Moves) -> Iterator[Origin]:
-    """Origins worth a proof: the start of every moved input, and every place a plain word of the window names."""
+    """Yield origins worth a proof: the start of every moved input, and every place a plain word of the window names."""
     seen: set[Origin] = set()
     for start in range(0, TENSOR_MAP_BYTES, WORD_BYTES):
         words = (int.from_bytes(data[start : start + WORD_BYTES], "little") for data in (before, after))
@@ -87,7 +87,7 @@ class TensorMapCell:
 
     @property
     def value(self) -> bytes:
-        """What is there now."""
+        """Return what is there now."""
         return ctypes.string_at(self._place, TENSOR_MAP_BYTES)
 
     @value.setter

@@ -55,7 +55,7 @@ class KernelFile:
 
     @functools.cached_property
     def kernel(self) -> TritonKernel:
-        """What the files say.
+        """Return what the files say.
 
         Raises:
             OSError, ValueError: they cannot be read, or are not understood (`PtxError`).
@@ -66,7 +66,8 @@ class KernelFile:
 
     @functools.cached_property
     def refusals(self) -> tuple[str | None, ...]:
-        """Why each parameter cannot be dereferenced, None where it can; empty where the files are not understood."""
+        """Return why each parameter cannot be dereferenced, None where it can; empty where the files are not
+        understood."""
         try:
             return self.kernel.kernel.refusals
         except (OSError, ValueError):
@@ -90,7 +91,7 @@ class Refusals(Mapping[Any, Sequence[str | None]]):
 
 
 def triton_kernels(model: Callable[..., Any], device: int) -> dict[str, KernelFile]:
-    """The available Triton kernels of the module that `model` is defined in, by name."""
+    """Return the available Triton kernels of the module that `model` is defined in, by name."""
     found: dict[str, list[KernelFile]] = defaultdict(list)
     for folder in _cache_folders(model, device):
         for kernel in read_folder(folder):
@@ -99,18 +100,18 @@ def triton_kernels(model: Callable[..., Any], device: int) -> dict[str, KernelFi
 
 
 def read_folder(folder: Path) -> Iterator[KernelFile]:
-    """The kernels in one folder of Triton's cache."""
+    """Yield the kernels in one folder of Triton's cache."""
     yield from map(KernelFile, sorted(folder.glob("*.ptx")))
 
 
 def _options(compiled_with: Mapping[str, Any]) -> tuple[str, ...]:
-    """Options of `ptxas` that change the code, from the metadata of a kernel (Triton's `make_cubin`)."""
+    """Return the options of `ptxas` that change the code, from the metadata of a kernel (Triton's `make_cubin`)."""
     options = [] if compiled_with.get("enable_fp_fusion", True) else ["--fmad=false"]
     return (*options, *(compiled_with.get("ptx_options") or "").split())
 
 
 def _cache_folders(model: Callable[..., Any], device: int) -> Iterator[Path]:
-    """Folders of the kernels in the globals of the module that defines `model`, each once."""
+    """Yield folders of the kernels in the globals of the module that defines `model`, each once."""
     module = getattr(getattr(model, "__func__", model), "__globals__", {})
     autotuners = [value for value in module.values() if isinstance(value, torch_internals.CachingAutotuner)]
     root = Path(torch_internals.triton_cache_dir(device))

@@ -144,7 +144,7 @@ class AddressTracker:
         return False
 
     def fixed_in_place(self, inputs: Sequence[Any]) -> bool:
-        """Whether each input at a fixed address lies where the graph reads it now."""
+        """Return whether each input at a fixed address lies where the graph reads it now."""
         return not self.fixed or _data_ptrs_equal(inputs, self.addresses, self._fixed_indices)
 
     def forget(self) -> None:
@@ -197,7 +197,8 @@ class AddressTracker:
         self.moves += 1
 
     def follow_at(self, addresses: list[int]) -> bool:
-        """The same for inputs that lie at these addresses, each by its index, of a graph that writes none of them.
+        """Return the same for inputs that lie at these addresses, each by its index, of a graph that writes none of
+        them.
 
         False where one cannot be read there: then nothing was done.
         """
@@ -215,7 +216,8 @@ class AddressTracker:
         return True
 
     def _written_moved(self, inputs: Sequence[Any]) -> bool:
-        """Whether an input that the graph writes has moved: what others lie in its memory is to be found out again."""
+        """Return whether an input that the graph writes has moved: what others lie in its memory is to be found out
+        again."""
         followed = self._followed_and_written
         moved = [index for index in followed if inputs[index].data_ptr() != self.addresses[index]]
         for index in moved:
@@ -255,7 +257,7 @@ class AddressTracker:
 
     @property
     def resting(self) -> frozenset[int]:
-        """Inputs that are read in their placeholders because of `rest`."""
+        """Return the inputs that are read in their placeholders because of `rest`."""
         return frozenset(one[0] for one in self._all_checks) - frozenset(self.indices)
 
     def launched(self) -> None:
@@ -268,6 +270,6 @@ _data_ptrs_equal = torch_internals.data_ptrs_equal
 
 
 def _reads_in_place(address: int, size: int, below_alignment: int, borders: Sequence[int]) -> bool:
-    """Whether a graph may read so many bytes there. Note [When an input is copied after all]."""
+    """Return whether a graph may read so many bytes there. Note [When an input is copied after all]."""
     below = bisect_right(borders, address)
     return not (address & below_alignment or below & 1 or bisect_left(borders, address + size) != below)

@@ -133,7 +133,7 @@ def _findings(
 
 
 def _pointer_bytes(plan: Plan | None, planned: Mapping[NodePath, PlannedNode], uses: Sequence[PointerUse]) -> int:
-    """Bytes written when everything moved: the pointer table, and each place set from the host."""
+    """Return the bytes written when everything moved: the pointer table, and each place set from the host."""
     from_host = (
         TENSOR_MAP_BYTES if use.kind is UseKind.TENSOR_MAP else WORD_BYTES
         for use in uses

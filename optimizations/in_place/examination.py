@@ -43,13 +43,13 @@ class Tools(TrialTools, Protocol):
     """What a recording needs of its device and function; `graph.device.RecordingTools` has it."""
 
     def available(self, graph: CapturedGraph) -> Available:
-        """What can be used on the nodes of `graph`."""
+        """Return what can be used on the nodes of `graph`."""
 
     def ptx_refusal(self, node: PlannedNode, record: KernelNode) -> str | None:
-        """Why this node cannot have a rewritten kernel after all; None where it is ready."""
+        """Return why this node cannot have a rewritten kernel after all; None where it is ready."""
 
     def free_bytes(self) -> int:
-        """Device memory that nobody has taken."""
+        """Return the bytes of device memory that are free."""
 
 
 class KeptGraph(Protocol):
@@ -96,13 +96,13 @@ class Host(Protocol):
     """What a session asks of the node that it belongs to."""
 
     def effects(self, inputs: Sequence[Any]) -> Effects:
-        """What a run on these inputs changes."""
+        """Return what a run on these inputs changes."""
 
     def fill(self, values: Mapping[int, torch.Tensor]) -> None:
         """Copy values into placeholders, as stock does before a replay."""
 
     def at_address(self, index: int, address: int) -> torch.Tensor:
-        """The recording input `index` as a tensor at another address, which it does not own."""
+        """Return the recording input `index` as a tensor at another address, which it does not own."""
 
     def use_tracker(self, tracker: AddressTracker, unused: frozenset[int]) -> None:
         """From now on the tracker's inputs are read in place, and `unused` ones not looked at."""
@@ -124,7 +124,7 @@ class Findings:
 
     @property
     def in_place(self) -> list[int]:
-        """Inputs that the plan reads in place."""
+        """Return the inputs that the plan reads in place."""
         return [one.input for one in self.plan.inputs if one.indirect]
 
 
@@ -161,33 +161,33 @@ class Examination:
 
     @property
     def tools(self) -> Tools:
-        """What is needed of the device."""
+        """Return what is needed of the device."""
         if self._tools is None:
             self._tools = self._tools_of()
         return self._tools
 
     @property
     def code(self) -> GeneratedCode:
-        """What is known of the generated function."""
+        """Return what is known of the generated function."""
         if self._code is None:
             self._code = self._code_of()
         return self._code
 
     @property
     def editable(self) -> EditableGraph:
-        """The recorded graph, once it was read."""
+        """Return the recorded graph, once it was read."""
         assert self._editable is not None
         return self._editable
 
     def candidates(self, indices: Iterable[int]) -> dict[int, MemoryRange]:
-        """Where the graph reads those of these inputs whose address may be replaced."""
+        """Return where the graph reads those of these inputs whose address may be replaced."""
         recorded = self.recorded.inputs
         return {index: memory_of(recorded[index]) for index in indices if ineligible_reason(recorded[index]) is None}
 
     # By name
 
     def by_name(self, candidates: Mapping[int, MemoryRange], others: str, choice: Choice) -> Findings:
-        """What the recorded graph alone says of inputs whose every use the generated code names.
+        """Return what the recorded graph alone says of inputs whose every use the generated code names.
 
         All others are copied, for the reason `others`.
 
@@ -209,7 +209,7 @@ class Examination:
     # By comparison
 
     def not_captured_again(self) -> str | None:
-        """Why the function must not be captured once more; None where it may."""
+        """Return why the function must not be captured once more; None where it may."""
         if self.code.opaque is not None:
             return f"the function is not captured once more: {self.code.opaque}"
         draws = self.code.random or any(isinstance(one, torch.Generator) for one in self.recorded.inputs)
@@ -226,7 +226,7 @@ class Examination:
         return waiting_for_memory(pool + buffer_bytes(candidates), self.tools.free_bytes())
 
     def compare(self, candidates: Mapping[int, MemoryRange], choice: Choice) -> Findings:
-        """One more capture with the candidates elsewhere, and what the two graphs say.
+        """Return one more capture with the candidates elsewhere, and what the two graphs say.
 
         Raises:
             torch.OutOfMemoryError, CudaCallFailed: no memory, or a graph that cannot be read.
@@ -248,7 +248,8 @@ class Examination:
     def _findings(
         self, captured: CapturedGraph, analysis: Analysis, choice: Choice, available: Available, *, tried_out: bool
     ) -> Findings:
-        """What follows from where the graph holds addresses, once the inputs are left out that must be copied."""
+        """Return what follows from where the graph holds addresses, once the inputs are left out that must be
+        copied."""
         candidates = [verdict.input for verdict in analysis.verdicts]
         aliased = [index for index in candidates if index in self.recorded.returned]
         analysis = self._without_reused(limit(analysis, captured, aliased, tried_out=tried_out), candidates)
@@ -335,7 +336,7 @@ class Examination:
     def _assembled(
         self, captured: CapturedGraph, analysis: Analysis, choice: Choice, available: Available
     ) -> tuple[Plan, Available]:
-        """A plan whose rewritten kernels are all built, and what was available for it."""
+        """Return a plan whose rewritten kernels are all built, and what was available for it."""
         kernels = {path: node for path, node in captured.walk() if isinstance(node, KernelNode)}
         while True:
             plan = make_plan(captured, analysis, choice, available)
@@ -350,12 +351,13 @@ class Examination:
             available = replace(available, ptx=ptx)
 
     def planned(self, findings: Findings, analysis: Analysis, choice: Choice) -> Findings:
-        """The findings with another analysis, and the plan that follows from it."""
+        """Return the findings with another analysis, and the plan that follows from it."""
         plan, available = self._assembled(findings.captured, analysis, choice, findings.available)
         return replace(findings, analysis=analysis, plan=plan, available=available)
 
     def unproven(self, findings: Findings, indices: Iterable[int]) -> list[int]:
-        """Inputs that may be used by more than what the generated code names: Triton kernels, and products."""
+        """Return the inputs that may be used by more than what the generated code names: Triton kernels, and
+        products."""
         verdicts = {verdict.input: verdict for verdict in findings.analysis.verdicts}
         code = self.code
         return [
@@ -368,7 +370,8 @@ class Examination:
     def restricted(
         self, findings: Findings, keep: Collection[int], choice: Choice, reasons: Mapping[int, str]
     ) -> Findings:
-        """The findings with a plan that reads no other inputs than these in place. `reasons` against some of them."""
+        """Return the findings with a plan that reads no other inputs than these in place. `reasons` against some of
+        them."""
         others = {
             verdict.input: reasons.get(verdict.input, "it is copied as before")
             for verdict in findings.analysis.verdicts
@@ -380,7 +383,7 @@ class Examination:
         )
 
     def owned(self) -> MemoryRanges:
-        """Memory of the graph's own, which it writes."""
+        """Return memory of the graph's own, which it writes."""
         return MemoryRanges(pool_memory(self.recorded.pool))
 
     def written(self) -> dict[int, MemoryRange]:
@@ -388,7 +391,7 @@ class Examination:
         return {index: storage_of(self.recorded.inputs[index]) for index in self.recorded.written}
 
     def candidate(self, findings: Findings) -> Candidate:
-        """A copy of the recorded graph that is changed as planned.
+        """Return a copy of the recorded graph that is changed as planned.
 
         Raises:
             CudaCallFailed, AddressRefused, TableUnavailable: the plan cannot be carried out.
@@ -407,7 +410,7 @@ class Examination:
 
 
 def ineligible_reason(value: Any) -> str | None:
-    """Why the address of a recording input is not looked for; None where it is."""
+    """Return why the address of a recording input is not looked for; None where it is."""
     if not isinstance(value, torch.Tensor):
         return "it is not a tensor"
     if not value.is_cuda:
@@ -424,7 +427,7 @@ def holds_real_numbers(value: torch.Tensor) -> bool:
 
 
 def is_as_named(verdict: InputVerdict, named: int | None, triton: frozenset[NodePath]) -> bool:
-    """Whether the uses found are exactly the arguments of Triton kernels that the generated code names."""
+    """Return whether the uses found are exactly the arguments of Triton kernels that the generated code names."""
     plain = all(use.kind is UseKind.PARAMETER and use.node in triton and use.delta == 0 for use in verdict.uses)
     return named is not None and plain and len(verdict.uses) == named
 

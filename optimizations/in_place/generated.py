@@ -98,7 +98,8 @@ _VIEWS = frozenset(("view", "to"))
 
 
 def written_through_views(definition: ast.FunctionDef, inputs: Mapping[str, int]) -> Memory:
-    """Positions of inputs that operators write, in a function's syntax tree; `inputs` are the positions by name."""
+    """Return the positions of inputs that operators write, in a function's syntax tree; `inputs` are the positions by
+    name."""
     writes = _Writes(inputs)
     writes.visit(definition)
     return frozenset(writes.written)
@@ -149,12 +150,12 @@ class _Writes(ast.NodeVisitor):
 
 
 def _is_other_memory(value: ast.expr) -> bool:
-    """Whether it is a dead buffer in another shape, as a result gets it."""
+    """Return whether it is a dead buffer in another shape, as a result gets it."""
     return isinstance(value, ast.Call) and dotted(value.func) == "reinterpret_tensor"
 
 
 def _given(call: ast.Call) -> Iterator[tuple[Any, ast.expr]]:
-    """The parameters of an operator's schema with what a call passes; nothing where no operator is called."""
+    """Yield the parameters of an operator's schema with what a call passes; nothing where no operator is called."""
     operator = _operator(dotted(call.func))
     if operator is None:
         return
@@ -310,7 +311,7 @@ class GeneratedCode:
 
 
 def read_generated(function: Callable[..., Any]) -> GeneratedCode:
-    """What is known of a function that Inductor generated. Note [Doubt about the source]."""
+    """Return what is known of a function that Inductor generated. Note [Doubt about the source]."""
     plain = getattr(function, "__func__", function)
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
@@ -422,7 +423,7 @@ def input_names(definition: ast.FunctionDef) -> dict[str, int] | None:
 
 
 def _call_nodes(definition: ast.FunctionDef) -> list[ast.Call]:
-    """Everything that is called, in the order of the source."""
+    """Return everything that is called, in the order of the source."""
     calls = [node for node in ast.walk(definition) if isinstance(node, ast.Call)]
     return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
 
@@ -448,7 +449,7 @@ def _collective(call: ast.Call, kernels: Collection[str]) -> str | None:
 
 
 def _objection(called: ast.expr, kernels: Collection[str]) -> str | None:
-    """Why a call of this makes the function opaque; None where it does not."""
+    """Return why a call of this makes the function opaque; None where it does not."""
     name = dotted(called)
     if name in COLLECTIVE_CALLS:
         return f"it takes part in a collective, {name}"
@@ -470,7 +471,7 @@ def _objection(called: ast.expr, kernels: Collection[str]) -> str | None:
 
 
 def _is_tensor(node: ast.expr) -> bool:
-    """Whether it is a buffer, a part of one, or what a call gave, which is judged by itself."""
+    """Return whether it is a buffer, a part of one, or what a call gave, which is judged by itself."""
     while isinstance(node, ast.Subscript):
         node = node.value
     return isinstance(node, (ast.Name, ast.Call))

@@ -119,7 +119,7 @@ class Proof:
 
     @property
     def always_the_same(self) -> frozenset[int]:
-        """Unproven inputs that held the same data in every call so far."""
+        """Return unproven inputs that held the same data in every call so far."""
         return self.unproven - self._seen
 
     def _undecided(self) -> Standing:
@@ -132,7 +132,7 @@ class Proof:
 
 
 def objection(repeated: Sequence[float], candidate: Collection[float]) -> str | None:
-    """Why the outcome of the candidate is not that of the copying graph; None where it is."""
+    """Return why the outcome of the candidate is not that of the copying graph; None where it is."""
     if len(repeated) != len(candidate):
         raise ValueError(f"{len(candidate)} deviations of the candidate for {len(repeated)} of the copying graph")
     for place, (spread, deviation) in enumerate(zip(repeated, candidate, strict=True)):
@@ -159,7 +159,7 @@ class TrialTools(ApplierTools, Protocol):
     driver: Any
 
     def stream(self) -> Any:
-        """The current stream (`CUstream`)."""
+        """Return the current stream (`CUstream`)."""
 
 
 class Candidate:
@@ -190,7 +190,7 @@ class Candidate:
         check(self._tools.driver.cuGraphLaunch, self._executable, self._tools.stream())
 
     def failure(self) -> str | None:
-        """What went wrong on the device in an earlier launch. Waits for the device."""
+        """Return what went wrong on the device in an earlier launch. Waits for the device."""
         return self._applied.failure() if self._applied is not None else None
 
     def still_read(self, stream: torch.cuda.Stream | None = None) -> None:
@@ -226,7 +226,7 @@ class Effects:
     values: Sequence[torch.Tensor]
 
     def copied_bytes(self, *, spread: bool) -> int:
-        """What a trial call takes for a while. Distances between two runs are computed in 64 bits."""
+        """Return what a trial call takes for a while. Distances between two runs are computed in 64 bits."""
         changed = (*self.destroyed, *self.written)
         copies = sum(one.nbytes for one in (*changed, *changed, *self.outputs))
         values = (one.numel() * SPREAD_BYTES for one in (*self.values, *self.written))
@@ -254,7 +254,7 @@ class Pending:
             self._host = together
 
     def take(self) -> list[float] | None:
-        """The numbers; None while they are under way. Does not wait."""
+        """Return the numbers; None while they are under way. Does not wait."""
         if self._event is not None and not self._event.query():
             return None
         return [float(number) for number in self._host.tolist()]
@@ -297,7 +297,7 @@ class TrialCall:
         self._pending: Pending | None = None
 
     def run(self, inputs: Mapping[int, torch.Tensor], replay: Callable[[], Any], candidate: Callable[[], None]) -> Any:
-        """The program's call: `replay` is what it would be without a trial, and gives what is returned.
+        """Return the program's call: `replay` is what it would be without a trial, and gives what is returned.
 
         `inputs` are the call's own, by input; they are kept until the end.
         """
@@ -326,7 +326,7 @@ class TrialCall:
         return results
 
     def result(self) -> Observed | None:
-        """What was observed; None while the device is at it. Does not wait."""
+        """Return what was observed; None while the device is at it. Does not wait."""
         numbers = self._pending.take() if self._pending is not None else None
         if numbers is None:
             return None
@@ -339,13 +339,13 @@ class TrialCall:
 
     @property
     def _outcome(self) -> list[torch.Tensor]:
-        """What the program is to find as the copying graph left it. A result of an earlier graph that the function
-        writes is among what is `destroyed`."""
+        """Return what the program is to find as the copying graph left it. A result of an earlier graph that the
+        function writes is among what is `destroyed`."""
         return [*self._effects.outputs, *self._effects.written, *self._effects.destroyed]
 
     @property
     def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Pairs to compare: what the copying graph left, and what lies there now."""
+        """Return pairs to compare: what the copying graph left, and what lies there now."""
         compared = [*self._effects.outputs, *self._effects.written]
         return list(zip(self._after, compared, strict=False))
 
@@ -371,12 +371,12 @@ class TrialCall:
 
 
 def differs(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Whether two tensors of one shape, strides and dtype differ in a bit, as a number on their device."""
+    """Return whether two tensors of one shape, strides and dtype differ in a bit, as a number on their device."""
     return (_bits(first) != _bits(second)).any()
 
 
 def deviation(first: torch.Tensor, second: torch.Tensor, typed: torch.Tensor | None = None) -> torch.Tensor:
-    """The largest absolute difference of two tensors of one shape, on their device. See `proof.Observed`.
+    """Return the largest absolute difference of two tensors of one shape, on their device. See `proof.Observed`.
 
     `typed` says what numbers the bytes are where the tensors are whole storages.
     """
@@ -399,7 +399,7 @@ def deviation(first: torch.Tensor, second: torch.Tensor, typed: torch.Tensor | N
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor, in words as wide as they can be: comparing them takes a byte of memory for each."""
+    """Return the bytes of a tensor, in words as wide as they can be: comparing them takes a byte of memory for each."""
     dense = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     for word in (torch.int64, torch.int32, torch.int16):
         if dense.numel() % word.itemsize == dense.data_ptr() % word.itemsize == 0:

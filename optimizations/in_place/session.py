@@ -158,13 +158,13 @@ class Session:
 
     @property
     def device(self) -> torch.device:
-        """Where the recording runs."""
+        """Return where the recording runs."""
         return self.examination.tools.device
 
     # The program's calls
 
     def run(self, inputs: list[Any], replay: Callable[[list[Any]], Any]) -> Any:
-        """A call of the program on `inputs`, served by `replay`. Note [Doubt]."""
+        """Return a call of the program on `inputs`, served by `replay`. Note [Doubt]."""
         started = self._clock()
         if not self._counted:
             self.use.called(started)
@@ -213,26 +213,26 @@ class Session:
 
     @property
     def pending(self) -> bool:
-        """Whether something is still to be done that only takes more calls."""
+        """Return whether something is still to be done that only takes more calls."""
         return self.stage is not Stage.DONE and not is_about_memory(self.waiting)
 
     @property
     def waits_for(self) -> str | None:
-        """What is waited for, in words."""
+        """Return what is waited for, in words."""
         if self.waiting is not None and self.use.waits_for_others:
             return self.use.together.waiting
         return self.waiting
 
     @property
     def kernels(self) -> int | None:
-        """Kernels of the recorded graph; None where it was not read."""
+        """Return kernels of the recorded graph; None where it was not read."""
         if self.findings is None:
             return None
         return sum(isinstance(node, KernelNode) for _, node in self.findings.captured.walk())
 
     @property
     def active(self) -> bool:
-        """Whether `run` has anything to do in the next call."""
+        """Return whether `run` has anything to do in the next call."""
         return self.stage is not Stage.DONE
 
     def close(self) -> None:
@@ -295,7 +295,7 @@ class Session:
 
     @property
     def _undecided(self) -> Branches | None:
-        """The race of the chain against branches, as long as it is not decided."""
+        """Return the race of the chain against branches, as long as it is not decided."""
         return self.branches if self.branches is not None and self.branches.pending else None
 
     def _order_launches(self, branches: Branches) -> None:
@@ -396,7 +396,8 @@ class Session:
             self._take(examination.compare(candidates, Choice.HOST if self._fixed else self._choice))
 
     def _take_by_name(self, refusal: str | None) -> bool:
-        """Whether what the generated code names settles it: all of it, or all there will be after a `refusal`."""
+        """Return whether what the generated code names settles it: all of it, or all there will be after a
+        `refusal`."""
         examination = self.examination
         candidates = examination.candidates(self.recorded.copied)
         named = [index for index in candidates if examination.code.triton_uses.get(index)]
@@ -503,7 +504,7 @@ class Session:
 
     @property
     def trial_calls(self) -> int:
-        """Trial calls so far."""
+        """Return trial calls so far."""
         return self._trials.calls if self._trials is not None else 0
 
     @property

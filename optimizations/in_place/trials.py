@@ -64,22 +64,22 @@ class Trials:
 
     @property
     def under_way(self) -> int:
-        """Trial calls whose outcome is not known yet."""
+        """Return trial calls whose outcome is not known yet."""
         return len(self._begun)
 
     @property
     def unproven(self) -> frozenset[int]:
-        """Inputs whose uses are not known by construction."""
+        """Return the inputs whose uses are not known by construction."""
         return self._proof.unproven
 
     @property
     def always_the_same(self) -> frozenset[int]:
-        """Unproven inputs that held the same data in every trial call."""
+        """Return unproven inputs that held the same data in every trial call."""
         return self._proof.always_the_same
 
     @property
     def objection(self) -> str | None:
-        """Why the candidate was refused or given up."""
+        """Return why the candidate was refused or given up."""
         return self._proof.objection
 
     def failure(self) -> str | None:
