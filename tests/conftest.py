@@ -145,7 +145,7 @@ def fresh_encore() -> Iterator[None]:
 def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """For steps over code that is compiled: nothing is so far, and nothing is being captured."""
     import torch
-    from graphs_on_cpu import ASKS
+    from simulated_gpu.operators import ASKS
 
     monkeypatch.setattr(torch.cuda.graphs, ASKS, lambda: False)  # it raises where there is no driver
     torch.compiler.reset()

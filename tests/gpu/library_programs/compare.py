@@ -124,7 +124,7 @@ def _told_calls() -> Iterator[set[int]]:
 def _as_step(make: Make, device: str, check_every: Any) -> tuple[list[torch.Tensor], StepReport]:
     made = make(device)
     if device == "cpu":
-        from graphs_on_cpu import CpuDevice
+        from simulated_gpu.operators import CpuDevice
 
         from optimizations.capture.step.graphed_step import GraphedStep
 

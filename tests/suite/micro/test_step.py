@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 from fixtures.synthetic_results import environment
-from graphs_on_cpu import CpuDevice
 from rich.console import Console
+from simulated_gpu.operators import CpuDevice
 from tiny_workloads import instance_of
 
 import optimizations

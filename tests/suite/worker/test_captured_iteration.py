@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice, CpuDeviceWithHost
+from simulated_gpu.operators import CpuDevice, CpuDeviceWithHost
 from tiny_workloads import WholeCell, instance_of, without_dropout, workload_of
 
 import optimizations

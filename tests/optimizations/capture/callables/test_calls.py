@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import torch
-from graphs_on_cpu import CpuDevice, CpuGraph
+from simulated_gpu.operators import CpuDevice, CpuGraph
 from torch import nn
 
 from optimizations.capture.callables.graph_callables import graph_callables

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from graphs_on_cpu import CpuDeviceWithHost
+from simulated_gpu.operators import CpuDeviceWithHost
 from torch import nn
 
 from optimizations.capture.callables.graph_callables import graph_callables

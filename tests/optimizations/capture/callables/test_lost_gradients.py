@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from callable_programs import give_from_the_first
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 from torch import nn
 
 from optimizations import torch_internals

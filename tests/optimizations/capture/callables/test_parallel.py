@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 

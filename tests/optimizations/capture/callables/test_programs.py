@@ -11,7 +11,7 @@ from unittest import mock
 import numpy
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from callable_programs import differences, drawn, give_from_the_first, outcome
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 
 from optimizations.capture.callables.graph_callables import graph_callables
 

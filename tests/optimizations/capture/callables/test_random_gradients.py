@@ -8,7 +8,7 @@ import pytest
 import torch
 from callable_programs import differences, give_from_the_first
 from gradient_programs import Program
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step import graphed_step

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 
 from optimizations.capture.step.graphed_step import GraphedStep
 

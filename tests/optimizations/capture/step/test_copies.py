@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch._dynamo  # not in a call that is observed, which would not count then
 from cuda.bindings import driver as real
-from graphs_on_cpu import CpuCopy, CpuDevice, copied, settings
 from simulated_gpu.driver import Node, SimulatedDriver
+from simulated_gpu.operators import CpuCopy, CpuDevice, copied, settings
 from step_parts import KeepsMasks, batches, network, training_step
 
 from optimizations.capture.callables.graph_callables import graph_callables

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 from step_parts import batches, loss_of, network
 from torch.multiprocessing.reductions import StorageWeakRef
 

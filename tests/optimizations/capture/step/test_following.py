@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 from cuda.bindings import driver as real
-from graphs_on_cpu import CpuDevice, copied
 from simulated_gpu.driver import Function, Node, SimulatedDriver, SimulatedGraph, floats, word
+from simulated_gpu.operators import CpuDevice, copied
 from synthetic_captures import kernel as synthetic_kernel
 from torch import nn
 

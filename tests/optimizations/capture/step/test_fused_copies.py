@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from cuda.bindings import driver as real
-from graphs_on_cpu import CpuCopy, CpuDevice, ListCopy, copied, settings
 from simulated_gpu.driver import Function, Node, SimulatedDriver, SimulatedGraph
+from simulated_gpu.operators import CpuCopy, CpuDevice, ListCopy, copied, settings
 from synthetic_captures import kernel as synthetic_kernel
 
 from optimizations import torch_internals

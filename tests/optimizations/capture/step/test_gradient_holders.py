@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 from step_parts import batches, loss_of, network
 
 from optimizations.capture.step import gradient_copies, gradient_holders
@@ -139,22 +139,6 @@ def test_what_is_held_is_what_it_is_in_eager(
         assert len(found) == len(expected) and all(map(torch.equal, found, expected)), index
         del found, expected  # they hold gradients
     assert step.report().replays >= 6
-
-
-def one_of_them(training: Buffers, index: int) -> None:
-    training.held.append(training.gradients()[1])
-
-
-def views_of_another_each_time(training: Buffers, index: int) -> None:
-    found = training.gradients()
-    training.held = [found[index % len(found)].view(-1)[1:]]
-
-
-def all_and_a_parameter_moves(training: Buffers, index: int) -> None:
-    training.held += training.gradients()
-    if index == 20:
-        first = next(training.model.parameters())
-        first.data = first.data.clone()
 
 
 def test_copies_of_gradients_that_are_held_take_as_few_launches_for_many_as_for_few(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 from torch import nn
 
 from optimizations.capture.step.gradient_room import SMALL, carves, room_for_gradients

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice, CpuGraph
+from simulated_gpu.operators import CpuDevice, CpuGraph
 from step_parts import batches, loss_of, network
 
 from optimizations.capture.step.graphed_step import GraphedStep

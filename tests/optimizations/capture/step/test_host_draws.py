@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice, CpuDeviceWithHost
+from simulated_gpu.operators import CpuDevice, CpuDeviceWithHost
 from step_parts import batches, network, training_step
 
 import optimizations

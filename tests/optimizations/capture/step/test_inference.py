@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 from step_parts import batches, loss_of, network
 
 from optimizations.capture.callables.graph_callables import graph_callables

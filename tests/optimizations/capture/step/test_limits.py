@@ -12,8 +12,8 @@ from unittest import mock
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
 from interrupts import interrupted_at
+from simulated_gpu.operators import CpuDevice
 from step_parts import batches, loss_of, network, sgd, training_step
 from step_programs import PROGRAMS
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import ELSEWHERE, CpuDevice, CpuGraph
+from simulated_gpu.operators import ELSEWHERE, CpuDevice, CpuGraph
 from step_parts import batches, network, training_step
 from torch import nn
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 from step_parts import Program, batches, loss_of, network, outcome, state_of
 from step_programs import PROGRAMS
 from torch.func import functional_call, jvp

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 from torch.overrides import TorchFunctionMode
 
 from optimizations import torch_internals

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice, CpuGraph
 from interrupts import interrupted_behind
+from simulated_gpu.operators import CpuDevice, CpuGraph
 from step_parts import batches, loss_of, network, training_step
 from step_refusals import REFUSED, Refused, trained
 from torch import nn

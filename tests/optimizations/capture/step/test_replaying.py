@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import CpuCopy, CpuDevice, CpuGraph
+from simulated_gpu.operators import CpuCopy, CpuDevice, CpuGraph
 from step_parts import batches, training_step
 from torch import nn
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 from step_parts import batches, loss_of, network, state_of, training_step
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice, CpuGraph
 from interrupts import interrupted_behind
+from simulated_gpu.operators import CpuDevice, CpuGraph
 from step_parts import batches, loss_of, network
 from torch.utils import dlpack
 

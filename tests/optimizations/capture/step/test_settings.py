@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 from step_parts import batches
 from torch.utils._python_dispatch import TorchDispatchMode
 from value_changes import Case, Cases

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 
 from optimizations.capture.step.graphed_step import GraphedStep
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from simulated_gpu.operators import CpuDevice
 from step_parts import batches, loss_of, network
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
