@@ -17,7 +17,10 @@ import torch
 DATABASES = ("op_db", "module_db", "optim_db", "hop_db", "custom_op_db")
 """In the order in which they are run."""
 
-OTHER_DTYPES = (torch.int64, torch.complex64, torch.bool, torch.int32, torch.uint8, torch.float64)
+OTHER_DTYPES = (
+    *(torch.int64, torch.complex64, torch.bool, torch.int32, torch.uint8, torch.float64, torch.float16),
+    *(torch.bfloat16, torch.float8_e4m3fn),
+)
 """For an operator without float32, the first of these that it has."""
 
 RANKS = (

@@ -30,7 +30,9 @@ def _tables(folder: Path) -> str:
     if not any("passed" in row for row in rows):
         return "not measured"
     runs = [row["run"] for row in rows if "run" in row]
-    where = dict.fromkeys(f"* {run['device']}, PyTorch {run['torch']}, commit {run['commit'][:10]}" for run in runs)
+    where = dict.fromkeys(
+        f"* {run['device']}, PyTorch {run['torch']}, commit {(run['commit'] or 'unknown')[:10]}" for run in runs
+    )
     found = [f"* {line}" for line in rows_of.findings(rows)]
     parts = [rows_of.table(rows)]
     if where:

@@ -97,9 +97,11 @@ def run(program: Case, device: str, compile_: Callable[[Any], Any], launched: Ca
     error = None
     try:
         program(recorder)
+        if device == "cuda":
+            torch.cuda.synchronize()
     except Exception as raised:
         error = described(raised)
-        if device.startswith("cuda") and ("CUDA error" in str(raised) or "CUDA driver error" in str(raised)):
+        if is_lost(raised):
             raise DeviceGone(error) from None
     replays = recorder.replayed() if recorder.calls else 0
     return Outcome(recorder.calls, error, replays, time.perf_counter() - begun, _read_in_place())
@@ -110,6 +112,11 @@ def _read_in_place() -> int:
 
     recordings = [recording for graph in optimizations.report() for recording in graph.recordings]
     return sum(given.indirect for recording in recordings for given in recording.inputs)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether an error leaves the device unusable to this process."""
+    return any(words in str(error) for words in ("CUDA error", "CUDA driver error"))
 
 
 def eager(target: Any) -> Any:

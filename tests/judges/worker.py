@@ -70,6 +70,8 @@ def judged(task: Task, compilers: Sequence[str], device: str, say: Say) -> Itera
         yield {"task": task.key, "compiler": "eager", "skipped": str(reason)}
         return
     except Exception as error:
+        if trial.is_lost(error):
+            raise trial.DeviceGone(trial.described(error)) from None
         yield {"task": task.key, "compiler": "eager", "skipped": f"no sample: {trial.described(error)}"}
         return
     expected = trial.run(program, where, trial.eager, lambda: 0)
