@@ -115,12 +115,13 @@ def measure_indirection(
 
 
 def _draw(run: MicroRun, folder: Path) -> None:
-    from suite.report import micro_figure as figure
+    from suite.report import micro_figure
+    from suite.report.chart import to_pdf, to_png
     from suite.results.store import describe, write_atomically
 
-    drawn = figure.draw(run)
-    for form in ("png", "pdf"):
-        write_atomically(folder / f"{FIGURE}.{form}", figure.render(drawn, form))
+    drawn = micro_figure.draw(run)
+    write_atomically(folder / f"{FIGURE}.png", to_png(drawn))
+    write_atomically(folder / f"{FIGURE}.pdf", to_pdf(drawn))
     print(f"{describe(folder / FIGURE)}.png and .pdf")
 
 

@@ -58,18 +58,10 @@ class GeneratedModule:
     partitions: tuple[Body, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TritonKernel:
-    """A Triton kernel of a generated module: `source` is a module that defines `name`."""
-
-    name: str
-    source: str
-
-
 def read_module(source: str) -> GeneratedModule:
     """Count what each function of a generated module does. An empty source (nothing was generated) does nothing."""
     tree = ast.parse(source)
-    kernels = {name: call.func.attr for name, call in _definitions(tree) if isinstance(call.func, ast.Attribute)}
+    kernels = {name: call.func.attr for name, call in definitions(tree) if isinstance(call.func, ast.Attribute)}
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     partitions = sorted(
         (name for name in functions if _partition_number(name) is not None),
@@ -89,7 +81,7 @@ def not_captured_again(source: str, recorded: Collection[int]) -> tuple[str, ...
     `recorded` are the places of partitions that become CUDA graphs; -1 stands for the whole of `call`.
     """
     tree = ast.parse(source)
-    kernels = {name: name for name, call in _definitions(tree) if _dotted(call.func) == "async_compile.triton"}
+    kernels = {name: name for name, call in definitions(tree) if _dotted(call.func) == "async_compile.triton"}
     reasons: dict[str, None] = {}
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef) or not _takes_inputs(function):
@@ -107,18 +99,7 @@ def _takes_inputs(function: ast.FunctionDef) -> bool:
     return read > sum(isinstance(node, ast.Attribute) and _dotted(node) == "args.clear" for node in nodes)
 
 
-def triton_kernels(source: str) -> tuple[TritonKernel, ...]:
-    """Return the Triton kernels a generated module defines, in order."""
-    return tuple(
-        TritonKernel(name, text)
-        for name, call in _definitions(ast.parse(source))
-        if isinstance(call.func, ast.Attribute)
-        and call.func.attr == "triton"
-        and isinstance(text := ast.literal_eval(call.args[1]), str)
-    )
-
-
-def _definitions(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+def definitions(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
     """Yield `name = async_compile.KIND(...)` at module level."""
     for statement in tree.body:
         if (

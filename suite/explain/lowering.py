@@ -3,7 +3,7 @@
 `lower` is what a Dynamo backend calls in place of Inductor, inside `pretended_gpu`. AOTAutograd, Inductor's passes,
 scheduling and code generation run unchanged; what is replaced is the last step (loading the generated module) and the
 step after it (recording CUDA graphs), which here only notes what it was asked to record. The outcome holds the
-generated source, so that its Triton kernels can be had too (`generated_code.triton_kernels`).
+generated source, in which `generated_code` counts kernels.
 
 Note [Backward graphs]. `torch.compile` lowers a backward when it is first called, which needs a GPU. AOTAutograd can be
 told to lower it together with its forward (`force_non_lazy_backward_lowering`). To get that far it differentiates while

@@ -6,7 +6,7 @@ full lowering for an H100. What could not be seen is listed in `limits`, not gue
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -14,6 +14,18 @@ from suite.results.schema import NotCaptured, Record
 
 TO_THE_END = "seen to its end"
 """What `Explanation.seen` is where nothing cut the call short."""
+
+
+class Sparse(Record):
+    """A record that leaves the field `LEFT_OUT` out of what is written where it is empty."""
+
+    LEFT_OUT: ClassVar[str]
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = write(self)
+        return {name: value for name, value in written.items() if value or name != self.LEFT_OUT}
+
 
 CpuKind = Literal["constant", "attribute", "argument", "computed", "output"]
 
@@ -59,7 +71,7 @@ class NonStaticInput(Record):
     input_bytes: int | None
 
 
-class Lowering(Record):
+class Lowering(Sparse):
     """Inductor's outcome for one FX graph under one setting, from an offline lowering for `target` (no GPU).
 
     `partitions` counts pieces that would become CUDA graphs; `kernels_in_graphs` the kernels inside them; kernels
@@ -71,6 +83,8 @@ class Lowering(Record):
     does not name. Told after placement, of programs that train; left out of what is written where there is nothing.
     """
 
+    LEFT_OUT = "captured_once"
+
     setting: str
     target: str
     partitions: int
@@ -81,10 +95,6 @@ class Lowering(Record):
     blocking_copies: int = 0
     not_captured: list[NotCaptured]
     captured_once: list[str] = Field(default_factory=list)
-
-    @model_serializer(mode="wrap")
-    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(write(self), "captured_once")
 
 
 PlacedForm = Literal["kept", "literal", "rebuilt", "staged", "cpu output"]
@@ -128,12 +138,14 @@ class Placed(Record):
     left: list[LeftInPlace]
 
 
-class FxGraph(Record):
+class FxGraph(Sparse):
     """One FX graph of the model, in the order Dynamo made them. `placement` None: it was not planned.
 
     `backward`: the lowerings of its backward graph, in a program that trains. Left out of what is written where there
     are none.
     """
+
+    LEFT_OUT = "backward"
 
     index: int
     operations: int
@@ -148,26 +160,19 @@ class FxGraph(Record):
     placement: Placed | None = None
     backward: list[Lowering] = Field(default_factory=list)
 
-    @model_serializer(mode="wrap")
-    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(write(self), "backward")
-
-
-def _without(written: dict[str, Any], field: str) -> dict[str, Any]:
-    """Leave the field out if it is empty, as it is in explanations of programs that do not train."""
-    return written if written[field] else {name: value for name, value in written.items() if name != field}
-
 
 class GraphBreak(Record):
     reason: str
     source_line: str | None
 
 
-class Explanation(Record):
+class Explanation(Sparse):
     """All that `explain` tells of one model. `error` is set, and the rest may be empty, where the analysis failed.
 
     `commit` and `dirty` are Encore's own: the git commit of the code that analysed, and whether it was changed since.
     """
+
+    LEFT_OUT = "seen"
 
     schema_version: int
     target: str
@@ -184,10 +189,6 @@ class Explanation(Record):
     error: str | None
     seen: str | None = None
     """How far the call was seen, in words: to its end, or up to which line. Older explanations do not say."""
-
-    @model_serializer(mode="wrap")
-    def _without_nothing(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(write(self), "seen")
 
     @property
     def host_to_device(self) -> list[ExplainedCopy]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping
 from statistics import median
-from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -14,7 +12,8 @@ from matplotlib.lines import Line2D
 
 from suite.micro.records import MicroRun
 from suite.micro.sweeps import ODD_BYTES, VARIANTS, Sweep, Variant
-from suite.report.provenance import short_commit
+from suite.report.chart import STYLE
+from suite.report.provenance import of_environment
 from suite.report.units import format_bytes
 
 COLOURS: Mapping[Variant, str] = {"copy": "#E69F00", "host": "#CC79A7", "prelude": "#0072B2", "ptx": "#009E73"}
@@ -47,7 +46,7 @@ def lines(run: MicroRun, sweep: Sweep) -> dict[tuple[Variant, bool], Line]:
 
 def draw(run: MicroRun) -> Figure:
     """Three panels, logarithmic both ways; unmoved inputs dashed."""
-    with matplotlib.rc_context({"font.size": 9, "font.family": "DejaVu Sans", "pdf.fonttype": 42}):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 4.2), layout="constrained")
         axes = figure.subplots(1, len(PANELS), sharey=True)
         for axis, (title, sweep) in zip(axes, PANELS, strict=True):
@@ -57,16 +56,8 @@ def draw(run: MicroRun) -> Figure:
             axis.set_xlabel(title)
         axes[0].set_ylabel("Time per replay, \N{MICRO SIGN}s (median)")
         figure.legend(handles=list(_handles()), loc="outside upper center", ncols=len(VARIANTS) + 3, frameon=False)
-        figure.supxlabel(_caption(run), fontsize=7)
+        figure.supxlabel(of_environment(run.environment).caption, fontsize=7)
     return figure
-
-
-def render(figure: Figure, form: str) -> bytes:
-    """The figure as `png` or `pdf`."""
-    buffer = io.BytesIO()
-    options: dict[str, Any] = {"dpi": 150, "metadata": {"Software": None}} if form == "png" else {}
-    figure.savefig(buffer, format=form, facecolor="white", **options)
-    return buffer.getvalue()
 
 
 def _draw_panel(axis: Axes, panel: Mapping[tuple[Variant, bool], Line], *, in_bytes: bool) -> None:
@@ -97,11 +88,3 @@ def _handles() -> Iterable[Line2D]:
     yield Line2D(
         [], [], color="#404040", linestyle="", marker="o", markersize=MARKER_SIZE, label=f"{ODD_BYTES} bytes more"
     )
-
-
-def _caption(run: MicroRun) -> str:
-    environment = run.environment
-    device = environment.gpu.name if environment.gpu else f"CPU {environment.cpu.model}"
-    commit = short_commit(environment)
-    of = f", commit {commit}" if commit else ""
-    return f"{device}, driver {environment.driver}, PyTorch {environment.torch}, {environment.run_id}{of}"

@@ -83,8 +83,10 @@ def kernels_of(name: str) -> Iterator[dict[str, Any]]:
     from models.registry import find
     from suite.explain.build import build_workload
     from suite.explain.capture import capture
-    from suite.explain.generated_code import triton_kernels
     from suite.measure.modes import GRAPH_MODE, MODES
+
+    sys.path.append(str(Path(__file__).parents[1] / "support"))
+    from generated_kernels import triton_kernels
 
     program = build_workload(find(name), variant=None, size="full")
     found = capture(program, {GRAPH_MODE: MODES[GRAPH_MODE].options})

@@ -14,12 +14,11 @@ from typing import Any
 
 import explain_programs
 import torch
+from generated_kernels import compile_kernel, triton_kernels
 
 from suite.explain.build import build_program, load_program
 from suite.explain.capture import SETTINGS, capture
-from suite.explain.generated_code import triton_kernels
 from suite.explain.pretended_gpu import pretended_gpu
-from suite.explain.triton_kernels import compile_kernel
 
 COMPILED = "mask_attribute"
 CAPABILITIES = (80, 90)

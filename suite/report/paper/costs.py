@@ -26,10 +26,9 @@ from suite.report.paper.exhibit import (
     known,
     labels_of,
     make_grid,
-    of_environment,
     plain_means,
 )
-from suite.report.provenance import Provenance
+from suite.report.provenance import Provenance, of_environment
 from suite.report.selected import judged_groups
 from suite.report.table import make_table
 from suite.results.errors import WrongUse

@@ -20,7 +20,7 @@ from suite.report.published import Published
 from suite.report.runs import Run
 from suite.report.table import Table, make_table
 from suite.results import stats
-from suite.results.schema import Cell, Environment, Status
+from suite.results.schema import Cell, Status
 from suite.results.stats import Verdict
 
 NOT_MEASURED = "not measured"
@@ -194,15 +194,6 @@ class Exhibit:
         here = origin or results.provenance()
         measured = f"Measured: {here.device}, PyTorch {here.torch}. " if here is not NOTHING else ""
         return f"{measured}Published: {results.published.sources[self.source].setting}. {self.differs}"
-
-
-def of_environment(environment: Environment, smoke: str | None = None) -> Provenance:
-    """Return the provenance of results that are not a run of the suite; `smoke` says why they say nothing about
-    performance."""
-    device = environment.gpu.name if environment.gpu else f"CPU {environment.cpu.model}"
-    commit = provenance.short_commit(environment) or "unknown"
-    warning = f"SMOKE RUN {smoke}: these numbers say nothing about performance" if smoke else None
-    return Provenance(f"run {environment.run_id}", device, commit, environment.torch, warning, environment.driver)
 
 
 def labels_of(results: Results, source: str) -> tuple[str, ...]:

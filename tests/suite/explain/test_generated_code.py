@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from suite.explain.generated_code import Body, TritonKernel, not_captured_again, read_module, triton_kernels
+from generated_kernels import TritonKernel, triton_kernels
+
+from suite.explain.generated_code import Body, not_captured_again, read_module
 
 PARTITIONED = dedent(
     """

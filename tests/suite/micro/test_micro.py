@@ -20,6 +20,7 @@ from suite.micro import records
 from suite.micro.records import MICRO_SCHEMA_VERSION, MeasuredPoint, MicroRun, Series, read_micro_run
 from suite.micro.sweeps import VARIANTS, Point, points
 from suite.report import micro_figure as figure
+from suite.report.chart import to_pdf, to_png
 from suite.results.errors import EXIT_WRONG_USE, WrongUse
 from tests.optimizations.graph.test_appliers import analysis_of
 from tests.optimizations.graph.test_plan import kernel, word
@@ -103,8 +104,8 @@ def test_the_figure_has_a_line_for_each_variant_in_each_panel() -> None:
     assert [len(axis.lines) for axis in drawn.axes] == [6, 12, 6], "odd sizes are points next to the lines"
     points = [line for line in drawn.axes[1].lines if line.get_linestyle() == "None"]
     assert len(points) == 6
-    assert figure.render(drawn, "png").startswith(b"\x89PNG")
-    assert figure.render(drawn, "pdf").startswith(b"%PDF")
+    assert to_png(drawn).startswith(b"\x89PNG")
+    assert to_pdf(drawn).startswith(b"%PDF")
     caption = drawn.get_supxlabel()
     assert "a-run" in caption
     assert EVERYTHING.environment.torch in caption

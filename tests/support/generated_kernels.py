@@ -1,4 +1,4 @@
-"""Triton kernels of a generated module, compiled to PTX without a GPU.
+"""Triton kernels of a module that Inductor generated, compiled to PTX without a GPU: inputs for tests of rewriting.
 
 Inductor leaves the block sizes of a kernel open and tries a few on the GPU; here each of these configurations can be
 had. To be used inside `pretended_gpu`, in which the generated module was made.
@@ -6,6 +6,7 @@ had. To be used inside `pretended_gpu`, in which the generated module was made.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,27 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from optimizations import torch_internals
-from suite.explain.generated_code import TritonKernel
+from suite.explain.generated_code import definitions
 from suite.explain.pretended_gpu import WARP_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class TritonKernel:
+    """A Triton kernel of a generated module: `source` is a module that defines `name`."""
+
+    name: str
+    source: str
+
+
+def triton_kernels(source: str) -> tuple[TritonKernel, ...]:
+    """Return the Triton kernels a generated module defines, in order."""
+    return tuple(
+        TritonKernel(name, text)
+        for name, call in definitions(ast.parse(source))
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr == "triton"
+        and isinstance(text := ast.literal_eval(call.args[1]), str)
+    )
 
 
 @dataclass(frozen=True, slots=True)
