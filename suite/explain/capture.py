@@ -64,6 +64,12 @@ _GRADIENTS_LIMIT = (
     "are not"
 )
 _BREAK_LIMIT = "what runs between FX graphs, and in functions that Dynamo leaves to Python, is not counted"
+_NO_DRIVER = ("CUDA driver", "NVIDIA driver", "No CUDA GPUs")
+"""Words of what PyTorch raises where it needs a GPU."""
+_DRIVER_LIMIT = (
+    "outside of FX graphs the program needs a GPU (cuDNN's recurrent layers do), and here is none; what comes after it is "
+    "not seen"
+)
 _ONE_CALL_LIMIT = "one call is traced: what is compiled again for other shapes or values is not seen"
 
 
@@ -146,7 +152,11 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
             found.limits.append(f"{error}; what comes after it is not seen: {user_place(error)}")
             cut = error
         except Exception as error:
-            found.failure = cut = error
+            cut = error
+            if any(words in str(error) for words in _NO_DRIVER):
+                found.limits.append(f"{_DRIVER_LIMIT}: {user_place(error)}")
+            else:
+                found.failure = error
         found.end(program.module, cut)
         found.breaks.extend(
             GraphBreak(reason=_first_line(reason.reason), source_line=_innermost(reason.user_stack))

@@ -290,3 +290,10 @@ def test_explain_says_up_to_which_line_it_saw(explained: Callable[[str], Explana
     line = inspect.getsourcelines(ReadsAValue.forward)[1] + 2
     assert explanation.seen == f"seen up to tests/support/own_programs.py:{line}; 5 of 6 layers after it are not"
     assert summary(explanation).endswith(explanation.seen)
+
+
+def test_explain_ends_where_a_program_needs_a_gpu(explained: Callable[[str], Explanation]) -> None:
+    explanation = explained("recurrent")
+    assert explanation.error is None
+    assert any("the program needs a GPU" in limit for limit in explanation.limits)
+    assert explanation.seen is not None and explanation.seen.startswith("seen up to ")
