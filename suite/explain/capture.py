@@ -67,8 +67,8 @@ _BREAK_LIMIT = "what runs between FX graphs, and in functions that Dynamo leaves
 _NO_DRIVER = ("CUDA driver", "NVIDIA driver", "No CUDA GPUs")
 """Words of what PyTorch raises where it needs a GPU."""
 _DRIVER_LIMIT = (
-    "outside of FX graphs the program needs a GPU (cuDNN's recurrent layers do), and here is none; what comes after it is "
-    "not seen"
+    "outside of FX graphs the program needs a GPU (cuDNN's recurrent layers do), and here is none; what comes after it "
+    "is not seen"
 )
 _ONE_CALL_LIMIT = "one call is traced: what is compiled again for other shapes or values is not seen"
 
