@@ -14,9 +14,7 @@ import torch
 
 from models.instance import tensors_of
 from optimizations import torch_internals
-from optimizations.placement import Placement, residency_of
-from optimizations.placement.observe import CannotObserve
-from optimizations.placement.residency import Residency, ResidentNode, source_line
+from optimizations.placement import CannotObserve, Placement, Residency, ResidentNode, residency_of, source_line
 from optimizations.report import PlacementReport
 from suite.explain.lowering import LoweredPair
 from suite.explain.records import (

@@ -84,46 +84,37 @@ def make_overall(exhibit: Exhibit, results: Results) -> Made:
 
 
 _STEPS = (
-    ("placement", PLACEMENT_MODE, UNPARTITIONED_MODE),
-    ("indirection", INDIRECTION_MODE, PLACEMENT_MODE),
-    ("lean", LEAN_MODE, INDIRECTION_MODE),
-    ("selection", DEFAULT_MODE, LEAN_MODE),
+    ("placement", PLACEMENT_MODE, UNPARTITIONED_MODE, "placement_over_graph"),
+    ("indirection", INDIRECTION_MODE, PLACEMENT_MODE, "indirection_over_placement"),
+    ("lean", LEAN_MODE, INDIRECTION_MODE, ""),
+    ("selection", DEFAULT_MODE, LEAN_MODE, "encore_over_indirection"),
 )
-"""(name, mode, what it is added to)."""
-_PRINTED = {
-    "placement": "placement_over_graph",
-    "indirection": "indirection_over_placement",
-    "lean": "",
-    "selection": "encore_over_indirection",
-}
-"""What the papers' ratio of each step is called in `results/published.json`."""
+"""(name, mode, what it is added to, what the papers' ratio of the step is called in `results/published.json`)."""
 
 
 def make_steps(exhibit: Exhibit, results: Results) -> Made:
     """Show bars over compile, and in the table what each step gains over the one before."""
     labels = labels_of(results, exhibit.source)
-    modes = (UNPARTITIONED_MODE, *(mode for _, mode, _ in _STEPS))
+    modes = (UNPARTITIONED_MODE, *(mode for _, mode, _, _ in _STEPS))
     measured = tuple(mode for mode in modes if results.run is not None and mode in results.run.modes)
     bars = [
         ratio_series(results, exhibit.source, mode, REFERENCE_MODE, published=None, listed=False)
         for mode in measured or modes
     ]
 
-    def printed(label: str, name: str) -> float | None:
-        row = results.published.speedups.get(exhibit.source, {}).get(
-            results.published.printed(exhibit.source, label), {}
-        )
-        return row.get(_PRINTED[name])
+    def printed(label: str, ratio: str) -> float | None:
+        rows = results.published.speedups.get(exhibit.source, {})
+        return rows.get(results.published.printed(exhibit.source, label), {}).get(ratio)
 
     steps = [
         Series(
             mode,
             lambda label, mode=mode, before=before: ratio_value(results, label, mode, before),  # type: ignore[misc]
-            lambda label, name=name: printed(label, name),  # type: ignore[misc]
+            lambda label, ratio=ratio: printed(label, ratio),  # type: ignore[misc]
             column=name,
             drawn=False,
         )
-        for name, mode, before in _STEPS
+        for name, mode, before, ratio in _STEPS
     ]
     means, count = ratio_means(results, labels, [(mode, mode, REFERENCE_MODE) for mode in modes])
     lacking = [mode for mode in modes if mode not in measured]
@@ -133,8 +124,8 @@ def make_steps(exhibit: Exhibit, results: Results) -> Made:
     grid = Grid("speedup", axis, Scale.RATIO, labels, (*bars, *steps), note=note.strip(), shown=SHOWN)
     lacks = NOT_HELD if exhibit.source == "pygraph" else None
     points = [
-        Point(f"{name} over {before}", lacks if _PRINTED[name] else None, results.mean_text(labels, mode, before))
-        for name, mode, before in _STEPS
+        Point(f"{name} over {before}", lacks if ratio else None, results.mean_text(labels, mode, before))
+        for name, mode, before, ratio in _STEPS
     ]
     return make_grid(exhibit, results, grid, means, points)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -80,20 +81,8 @@ def _change_json(change: Change | None) -> dict[str, JsonValue]:
 
 
 def _pair_json(pair: Pair) -> dict[str, JsonValue]:
-    return {
-        "workload": pair.label,
-        "base_mode": pair.base_mode,
-        "new_mode": pair.new_mode,
-        "outcome": pair.outcome.value,
-        "baseline": pair.baseline,
-        "ratios": list(pair.ratios),
-        **_change_json(pair.change),
-        "kernel_change": pair.kernel_change,
-        "base_us": pair.base_us,
-        "new_us": pair.new_us,
-        "reason": pair.reason,
-        "remarks": list(pair.remarks),
-    }
+    plain = {field.name: getattr(pair, field.name) for field in fields(pair) if field.name not in ("label", "change")}
+    return {"workload": pair.label, **plain, **_change_json(pair.change)}
 
 
 def to_markdown(comparison: Comparison) -> str:
