@@ -334,7 +334,8 @@ def _tick_texts(chart: Chart, groups: tuple[str, ...]) -> list[str]:
     own = chart.groups[: len(chart.groups) - chart.summary_groups]
     remarks = {group.partition(" (")[2] for group in own}
     remark = f" ({remarks.pop()}" if len(remarks) == 1 else ""
-    return [group.removesuffix(remark) if remark != " (" else group for group in groups]
+    own_names = [group.removesuffix(remark) if remark != " (" else group for group in groups]
+    return [name.replace(":", ":\n") for name in own_names]  # a program of the user's: module:callable
 
 
 def _common_failure(chart: Chart, group: str) -> str | None:
