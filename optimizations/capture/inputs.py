@@ -47,8 +47,6 @@ class CopiedInputs:
     Copies become part of a graph where it captured them: as nodes that are led to the inputs (`carry`), or as kernels
     that make several (`follow`). Where the graph reads an input itself, its placeholder need have no memory (`free`),
     and gets some again for an input that cannot be read where it lies.
-
-    Inputs that lie at the addresses `bound_at` need no `bind`: the graph reads them there. None: no such are known.
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()) -> None:
@@ -77,7 +75,6 @@ class CopiedInputs:
         self._copies: dict[int, torch.Tensor] = {}
         self._tracker: AddressTracker | None = None
         self._fused: list[int] = []
-        self.bound_at: list[int] | None = None
         self._count_copies()
         self.bind(inputs)
 
@@ -216,7 +213,6 @@ class CopiedInputs:
 
     def _use_nodes(self, nodes: Mapping[int, CopyNode]) -> None:
         self._carried, self._nodes = list(nodes), list(nodes.values())
-        self._led = [(index, node.read_from) for index, node in nodes.items()]
 
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
         """Copy what is not read in place, or let the graph do so. Inputs that are read in place must not have `moved`.
@@ -224,7 +220,6 @@ class CopiedInputs:
         Raises:
             NotCarried: the graph cannot be led to an input.
         """
-        self.bound_at = None
         if self._nodes and not torch_internals.data_ptrs_equal(inputs, self._sources, self._carried):
             self._lead(inputs)
         if self._tracker is not None:
@@ -232,16 +227,12 @@ class CopiedInputs:
         if self._copied:
             self._copy(inputs)
 
-    def _follow(self, inputs: Sequence[torch.Tensor], addresses: list[int] | None = None) -> bool:
-        """Whether they lie at these `addresses`, if those are known, and each is read there."""
+    def _follow(self, inputs: Sequence[torch.Tensor]) -> None:
         assert self._tracker is not None
         try:
-            if addresses is not None and self._tracker.follow_at(addresses):
-                return True
             self._tracker.follow(inputs)
         except CudaCallFailed as error:
             raise NotCarried(str(error)) from error
-        return False
 
     def _copy(self, inputs: Sequence[torch.Tensor]) -> None:
         sources = [
@@ -249,33 +240,6 @@ class CopiedInputs:
             for index, once in zip(self._copied, self._once, strict=True)
         ]
         copy_all(self._targets, sources)
-
-    def bind_at(self, inputs: Sequence[torch.Tensor], addresses: list[int]) -> None:
-        """`bind` of inputs that lie at these addresses.
-
-        Raises:
-            NotCarried: the graph cannot be led to an input.
-        """
-        self.bound_at = None
-        sources = self._sources
-        stays = not self._copied
-        for index, read_from in self._led:
-            address = addresses[index]
-            if address == sources[index]:
-                continue
-            sources[index] = 0  # unknown until it is set: a call may end in between
-            try:
-                read_from(address)
-            except NotCarried:
-                self.bind(inputs)  # it is copied, and again in the next call
-                return
-            sources[index] = address
-        if self._tracker is not None:
-            stays = self._follow(inputs, addresses) and stays
-        if stays:
-            self.bound_at = addresses
-        elif self._copied:
-            self._copy(inputs)
 
     def _lead(self, inputs: Sequence[torch.Tensor]) -> None:
         """Lead the graph's copies to those of these inputs that lie elsewhere than those before.

@@ -196,25 +196,6 @@ class AddressTracker:
         self._point(moved)
         self.moves += 1
 
-    def follow_at(self, addresses: list[int]) -> bool:
-        """Return the same for inputs that lie at these addresses, each by its index, of a graph that writes none of
-        them.
-
-        False where one cannot be read there: then nothing was done.
-        """
-        now, borders = self.addresses, self._overwritten.borders
-        moved: dict[int, int] = {}
-        for index, below_alignment, _, size in self._checks:
-            if (address := addresses[index]) == now[index]:
-                continue
-            if not _reads_in_place(address, size, below_alignment, borders):
-                return False
-            moved[index] = address
-        if moved:
-            self._point(moved)
-            self.moves += 1
-        return True
-
     def _written_moved(self, inputs: Sequence[Any]) -> bool:
         """Return whether an input that the graph writes has moved: what others lie in its memory is to be found out
         again."""

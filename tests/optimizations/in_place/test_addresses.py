@@ -62,42 +62,6 @@ def test_only_moved_inputs_are_pointed_at() -> None:
     assert (tracker.moves, tracker.pointer_bytes, tracker.placeholder_bytes) == (2, 24, 0)
 
 
-@given(st.lists(st.tuples(st.integers(0, 24), st.integers(0, 24)), min_size=1, max_size=6))
-def test_known_addresses_are_followed_as_the_inputs_are(calls: list[tuple[int, int]]) -> None:
-    """Or nothing is done: where an input is not aligned, or reaches into what the graph writes."""
-    memory = aligned(32)
-    owned = MemoryRanges([MemoryRange(address=memory.data_ptr() + 60, size_bytes=12)])
-    inputs = TrackedInput(0, 16, PLACEHOLDER, size_bytes=8), TrackedInput(1, 8, PLACEHOLDER, size_bytes=20)
-    both = [FakePointers(), FakePointers()]
-    by_tensors, by_addresses = [tracker_of(one, *inputs, owned=owned, recorded=(0, 0)) for one in both]
-    for places in calls:
-        given_ones = [memory[place:] for place in places]
-        filled = by_tensors.placeholder_bytes
-        by_tensors.follow(given_ones)
-        before = list(by_addresses.addresses)
-        done = by_addresses.follow_at([one.data_ptr() for one in given_ones])
-        assert done == (by_tensors.placeholder_bytes == filled)
-        if not done:
-            assert by_addresses.addresses == before
-            by_addresses.follow(given_ones)
-        assert by_addresses.addresses == by_tensors.addresses
-        assert (by_addresses.moves, by_addresses.pointer_bytes) == (by_tensors.moves, by_tensors.pointer_bytes)
-    assert both[0].pointed == both[1].pointed
-
-
-def test_a_failed_update_of_known_addresses_is_made_again() -> None:
-    pointers = FakePointers()
-    tracker = tracker_of(pointers)
-    a, b = aligned(4), aligned(4)
-    addresses = [a.data_ptr(), 0, b.data_ptr()]
-    pointers.fail = True
-    with pytest.raises(RuntimeError, match="driver"):
-        tracker.follow_at(addresses)
-    pointers.fail = False
-    assert tracker.follow_at(addresses)
-    assert pointers.pointed == [{0: a.data_ptr(), 2: b.data_ptr()}]
-
-
 def test_the_first_call_without_moves_is_told_once() -> None:
     pointers = FakePointers()
     tracker = tracker_of(pointers)
