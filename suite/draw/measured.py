@@ -26,11 +26,10 @@ from models.registry import Size
 from optimizations.in_place.budget import spent_at_once
 from optimizations.torch_internals.graph_keys import mark_graphs
 from suite.draw.records import DrawnGraph, graphs_of
-from suite.measure.coverage import graph_launches
 from suite.measure.gpu import require_gpu
 from suite.measure.iteration import callable_for, iteration, seed_all, set_numerics
 from suite.measure.modes import LANES_MODE, MODES, PLACEMENT_MODE
-from suite.measure.profiling import PROFILED_ITERATIONS, load_profiler, trace
+from suite.measure.profiling import PROFILED_ITERATIONS, graph_launches, load_profiler, trace
 from suite.results.errors import WrongUse
 from suite.run.matrix import require_whole, select_workloads
 
@@ -94,7 +93,7 @@ class GraphWork:
 
 
 def work_of_graphs(traced: Mapping[str, Any]) -> list[GraphWork]:
-    """Return the work of each launch of a graph in a trace (`suite.measure.coverage`), in order."""
+    """Return the work of each launch of a graph in a trace (`suite.measure.profiling`), in order."""
     events = [event for event in traced["traceEvents"] if event.get("ph") == "X"]
     launches = graph_launches(events)
     found: dict[int, list[tuple[float, str, float]]] = defaultdict(list)

@@ -27,8 +27,7 @@ from optimizations.report import CompiledGraph
 from optimizations.torch_internals import outcome
 from suite.explain.generated_code import Body, GeneratedModule, read_module
 from suite.explain.gradients import without_engine
-from suite.measure.reasons import Reasons
-from suite.measure.source_line import line_of_frame
+from suite.measure.source_line import Reasons, line_of_frame
 from suite.results.schema import NotCaptured
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]

@@ -5,17 +5,26 @@ computation in low precision. In the L2 norm, a wrong element among a million ha
 elements that are somewhat wrong have none. So an error is the larger of the two. What cannot be expressed as a distance
 is infinitely far away: another shape or dtype, a missing tensor, an integer that differs, an infinity or NaN in another
 place.
+
+Whether results belong to the inputs that they are said to be of.
+
+A CUDA graph that reads its inputs from where they were before computes a correct result, but of other inputs. Where a
+program's results hardly depend on its inputs (an AlexNet with random weights gives nearly the same for all images),
+such a result is within the tolerance. But it is nearer to what eager computes of those other inputs, and that is what
+is checked here. Rounding does not bring a result there: it would have to go all one way in many elements.
+
+Do all ranks have the same results? Compared by digests, and where bits differ by the norms of tensors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from suite.measure.results import BUFFER, GRADIENT, State
+from suite.measure.results import BUFFER, GRADIENT, Results, State
 
 CHUNK_ELEMENTS = 2**24
 """Elements compared at once: tensors come from host memory, and are compared in float64 on the device."""
@@ -142,3 +151,72 @@ def size_of(tensors: Iterable[torch.Tensor], device: torch.device) -> Size:
             largest = max(largest, _largest(finite))
         count += tensor.numel()
     return Size(math.sqrt(squares / max(1, count)), largest)
+
+
+NEARER = 4.0
+"""How many times nearer to eager's results of other inputs a result is that is taken for one of these."""
+
+MOST_ELEMENTS = 2**22
+"""Of a larger tensor, so many that lie evenly in it: who reads other inputs differs wherever results depend on them.
+Gigabytes of output take many seconds to bring to the device once more for each input set."""
+
+LEAST_ELEMENTS = 16
+"""Tensors of fewer elements say nothing: in few dimensions, rounding may well go the way in which inputs differ."""
+
+
+def result_of_other_inputs(
+    results: Sequence[Mapping[str, torch.Tensor]],
+    eager: Sequence[Mapping[str, torch.Tensor]],
+    *,
+    device: torch.device,
+) -> tuple[str, float] | None:
+    """A tensor that is eager's of another input set, with its relative error; None where there is none.
+
+    Args:
+        results: tensors by name, of one input set after the other.
+        eager: eager's, in the same order.
+        device: where to compare.
+    """
+    for index, (found, expected) in enumerate(zip(results, eager, strict=True)):
+        for name, tensor in found.items():
+            if not tensor.is_floating_point() or tensor.numel() < LEAST_ELEMENTS or name not in expected:
+                continue
+            tensor = _sample(tensor)
+            own = relative_error(tensor, _sample(expected[name]), device=device)
+            others = (
+                relative_error(tensor, _sample(other[name]), device=device)
+                for number, other in enumerate(eager)
+                if number != index and name in other
+            )
+            if own > 0.0 and any(math.isfinite(error) and error * NEARER < own for error in others):
+                return name, own
+    return None
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1)[:: -(-tensor.numel() // MOST_ELEMENTS)] if tensor.numel() > MOST_ELEMENTS else tensor
+
+
+def norms(results: Sequence[Results]) -> dict[str, float]:
+    """The L2 norm of every tensor that is compared, by input set and name."""
+    return {
+        f"{place} {name}": float(torch.linalg.vector_norm(tensor.detach().to(torch.float64)))
+        for place, one in enumerate(results)
+        for name, tensor in one.tensors.items()
+    }
+
+
+def largest_spread(by_rank: Sequence[Mapping[str, float]]) -> float:
+    """The largest relative difference of a norm on two ranks; infinite where a tensor is missing on one, or where one
+    has a number and another has none."""
+    if any(own.keys() != by_rank[0].keys() for own in by_rank):
+        return math.inf
+    return max((_spread([own[name] for own in by_rank]) for name in by_rank[0]), default=0.0)
+
+
+def _spread(values: Sequence[float]) -> float:
+    if all(value == values[0] or (math.isnan(value) and math.isnan(values[0])) for value in values):
+        return 0.0
+    if not all(math.isfinite(value) for value in values):
+        return math.inf
+    return (max(values) - min(values)) / max(values)

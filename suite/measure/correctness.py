@@ -65,9 +65,8 @@ import torch
 from models.instance import Instance, autocast_dtype
 from models.nests import map_tensors, tensors_of
 from models.registry import Inputs
-from suite.measure.compare import errors, misshapen
+from suite.measure.compare import errors, misshapen, result_of_other_inputs
 from suite.measure.iteration import full_precision, iteration
-from suite.measure.mixed_inputs import result_of_other_inputs
 from suite.measure.results import GRADIENT, Results, State, run_checked, run_unchecked
 
 UNIT_ROUNDOFF: dict[str, float] = {

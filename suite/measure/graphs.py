@@ -15,7 +15,7 @@ from optimizations import torch_internals
 from optimizations.report import CompiledGraph
 from optimizations.torch_internals import outcome
 from optimizations.trees.containers import managers
-from suite.measure.reasons import Reasons
+from suite.measure.source_line import Reasons
 from suite.results.schema import GraphCounts
 
 

@@ -3,20 +3,43 @@
 `PROFILED_ITERATIONS` iterations are taken, so that a stray event shows as a count that does not divide. Where they do
 not all run the same (data-dependent programs), one iteration alone is profiled instead, and the result says so by
 `profiled_iterations` = 1.
+
+What ran on the GPU in steady iterations, from a torch.profiler trace: kernels by launch, copies, kernel time.
+
+Pure analysis of a Chrome trace as `torch.profiler.profile.export_chrome_trace` writes it. Relied on are complete events
+(`"ph": "X"`) with these fields, as Kineto writes them:
+
+* `cat` is "kernel", "gpu_memcpy" or "gpu_memset" for work on the device, "cuda_runtime" or "cuda_driver" for the call
+  that launched it.
+* `args.correlation` is the same number in a call and in all device work it launched. A launch of a CUDA graph is one
+  call, so all of the graph's work has that call's number.
+* `name` of a call is the API function, perhaps with a version or `_ptsz` suffix; of a copy, "Memcpy HtoD (Pageable ->
+  Device)"; `args.bytes` its size.
+* `dur` is in microseconds; `args.grid` and `args.block` of a kernel are its launch configuration.
+* A copy from pageable host memory makes the host wait; one from pinned memory does not.
+* `args["graph node id"]`, where a CUPTI version gives it, marks device work of a graph even if its launch is missing.
+
+Device work is a graph's if its call is `cudaGraphLaunch` or `cuGraphLaunch`; all other work counts as launched one by
+one, so no list of kernel-launching functions is needed (there are many: `cudaLaunchKernel`, `cudaLaunchKernelExC`,
+`cuLaunchKernel`, `cuLaunchKernelEx`, cooperative ones).
 """
 
 from __future__ import annotations
 
 import json
+import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from suite.measure.coverage import IterationProfile, UnevenIterations, analyse
+from suite.measure.kernels import count_kernels, kernel_key
+from suite.results.schema import Coverage, HostToDeviceCopy
 
 PROFILED_ITERATIONS = 3
 
@@ -83,3 +106,132 @@ def trace(iterate: Callable[[int], object], iterations: int) -> dict[str, Any]:
         profiler.export_chrome_trace(str(file))
         found: dict[str, Any] = json.loads(file.read_bytes())
     return found
+
+
+_GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch(_|$)")
+_MEMCPY = re.compile(r"Memcpy (?P<direction>\w+) \((?P<source>.+) -> (?P<target>.+)\)")
+_DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+_CALLS = ("cuda_runtime", "cuda_driver")
+
+
+class UnevenIterations(ValueError):
+    """The iterations in a trace did not all do the same, so a mean of their counts would not be the count of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """One kernel, copy or memset on the device. `moved_bytes` is None for kernels."""
+
+    category: str
+    name: str
+    in_graph: bool
+    duration_us: float
+    moved_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class IterationProfile:
+    """One iteration, as the mean over those in the trace. Counts are exact: every iteration had that many."""
+
+    coverage: Coverage
+    kernels: dict[str, int] | None
+    kernel_time_us: float
+    host_to_device: list[HostToDeviceCopy]
+    device_to_device_bytes: int
+
+
+def analyse(
+    trace: Mapping[str, Any], iterations: int, sources: Mapping[str, str] = MappingProxyType({})
+) -> IterationProfile:
+    """What one of the `iterations` in `trace` ran. `sources` are digests of generated kernels' sources, by name.
+
+    Raises:
+        UnevenIterations: a count does not divide by `iterations`; the message names it.
+    """
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    launches = graph_launches(events)
+    work = _device_work(events, launches)
+
+    def per_iteration(total: int, what: str) -> int:
+        each, rest = divmod(total, iterations)
+        if rest:
+            raise UnevenIterations(f"{total} {what} in {iterations} iterations: they were not alike")
+        return each
+
+    def count(category: str, *, in_graph: bool) -> int:
+        total = sum(item.category == category and item.in_graph is in_graph for item in work)
+        return per_iteration(total, f"{category} events {'in' if in_graph else 'outside of'} graphs")
+
+    graph_kernels, eager_kernels = count("kernel", in_graph=True), count("kernel", in_graph=False)
+    kernels = graph_kernels + eager_kernels
+    copies = _copies(work)
+    return IterationProfile(
+        coverage=Coverage(
+            graph_kernels=graph_kernels,
+            eager_kernels=eager_kernels,
+            percent=100.0 * graph_kernels / kernels if kernels else None,
+            graph_launches=per_iteration(len(launches), "graph launches"),
+            graph_memcpys=count("gpu_memcpy", in_graph=True),
+            graph_memsets=count("gpu_memset", in_graph=True),
+            eager_memcpys=count("gpu_memcpy", in_graph=False),
+            eager_memsets=count("gpu_memset", in_graph=False),
+            captured_kernel_nodes=None,
+            profiled_iterations=iterations,
+        ),
+        kernels=count_kernels(_kernel_keys(events, sources), iterations),
+        kernel_time_us=sum(item.duration_us for item in work if item.category == "kernel") / iterations,
+        host_to_device=[
+            HostToDeviceCopy(
+                copied_bytes=per_iteration(sum(sizes), f"bytes copied from {source} memory"),
+                count=per_iteration(len(sizes), f"copies from {source} memory"),
+                memory=source,
+                blocking=source == "pageable",
+            )
+            for (direction, source), sizes in sorted(copies.items())
+            if direction == "HtoD"
+        ],
+        device_to_device_bytes=per_iteration(
+            sum(sum(sizes) for (direction, _), sizes in copies.items() if direction == "DtoD"),
+            "bytes copied on the device",
+        ),
+    )
+
+
+def graph_launches(events: Iterable[Mapping[str, Any]]) -> set[int]:
+    """Return correlation numbers of the calls that launched a graph."""
+    return {
+        event["args"]["correlation"]
+        for event in events
+        if event.get("cat") in _CALLS and _GRAPH_LAUNCH.match(event["name"])
+    }
+
+
+def _device_work(events: Iterable[Mapping[str, Any]], launches: Collection[int]) -> list[DeviceWork]:
+    return [
+        DeviceWork(
+            category=event["cat"],
+            name=event["name"],
+            in_graph=event["args"]["correlation"] in launches or bool(event["args"].get("graph node id")),
+            duration_us=float(event["dur"]),
+            moved_bytes=event["args"].get("bytes"),
+        )
+        for event in events
+        if event.get("cat") in _DEVICE_WORK
+    ]
+
+
+def _kernel_keys(events: Iterable[Mapping[str, Any]], sources: Mapping[str, str]) -> list[str]:
+    return [
+        kernel_key(event["name"], event["args"].get("grid", ()), event["args"].get("block", ()), sources)
+        for event in events
+        if event.get("cat") == "kernel"
+    ]
+
+
+def _copies(work: Iterable[DeviceWork]) -> dict[tuple[str, str], list[int]]:
+    """Sizes in bytes of all copies by (direction, kind of source memory), such as ("HtoD", "pageable")."""
+    sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for item in work:
+        if item.category == "gpu_memcpy" and (match := _MEMCPY.match(item.name)):
+            sizes[match["direction"], match["source"].lower()].append(item.moved_bytes or 0)
+    return sizes

@@ -1,12 +1,18 @@
-"""The line of a user's program in a stack trace, written the same way on every machine."""
+"""The line of a user's program in a stack trace, written the same way on every machine.
+
+Why something is not in a CUDA graph, counted by reason and line of the user's program.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from optimizations.report import CompiledGraph, LeftOut
 from optimizations.stack_trace import Frame, reason_and_frame, user_frame
+from suite.results.schema import NotCaptured
 
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
 _LINE = re.compile(r"(?P<path>.+?)(?P<rest>:\d+ in .*)", re.DOTALL)
@@ -43,3 +49,25 @@ def short_path(path: str) -> str:
     if Path(path).is_relative_to(_ROOT):
         return str(Path(path).relative_to(_ROOT))
     return Path(path).name
+
+
+class Reasons:
+    """What was left out of CUDA graphs so far. Paths are written the same way on every machine."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str | None]] = Counter()
+
+    def add(self, left_out: LeftOut) -> None:
+        line = None if left_out.source_line is None else short_line(left_out.source_line)
+        self._counts[left_out.reason, line] += left_out.count
+
+    def add_graph(self, graph: CompiledGraph) -> None:
+        """All that is outside of CUDA graphs in one compiled graph."""
+        for left_out in (*graph.not_captured, *graph.left_out):
+            self.add(left_out)
+
+    def records(self) -> list[NotCaptured]:
+        """In the order in which they were first given."""
+        return [
+            NotCaptured(reason=reason, source_line=line, count=count) for (reason, line), count in self._counts.items()
+        ]

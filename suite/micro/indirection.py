@@ -3,6 +3,8 @@
 For every point the variants' graphs are captured from the same kernels, and are analysed, planned and changed by the
 code that does it for a compiled function. Every variant's result is checked on both sets of inputs before it is timed.
 Rounds alternate over the variants, so that clock drift hits all alike.
+
+The kernel of the indirection microbenchmark. It reads so little that only replay itself takes time.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 
 from optimizations import torch_internals
 from optimizations.byte_units import format_bytes
@@ -21,12 +25,13 @@ from optimizations.graph.editing import EditableGraph
 from optimizations.graph.memory import MemoryRanges, memory_of
 from optimizations.graph.plan import Choice, Plan, make_plan
 from optimizations.graph.pointers import find_pointer_uses
+from optimizations.graph.ptx import read_kernel
 from optimizations.graph.read import read_graph
 from optimizations.graph.recapture import GRANULE_BYTES, buffer_bytes, displace
 from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
+from optimizations.graph.triton_kernels import TritonKernel
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
 from suite.measure.gpu_state import gpu_reader
-from suite.micro.kernel import ELEMENTS, compiled, launch
 from suite.micro.records import MeasuredPoint, Series
 from suite.micro.sweeps import VARIANTS, Point, Variant
 from suite.results.errors import EncoreError
@@ -251,3 +256,36 @@ def _objection(plan: Plan, variant: Variant) -> str | None:
     if any(node.applier != variant for node in plan.nodes):
         return next((reason for _, reason in plan.fallbacks), "another applier was taken")
     return None
+
+
+ELEMENTS = 128
+"""Elements that one node reads and writes; the smallest input has twice as many."""
+
+
+@triton.jit
+def consume(source, destination, elements: tl.constexpr):  # type: ignore[no-untyped-def]
+    """destination = 2 * source, of the first `elements` elements."""
+    places = tl.arange(0, elements)
+    tl.store(destination + places, tl.load(source + places) * 2)
+
+
+def launch(source: torch.Tensor, destination: torch.Tensor) -> None:
+    """One node's work."""
+    consume[(1,)](source, destination, elements=ELEMENTS)
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """A kernel that has no file. `graph.triton_kernels.KernelAtHand`."""
+
+    kernel: TritonKernel
+
+    @property
+    def refusals(self) -> tuple[str | None, ...]:
+        return self.kernel.kernel.refusals
+
+
+def compiled(source: torch.Tensor, destination: torch.Tensor) -> InMemory:
+    """The kernel, compiled for the device of these tensors, and its PTX."""
+    ptx = str(consume[(1,)](source, destination, elements=ELEMENTS).asm["ptx"])
+    return InMemory(TritonKernel(ptx, read_kernel(ptx), ()))

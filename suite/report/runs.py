@@ -6,7 +6,7 @@ a newer run in which a workload was measured like that does not take the place o
 unless a mode was not measured then, or passed in one of them only. Of other programs, rows say since 2026-11-26 what
 they did meanwhile. Older rows count as alone where nothing is known against it.
 
-Note [Interrupted]: rows of a workload that a run ended in (`suite.results.unfinished`) have fewer processes, so that
+Note [Interrupted]: rows of a workload that a run ended in (`suite.results.run_writer`) have fewer processes, so that
 hardly a ratio has a verdict. They do not take the place of an older run that was through with the workload and where
 all of these modes passed. Where it lacks one, the newer rows are all that there is of it. Where one has failed since,
 nothing hides that.

@@ -37,7 +37,7 @@ CELLS = "cells.jsonl"
 PACKED = f"{CELLS}.gz"
 RETRIED = "retried.jsonl"
 UNFINISHED = "unfinished.jsonl"
-"""Rows of workloads that the run ended in, or is in: see `suite.results.unfinished`."""
+"""Rows of workloads that the run ended in, or is in: see `suite.results.run_writer`."""
 
 _READABLE = " and ".join(map(str, READABLE_VERSIONS))
 

@@ -24,7 +24,7 @@ from suite.results.errors import EXIT_FINDING, EXIT_OK, WrongUse
 from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, Environment, Status
 from suite.results.store import InvalidResults, RecordedRun, describe
-from suite.run.host_check import record_host_check
+from suite.run.host_use import record_host_check
 from suite.run.interrupt import Interrupted
 from suite.run.matrix import matching, select_modes_for, select_workloads, split_names
 from suite.run.own_program import examine_programs, name_programs

@@ -6,13 +6,15 @@ anything is measured, the workload starts again in halves that both have the com
 does not fit are measured in pairs: each with its baseline. A pair that does not fit either is taken apart and its modes
 are measured one after another. A mode has one row, from the first group it was measured in; a later group's rows carry
 the blocks that its baselines had there. Rows are final when their workload is through; until then there are
-unfinished ones (Note [Unfinished] in `suite.results.unfinished`).
+unfinished ones (Note [Unfinished] in `suite.results.run_writer`).
 
 Note [Short of memory]: what was measured stands, whatever memory is short for later. A mode that runs out of it while
 it is timed drops out, and the others go on. Its row has the blocks it had until then; if it had none, it is measured
 once more in a smaller group. Behind the blocks only its metrics are missing. A later process that does not fit is one
 process fewer of its mode, and there are none after it; several that do not fit side by side are prepared one after
 another. The row says what is missing, and why (`suite.results.schema.Shortage`).
+
+Modes of a workload that are measured together, as far as they are: their rows, final or not yet.
 """
 
 from __future__ import annotations
@@ -25,17 +27,15 @@ from pathlib import Path
 
 from models.registry import Workload
 from suite.measure.modes import Mode
-from suite.results.run_writer import RunWriter
+from suite.results.run_writer import RunWriter, UnfinishedRows
 from suite.results.schema import Cell, Grouping, Status
 from suite.results.store import CannotWrite
-from suite.results.unfinished import UnfinishedRows
 from suite.run.bench import Bench, Toolchain
 from suite.run.blocks import enough_processes, measure_blocks
 from suite.run.group import GroupSession, do_not_fit
 from suite.run.guard import temporary_folder
 from suite.run.host_use import between, look
-from suite.run.measured_group import MeasuredGroup, lacked_memory
-from suite.run.member import Member
+from suite.run.member import Member, interruptions
 from suite.run.process import WORKER_COMMAND
 from suite.run.progress import Display
 from suite.run.schedule import halves, pairings
@@ -364,3 +364,61 @@ def measure_in_pairs(session: GroupSession, missing: Sequence[Mode], selected: S
         if mode.name not in cells:
             cells |= measure_group(session, [mode], Grouping.SEQUENTIAL)
     return cells
+
+
+class MeasuredGroup:
+    """The processes of modes that are measured in turn, and the rows that they make.
+
+    Attributes:
+        processes: those of each mode that have been measured or were about to be.
+        have_rows: modes whose blocks are only for the others here, for they have rows of another group.
+        through: whether nothing of it is measured any more.
+    """
+
+    def __init__(
+        self, session: GroupSession, grouping: Grouping, modes: Sequence[str], have_rows: Collection[str]
+    ) -> None:
+        self._session = session
+        self._grouping = grouping
+        self.processes: dict[str, list[Member]] = {name: [] for name in modes}
+        self.have_rows = frozenset(have_rows)
+        self.through = False
+
+    @property
+    def guests(self) -> list[Member]:
+        """Processes of modes that have rows."""
+        return [member for name, members in self.processes.items() if name in self.have_rows for member in members]
+
+    def final(self) -> dict[str, Cell]:
+        """The rows by mode, without those that are to be measured in a smaller group: see Note [Short of memory] in
+        `suite.run.runner`."""
+        return {name: self._row(members) for name, members in self._with_rows()}
+
+    def unfinished(self) -> list[Cell]:
+        """The rows if the run ended now: of modes whose first process has blocks, and of those that have failed."""
+        rows = []
+        for _, members in self._with_rows():
+            begun = [member for member in members if member.blocks or member.failure]
+            if not begun:
+                continue
+            row = self._row(begun)
+            if members[0].blocks or row.status is not Status.PASS:
+                lacks = [*row.shortages, *interruptions(begun, self.guests)]
+                rows.append(row.model_copy(update={"shortages": lacks}))
+        return rows
+
+    def _with_rows(self) -> list[tuple[str, list[Member]]]:
+        alone = len(self.processes) == 1
+        return [
+            (name, members)
+            for name, members in self.processes.items()
+            if members and name not in self.have_rows and (alone or not lacked_memory(members))
+        ]
+
+    def _row(self, members: Sequence[Member]) -> Cell:
+        return self._session.cell(members, self._grouping, list(self.processes), self.guests)
+
+
+def lacked_memory(members: Sequence[Member]) -> bool:
+    """Whether one of these ran out of memory, and none has measured anything."""
+    return any(member.out_of_memory for member in members) and not any(member.blocks for member in members)

@@ -7,10 +7,17 @@ it. A child that starts its own session leaves the group, and once its parent is
 process any more but its environment. Each process therefore gets a mark in its environment, which children inherit, and
 ending a process includes killing everything that carries its mark. If this program itself is killed, its guard does
 that (see Note [Guard] in `suite.run.guard`).
+
+Compiled Python for processes that import torch, where the installation has none.
+
+Images are often built without compiled Python (`pip install --no-compile`, PYTHONDONTWRITEBYTECODE), and folders of
+packages may not be written. Each process then compiles 2,700 files of PyTorch's: 8 s of a core, in 40 processes of a
+workload and in their compile workers. So they keep what they compile in a folder of their own.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import selectors
 import signal
@@ -22,8 +29,8 @@ from pathlib import Path
 
 import psutil
 
+from optimizations.user_cache import user_cache
 from suite.run import guard
-from suite.run.bytecode import bytecode_environment
 from suite.run.guard import MARK, RUN_MARK, kill_marked, make_folder, new_mark, remove_folder
 
 TERM_GRACE_S = 3.0
@@ -176,3 +183,16 @@ def kill_children() -> None:
 def kill_strays(marks: set[str] | None = None) -> None:
     """Kills what carries one of these marks; None: of any process this program started. See Note [Strays]."""
     kill_marked(lambda mark: mark.startswith(RUN_MARK) if marks is None else mark in marks)
+
+
+BYTECODE = "bytecode"
+"""The folder's name in the user's cache."""
+
+
+def bytecode_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What to add to a process's environment. Nothing where torch is compiled already, or the user chose a place."""
+    torch = importlib.util.find_spec("torch")  # without importing it
+    compiled = torch is not None and torch.cached is not None and Path(torch.cached).exists()
+    if compiled or environment.get("PYTHONPYCACHEPREFIX"):
+        return {}
+    return {"PYTHONPYCACHEPREFIX": str(user_cache() / BYTECODE), "PYTHONDONTWRITEBYTECODE": ""}

@@ -1,6 +1,8 @@
 """Turns on a GPU that several processes use: many may call a program, and one may have the GPU for itself.
 
 A lock on a file, so that a process that is killed gives its turn back.
+
+A process has one place among those of its workload, also while a kernel is tuned. Imports torch where it is used.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from pathlib import Path
 
 MOST_WAIT_S = 120.0
@@ -86,3 +89,32 @@ class GpuTurns:
             return False
         self._held = kind
         return True
+
+
+TURNS = "turns"
+"""The file in the cache folder by which a workload's processes share the GPU."""
+
+
+@cache
+def turns_of(file: Path) -> GpuTurns:
+    """One place for a process: it would wait for itself with two of them, and cells that follow one another tune by the
+    first one's."""
+    from suite.measure.compile_times import untimed
+
+    return GpuTurns(file, untimed)
+
+
+@contextmanager
+def alone_to_tune(turns: GpuTurns, device: str) -> Iterator[None]:
+    """The GPU for this process, for as long as a kernel is tuned.
+
+    What this process has launched is waited for before. It may be a collective, which ends when another rank has
+    launched its part; and that rank must not wait for the turn on its own GPU of a process whose neighbour waits for
+    the turn on this one.
+    """
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+    with turns.alone():
+        yield

@@ -15,10 +15,17 @@ Note [First calls]: a module may keep what it makes in its first call, as Mask R
 compiled, they are outputs of a CUDA graph; a later call writes over them, and stock's graphs end with an error. The
 first process of a mode runs a program that draws nothing as it is before it compiles, for reference. So its later
 processes, and ranks, whose reference is another module, begin with such a call as well: all measure the same program.
+
+Compile caches for trials. The program that is measured has others, so that no trial decides on its kernels.
+
+All processes of all modes of a workload share them. A workload whose results are never twice the same is tried in each
+process, and only the first ones have to compile for it. A first process runs its trial before it marks its graphs with
+its mode's name, a later one after that; so trials have a mark of their own.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -29,7 +36,9 @@ import torch
 
 from models.instance import Instance
 from models.registry import Inputs
-from suite.measure.across_ranks import largest_spread, norms
+from optimizations import torch_internals
+from optimizations.torch_internals.graph_keys import graphs_marked
+from suite.measure.compare import largest_spread, norms
 from suite.measure.correctness import Agreement, compute_dtype, loss_scales, tolerance_of
 from suite.measure.eager_random import attention_that_drops_alike, eager_random_numbers
 from suite.measure.iteration import Iterate, iteration
@@ -39,11 +48,11 @@ from suite.results.schema import Correctness
 from suite.worker.cell_errors import Inaccurate
 from suite.worker.cell_program import CellProgram
 from suite.worker.compilation import Compilation
+from suite.worker.compile_cache import INDUCTOR, TRITON
 from suite.worker.compile_order import TRIAL
 from suite.worker.eager_comparison import EagerComparison
 from suite.worker.rank_group import RankGroup
 from suite.worker.result_bits import ResultBits
-from suite.worker.trial_cache import trial_cache
 
 
 class Judge:
@@ -259,3 +268,26 @@ def _agreement(correctness: Correctness) -> Agreement:
         correctness.reference_error,
         widened_error=correctness.widened_error,
     )
+
+
+TRIAL_FOLDER = "trial"
+
+
+@contextmanager
+def trial_cache(cache: Path) -> Iterator[None]:
+    """Inductor and Triton use a folder in `cache` inside the block; what is loaded of either folder is forgotten."""
+    own = cache / TRIAL_FOLDER
+    used = {"TORCHINDUCTOR_CACHE_DIR": own / INDUCTOR, "TRITON_CACHE_DIR": own / TRITON}
+    before = {name: os.environ.get(name) for name in used}
+    torch_internals.clear_caches()
+    os.environ |= {name: str(folder) for name, folder in used.items()}
+    try:
+        with graphs_marked(TRIAL_FOLDER):
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        torch_internals.clear_caches()

@@ -35,9 +35,9 @@ from suite.measure.modes import select_modes
 from suite.measure.timing import iteration_us, measure_block
 from suite.results.schema import Block, CompileConditions, Correctness
 from suite.worker.cell_program import CellProgram
-from suite.worker.cell_turns import alone_to_tune
 from suite.worker.compilation import Compilation
 from suite.worker.compile_order import TRIAL, Place
+from suite.worker.gpu_turns import alone_to_tune
 from suite.worker.judge import Judge
 from suite.worker.measured_once import MeasuredOnce
 from suite.worker.protocol import Built, CellSpec, Measure, Prepared, core_for

@@ -152,7 +152,7 @@ class Server:
     def _try(self, spec: CellSpec) -> Tried:
         """What goes wrong with a trial is not this cell's failure: the mode is tried once more where it is measured."""
         self._enter(spec)
-        from suite.worker.trial_apart import require_living_gpu, try_apart
+        from suite.worker.start import require_living_gpu, try_apart
 
         try:
             cell = self._cell

@@ -1,11 +1,14 @@
 """What a process does while others compile: import what its cell will need, and start the compilers.
 
 This module imports torch; the worker imports it once the environment variables of the cell are set.
+
+A trial in a process that is measured later.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import torch
 
@@ -13,7 +16,10 @@ import suite.worker.live_cell  # noqa: F401  (with all that the cell will need)
 from models.instance import instantiate
 from models.registry import find
 from suite.measure.compile_times import start_toolchain, tell_toolchain
+from suite.measure.memory import release
 from suite.measure.modes import select_modes
+from suite.results.schema import Correctness
+from suite.worker.live_cell import LiveCell
 from suite.worker.protocol import Built, CellSpec
 
 
@@ -36,3 +42,25 @@ def start(spec: CellSpec, *, asked: bool = False) -> Built:
             if asked and spec.headers_dir is not None:
                 tell_toolchain(vec_isa_ok, spec.headers_dir)
     return Built(vec_isa_ok=vec_isa_ok)
+
+
+def try_apart(spec: CellSpec, announce: Callable[[str], None]) -> Correctness:
+    """The verdict on a trial of the mode, in a process that measures something later. Nothing of it is left.
+
+    Raises:
+        Inaccurate: the trial differs from eager by more than its precision explains.
+    """
+    cell = LiveCell(spec, announce)
+    try:
+        cell.build()
+        return cell.trial_correctness()
+    finally:
+        cell.forget_trial()
+        del cell
+        release(torch.device(spec.device))
+
+
+def require_living_gpu(device: str) -> None:
+    """Raises what a fault on the GPU has left this process with, if there was one: it can do nothing more there."""
+    if device == "cuda":
+        torch.cuda.synchronize()

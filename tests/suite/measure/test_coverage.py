@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from suite.measure.coverage import UnevenIterations, analyse
+from suite.measure.profiling import UnevenIterations, analyse
 
 
 def call(name: str, correlation: int, category: str = "cuda_runtime") -> dict:

@@ -7,7 +7,7 @@ import torch
 from checked_runs import SEED, results_of
 from tiny_workloads import instance_of
 
-from suite.measure import mixed_inputs
+from suite.measure import compare
 from suite.measure.correctness import (
     TOLERANCE,
     Agreement,
@@ -79,13 +79,13 @@ def test_a_few_numbers_are_too_few_to_tell_whose_result_they_are():
 
 @pytest.mark.parametrize("most", [16, 64, 999, 1000])
 def test_of_a_large_tensor_a_part_tells_which_inputs_it_is_of(monkeypatch, most):
-    monkeypatch.setattr(mixed_inputs, "MOST_ELEMENTS", most)
+    monkeypatch.setattr(compare, "MOST_ELEMENTS", most)
     generator = torch.Generator().manual_seed(5)
     base = torch.randn(25, 40, generator=generator)
     eager = [{"output": base + 0.02 * torch.randn(25, 40, generator=generator)} for _ in range(2)]
     right = [{"output": each["output"] * (1 + 1e-3)} for each in eager]
     device = torch.device("cpu")
-    assert mixed_inputs.result_of_other_inputs(right, eager, device=device) is None
-    found = mixed_inputs.result_of_other_inputs([right[0], right[0]], eager, device=device)
+    assert compare.result_of_other_inputs(right, eager, device=device) is None
+    found = compare.result_of_other_inputs([right[0], right[0]], eager, device=device)
     assert found is not None
     assert found[0] == "output"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from suite.micro.feed_costs import MASK_BYTES, _attributes, _times, measure_steady_feeds
+from suite.micro.feeds import MASK_BYTES, _attributes, _times, measure_steady_feeds
 
 ROUNDS, CALLS = 15, 2000
 

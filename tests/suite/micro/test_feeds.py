@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 from suite.cli.main import app
 from suite.micro import feeds
 from suite.micro import host as micro_host
-from suite.micro.feed_costs import measure_steady_feeds
-from suite.micro.feeds import FeedRun
+from suite.micro.feeds import FeedRun, measure_steady_feeds
 from suite.results.errors import WrongUse
 
 

@@ -117,7 +117,7 @@ def test_the_kernel_can_be_rewritten() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from suite.micro.kernel import ELEMENTS, consume
+    from suite.micro.indirection import ELEMENTS, consume
 
     signature = {"source": "*fp32", "destination": "*fp32", "elements": "constexpr"}
     source = ASTSource(fn=consume, signature=signature, constexprs={"elements": ELEMENTS})

@@ -9,7 +9,7 @@ from fixtures import fake_worker
 
 from suite.measure.modes import MODES, Mode
 from suite.results.schema import Correctness
-from suite.run.bitwise import bitwise_failure, compare_bitwise
+from suite.run.group import bitwise_failure, compare_bitwise
 
 
 def correctness(digests: Sequence[str], deterministic: bool = True) -> Correctness:

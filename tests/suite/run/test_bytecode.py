@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.run.bytecode import BYTECODE, bytecode_environment
-from suite.run.supervise import Supervised, await_exit, end
+from suite.run.supervise import BYTECODE, Supervised, await_exit, bytecode_environment, end
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from host_tuning import Disturbance, Finding
 from suite.results.store import CannotWrite, read_run
-from suite.run import host_check
-from suite.run.host_check import HOST_CHECK, record_host_check
+from suite.run import host_use
+from suite.run.host_use import HOST_CHECK, record_host_check
 
 FAKE_ENCORE = Path(__file__).parents[2] / "support" / "fixtures" / "fake_encore.py"
 FINDINGS = (
@@ -28,7 +28,7 @@ FINDINGS = (
 
 
 def test_disturbances_are_printed_and_everything_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_check, "check", lambda: FINDINGS)
+    monkeypatch.setattr(host_use, "check", lambda: FINDINGS)
     console = Console(file=io.StringIO(), width=300)
     record_host_check(tmp_path, console)
     record_host_check(tmp_path, console)
@@ -44,7 +44,7 @@ def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
     def full(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(host_check.os, "fsync", full)
+    monkeypatch.setattr(host_use.os, "fsync", full)
     with pytest.raises(CannotWrite, match="make room"):
         record_host_check(tmp_path, Console(file=io.StringIO()))
 

@@ -19,7 +19,7 @@ from fixtures.fake_runs import default_signals, fake_worker, fake_workers_alive,
 
 from models.registry import Sharding, UnknownWorkload, find
 from suite.explain.targets import find_targets
-from suite.measure.across_ranks import largest_spread
+from suite.measure.compare import largest_spread
 from suite.measure.modes import MODES
 from suite.results.errors import WrongUse
 from suite.results.schema import Status

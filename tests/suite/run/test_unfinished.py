@@ -13,7 +13,7 @@ from models.registry import Sharding
 from suite.measure.modes import Mode
 from suite.report import compare
 from suite.report.runs import load_run
-from suite.results import unfinished
+from suite.results import run_writer
 from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, CompileTimes, Grouping, Status
 from suite.results.store import UNFINISHED, read_run
@@ -273,11 +273,11 @@ def test_while_blocks_are_measured_they_are_written_now_and_then(bench: Bench, m
         return True
 
     monkeypatch.setattr(RunWriter, "keep_unfinished", noted)
-    monkeypatch.setattr(unfinished, "EVERY_S", 0.0)
+    monkeypatch.setattr(run_writer, "EVERY_S", 0.0)
     bench.run()
     assert seen[:5] == [{0: count} for count in range(1, 6)]
     seen.clear()
-    monkeypatch.setattr(unfinished, "EVERY_S", 1000.0)
+    monkeypatch.setattr(run_writer, "EVERY_S", 1000.0)
     bench.run(workloads=[fake_workload("OTHER")])
     assert seen == [{0: 5}, {0: 5}], "behind blocks and behind metrics"
 
@@ -303,7 +303,7 @@ def test_process_cut_off_between_blocks_tells_what_others_did(bench: Bench, monk
         return keep(writer, rows, last=last)
 
     monkeypatch.setattr(RunWriter, "keep_unfinished", noted)
-    monkeypatch.setattr(unfinished, "EVERY_S", 0.0)
+    monkeypatch.setattr(run_writer, "EVERY_S", 0.0)
     interrupted(bench, "graph", "block:3:hang@measure")
     assert len(seen) >= 4 and all(seen)
     assert all(row.others is not None for row in kept(bench).values())

@@ -8,8 +8,7 @@ import time
 import torch
 
 import suite.worker.gpu_turns
-from suite.worker.cell_turns import alone_to_tune
-from suite.worker.gpu_turns import GpuTurns
+from suite.worker.gpu_turns import GpuTurns, alone_to_tune
 
 
 def test_tuning_rank_does_not_wait_for_a_waiting_one(monkeypatch, tmp_path):

@@ -14,8 +14,7 @@ import suite.worker.eager_comparison
 import suite.worker.gpu_turns
 from suite.results.schema import Status
 from suite.worker.cell_errors import Inaccurate
-from suite.worker.cell_turns import TURNS
-from suite.worker.gpu_turns import GpuTurns
+from suite.worker.gpu_turns import TURNS, GpuTurns
 from suite.worker.main import failure
 
 __all__ = ["cell"]

@@ -13,8 +13,7 @@ import suite.worker.judge
 import suite.worker.live_cell
 import suite.worker.measured_once
 from suite.results.schema import CompileConditions
-from suite.worker.cell_turns import TURNS
-from suite.worker.gpu_turns import GpuTurns
+from suite.worker.gpu_turns import TURNS, GpuTurns
 from suite.worker.protocol import Measure
 
 __all__ = ["cell"]

@@ -21,7 +21,7 @@ __all__ = ["cell"]
 def test_placeholder_copies_are_counted_and_the_rest_profiled(cell, monkeypatch):
     """With a profile and a count as a GPU would give them: each stands in its own field."""
     from suite.measure.copies import CopyCount
-    from suite.measure.coverage import IterationProfile
+    from suite.measure.profiling import IterationProfile
     from suite.results.schema import Coverage
 
     @contextlib.contextmanager
