@@ -88,7 +88,7 @@ def test_stock_makes_the_graphs_where_indirection_is_off(encore: FakeMaker) -> N
     assert encore.directions == ["inference"]
 
 
-def test_a_reset_of_the_compiler_frees_what_encore_holds_and_keeps_the_reports(
+def test_reset_of_the_compiler_frees_graphs_and_keeps_reports(
     encore: FakeMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     freed: list[str] = []
@@ -116,7 +116,7 @@ def test_encore_makes_them_where_indirection_is_on_and_reports(encore: FakeMaker
 @pytest.mark.parametrize(
     ("inductor", "stock_is_asked"), [({"triton.cudagraphs": False}, False), ({"triton.cudagraph_trees": False}, True)]
 )
-def test_without_cuda_graphs_or_without_trees_everything_is_stock(
+def test_without_cuda_graphs_everything_is_stock(
     encore: FakeMaker, inductor: Mapping[str, Any], stock_is_asked: bool
 ) -> None:
     call({"indirection": "auto", "inductor": inductor})

@@ -19,7 +19,7 @@ from optimizations.trees import manager as manager_module
 from optimizations.trees.containers import everything, managers
 
 
-def test_graphs_with_collectives_are_freed_before_the_group_is_destroyed(
+def test_collective_graphs_are_freed_before_their_group(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []

@@ -86,7 +86,7 @@ def test_sizes_that_are_not_to_be_captured_run_as_they_are(sizes: Any, captured:
     assert len(record.made) == 1
 
 
-def test_a_function_whose_recordings_were_forgotten_records_again() -> None:
+def test_function_with_forgotten_recordings_records_again() -> None:
     record = FakeRecord()
     function = function_of(record)
     function([torch.ones(2)])

@@ -65,7 +65,7 @@ def test_a_weak_reference_is_found_while_it_is_there(calls: int, direction: Dire
 
 @pytest.mark.parametrize("direction", ["inference", "forward", "backward"])
 @pytest.mark.parametrize("count", [1, FEW + 1])
-def test_marks_of_aotautograd_are_taken_off_and_nothing_is_made_again(direction: Direction, count: int) -> None:
+def test_aotautograds_marks_are_removed_without_a_copy(direction: Direction, count: int) -> None:
     results: list[Any] = [torch.zeros(2, 3) for _ in range(count)]
     handed_out = HandedOut(results, direction)
     for _ in range(FIRST_CALLS + 3):
@@ -101,7 +101,7 @@ def test_what_surrounds_a_call_changes_nothing() -> None:
         assert handed_out.changed(results) == [0]
 
 
-def test_a_history_of_the_call_before_is_no_change_where_autograd_gives_one() -> None:
+def test_history_of_the_previous_call_is_no_change() -> None:
     results = [torch.zeros(2, 3)]
     trained, not_trained = (HandedOut(results, "forward"), HandedOut(results, "inference"))
     results[0].mul_(torch.ones(1, requires_grad=True))
@@ -133,9 +133,7 @@ def test_what_is_attached_to_a_result_with_a_history_is_found(
         lambda y: (y.requires_grad_(), y.sum().backward(), y.requires_grad_(False)),
     ],
 )
-def test_of_a_forward_those_without_a_history_are_asked_which_callers_get(
-    attach: Callable[[torch.Tensor], Any], calls: int
-) -> None:
+def test_forward_outputs_without_history_are_checked(attach: Callable[[torch.Tensor], Any], calls: int) -> None:
     for seen, found in ((None, [1, 2]), ((0, 1), [1]), ((0, 2), [2])):
         results = [torch.ones(2, 3), torch.zeros(2, 3), torch.zeros(2, 3)]
         handed_out = HandedOut(results, "forward", seen)

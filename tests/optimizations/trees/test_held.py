@@ -100,7 +100,7 @@ def test_of_a_result_its_storage_is_held(
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("every", [3, 6, 15])
 @pytest.mark.parametrize("mostly", [True, False])
-def test_a_result_is_held_that_was_dead_when_the_next_graph_was_recorded(
+def test_result_dead_at_the_next_recording_may_be_held(
     cuda_on_cpu: CudaOnCpu, marks: str, lean: bool, every: int, mostly: bool
 ) -> None:
     """Or dropped where it was held."""
@@ -121,7 +121,7 @@ def test_a_result_is_held_that_was_dead_when_the_next_graph_was_recorded(
         held.check(step)
 
 
-def test_an_interrupt_while_a_recording_makes_its_results_costs_that_call_only(cuda_on_cpu: CudaOnCpu) -> None:
+def test_interrupt_while_making_results_costs_that_call_only(cuda_on_cpu: CudaOnCpu) -> None:
     """The first replay makes them. What was made in part stood for all that there is, and each later call raised."""
     w = values(7)
     for number in range(90):
@@ -153,7 +153,7 @@ def test_an_interrupt_while_a_recording_makes_its_results_costs_that_call_only(c
 
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("views", [True, False])
-def test_where_there_is_no_memory_for_copies_of_what_is_kept_the_program_gets_the_results_themselves(
+def test_kept_results_without_memory_for_copies_are_passed(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch, lean: bool, views: bool
 ) -> None:
     """The graph has run, and written what it writes: an error would have the program do that once more."""
@@ -190,7 +190,7 @@ def test_where_there_is_no_memory_for_copies_of_what_is_kept_the_program_gets_th
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_copies_of_what_is_kept_are_laid_out_once_and_again_where_more_is_kept(
+def test_copies_of_kept_results_are_laid_out_once(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch, lean: bool
 ) -> None:
     laid_out: list[int] = []
@@ -220,7 +220,7 @@ def test_copies_of_what_is_kept_are_laid_out_once_and_again_where_more_is_kept(
     assert kept.copies > 60
 
 
-def test_a_loop_that_names_its_last_result_is_served_by_steady_calls_of_one_recording(
+def test_loop_naming_its_last_result_takes_the_fast_path(
     compiled_on_cpu: CompiledOnCpu,
 ) -> None:
     """As nanoGPT's loop does. It costs one call without a graph, and one copy in each call."""

@@ -274,7 +274,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_history_that_nobody_needs_goes_with_a_model_wherever_that_is_let_go_of(
+def test_unneeded_history_goes_with_its_model(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch, place: Callable[[Program], None]
 ) -> None:
     program = Program(monkeypatch)
@@ -340,9 +340,7 @@ def found_held() -> int:
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_a_model_that_goes_at_any_line_of_a_call_changes_nothing_in_it(
-    compiled_on_cpu: CompiledOnCpu, lean: bool
-) -> None:
+def test_model_freed_at_any_line_of_a_call_changes_nothing(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
     files = ("optimizations/trees", "optimizations/calls", "inductor/cudagraph_trees.py")
     net, twin = Net(), Net()
     model = torch.compile(net, backend="encore", options={"lean": lean})
@@ -380,7 +378,7 @@ class Runs(nn.Module):
 
 @pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize("call", range(5))
-def test_a_model_that_goes_in_the_midst_of_a_call_takes_histories_along_at_its_end(
+def test_model_freed_during_a_call_takes_histories_at_its_end(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch, call: int, in_thread: bool
 ) -> None:
     """In a warm-up, a capture and replays."""
@@ -415,7 +413,7 @@ def test_a_model_that_goes_in_the_midst_of_a_call_takes_histories_along_at_its_e
     assert histories() == 0
 
 
-def test_what_is_held_by_what_goes_with_a_model_is_looked_at_in_the_next_call(
+def test_objects_held_by_a_freed_model_are_checked_next_call(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed: list[Any] = []

@@ -38,7 +38,7 @@ def in_a_thread(run: Callable[[], Any]) -> int:
     return thread.ident
 
 
-def test_the_first_steady_call_of_a_thread_makes_the_context_current_there_and_no_later_one_does(
+def test_first_fast_call_of_a_thread_sets_the_context(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls of the driver fail in a thread without one."""
@@ -64,9 +64,7 @@ def test_the_first_steady_call_of_a_thread_makes_the_context_current_there_and_n
     assert full_ways == []
 
 
-def test_a_thread_that_ran_backwards_is_known_as_a_caller_from_its_first_forward_on(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
-) -> None:
+def test_thread_of_backwards_is_known_as_a_caller(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     """Autograd's threads are no callers. Where several threads call, nothing is captured again in between."""
     training = Training(cuda_on_cpu)
     for step in range(12):
@@ -90,7 +88,7 @@ def test_a_thread_that_ran_backwards_is_known_as_a_caller_from_its_first_forward
     assert callers == [1, 2]
 
 
-def test_a_steady_call_on_another_stream_waits_for_the_one_before(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_fast_call_on_another_stream_waits_for_the_last(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     """Both calls use the same memory."""
     compiled = steady(cuda_on_cpu, full_ways)
     for stream, waits in ((1, []), (2, [1]), (2, [1]), (3, [1, 2])):
@@ -123,9 +121,7 @@ def test_fast_path_runs_no_graph_inside_a_capture(
     assert cuda_on_cpu.replays == replays + 4
 
 
-def test_while_graphs_of_modules_rest_a_steady_call_runs_the_function(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
-) -> None:
+def test_fast_call_runs_the_function_while_graphs_rest(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     """It is part of a step that is captured; a graph cannot be launched there."""
     model = Model(cuda_on_cpu)
     compiled = Compiled(model)
@@ -140,9 +136,7 @@ def test_while_graphs_of_modules_rest_a_steady_call_runs_the_function(
     assert full_ways == []
 
 
-def test_a_backward_that_a_function_runs_in_another_thread_does_not_wait_for_its_turn(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
-) -> None:
+def test_backward_in_another_thread_does_not_wait(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     """The turn is lent to it by a caller that waits for it: it neither takes the turn nor launches a graph."""
     compiled = steady(cuda_on_cpu, full_ways)
     turn, replays = compiled.functions[0].turn, cuda_on_cpu.replays
@@ -160,9 +154,7 @@ def test_a_backward_that_a_function_runs_in_another_thread_does_not_wait_for_its
     assert cuda_on_cpu.replays == replays + 1
 
 
-def test_what_a_function_calls_while_it_is_captured_again_launches_no_graph(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_during_a_recapture_launch_no_graph(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A steady call of the inner function would launch its graph in the midst of a capture, which knows nothing of it:
     the second capture would have another number of kernels than the first, and all inputs would be copied for ever."""
     inner = Compiled(Model(cuda_on_cpu))

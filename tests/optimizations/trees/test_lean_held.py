@@ -40,9 +40,7 @@ class Reusing(Model):
             self.cuda.allocate = allocate  # type: ignore[method-assign]
 
 
-def test_a_result_in_whose_memory_a_graph_writes_is_not_written_over_while_it_is_held(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
-) -> None:
+def test_held_result_in_written_memory_is_not_overwritten(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     """It was dead when the graph behind it was recorded, and its memory given to that graph."""
     reusing = Reusing(cuda_on_cpu)
     first, second = Compiled(WithAnother(cuda_on_cpu), outputs=2), Compiled(reusing)
@@ -74,9 +72,7 @@ def test_a_result_in_whose_memory_a_graph_writes_is_not_written_over_while_it_is
     assert slow_reasons(second) == [reasons.EARLIER_RESULT_HELD]
 
 
-def test_where_an_iteration_began_with_a_held_result_the_next_call_looks_once_more(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
-) -> None:
+def test_held_result_at_the_start_checks_the_next_call(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     """Only the full way looks, and ends what began with the held result once nobody holds it."""
     first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
 
@@ -133,7 +129,7 @@ def called_once_and_twice(cuda: CudaOnCpu, *, steady: bool) -> tuple[Compiled, l
     return compiled, found
 
 
-def test_a_call_behind_which_the_same_function_was_recorded_is_served_by_the_recording_that_stock_takes(
+def test_second_call_in_iteration_replays_stocks_recording(
     cuda_on_cpu: CudaOnCpu,
 ) -> None:
     """Stock tries what follows the last call before it begins a new path."""
@@ -167,9 +163,7 @@ class Runs(torch.autograd.Function):
         return None, None, None
 
 
-def test_a_held_result_is_not_written_over_where_another_one_loses_its_history(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
-) -> None:
+def test_held_result_survives_another_losing_its_history(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     compiled, leaf = Compiled(Two(cuda_on_cpu), outputs=2, is_inference=False), torch.ones(1, requires_grad=True)
 
     def iteration(start: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -82,9 +82,7 @@ class Training:
         return found
 
 
-def test_results_that_nobody_holds_are_not_asked_about_one_by_one(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unheld_results_are_not_checked_one_by_one(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training(cuda_on_cpu)
     asked: list[int] = []
     references = liveness._references
@@ -143,7 +141,7 @@ def test_counts_are_those_of_the_references_that_stock_keeps_now(cuda_on_cpu: Cu
 
 
 @pytest.mark.parametrize("many", [True, False])
-def test_where_a_backward_does_not_show_in_pythons_counts_it_is_found_in_those_of_cpp(
+def test_backward_missing_in_python_counts_is_found_in_cpp(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
     """As in a PyTorch in which a reference of C++'s to a tensor is none to its object of Python."""

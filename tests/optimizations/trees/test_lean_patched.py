@@ -76,7 +76,7 @@ def test_steady_call_does_not_patch_an_unreadable_weight(
 
 
 @pytest.mark.usefixtures("weights_let_go")
-def test_what_was_written_for_a_launch_is_not_written_again_where_nothing_moves(
+def test_written_node_is_not_written_again_without_a_move(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled, weights = patched(cuda_on_cpu)

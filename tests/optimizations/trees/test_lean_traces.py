@@ -39,9 +39,7 @@ def test_data_that_steady_calls_copy_is_counted(cuda_on_cpu: CudaOnCpu, full_way
     assert compiled.reports[0].total_copied_bytes == before + 4 * W.nbytes
 
 
-def test_forwards_without_a_backward_are_steady_where_the_program_marks_its_steps(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
-) -> None:
+def test_forwards_without_backward_are_fast_with_step_marks(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     """Marked, an iteration begins though the backward of the one before never came."""
     training = Training(cuda_on_cpu)
     for step in range(12):
@@ -66,9 +64,7 @@ def test_calls_are_steady_while_work_on_their_recording_waits(
     assert compiled.reports[0].stage == "waiting"
 
 
-def test_where_another_recording_serves_steadily_the_backward_of_the_last_calls_results_is_let_go(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
-) -> None:
+def test_backward_of_the_last_results_is_released(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     """It refers to parameters that may have been swapped, and the recording may never be replayed again."""
     compiled, weights = Compiled(Model(cuda_on_cpu), is_inference=False), [values(5), values(6)]
 

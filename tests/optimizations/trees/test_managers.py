@@ -38,9 +38,7 @@ def test_forward_and_backward_share_a_manager_and_their_trees(cuda_on_cpu: CudaO
     assert [report.direction for report in (*forward.reports, *backward.reports)] == ["forward", "backward"]
 
 
-def test_what_is_spent_on_one_recording_is_spent_for_all_of_its_manager(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cost_of_a_recording_counts_for_its_manager(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """One function has taken more than its share of the time: no other is looked at."""
     monkeypatch.setattr(budget, "SHARE_OF_ALL", 0.25)
     first, second, w = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu)), values(7)
@@ -72,7 +70,7 @@ def test_each_thread_has_managers_of_its_own(cuda_on_cpu: CudaOnCpu) -> None:
     assert cudagraphify.container(0) is here
 
 
-def test_a_reset_of_the_compiler_waits_for_no_other_threads_graphs_and_ends_none(cuda_on_cpu: CudaOnCpu) -> None:
+def test_reset_waits_for_no_other_threads_graphs(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
     assert not others_have_managers(), "the graphs are this thread's"
@@ -97,7 +95,7 @@ def test_a_managers_end_comes_with_the_last_function(cuda_on_cpu: CudaOnCpu) -> 
         gc.enable()
 
 
-def test_after_a_shutdown_nothing_is_left_and_functions_record_again(cuda_on_cpu: CudaOnCpu) -> None:
+def test_functions_record_again_after_a_shutdown(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
     (node,) = nodes()

@@ -44,7 +44,7 @@ LAUNCHED = {"triton_uses": {0: 1, 1: 1, 2: 1}, "launches": (Launch("body", (0, 1
 
 
 @pytest.mark.parametrize("opaque", [None, "it takes part in a collective, _c10d_functional::all_reduce_"])
-def test_what_the_generated_code_names_is_read_in_place_without_another_capture(
+def test_named_inputs_are_read_in_place_without_a_capture(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, opaque: str | None
 ) -> None:
     """Nothing is captured or tried out, so it holds next to collectives too."""
@@ -79,7 +79,7 @@ def test_what_else_is_used_is_compared_or_copied(
         assert report.copied_bytes == COUNT * 4
 
 
-def test_what_the_generated_code_names_stands_where_the_comparison_leaves_doubts(
+def test_named_inputs_stand_where_comparison_leaves_doubts(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padding that nobody can explain speaks against all inputs, but not against those whose uses are named."""

@@ -22,9 +22,7 @@ from optimizations.trees.reasons import INSIDE_CAPTURE
 
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("which", [0, 1])
-def test_addresses_that_the_driver_does_not_change_cost_indirection(
-    cuda_on_cpu: CudaOnCpu, which: int, lean: bool
-) -> None:
+def test_addresses_the_driver_does_not_change_cost_indirection(cuda_on_cpu: CudaOnCpu, which: int, lean: bool) -> None:
     """Two functions, of which the second reads the first one's result in graph memory and another input in place."""
     functions = [Compiled(Model(cuda_on_cpu), lean=lean) for _ in range(2)]
     w = values(7)
@@ -78,7 +76,7 @@ def after_an_end_while_the_graph_is_changed(cuda_on_cpu: CudaOnCpu, lean: bool, 
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_nodes_that_were_added_before_an_interrupt_are_not_added_again(
+def test_nodes_added_before_an_interrupt_are_not_added_again(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, lean: bool
 ) -> None:
     ended: list[str] = []
@@ -138,7 +136,7 @@ def test_what_a_reset_cannot_free_does_not_keep_the_rest(cuda_on_cpu: CudaOnCpu)
     check(compiled, w)
 
 
-def test_what_is_put_off_for_a_recording_does_not_wait_for_the_next_one(
+def test_postponed_work_does_not_wait_for_the_next_recording(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call that was to be recorded turns out to hold what the graph would write over."""
@@ -166,7 +164,7 @@ def test_what_is_put_off_for_a_recording_does_not_wait_for_the_next_one(
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_a_graph_that_could_not_be_changed_is_not_launched_behind_an_interrupt(
+def test_unchangeable_graph_is_not_launched_after_an_interrupt(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, lean: bool
 ) -> None:
     """Memory is short while the graph is instantiated again, its recording is given up, and the program is interrupted
@@ -205,7 +203,7 @@ def test_a_graph_that_could_not_be_changed_is_not_launched_behind_an_interrupt(
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_functions_run_without_their_graphs_where_the_program_captures(cuda_on_cpu: CudaOnCpu, lean: bool) -> None:
+def test_functions_run_without_graphs_in_the_programs_capture(cuda_on_cpu: CudaOnCpu, lean: bool) -> None:
     """A forward and its backward, on the stream that the program captures on; before, between and behind replays."""
     forward_model, backward_model, w = Model(cuda_on_cpu), Model(cuda_on_cpu), values(7)
     forward = Compiled(forward_model, is_inference=False, lean=lean)

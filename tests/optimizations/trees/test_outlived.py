@@ -130,7 +130,7 @@ def test_an_operator_may_run_a_backward_of_another_function(
     assert set() == turns.LENT
 
 
-def test_results_that_threads_keep_for_ever_do_not_end_the_graphs(cuda_on_cpu: CudaOnCpu) -> None:
+def test_results_kept_by_threads_do_not_end_the_graphs(cuda_on_cpu: CudaOnCpu) -> None:
     """The first results lie in graph memory, and nobody lets go of them."""
     model, w = Model(cuda_on_cpu), values(7)
     compiled = Compiled(model)
@@ -212,7 +212,7 @@ def test_results_own_their_memory_when_the_last_function_is_gone(cuda_on_cpu: Cu
 
 
 @pytest.mark.parametrize("calls", [1, 2])
-def test_results_of_warm_ups_and_recordings_own_their_memory_as_it_is(
+def test_results_of_warm_ups_and_recordings_own_their_memory(
     cuda_on_cpu: CudaOnCpu, owning: list[int], calls: int
 ) -> None:
     result, compiled = held_after(cuda_on_cpu, calls)
@@ -222,7 +222,7 @@ def test_results_of_warm_ups_and_recordings_own_their_memory_as_it_is(
     assert result is not None
 
 
-def test_nothing_is_done_for_results_that_nobody_holds_or_in_another_process(
+def test_unheld_results_and_other_processes_need_nothing(
     cuda_on_cpu: CudaOnCpu, owning: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = Compiled(Model(cuda_on_cpu))

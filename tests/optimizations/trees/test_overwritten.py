@@ -35,7 +35,7 @@ def _values(seed: int) -> torch.Tensor:
     return aligned(64).copy_(torch.randn(64, generator=torch.Generator().manual_seed(seed)))
 
 
-def test_a_view_of_what_the_graph_writes_is_copied_as_stock_copies_it(compiled_on_cpu: CompiledOnCpu) -> None:
+def test_view_of_written_memory_is_copied_as_by_stock(compiled_on_cpu: CompiledOnCpu) -> None:
     net, twin = Averaging(), Averaging()
     run = torch.compile(net, backend="encore")
     with torch.no_grad():

@@ -59,7 +59,7 @@ def saved_in_place() -> list[bool]:
 
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("kind", [Net, Halves])
-def test_what_became_of_the_parameters_of_the_recording_does_not_matter(
+def test_fate_of_recorded_parameters_does_not_matter(
     compiled_on_cpu: CompiledOnCpu, kind: type[Net], lean: bool
 ) -> None:
     net = kind()
@@ -77,7 +77,7 @@ def test_what_became_of_the_parameters_of_the_recording_does_not_matter(
     assert any(steady) is lean
 
 
-def test_a_parameter_that_is_written_before_the_backward_is_noticed_whoever_was_recorded(
+def test_parameter_written_before_the_backward_is_noticed(
     compiled_on_cpu: CompiledOnCpu,
 ) -> None:
     net = Net()

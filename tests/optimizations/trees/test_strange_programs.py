@@ -357,7 +357,7 @@ def test_what_a_program_computes_is_eagers(compiled_on_cpu: CompiledOnCpu, name:
     assert compiled_on_cpu.cuda.replays
 
 
-def test_two_forwards_in_each_step_are_two_recordings_that_are_replayed(compiled_on_cpu: CompiledOnCpu) -> None:
+def test_two_forwards_in_each_step_are_two_recordings(compiled_on_cpu: CompiledOnCpu) -> None:
     net = Net()
     run = torch.compile(net, backend="encore")
     for step in range(12):
@@ -386,7 +386,7 @@ def test_a_forward_knows_which_of_its_results_callers_get(compiled_on_cpu: Compi
     assert (backward.function.direction, backward.function.callers_get) == ("backward", None)
 
 
-def test_forwards_whose_results_are_dropped_before_a_backward_are_replayed(compiled_on_cpu: CompiledOnCpu) -> None:
+def test_forwards_with_dropped_results_are_replayed(compiled_on_cpu: CompiledOnCpu) -> None:
     """What the last result refers to is nobody's any more."""
     run = torch.compile(Net(), backend="encore")
     for step in range(12):
@@ -395,7 +395,7 @@ def test_forwards_whose_results_are_dropped_before_a_backward_are_replayed(compi
     assert compiled_on_cpu.cuda.replays >= 10
 
 
-def test_backwards_whose_saved_tensors_are_copied_out_are_not_recorded_for_ever(
+def test_backwards_with_copied_saved_tensors_stop_recording(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A backward between a forward and its own ends an iteration, so that what was saved is found kept."""
@@ -412,7 +412,7 @@ def test_backwards_whose_saved_tensors_are_copied_out_are_not_recorded_for_ever(
     assert any("none was replayed" in reason for reason in reasons), reasons
 
 
-def test_forwards_whose_last_result_is_held_are_not_recorded_for_ever(
+def test_forwards_with_a_held_last_result_stop_recording(
     compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(moved_inputs, "RECORDED_IN_VAIN", 6)

@@ -49,9 +49,7 @@ class Adding(Model):
 
 @pytest.mark.parametrize("hides_y", [False, True])
 @pytest.mark.parametrize("moving", [False, True])
-def test_what_a_graph_writes_to_a_result_of_another_stays_written(
-    cuda_on_cpu: CudaOnCpu, hides_y: bool, moving: bool
-) -> None:
+def test_write_to_a_result_of_another_graph_stays(cuda_on_cpu: CudaOnCpu, hides_y: bool, moving: bool) -> None:
     """While inputs are tried out, and parameters that moved."""
     first = Compiled(Model(cuda_on_cpu))
     second = Compiled(
@@ -130,7 +128,7 @@ def test_a_write_is_not_lost_with_a_trial_that_fails() -> None:
     assert out.tolist() == [7.0] * 4
 
 
-def test_a_stream_is_waited_for_as_long_as_results_are_read_there(cuda_on_cpu: CudaOnCpu) -> None:
+def test_stream_is_waited_for_while_results_are_read(cuda_on_cpu: CudaOnCpu) -> None:
     """Note [Results on other streams]."""
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, WEIGHT, calls=20)
@@ -163,7 +161,7 @@ def called_on(cuda: CudaOnCpu, stream: int, call: Callable[[], Any]) -> tuple[An
     return returned, set(cuda.waits[waits:]), cuda.replays - replays
 
 
-def test_results_that_are_held_for_ever_are_waited_for_until_the_pool_is_left_to_them(cuda_on_cpu: CudaOnCpu) -> None:
+def test_forever_held_results_get_the_pool_to_themselves(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, WEIGHT, calls=20)
 
@@ -205,7 +203,7 @@ class SavesOne(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("lean", [True, False])
-def test_what_only_a_backward_has_that_nobody_holds_is_waited_for_once(cuda_on_cpu: CudaOnCpu, lean: bool) -> None:
+def test_results_only_a_backward_has_are_waited_for_once(cuda_on_cpu: CudaOnCpu, lean: bool) -> None:
     """A result that nobody holds keeps what its backward would read. In each call there are new ones."""
     compiled = Compiled(Twice(cuda_on_cpu), outputs=2, is_inference=False, lean=lean)
     leaf = torch.ones(1, requires_grad=True)

@@ -70,7 +70,7 @@ def test_buffers_that_take_turns_are_written_each_where_it_is(cuda_on_cpu: CudaO
     assert sum(report.replays for report in compiled.reports) >= before + 4 * count - MOST_RECORDINGS
 
 
-def test_a_new_buffer_in_each_call_is_patched_and_not_recorded_again(cuda_on_cpu: CudaOnCpu) -> None:
+def test_new_buffer_in_each_call_is_patched(cuda_on_cpu: CudaOnCpu) -> None:
     model, compiled = writing(cuda_on_cpu)
     buffers = [values(number) for number in range(120)]
     check(compiled, buffers, calls=20)
@@ -81,7 +81,7 @@ def test_a_new_buffer_in_each_call_is_patched_and_not_recorded_again(cuda_on_cpu
     assert max(report.fixed_inputs_followed for report in compiled.reports) > 0
 
 
-def test_where_it_cannot_be_patched_there_are_a_few_recordings_and_then_none(cuda_on_cpu: CudaOnCpu) -> None:
+def test_unpatchable_buffers_have_few_recordings_and_then_none(cuda_on_cpu: CudaOnCpu) -> None:
     _, compiled = writing(cuda_on_cpu, UNKNOWN)
     calls = 3 * MOST_RECORDINGS + MOST_MISFITS + 10
     buffers = [values(number) for number in range(calls)]
@@ -92,7 +92,7 @@ def test_where_it_cannot_be_patched_there_are_a_few_recordings_and_then_none(cud
     assert not nodes(), "stock has no memory for its graphs either"
 
 
-def test_a_few_buffers_have_a_recording_each_where_it_cannot_be_patched(cuda_on_cpu: CudaOnCpu) -> None:
+def test_few_unpatchable_buffers_have_a_recording_each(cuda_on_cpu: CudaOnCpu) -> None:
     _, compiled = writing(cuda_on_cpu, UNKNOWN)
     buffers = [values(number) for number in range(MOST_RECORDINGS - 1)]
     check(compiled, buffers, calls=80)
@@ -100,7 +100,7 @@ def test_a_few_buffers_have_a_recording_each_where_it_cannot_be_patched(cuda_on_
     assert INPUT_KEEPS_MOVING not in reasons(compiled)
 
 
-def test_a_call_that_the_patched_recording_does_not_fit_costs_no_graph(
+def test_call_unfit_for_the_patched_recording_costs_no_graph(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels may rely on how memory is aligned. Such a call has a recording of its own, or runs without one."""
@@ -133,7 +133,7 @@ def test_what_else_is_left_to_stock(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.
     assert set(model.runs) == {"plain"}
 
 
-def test_an_input_in_the_memory_that_is_written_is_read_as_it_was_before(cuda_on_cpu: CudaOnCpu) -> None:
+def test_input_in_written_memory_is_read_as_it_was_before(cuda_on_cpu: CudaOnCpu) -> None:
     """It has to be copied, as stock copies it: the graph may have written over it by then."""
     _, compiled = writing(cuda_on_cpu)
     check(compiled, [values(1)], calls=30)
@@ -173,7 +173,7 @@ def test_one_that_is_freed_and_another_in_its_place(cuda_on_cpu: CudaOnCpu) -> N
         del buffer
 
 
-def test_many_places_of_an_iteration_are_not_taken_for_recordings_in_vain(cuda_on_cpu: CudaOnCpu) -> None:
+def test_many_places_of_an_iteration_are_not_recorded_in_vain(cuda_on_cpu: CudaOnCpu) -> None:
     """One function for all layers, each with a cache of its own: the first iteration replays none of its recordings."""
     _, compiled = writing(cuda_on_cpu)
     caches = [values(number) for number in range(24)]

@@ -68,7 +68,7 @@ def outcome(module: Adds, call: Callable[..., Any], *, clears: bool, first: int 
 
 @pytest.mark.parametrize("clears", [False, True])
 @pytest.mark.parametrize("keep", [one_entry, several_entries, an_attribute])
-def test_graphs_serve_from_the_first_call_on_and_add_what_eager_adds(
+def test_graphs_serve_from_the_first_call_and_add_entries(
     keep: Callable[[Adds, torch.Tensor], None], clears: bool
 ) -> None:
     plain, module = Adds(keep), Adds(keep)
@@ -79,7 +79,7 @@ def test_graphs_serve_from_the_first_call_on_and_add_what_eager_adds(
 
 @pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
 @pytest.mark.parametrize("keep", [one_entry, several_entries])
-def test_graphs_serve_where_a_call_without_them_added_the_entries(keep: Callable[[Adds, torch.Tensor], None]) -> None:
+def test_graphs_serve_where_an_uncaptured_call_added_entries(keep: Callable[[Adds, torch.Tensor], None]) -> None:
     plain, module = Adds(keep), Adds(keep)
     group = graph_callables([module], [(torch.ones(2, 3),)], device=CpuDevice())
     assert outcome(module, group[0], clears=False, first=4) == outcome(plain, plain, clears=False, first=4)
@@ -96,7 +96,7 @@ def test_what_is_exchanged_in_a_call_without_graphs_is_noticed() -> None:
     assert group.calls_without_graph == 2
 
 
-def test_a_weight_that_only_an_added_attribute_needs_must_not_be_written_before_the_backward() -> None:
+def test_weight_of_an_added_attribute_is_not_written_early() -> None:
     def square_of_the_scale(module: Adds, y: torch.Tensor) -> None:
         module.largest = module.scale.square().sum()
 

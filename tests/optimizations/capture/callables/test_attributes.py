@@ -172,7 +172,7 @@ def test_what_a_callable_asks_of_what_it_binds_counts() -> None:
     assert without == [1, 1, 1, 2, 3, 3]
 
 
-def test_an_attribute_whose_old_tensor_compiled_code_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attribute_that_compiled_code_reads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code passes no dispatcher: the captured graph itself is asked."""
     device = CpuDevice()
     monkeypatch.setattr(device, "mentions", lambda graph, memory, but=(): bool(memory))

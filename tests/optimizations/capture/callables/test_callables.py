@@ -123,7 +123,7 @@ class Keeping(nn.Module):
         return self.hidden.relu()
 
 
-def test_attributes_that_a_forward_binds_are_those_of_the_last_call() -> None:
+def test_attributes_bound_by_a_forward_are_of_the_last_call() -> None:
     module = Keeping()
     reference = copy.deepcopy(module)
     call = graph_callables(module, [torch.randn(5, 6)], order=[1, 1, -1, -1], device=CpuDevice())
@@ -155,7 +155,7 @@ CHANGES: dict[str, Callable[[Keeping], Any]] = {
 
 
 @pytest.mark.parametrize("name", sorted(CHANGES))
-def test_after_a_change_that_the_graphs_do_not_know_calls_run_as_they_are(name: str) -> None:
+def test_calls_run_uncaptured_after_a_change_unknown_to_graphs(name: str) -> None:
     module = Keeping()
     call = graph_callables(module, [torch.randn(5, 6)], order=[1, -1], device=CpuDevice())
     call[0](torch.randn(5, 6)).sum().backward()
@@ -191,7 +191,7 @@ def another_dict(module: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("make", [Holding, lambda: nn.Sequential(nn.Linear(6, 6), nn.ReLU())])
-def test_members_of_a_module_that_holds_them_in_another_dict_are_looked_at(make: Callable[[], nn.Module]) -> None:
+def test_module_members_in_another_dict_are_checked(make: Callable[[], nn.Module]) -> None:
     module = make()
     call = graph_callables(module, [torch.randn(5, 6)], order=[1, -1], device=CpuDevice())
     reference = copy.deepcopy(module)
@@ -257,7 +257,7 @@ def test_without_the_update_the_results_would_differ() -> None:
     assert not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_gradients_are_accumulated_over_micro_batches_and_survive_the_next_launch() -> None:
+def test_gradients_accumulate_and_survive_the_next_launch() -> None:
     """The gradients of the first micro-batch become `.grad`; the second must not overwrite them first."""
     reference = nn.Linear(4, 4)
     module = copy.deepcopy(reference)
@@ -286,7 +286,7 @@ def test_a_result_that_is_kept_stays_valid() -> None:
     assert torch.equal(kept, value)
 
 
-def test_a_view_of_a_result_stays_valid_and_costs_the_graph_of_one_call_unless_results_are_copied() -> None:
+def test_view_of_a_result_stays_valid_and_costs_one_graph() -> None:
     module = nn.Linear(4, 4)
     for outputs, without_graph in (("static", 1), ("copied", 0)):
         call = graph_callables([module], [(torch.randn(2, 4),)], device=CpuDevice(), outputs=outputs)  # type: ignore[arg-type]
@@ -381,7 +381,7 @@ def test_a_function_gets_the_gradients_of_what_it_closes_over() -> None:
     assert sum(graph.replays for graph in device.graphs) == 2
 
 
-def test_calls_that_the_graphs_do_not_fit_run_as_they_are_and_keep_the_order() -> None:
+def test_unfitting_calls_run_uncaptured_and_keep_the_order() -> None:
     stages, _ = make(updates=False)
     call = graphed(stages, ORDERS["one micro-batch"])
     small = call[0](torch.randn(3, 6))  # another size: no graph
@@ -400,7 +400,7 @@ def test_calls_that_the_graphs_do_not_fit_run_as_they_are_and_keep_the_order() -
     assert call.calls_without_graph == 3
 
 
-def test_a_call_out_of_order_is_an_error_and_the_order_can_begin_again() -> None:
+def test_call_out_of_order_is_an_error_and_order_restarts() -> None:
     stages, _ = make(updates=False)
     call = graphed(stages, ORDERS["one micro-batch"])
     call[0](torch.randn(5, 6))
@@ -410,7 +410,7 @@ def test_a_call_out_of_order_is_an_error_and_the_order_can_begin_again() -> None
     call[0](torch.randn(5, 6))
 
 
-def test_the_layers_of_a_list_run_their_graphs_inside_of_the_model() -> None:
+def test_layers_of_a_list_run_their_graphs_in_the_model() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6))
     reference = copy.deepcopy(model)
@@ -471,7 +471,7 @@ class Reads(nn.Module):
         return x * x.sum().item()
 
 
-def test_what_cannot_be_captured_is_refused_before_anything_is_recorded() -> None:
+def test_impossible_captures_are_refused_before_recording() -> None:
     device = CpuDevice()
     with pytest.raises(StepRefused, match="reads a value of the GPU on the host"):
         graph_callables(Reads(), [torch.randn(3)], device=device)
@@ -499,7 +499,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(WRONG))
-def test_what_is_given_in_another_form_is_named_with_the_right_one(name: str) -> None:
+def test_wrong_form_of_an_argument_is_named_with_the_right_one(name: str) -> None:
     given, words = WRONG[name]
     with pytest.raises(TypeError, match=words):
         graph_callables([nn.Linear(3, 3)], **{"sample_args": [(torch.randn(3),)], "device": CpuDevice(), **given})
@@ -510,7 +510,7 @@ def test_samples_in_cpu_memory_are_on_no_gpu() -> None:
         graph_callables([nn.Linear(3, 3)], [(torch.randn(3),)])
 
 
-def test_a_call_as_before_is_known_without_a_signature_and_its_gradients_are_one_copy(
+def test_known_call_needs_no_signature_and_one_gradient_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage = Stage(1)
@@ -539,7 +539,7 @@ def test_a_call_as_before_is_known_without_a_signature_and_its_gradients_are_one
     assert copies[2:] == [1, 1]  # gradients that are added to others are read where they lie
 
 
-def test_modes_and_settings_that_change_make_a_call_run_as_it_is_and_serve_again() -> None:
+def test_changed_modes_run_uncaptured_until_they_change_back() -> None:
     stage = Stage(1)
     (stepped,) = group = graph_callables([stage], [(torch.randn(4, 6),)], device=CpuDevice())
     x = torch.randn(4, 6)

@@ -40,5 +40,5 @@ def functions_called(layers: int) -> list[str]:
     return names[:first]
 
 
-def test_a_forward_calls_as_few_functions_for_many_parameters_as_for_few() -> None:
+def test_forward_calls_equally_few_functions_for_many_parameters() -> None:
     assert functions_called(1) == functions_called(12)

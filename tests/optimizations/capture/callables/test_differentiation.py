@@ -185,7 +185,7 @@ def test_a_backward_whose_forward_ran_again_is_an_error(outputs: Any) -> None:
         old.backward()
 
 
-def test_a_graph_that_is_kept_for_another_backward_does_not_serve_the_next_iteration() -> None:
+def test_graph_kept_for_another_backward_skips_an_iteration() -> None:
     module = nn.Linear(3, 3)
     graphed(module, batches(1))
     old = module(torch.randn(2, 3)).sum()
@@ -229,7 +229,7 @@ class Tied(nn.Module):
         return x @ self.tied[0]
 
 
-def test_parameters_that_a_module_does_not_register_get_their_gradients() -> None:
+def test_unregistered_parameters_get_their_gradients() -> None:
     weight = nn.Parameter(torch.randn(3, 3))
     module = Tied(weight)
     call = graphed(module, batches(1))
@@ -278,7 +278,7 @@ class AddsItself(torch.autograd.Function):
         return gradient @ weight.t(), None
 
 
-def test_a_backward_finds_the_attributes_of_a_parameter_that_was_saved_for_it() -> None:
+def test_backward_finds_attributes_of_a_saved_parameter() -> None:
     found = []
     for graphs in (False, True):
         torch.manual_seed(0)
@@ -319,7 +319,7 @@ def test_leaves_that_a_callable_makes_are_no_parameters() -> None:
 
 
 @pytest.mark.parametrize("frozen", ["first", "last", "all"])
-def test_callables_without_gradients_have_no_backward_in_the_order(frozen: str) -> None:
+def test_callables_without_gradients_have_no_backward_in_order(frozen: str) -> None:
     modules = [nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)]
     modules[0].requires_grad_(frozen == "last")
     modules[1].requires_grad_(frozen != "all")
@@ -346,7 +346,7 @@ def test_callables_without_gradients_have_no_backward_in_the_order(frozen: str) 
     assert updates.item() == 3
 
 
-def test_a_callable_that_returns_nothing_is_called_again_and_again() -> None:
+def test_callable_that_returns_nothing_may_be_called_again() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -483,7 +483,7 @@ class Checkpointed(nn.Module):
         return torch.utils.checkpoint.checkpoint(part, x, use_reentrant=self.reentrant, preserve_rng_state=False)  # type: ignore[no-any-return]
 
 
-def test_a_checkpoint_inside_is_captured_where_its_backward_can_be_computed_apart() -> None:
+def test_checkpoint_is_captured_where_its_backward_is_separate() -> None:
     module = Checkpointed(reentrant=False)
     reference = copy.deepcopy(module)
     call = graphed(module, batches(1, requires_grad=True))
@@ -497,7 +497,7 @@ def test_a_checkpoint_inside_is_captured_where_its_backward_can_be_computed_apar
 
 
 @pytest.mark.parametrize("order", [None, [1, -1]])
-def test_a_batch_of_backwards_is_an_error_that_says_so_and_leaves_the_order_as_it_is(order: list[int] | None) -> None:
+def test_batched_backward_is_an_error_and_keeps_the_order(order: list[int] | None) -> None:
     module = nn.Linear(3, 3)
     sample = batches(1, requires_grad=True)
     call = graphed(module, sample, order=order)
@@ -510,7 +510,7 @@ def test_a_batch_of_backwards_is_an_error_that_says_so_and_leaves_the_order_as_i
     assert call.calls_without_graph == 0
 
 
-def test_one_backward_of_a_sum_runs_the_last_first_and_is_told_of_it() -> None:
+def test_backward_of_a_sum_runs_the_last_callable_first() -> None:
     module = nn.Linear(3, 3)
     graphed(module, batches(1), order=[1, 1, -1, -1])
     losses = [module(x).sum() for x in batches(2)]

@@ -66,7 +66,7 @@ def keeps_a_number(module: Initialized, x: torch.Tensor) -> None:
         (keeps_a_number, "scale"),
     ],
 )
-def test_what_only_a_first_call_makes_of_its_batch_is_not_made_of_the_sample(set_up: Any, name: str) -> None:
+def test_first_call_products_of_the_batch_are_not_the_samples(set_up: Any, name: str) -> None:
     module, reference = Initialized(set_up), Initialized(set_up)
     with pytest.raises(StepRefused, match=name):
         graph_callables([module], [(torch.ones(2, 3),)], device=CpuDevice())
@@ -88,7 +88,7 @@ def reads_a_weight(module: Initialized, x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("set_up", [makes_a_table, reads_a_weight])
-def test_what_does_not_depend_on_the_batch_may_be_made_by_warm_up(set_up: Any) -> None:
+def test_batch_independent_state_may_be_made_by_warm_up(set_up: Any) -> None:
     module, reference = Initialized(set_up), Initialized(set_up)
     call = graph_callables([module], [(torch.ones(2, 3),)], device=CpuDevice())
     for x in torch.randn(3, 2, 3):

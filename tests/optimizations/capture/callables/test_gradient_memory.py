@@ -186,7 +186,7 @@ def test_what_holds_a_gradient_keeps_what_it_held(name: str) -> None:
     assert group.calls_without_graph == 0
 
 
-def test_gradients_that_stay_between_forward_and_backward_are_not_overwritten_by_the_forward() -> None:
+def test_forward_does_not_overwrite_gradients_that_stay() -> None:
     modules, references, group, _ = pair()
     alike(group, modules, references)
     for several in with_the_same_draws(modules, references):
@@ -228,7 +228,7 @@ def follow(modules: Sequence[nn.Module], order: Sequence[int]) -> None:
             waiting[-entry].pop(0).backward()
 
 
-def test_accumulation_copies_what_becomes_a_gradient_and_nothing_that_is_added() -> None:
+def test_accumulation_copies_only_what_becomes_a_gradient() -> None:
     modules, references, group, device = pair(order=[1, -1, 1, -1])
     for step in range(TRIES):
         for several in (modules, references):
@@ -280,7 +280,7 @@ def test_once_a_gradient_was_held_gradients_are_copied_again() -> None:
     assert device.waited == 0
 
 
-def test_a_callable_of_the_same_pool_leaves_gradients_that_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callable_of_the_same_pool_leaves_held_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second callable's gradients may lie where graphs of the first compute: that memory was free."""
     give_from_the_first(monkeypatch)
     order = [1, -1, 2, -2]
@@ -402,7 +402,7 @@ def test_copied_outputs_are_copied_gradients_too() -> None:
     assert not any(memory.gives for memory in memories(group))
 
 
-def test_calls_on_a_second_stream_end_it_and_wait_once_for_what_was_read() -> None:
+def test_calls_on_a_second_stream_wait_once_for_readers() -> None:
     modules, references, group, device = pair()
     alike(group, modules, references)
     trained(modules, [torch.randn(2, 3)])
@@ -458,7 +458,7 @@ def test_memory_of_the_program_is_never_given_away() -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_next_to_a_graph_step_gradients_are_copies_which_its_recording_may_keep(before: bool) -> None:
+def test_gradients_next_to_a_graph_step_are_copies(before: bool) -> None:
     modules, references, group, device = pair()
     steps = []
 
@@ -503,7 +503,7 @@ def in_memory(tensors: Sequence[torch.Tensor]) -> MemoryRanges:
     return MemoryRanges(storage_of(one) for one in tensors)
 
 
-def test_what_may_be_written_lies_in_the_pool_alone_and_is_read_by_nothing_else() -> None:
+def test_writable_memory_lies_in_the_pool_and_is_not_read() -> None:
     pool = [torch.zeros(4) for _ in range(3)]
     both = torch.zeros(4)
     turned = torch.zeros(2, dtype=torch.complex64).conj()
@@ -515,7 +515,7 @@ def test_what_may_be_written_lies_in_the_pool_alone_and_is_read_by_nothing_else(
     assert [id(one) for one in found] == [id(pool[0]), id(pool[2])]
 
 
-def test_memory_that_something_else_holds_from_the_beginning_is_never_given_away() -> None:
+def test_memory_held_from_the_beginning_is_never_donated() -> None:
     alone, held = torch.zeros(4), torch.zeros(4)
     view = held.view(2, 2)
     memory = GradientMemory("it", [alone, held])
@@ -527,7 +527,7 @@ def test_memory_that_something_else_holds_from_the_beginning_is_never_given_away
     assert view.shape == (2, 2)
 
 
-def test_what_was_to_be_added_and_is_still_in_use_makes_additions_copies_too() -> None:
+def test_addends_still_in_use_make_additions_copies() -> None:
     gradient = torch.zeros(4)
     memory = GradientMemory("it", [gradient])
     assert memory.hands_out(gradient, to_add=True)
@@ -546,7 +546,7 @@ def nothing() -> None:
     """No device to wait for."""
 
 
-def test_the_host_waits_twice_for_a_launch_however_many_callables_have_gradients_in_its_way() -> None:
+def test_host_waits_at_most_twice_for_a_launch() -> None:
     waited = []
     tensors = [torch.zeros(4) for _ in range(3)]
     memories = [GradientMemory("it", [one]) for one in tensors]
@@ -573,7 +573,7 @@ def test_what_is_held_outlives_the_graphs() -> None:
     assert same(held, expected)
 
 
-def test_a_launch_for_which_there_is_no_memory_overwrites_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_without_memory_overwrites_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     modules, references, group, _ = pair()
     alike(group, modules, references)
     for several in with_the_same_draws(modules, references):

@@ -66,7 +66,7 @@ def trained(graphed: bool) -> list[torch.Tensor]:
     return found
 
 
-def test_a_callable_whose_draws_decide_nothing_does_what_it_does_without_graphs() -> None:
+def test_callable_with_harmless_draws_equals_eager() -> None:
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(trained(True), trained(False), strict=True))
 
 

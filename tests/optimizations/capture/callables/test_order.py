@@ -90,7 +90,7 @@ def orders(draw: st.DrawFn) -> list[int]:
 
 
 @given(orders())
-def test_memory_is_never_shared_by_micro_batches_that_are_alive_together(order: list[int]) -> None:
+def test_micro_batches_alive_together_share_no_memory(order: list[int]) -> None:
     planned = events(order, max(order))
     plan = pools(planned)
     spans = lifetimes(planned)
@@ -109,12 +109,12 @@ def test_memory_is_shared_where_it_can_be(order: list[int]) -> None:
     assert len(set(pools(planned).values())) == most_alive(planned)
 
 
-def test_without_backwards_results_of_different_callables_lie_apart() -> None:
+def test_results_of_callables_without_backwards_lie_apart() -> None:
     assert pools(events([1, 2, 1, 2], 2)) == {(1, 0): 0, (1, 1): 0, (2, 0): 1, (2, 1): 1}
 
 
 @given(orders())
-def test_a_program_that_follows_the_order_gets_its_micro_batches_again_and_again(order: list[int]) -> None:
+def test_program_in_order_gets_its_micro_batches_repeatedly(order: list[int]) -> None:
     planned = events(order, max(order))
     follower = Follower(planned)
     for _ in range(2):
@@ -126,7 +126,7 @@ def test_a_program_that_follows_the_order_gets_its_micro_batches_again_and_again
                 follower.backward(event.callable, event.micro_batch)
 
 
-def test_a_call_out_of_order_says_what_was_expected_and_changes_nothing() -> None:
+def test_call_out_of_order_names_the_expected_one() -> None:
     follower = Follower(events([1, 2, -2, -1], 2))
     follower.forward(1)
     with pytest.raises(

@@ -65,7 +65,7 @@ def test_a_module_that_works_with_others_is_refused(kind: str, within: bool, pro
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_what_is_wrapped_may_be_graphed_and_gradients_are_exchanged(held: bool, process_group: None) -> None:
+def test_wrapped_module_may_be_graphed_with_gradient_exchange(held: bool, process_group: None) -> None:
     """Also where an object holds the wrapper that the callable does not run."""
     found = []
     for graphs in (False, True):

@@ -65,7 +65,7 @@ def test_objects_among_the_arguments_are_looked_into(name: str) -> None:
     assert call.calls_without_graph == 2
 
 
-def test_the_update_runs_in_each_step_whether_graphs_served_it_or_not() -> None:
+def test_update_runs_in_each_step_with_or_without_graphs() -> None:
     module = nn.Linear(3, 3)
     updates = torch.zeros(())
     graphed(module, batches(1), after_step=lambda: updates.add_(1))  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_modes_that_watch_operators_see_them() -> None:
     assert [one.replays for one in call.report()] == [1, 1]
 
 
-def test_hooks_of_saved_tensors_see_them_but_those_that_keep_them_on_the_cpu() -> None:
+def test_saved_tensor_hooks_run_unless_they_offload_to_the_cpu() -> None:
     layer, other = nn.Linear(4, 4), nn.Linear(4, 4)
     other.load_state_dict(layer.state_dict())
     graphed = graph_callables([layer], [(torch.ones(2, 4),)], device=CpuDevice())
@@ -247,7 +247,7 @@ def adversarial(generator: Any, critic: Any, seed: int) -> list[torch.Tensor]:
     return found
 
 
-def test_where_no_order_is_given_callables_do_not_wait_for_each_other() -> None:
+def test_callables_without_an_order_do_not_wait_for_each_other() -> None:
     found = []
     for graphs in (False, True):
         torch.manual_seed(0)
@@ -272,7 +272,7 @@ def test_after_a_restart_no_backward_is_waited_for() -> None:
         left.backward()
 
 
-def test_a_graph_that_is_kept_behind_its_backward_is_not_waited_for() -> None:
+def test_graph_kept_after_its_backward_is_not_waited_for() -> None:
     layer = nn.Linear(4, 4)
     group = graph_callables([layer], [(torch.ones(2, 4),)], device=CpuDevice())
     for _ in range(3):
@@ -294,7 +294,7 @@ def test_without_backwards_a_callable_may_be_left_out() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpoint_calls_a_graphed_layer_among_others_once_more(reentrant: bool) -> None:
+def test_checkpoint_calls_a_graphed_layer_once_more(reentrant: bool) -> None:
     found: list[list[torch.Tensor | None]] = []
     for graphs in (False, True):
         torch.manual_seed(0)
@@ -312,7 +312,7 @@ def test_a_checkpoint_calls_a_graphed_layer_among_others_once_more(reentrant: bo
             assert one is not None and other is not None and torch.equal(one, other)
 
 
-def test_code_that_is_compiled_around_graphed_layers_compiles_the_layers() -> None:
+def test_code_compiled_around_graphed_layers_compiles_them() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     reference = copy.deepcopy(model)
     call = graphed(nn.ModuleList(model), batches(1, requires_grad=True))
@@ -451,7 +451,7 @@ def test_hooks_of_all_modules_run_once_around_a_graphed_one() -> None:
         handle.remove()
 
 
-def test_a_generator_of_the_programs_own_is_drawn_from_as_in_eager() -> None:
+def test_own_generator_is_drawn_from_as_in_eager() -> None:
     generator = torch.Generator().manual_seed(1)
     other = torch.Generator().manual_seed(1)
     call = graphed(lambda x: x * torch.rand(3, generator=generator), batches(1, requires_grad=True))
@@ -494,7 +494,7 @@ def test_hooks_that_a_graphed_module_gets_run_around_its_graphs(name: str, make:
 
 
 @pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
-def test_hooks_of_one_callable_are_a_part_of_another_that_calls_it() -> None:
+def test_hooks_of_a_callable_belong_to_its_caller() -> None:
     inner = nn.Linear(3, 3)
     call = graphed([nn.Sequential(inner, nn.Tanh()), inner], [(torch.randn(2, 3, requires_grad=True),)] * 2)
     inner.register_forward_hook(lambda module, given, result: result + 1)
@@ -559,7 +559,7 @@ def pipeline(stages: Sequence[nn.Module], order: Sequence[int], *, views_are_hel
     return [*found, *(one.detach() for stage in stages for one in [*stage.parameters(), *stage.buffers()])]
 
 
-def test_a_call_that_would_overwrite_what_a_view_holds_runs_without_its_graph() -> None:
+def test_call_that_would_overwrite_a_held_view_runs_uncaptured() -> None:
     """A variable still holds the last micro-batch of the iteration before; its memory is in use again by others."""
     order = SCHEDULES["depth first"]
     expected = pipeline([Block(1), Block(2)], order)
@@ -619,7 +619,7 @@ def test_hooks_of_the_forward_on_modules_within_are_part_of_it(name: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:callable 1 runs without its graphs")
-def test_what_hooks_on_modules_within_read_is_watched_and_so_are_they() -> None:
+def test_hooks_on_inner_modules_and_what_they_read_are_watched() -> None:
     found = []
     for graphs in (False, True):
         scale = [2.0]

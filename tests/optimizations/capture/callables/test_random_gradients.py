@@ -20,7 +20,7 @@ PROGRAMS = 40
 @pytest.mark.filterwarnings("ignore:callable .* runs without its graphs")
 @pytest.mark.filterwarnings("ignore:gradients of callable .* stay where its graphs write them")
 @pytest.mark.parametrize("first", [False, True])
-def test_what_programs_do_with_gradients_once_they_are_given_away(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_may_use_donated_gradients(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphed_step, "_steps", WeakRegistry())
     if first:
         give_from_the_first(monkeypatch)

@@ -155,7 +155,7 @@ def in_place() -> nn.Module:
 
 
 @pytest.mark.parametrize("name", sorted(REFUSALS))
-def test_what_a_graph_could_not_repeat_is_refused_and_leaves_no_trace(name: str) -> None:
+def test_unrepeatable_work_is_refused_without_a_trace(name: str) -> None:
     make, further, words = REFUSALS[name]
     function = make()
     linear = function.keywords["linear"] if isinstance(function, functools.partial) else nn.Linear(1, 1)
@@ -270,7 +270,7 @@ HOOKS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", sorted(HOOKS))
-def test_hooks_that_a_call_registers_with_what_it_is_given_are_refused_and_removed(name: str) -> None:
+def test_hooks_registered_on_arguments_are_refused_and_removed(name: str) -> None:
     weight = torch.ones(3, requires_grad=True)
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -283,7 +283,7 @@ def test_hooks_that_a_call_registers_with_what_it_is_given_are_refused_and_remov
     assert "retain_grad" not in vars(torch.Tensor)
 
 
-def test_hooks_that_a_call_registers_with_views_of_what_it_is_given_are_captured() -> None:
+def test_hooks_registered_on_views_of_arguments_are_captured() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         view = x.view_as(x)
         view.register_hook(lambda gradient: gradient * 5)
@@ -312,13 +312,13 @@ ATTRIBUTES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[],
 
 
 @pytest.mark.parametrize("name", sorted(ATTRIBUTES))
-def test_attributes_of_tensors_that_no_graph_hands_on_are_refused(name: str) -> None:
+def test_tensor_attributes_that_no_graph_passes_are_refused(name: str) -> None:
     function, sample = ATTRIBUTES[name]
     with pytest.raises(StepRefused, match=re.escape(name)):
         graphed([function], [sample().requires_grad_()])
 
 
-def test_a_parameter_among_the_arguments_is_one_in_the_captures_too() -> None:
+def test_parameter_argument_is_a_parameter_in_captures() -> None:
     weight: Any = nn.Parameter(torch.ones(3))
     weight.rate = 0.1
     call = graphed(

@@ -47,7 +47,7 @@ def test_arguments_that_are_written_are_the_callers() -> None:
     assert call.calls_without_graph == 0
 
 
-def test_memory_that_is_written_and_shared_makes_a_call_run_as_it_is() -> None:
+def test_written_shared_memory_makes_a_call_run_uncaptured() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -80,7 +80,7 @@ def writes_two(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tor
     return x * keys * values
 
 
-def test_parts_of_one_tensor_that_lie_side_by_side_may_be_written() -> None:
+def test_adjacent_parts_of_one_tensor_may_be_written() -> None:
     """As caches of keys and values do."""
     caches, others = torch.ones(2, 3), torch.ones(2, 3)
     call = graphed(writes_two, [(torch.randn(3, requires_grad=True), caches[0], caches[1])])
@@ -128,7 +128,7 @@ def test_a_closed_group_holds_no_weights_that_were_exchanged() -> None:
     assert call[0](*batches(1)).requires_grad
 
 
-def test_a_module_of_two_groups_has_its_forward_back_when_both_are_closed() -> None:
+def test_module_of_two_groups_gets_its_forward_back() -> None:
     for first, last in ((0, 1), (1, 0)):
         module = nn.Linear(3, 3)
         groups = [graphed(module, batches(1)), graphed(module, [(torch.randn(4, 3),)])]
@@ -183,7 +183,7 @@ def test_a_copy_of_a_graphed_module_is_a_module_of_its_own(name: str, own: bool)
         copy.deepcopy(call)
 
 
-def test_functions_of_a_group_are_copied_as_the_functions_they_are() -> None:
+def test_functions_of_a_group_are_copied_as_functions() -> None:
     weight = torch.ones(3, requires_grad=True)
     call = graphed([functools.partial(torch.mul, weight)], [(torch.randn(3),)])
     other = copy.deepcopy(call[0])
@@ -245,7 +245,7 @@ def writes_a_cache(x: torch.Tensor, cache: torch.Tensor, at: torch.Tensor) -> An
     return x * cache.sum(), cache, cache[0]
 
 
-def test_arguments_that_are_returned_are_the_callers_and_so_are_views_of_them() -> None:
+def test_returned_arguments_and_their_views_are_the_callers() -> None:
     call = graphed(writes_a_cache, [(torch.randn(2, requires_grad=True), torch.zeros(2, 4), torch.tensor([1]))])
     found = []
     for function in (writes_a_cache, call[0]):
@@ -303,7 +303,7 @@ def test_results_that_share_memory_do_so_when_they_are_kept(outputs: str) -> Non
     assert call.calls_without_graph == 0
 
 
-def test_a_result_that_is_kept_leaves_before_an_earlier_graph_of_its_pool_is_launched() -> None:
+def test_kept_result_moves_before_an_earlier_graph_launches() -> None:
     """What the earlier graph computes on its way may lie where the later one has its results."""
     modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
     call = graphed(modules, [(x,) for x in batches(2)], order=[1, -1, 2, -2])
@@ -317,7 +317,7 @@ def test_a_result_that_is_kept_leaves_before_an_earlier_graph_of_its_pool_is_lau
     assert torch.equal(kept, values)
 
 
-def test_a_written_argument_that_ends_where_something_is_read_is_refused_behind_a_smaller_one() -> None:
+def test_written_argument_ending_in_read_memory_is_refused() -> None:
     memory = torch.ones(8)
     table = memory[2:]
 
@@ -374,7 +374,7 @@ def plain_linear(module: nn.Linear, x: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_without_backwards_only_results_of_later_micro_batches_leave() -> None:
+def test_only_later_micro_batch_results_move_without_backwards() -> None:
     module = nn.Linear(3, 3)
     call = graphed(module, batches(1), order=[1, 1])
     x = batches(1)[0]
@@ -419,7 +419,7 @@ def test_hooks_of_what_gets_no_gradient_are_not_called() -> None:
     assert call.calls_without_graph == 0
 
 
-def test_leaves_of_its_own_only_mean_that_nothing_is_differentiated() -> None:
+def test_own_leaves_mean_that_nothing_is_differentiated() -> None:
     def scaled(x: torch.Tensor) -> torch.Tensor:
         return torch.ones(3, requires_grad=True) * x.detach()
 
@@ -444,7 +444,7 @@ def test_a_result_that_is_returned_twice_is_one_tensor() -> None:
     assert call.calls_without_graph == 0
 
 
-def test_a_write_into_one_of_two_results_in_the_same_memory_is_an_error_of_the_backward() -> None:
+def test_write_into_a_shared_result_is_an_error_of_the_backward() -> None:
     """Autograd knows of the views that a callable made in eager, and not of those of a graph's memory."""
     module = Views(3, 3)
     graphed(module, batches(1))
@@ -456,7 +456,7 @@ def test_a_write_into_one_of_two_results_in_the_same_memory_is_an_error_of_the_b
 
 
 @torch.no_grad()
-def test_a_stream_is_waited_for_as_long_as_results_may_be_read_there() -> None:
+def test_stream_is_waited_for_while_results_may_be_read() -> None:
     """The host sees nobody who reads a result that was let go of, and the device may be behind."""
     device = CpuDevice()
     modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
@@ -493,7 +493,7 @@ class Halves(nn.Module):
         return hidden, self.second(hidden) * y
 
 
-def test_what_only_results_that_nobody_uses_depend_on_gets_no_gradient() -> None:
+def test_inputs_of_unused_results_get_no_gradient() -> None:
     """An optimizer leaves such a parameter as it is, weight decay and momentum included."""
     found = []
     for is_graphed in (False, True):
@@ -529,7 +529,7 @@ def test_hooks_of_what_only_unused_results_depend_on_get_zeros() -> None:
     assert module.second.bias.grad is None
 
 
-def test_hooks_of_what_an_unused_argument_was_computed_from_get_zeros() -> None:
+def test_hooks_before_an_unused_argument_get_zeros() -> None:
     first, second, module = nn.Linear(3, 3), nn.Linear(3, 3), Halves()
     call = graph_callables(module, [tuple(batches(2, requires_grad=True))], device=CpuDevice())
     seen: list[torch.Tensor] = []
@@ -549,7 +549,7 @@ class Late(nn.Module):
         return x * 3
 
 
-def test_an_attribute_that_the_first_run_makes_is_bound_by_launches() -> None:
+def test_attribute_made_by_the_first_run_is_bound_by_launches() -> None:
     module = Late()
     call = graph_callables(module, [(torch.randn(3, requires_grad=True),)], device=CpuDevice())
     for _ in range(3):
@@ -620,7 +620,7 @@ def test_a_result_that_is_an_attribute_too_is_one_tensor() -> None:
 
 
 @pytest.mark.parametrize("of", ["shape", "values"])
-def test_a_graph_is_not_launched_any_more_whose_result_was_resized(of: str) -> None:
+def test_graph_with_a_resized_result_is_not_launched(of: str) -> None:
     """It would write where the result lay, and hand out what lies where it is now."""
     call = graph_callables([torch.exp], [(torch.randn(4),)], order=[1], device=CpuDevice())
     with torch.no_grad():
@@ -663,7 +663,7 @@ class Skips(nn.Module):
 
 @pytest.mark.parametrize("outputs", ["static", "copied"])
 @pytest.mark.parametrize("alone", [False, True])
-def test_an_argument_that_is_returned_is_the_callers_own_with_gradients_too(alone: bool, outputs: Any) -> None:
+def test_returned_argument_is_the_callers_with_gradients(alone: bool, outputs: Any) -> None:
     torch.manual_seed(0)
     module = Skips(alone=alone)
     reference = copy.deepcopy(module)

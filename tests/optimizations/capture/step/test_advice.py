@@ -26,7 +26,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], str]] = {
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
-def test_an_optimizer_that_counts_on_the_host_is_told_of_options_that_it_has(name: str) -> None:
+def test_optimizer_that_counts_on_the_host_is_told_its_options(name: str) -> None:
     make, advice = OPTIMIZERS[name]
     model = network("cpu")
     step = GraphedStep(training_step(model, make(model.parameters())), device=CpuDevice())
@@ -38,7 +38,7 @@ def test_an_optimizer_that_counts_on_the_host_is_told_of_options_that_it_has(nam
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_an_optimizer_with_closures_is_named_where_it_takes_neither() -> None:
+def test_optimizer_with_closures_is_named() -> None:
     model = network("cpu")
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
 
@@ -140,7 +140,7 @@ PARTS: dict[str, tuple[Callable[[], Callable[..., Any]], str]] = {
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("name", sorted(PARTS))
-def test_a_part_of_pytorch_that_reads_on_the_host_has_advice_of_its_own(name: str) -> None:
+def test_host_reads_of_pytorch_have_their_own_advice(name: str) -> None:
     make, advice = PARTS[name]
     step = GraphedStep(make(), device=CpuDevice())
     for batch in batches("cpu", 4):

@@ -72,7 +72,7 @@ def test_averaged_models_are_those_of_eager(name: str, inside: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_a_count_on_the_host_is_refused_in_the_step_and_says_what_to_change() -> None:
+def test_host_count_is_refused_with_what_to_change() -> None:
     expected, _ = run(AVERAGES["exponential"], inside=True, graphed=False)
     found, report = run(AVERAGES["exponential"], inside=True, graphed=True, on_the_host=True)
     assert all(map(torch.equal, found, expected))
@@ -82,7 +82,7 @@ def test_a_count_on_the_host_is_refused_in_the_step_and_says_what_to_change() ->
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_an_average_that_asks_for_the_count_on_the_host_is_refused() -> None:
+def test_average_that_reads_the_host_count_is_refused() -> None:
     def average(one: torch.Tensor, new: torch.Tensor, count: Any) -> torch.Tensor:
         return new.clone() if count < 3 else one * 0.9 + new * 0.1
 
@@ -104,7 +104,7 @@ def but_once(one: torch.Tensor, new: torch.Tensor, count: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("average", [later, but_once])
-def test_an_average_that_compares_the_count_on_the_gpu_gets_the_count(average: Any) -> None:
+def test_average_that_compares_on_the_gpu_gets_the_count(average: Any) -> None:
     def make(model: nn.Module) -> AveragedModel:
         return AveragedModel(model, avg_fn=average)
 

@@ -43,7 +43,7 @@ def test_the_first_line_that_names_it_is_told(path: str) -> None:
     assert line_that_names(codes, path) == line_in(reads_it_twice, 1)
 
 
-def test_no_line_is_told_where_several_functions_name_it_or_it_has_no_name() -> None:
+def test_ambiguous_or_unnamed_value_has_no_line() -> None:
     codes = [reads_it_twice.__code__, reads_it_as_well.__code__]
     assert line_that_names(codes, "source") is None
     assert line_that_names(codes, "source's other name") is None

@@ -65,7 +65,7 @@ def test_a_batch_that_is_a_view_is_no_other_batch(name: str) -> None:
     assert report.replays >= 6
 
 
-def test_a_step_that_detaches_in_some_calls_only_is_another_step_then() -> None:
+def test_step_that_detaches_in_some_calls_is_another_step() -> None:
     """The detach itself runs nothing, but the backward ends there."""
 
     def made() -> Any:
@@ -99,7 +99,7 @@ def test_a_step_that_detaches_in_some_calls_only_is_another_step_then() -> None:
         assert run(GraphedStep(step, device=CpuDevice()), calls) == expected
 
 
-def test_numbers_are_assigned_next_to_compiled_code_and_inside_of_it() -> None:
+def test_numbers_are_assigned_around_and_in_compiled_code() -> None:
     """What stands in for the methods meanwhile makes no graph of the compiler's another, nor breaks it."""
 
     class Masked(nn.Module):

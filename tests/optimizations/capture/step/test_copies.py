@@ -91,7 +91,7 @@ def test_results_lie_in_memory_as_eagers_do(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(RESULTS))
-def test_programs_may_do_with_results_what_they_may_with_tensors_of_their_own(kind: str) -> None:
+def test_results_may_be_used_like_own_tensors(kind: str) -> None:
     weight = torch.ones((), requires_grad=True)
     step = GraphedStep(lambda x: RESULTS[kind](x.sum()), device=CpuDevice())
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_the_graph_copies_what_attributes_are_bound_to(
     assert copied == ([layers] * 3 if behind and each else [])
 
 
-def test_a_launch_copies_nothing_beside_the_graph_and_leads_it_to_what_moved(copied: list[int]) -> None:
+def test_launch_copies_nothing_outside_the_graph(copied: list[int]) -> None:
     calls = batches("cpu")
     expected = run(training(), calls)
     step = GraphedStep(training(), device=CpuDevice())
@@ -198,7 +198,7 @@ def test_an_input_that_the_step_writes_is_the_callers() -> None:
 
 
 @pytest.mark.parametrize("moves", [False, True])
-def test_inputs_that_lie_side_by_side_in_one_tensor_may_be_written(*, moves: bool) -> None:
+def test_adjacent_inputs_of_one_tensor_may_be_written(*, moves: bool) -> None:
     """As caches of keys and values do."""
 
     def step(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -217,7 +217,7 @@ def test_inputs_that_lie_side_by_side_in_one_tensor_may_be_written(*, moves: boo
     assert graphed.report().replays == 4
 
 
-def test_a_result_that_there_is_no_memory_for_ends_the_call_before_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_without_memory_ends_the_call_before_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that catches this calls again, and must not have its weights changed twice."""
     weight = torch.zeros(200, 200)
 
@@ -249,7 +249,7 @@ def test_a_result_that_there_is_no_memory_for_ends_the_call_before_its_launch(mo
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 5, 8])
-def test_a_graph_that_cannot_be_led_is_recorded_again_with_copies_before_the_launch(
+def test_unpatchable_graph_is_recorded_again_with_copies(
     after: int, monkeypatch: pytest.MonkeyPatch, copied: list[int]
 ) -> None:
     """The driver refuses at the capture, at its launch, or in some later call: nothing is lost, and nothing done twice.
@@ -291,7 +291,7 @@ def driver() -> SimulatedDriver:
     return SimulatedDriver()
 
 
-def test_a_copy_reads_and_writes_where_it_was_led_from_the_next_launch_on(driver: SimulatedDriver) -> None:
+def test_copy_uses_its_new_addresses_from_the_next_launch(driver: SimulatedDriver) -> None:
     first, second, target, other = memory(1), memory(2), memory(0), memory(0)
     unrelated = memory(7), memory(0)
     graph = graph_of(driver, ends(*unrelated), ends(first, target))
@@ -324,7 +324,7 @@ def test_a_copy_that_is_not_one_node_is_not_carried(case: str) -> None:
         find_copies(driver, graph, [(first.data_ptr(), target.data_ptr())])
 
 
-def test_an_input_whose_address_the_driver_does_not_take_is_read_from_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_with_a_refused_address_is_read_from_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """As memory of another process may be. The graph stays, and others are read where they lie."""
     calls = batches("cpu", 12)
     expected = run(training(), calls)
@@ -359,7 +359,7 @@ def test_forwards_of_callables_copy_their_inputs_themselves(nodes: bool, copied:
     assert CpuCopy.settings - before == (2 if nodes else 0)  # the first is where the capture read it
 
 
-def test_a_sparse_result_is_copied_out_where_the_step_reaches_a_tensor_without_elements() -> None:
+def test_sparse_result_is_copied_out_of_empty_tensors() -> None:
     returned = torch.eye(2).to_sparse()
     outputs = Outputs(returned, [], {storage(torch.empty(0))})
     fresh = outputs.prepare()
@@ -378,7 +378,7 @@ def test_a_sparse_result_is_copied_out_where_the_step_reaches_a_tensor_without_e
         lambda x: torch._neg_view(torch.view_as_real(x))[0],
     ],
 )
-def test_a_lazy_view_of_an_argument_stands_for_what_it_stands_for_in_eager(
+def test_lazy_view_of_an_argument_means_what_it_does_in_eager(
     result: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     step = GraphedStep(lambda x: (x.abs(), result(x)), device=CpuDevice())

@@ -29,7 +29,7 @@ from optimizations.capture.step.set_aside import SetAside
         (True, False, True, True),  # of what others hold nothing is known
     ],
 )
-def test_a_call_lets_go_of_gradients_that_it_neither_reads_nor_keeps(
+def test_call_releases_gradients_it_neither_reads_nor_keeps(
     kept_before: bool, read: bool, kept: bool, expected: bool
 ) -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
@@ -43,12 +43,12 @@ def test_a_call_lets_go_of_gradients_that_it_neither_reads_nor_keeps(
     assert len(held) == kept
 
 
-def test_gradients_that_are_not_there_or_have_no_storage_are_not_let_go_of() -> None:
+def test_gradients_without_storage_are_not_released() -> None:
     assert not EarlierGradients([None]).dropped([None], set())
     assert not EarlierGradients([torch.ones(3).to_sparse()]).dropped([None], set())
 
 
-def test_what_is_gone_or_replaced_is_told_from_what_is_still_there() -> None:
+def test_gone_or_replaced_gradients_are_told_from_present_ones() -> None:
     first, second = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
     first.grad, second.grad = torch.ones(3), torch.ones(3)
     place, stays = first.grad.untyped_storage().data_ptr(), second.grad.untyped_storage().data_ptr()
@@ -104,7 +104,7 @@ def test_no_call_holds_gradients_that_the_step_has_let_go_of(refused: bool) -> N
     assert bool(call.report().refusals) is refused
 
 
-def test_the_side_stream_may_read_gradients_that_the_step_then_lets_go_of() -> None:
+def test_side_stream_may_read_gradients_the_step_releases() -> None:
     """Another thread gets memory of the program's own stream: of a gradient that the side stream has still to read."""
     model = network("cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -174,7 +174,7 @@ class OfAKind(torch.Tensor):
     """A class of the program's own for gradients."""
 
 
-def test_gradients_of_other_classes_are_known_as_those_from_before() -> None:
+def test_earlier_gradients_of_other_classes_are_known() -> None:
     """The program puts others there before each call, and the step adds to them."""
     losses = []
     for graphed in (False, True):
@@ -199,7 +199,7 @@ def test_gradients_of_other_classes_are_known_as_those_from_before() -> None:
     assert isinstance(call, GraphedStep) and call.report().replays == 6
 
 
-def test_what_lies_where_an_earlier_gradient_lay_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_an_earlier_gradient_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code allocates by itself, where memory is free: operators are given what no operator made."""
     model = network("cpu")
     weight = next(model.parameters())

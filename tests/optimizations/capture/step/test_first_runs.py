@@ -57,7 +57,7 @@ def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> Non
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_models_that_ask_whether_they_are_captured_are_told_the_same_in_all_calls(padded: bool) -> None:
+def test_capture_queries_of_models_have_one_answer(padded: bool) -> None:
     """Hugging Face's models look into a mask with a host read unless they are captured, and leave out one of ones."""
     tokens = torch.randint(32, (8, 2, 12), generator=torch.Generator().manual_seed(2))
     mask = torch.ones(2, 12, dtype=torch.int64)
@@ -85,7 +85,7 @@ def test_models_that_ask_whether_they_are_captured_are_told_the_same_in_all_call
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("asks", [True, False])
-def test_a_capture_that_fails_is_tried_once_more_where_the_step_asks_whether_it_is_one(asks: bool) -> None:
+def test_failed_capture_of_a_querying_step_is_tried_again(asks: bool) -> None:
     """As code does that leaves something to libraries which a capture breaks, and that passes no operator."""
     model, told = network("cpu"), array.array("b")  # where nobody looks for state
 
@@ -106,7 +106,7 @@ def test_a_capture_that_fails_is_tried_once_more_where_the_step_asks_whether_it_
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("first", [True, False])
-def test_a_step_that_is_refused_before_it_asks_whether_it_is_captured_does_what_eager_does(first: bool) -> None:
+def test_step_refused_before_its_capture_query_equals_eager(first: bool) -> None:
     """No answer would make it a graph. One that is refused for what it does unless it is captured is told so."""
 
     def forward(batch: Any) -> torch.Tensor:
@@ -130,7 +130,7 @@ def test_a_step_that_is_refused_before_it_asks_whether_it_is_captured_does_what_
         assert step.report().replays > 0 and found[-1].item() != expected[-1].item()
 
 
-def test_callables_that_ask_whether_they_are_captured_are_told_so_where_they_are_refused_otherwise() -> None:
+def test_querying_callables_are_told_where_otherwise_refused() -> None:
     def reads_unless_captured(x: torch.Tensor) -> torch.Tensor:
         if not torch.cuda.is_current_stream_capturing() and x.sum().item() > 1e9:
             return x
@@ -170,7 +170,7 @@ def _asks(answers: array.array[int]) -> Any:
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "eager"])
-def test_a_compilation_in_a_call_means_that_the_next_one_is_looked_at(backend: str) -> None:
+def test_compilation_in_a_call_observes_the_next_one(backend: str) -> None:
     """Sizes change while calls are observed, so code is compiled then: for a size, and for all sizes."""
     sizes = (6, 6, 6, 6, 9, 9, 9, 9, 7, 7, 7, 7, 6, 9, 7)
 
@@ -289,9 +289,7 @@ def test_callables_that_time_kernels_in_every_run_are_refused(monkeypatch: pytes
         graph_callables(function, [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
 
 
-def test_generated_code_that_waits_is_refused_with_the_line_of_the_program(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_generated_code_that_waits_is_refused_with_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Inductor's generated modules have such names, and lie in a cache of any path."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *arguments: None)
     generated = types.ModuleType("torch._inductor.runtime.compile_tasks.cabc")

@@ -139,7 +139,7 @@ def followed(step: GraphedStep) -> tuple[int, int]:
     return recording.tensors_followed, recording.copied_tensors
 
 
-def test_an_input_that_only_named_kernels_read_is_read_where_it_lies(copied: list[int]) -> None:
+def test_input_of_named_kernels_is_read_in_place(copied: list[int]) -> None:
     step, device = run(by_name, calls())
     assert followed(step) == (1, 1)  # the targets go to an operator, and are copied
     assert device.set_nodes == 6 and copied == AT_THE_RECORDING
@@ -163,7 +163,7 @@ def test_one_that_is_not_aligned_is_copied_for_that_call(copied: list[int]) -> N
     assert torch.equal(recording.inputs.recording_inputs[0], given[6][0])  # it had no memory before
 
 
-def test_a_placeholder_keeps_its_memory_where_the_program_holds_it(copied: list[int]) -> None:
+def test_placeholder_keeps_its_memory_where_the_program_holds_it(copied: list[int]) -> None:
     """It may have put it where no step looks, and reading memory that is freed would end the process."""
     hidden: Any = contextlib.nullcontext([])
 
@@ -180,7 +180,7 @@ def test_a_placeholder_keeps_its_memory_where_the_program_holds_it(copied: list[
     assert any(one.data_ptr() == lies.data_ptr() for one in hidden.enter_result)
 
 
-def test_one_that_stays_where_it_was_is_left_alone_and_one_in_its_placeholder_is_filled_again(
+def test_unmoved_input_is_left_alone_and_placeholder_refilled(
     copied: list[int],
 ) -> None:
     eager, device = training(NOWHERE), CpuDevice()
@@ -204,7 +204,7 @@ def test_one_that_stays_where_it_was_is_left_alone_and_one_in_its_placeholder_is
         assert torch.equal(mine(x), theirs(x)) and device.set_nodes == sets
 
 
-def test_one_that_lies_in_memory_of_the_graph_is_copied_for_that_call(copied: list[int]) -> None:
+def test_input_in_graph_memory_is_copied_for_that_call(copied: list[int]) -> None:
     given, device = calls(), CpuDevice()
     step = GraphedStep(training(on(device)), device=device)
     for one in given[:5]:
@@ -246,7 +246,7 @@ def carrying_state(device: Hidden, *, reads_it_itself: bool = False) -> tuple[St
 OTHERS: list[list[torch.dtype]] = [[], [torch.float64], [torch.float32], [torch.float32, torch.float32]]
 
 
-def test_what_an_attribute_held_is_not_read_by_a_kernel_next_to_the_input_that_it_is() -> None:
+def test_attribute_equal_to_an_input_is_not_read_in_place() -> None:
     (eager, theirs), device = carrying_state(NOWHERE, reads_it_itself=True), CpuDevice()
     step, mine = carrying_state(on(device), reads_it_itself=True)
     graphed = GraphedStep(step, device=device)
@@ -385,7 +385,7 @@ def test_an_input_that_is_left_as_a_gradient_is_copied(leaves: Callable[[nn.Para
         lambda x: torch.sparse_coo_tensor(ROW_NUMBERS, x, x.shape, is_coalesced=True, check_invariants=False),
     ],
 )
-def test_an_input_of_which_a_result_is_copied_behind_a_launch_is_copied(
+def test_input_of_a_result_copied_after_a_launch_is_copied(
     result: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     def program(device: Hidden) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
@@ -409,7 +409,7 @@ def test_an_input_of_which_a_result_is_copied_behind_a_launch_is_copied(
 @pytest.mark.parametrize(
     ("use", "differs"), [(an_address_for_an_operator, "differs in two calls with equal shapes: one gave fill_")]
 )
-def test_an_input_that_is_led_past_its_tensor_is_noticed_before_anything_is_recorded(use: Use, differs: str) -> None:
+def test_pointer_past_its_tensor_is_noticed_before_recording(use: Use, differs: str) -> None:
     given, device = calls(), CpuDevice()
     eager = training(NOWHERE, use)
     expected = [eager(*one) for one in given]
@@ -420,7 +420,7 @@ def test_an_input_that_is_led_past_its_tensor_is_noticed_before_anything_is_reco
 
 
 @pytest.mark.parametrize("of_the_kernel", [False, True])
-def test_what_was_in_memory_before_an_operators_arguments_says_nothing(
+def test_memory_before_an_operators_arguments_says_nothing(
     of_the_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Structures that PyTorch does not fill hold old addresses. What Inductor's kernel was given more is in doubt."""
@@ -459,7 +459,7 @@ def test_an_input_that_several_kernels_read_is_set_in_each() -> None:
     assert device.set_nodes == 2 * 6
 
 
-def test_a_node_that_cannot_be_set_makes_the_step_be_recorded_again_with_copies(
+def test_node_that_cannot_be_set_is_recorded_with_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device, given = CpuDevice(), calls(12)
@@ -486,9 +486,7 @@ def test_a_node_that_cannot_be_set_makes_the_step_be_recorded_again_with_copies(
 
 
 @pytest.mark.parametrize("call", ["node_count", "read", "pointers"])
-def test_a_driver_that_does_not_tell_costs_reading_in_place_and_nothing_else(
-    call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_driver_costs_reading_in_place_only(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device, given = CpuDevice(), calls()
 
     def fails(*arguments: Any) -> Any:
@@ -505,7 +503,7 @@ def test_a_driver_that_does_not_tell_costs_reading_in_place_and_nothing_else(
 # What was counted.
 
 
-def test_launches_of_other_threads_and_a_failed_count_are_no_part_of_it() -> None:
+def test_launches_of_other_threads_are_not_counted() -> None:
     counts = iter([4, 4, 6, 6, 6])
     launches = Launches(lambda: next(counts))
     with launches.operator(torch.ops.aten.mul.Tensor, {77}):
@@ -597,7 +595,7 @@ def memory() -> Iterator[Callable[[float], torch.Tensor]]:
     yield lambda value: torch.full((COUNT,), value, dtype=torch.float32)
 
 
-def test_the_driver_reads_moved_inputs_in_place_and_the_copy_is_off(memory: Callable[[float], torch.Tensor]) -> None:
+def test_driver_reads_moved_inputs_in_place_without_a_copy(memory: Callable[[float], torch.Tensor]) -> None:
     driver = SimulatedDriver()
     first, second, placeholder, out = memory(1), memory(2), memory(0), memory(0)
 

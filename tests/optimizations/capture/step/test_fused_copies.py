@@ -85,7 +85,7 @@ def reported(step: GraphedStep) -> tuple[int, int]:
     return recording.copied_tensors, recording.tensors_followed
 
 
-def test_a_batch_of_many_small_tensors_takes_one_call_of_the_driver_for_each_type(copied: list[int]) -> None:
+def test_many_small_tensors_take_one_driver_call_per_type(copied: list[int]) -> None:
     batches, device = [twelve(seed) for seed in range(CALLS)], CpuDevice()
     step = served(weighed, batches[:5], device)
     copied.clear()
@@ -122,7 +122,7 @@ def alike(seed: int) -> Batch:
     return [numbers(4 * seed + index, 4, 2) for index in range(4)]
 
 
-def test_one_that_lies_in_memory_of_the_graph_is_copied_before_the_launch(copied: list[int]) -> None:
+def test_input_in_graph_memory_is_copied_before_the_launch(copied: list[int]) -> None:
     device = CpuDevice()
     step = served(weighed, [alike(seed) for seed in range(6)], device)
     inside = next(one for one in device.graphs[0].made.values() if one.nbytes() == 32)
@@ -136,7 +136,7 @@ def test_one_that_lies_in_memory_of_the_graph_is_copied_before_the_launch(copied
         assert torch.equal(step(*batch), weighed(*batch)) and copied == []
 
 
-def test_one_that_lies_in_the_placeholder_of_another_is_copied_before_that_is_written() -> None:
+def test_input_in_another_placeholder_is_copied_first() -> None:
     step = served(weighed, [alike(seed) for seed in range(6)])
     (recording,) = step._recordings
     for other in (0, 2):
@@ -158,7 +158,7 @@ def test_one_that_is_not_aligned_is_copied_before_the_launch(copied: list[int]) 
             assert copied == copies
 
 
-def test_those_that_lie_in_each_others_placeholders_are_copied_as_if_at_once() -> None:
+def test_inputs_in_each_others_placeholders_are_copied_at_once() -> None:
     step = served(weighed, [alike(seed) for seed in range(6)])
     (recording,) = step._recordings
     placeholders = recording.inputs.recording_inputs
@@ -169,7 +169,7 @@ def test_those_that_lie_in_each_others_placeholders_are_copied_as_if_at_once() -
         assert torch.equal(step(*batch), expected)
 
 
-def test_several_that_are_copied_before_the_launch_are_copied_together(copied: list[int]) -> None:
+def test_inputs_copied_before_the_launch_are_copied_together(copied: list[int]) -> None:
     device = CpuDevice()
     step = served(weighed, [[*alike(seed), *alike(seed)] for seed in range(6)], device)
     inside = next(one for one in device.graphs[0].made.values() if one.nbytes() == 32)
@@ -292,7 +292,7 @@ def test_an_input_that_the_step_writes_is_the_callers() -> None:
     assert device.set_nodes == CALLS - AT_THE_RECORDING - 1
 
 
-def test_an_input_that_is_the_same_in_each_call_is_read_where_it_lies() -> None:
+def test_unchanged_input_is_read_in_place() -> None:
     same, device = numbers(77, 4, 2), CpuDevice()
     step = served(weighed, [[*alike(seed), same] for seed in range(CALLS)], device)
     (recording,) = step.report().recordings
@@ -300,7 +300,7 @@ def test_an_input_that_is_the_same_in_each_call_is_read_where_it_lies() -> None:
     assert device.set_nodes == CALLS - AT_THE_RECORDING - 1
 
 
-def test_inputs_that_are_read_by_name_and_those_that_are_copied_move_together() -> None:
+def test_named_and_copied_inputs_move_together() -> None:
     def training(device: CpuDevice | None) -> Callable[..., torch.Tensor]:
         double = Kernel(on(device) if device is not None else on(CpuDevice()), "triton_double")
         compiled = tuned(double)
@@ -324,7 +324,7 @@ def test_inputs_that_are_read_by_name_and_those_that_are_copied_move_together() 
     assert device.set_nodes == 2 * (CALLS - AT_THE_RECORDING) - 1
 
 
-def test_an_input_that_a_named_kernel_reads_is_copied_with_others_of_its_type() -> None:
+def test_input_of_a_named_kernel_is_copied_with_its_type() -> None:
     def training(device: CpuDevice) -> Callable[..., torch.Tensor]:
         compiled = tuned(Kernel(on(device), "triton_double"))
 
@@ -349,9 +349,7 @@ def test_an_input_that_a_named_kernel_reads_is_copied_with_others_of_its_type() 
 @pytest.mark.parametrize(
     ("count", "kernels", "own_nodes"), [(64, 1, 0), (65, 1, 1), (66, 2, 0), (3 * MOST_CARRIED, 1, 0), (1, 0, 1)]
 )
-def test_more_tensors_than_one_launch_has_room_for_are_copied_by_several(
-    count: int, kernels: int, own_nodes: int, copied: list[int]
-) -> None:
+def test_tensors_beyond_one_launch_take_several(count: int, kernels: int, own_nodes: int, copied: list[int]) -> None:
     def step(*batch: torch.Tensor) -> torch.Tensor:
         return torch.stack(batch).mul(torch.arange(1, count + 1)[:, None]).sum()
 
@@ -460,7 +458,7 @@ CHANGES = [other_parameters, without_the_first_source, with_other_sizes, without
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_kernel_that_is_not_found_makes_the_step_be_recorded_with_copies_before_the_launch(
+def test_missing_kernel_is_recorded_with_copies_before_launch(
     change: Callable[[Any], list[Any]], monkeypatch: pytest.MonkeyPatch, copied: list[int]
 ) -> None:
     device = CpuDevice()
@@ -485,7 +483,7 @@ def fails(*arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("call", ["read", "pointers"])
-def test_a_driver_that_does_not_tell_makes_the_step_be_recorded_with_copies_before_the_launch(
+def test_silent_driver_is_recorded_with_copies_before_launch(
     call: str, monkeypatch: pytest.MonkeyPatch, copied: list[int]
 ) -> None:
     device = CpuDevice()
@@ -502,16 +500,14 @@ def test_where_nodes_are_not_counted_each_input_has_its_own(monkeypatch: pytest.
     assert copied == [4] and CpuCopy.settings >= 4 * (CALLS - AT_THE_RECORDING)
 
 
-def test_where_lists_are_copied_one_after_another_they_are_copied_before_the_launch(copied: list[int]) -> None:
+def test_sequential_list_copies_come_before_the_launch(copied: list[int]) -> None:
     device = CpuDevice(copies_are_nodes=False)
     step = served(weighed, [alike(seed) for seed in range(CALLS)], device)
     assert device.captures == 2 and reported(step) == (4, 0) and copied[-2:] == [4, 1]
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
-def test_a_kernel_that_cannot_be_set_makes_the_step_be_recorded_again(
-    after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernel_that_cannot_be_set_is_recorded_again(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     device = CpuDevice()
     stock = device.pointers
 
@@ -549,14 +545,14 @@ class WithRemains(CpuDevice):
         pass
 
 
-def test_an_address_that_is_left_over_in_the_argument_is_none_of_the_copys() -> None:
+def test_stale_address_in_the_argument_is_not_the_copys() -> None:
     device, batches = WithRemains(), [alike(seed) for seed in range(CALLS)]
     device.of = lambda: batches[AT_THE_RECORDING][0]  # type: ignore[method-assign]
     served(weighed, batches, device)
     assert device.captures == 1 and device.set_nodes == CALLS - AT_THE_RECORDING - 1
 
 
-def test_what_is_left_over_in_the_argument_does_not_lead_to_what_an_attribute_held() -> None:
+def test_stale_argument_does_not_point_to_an_attribute() -> None:
     class Holder:
         made: torch.Tensor | None = None
 
@@ -580,7 +576,7 @@ def test_what_is_left_over_in_the_argument_does_not_lead_to_what_an_attribute_he
     assert report.refusals == () and report.replays == CALLS - AT_THE_RECORDING and device.set_nodes
 
 
-def test_what_is_left_over_in_the_argument_does_not_lead_to_gradients() -> None:
+def test_stale_argument_does_not_point_to_gradients() -> None:
     """Of a step of which it is not known what its operators were given."""
 
     def program() -> tuple[Callable[..., torch.Tensor], torch.nn.Parameter]:

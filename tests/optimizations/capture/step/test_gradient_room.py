@@ -30,7 +30,7 @@ def test_gradients_that_are_dropped_count_and_small_ones_do_not() -> None:
     assert room_for_gradients(found, before, [], dropped=False, made=set()) == 0
 
 
-def test_where_there_is_none_those_count_that_an_optimizer_trains() -> None:
+def test_trained_parameters_count_where_none_is_given() -> None:
     found = parameters()
     optimizer = torch.optim.SGD([{"params": [found[0]]}, {"params": [found[2]]}], lr=0.1)
     nothing: list[torch.Tensor | None] = [None] * 3
@@ -41,7 +41,7 @@ def test_where_there_is_none_those_count_that_an_optimizer_trains() -> None:
     assert room_for_gradients(found, nothing, [optimizer], dropped=False, made=set()) == 0
 
 
-def test_where_there_is_none_those_count_that_an_earlier_call_left() -> None:
+def test_parameters_left_by_an_earlier_call_count() -> None:
     found = parameters()
     optimizer = torch.optim.SGD(found, lr=0.1)
     made = {id(found[1]), id(found[2])}

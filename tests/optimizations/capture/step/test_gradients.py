@@ -63,7 +63,7 @@ def run(
     return step, device, alike
 
 
-def test_an_address_that_is_left_over_in_a_graph_makes_no_launch_bring_gradients() -> None:
+def test_stale_address_in_a_graph_loads_no_gradients() -> None:
     left_over: list[MemoryRange] = []
 
     def mentions(graph: CpuGraph, memory: Sequence[MemoryRange], but: Collection[int] = ()) -> bool:
@@ -79,7 +79,7 @@ def test_an_address_that_is_left_over_in_a_graph_makes_no_launch_bring_gradients
     assert not recording.gradients.brought  # they are not brought in each call
 
 
-def test_gradients_that_a_graph_leads_to_wherever_they_lie_are_brought() -> None:
+def test_gradients_that_a_graph_points_to_are_loaded() -> None:
     step, device, alike = run(lambda graph, memory, but=(): bool(memory))
     assert all(alike) and device.captures == 3
     assert step.report().replays >= 4
@@ -87,12 +87,12 @@ def test_gradients_that_a_graph_leads_to_wherever_they_lie_are_brought() -> None
     assert recording.gradients.brought
 
 
-def test_no_further_capture_is_made_where_no_word_leads_to_gradients() -> None:
+def test_no_further_capture_without_pointers_to_gradients() -> None:
     step, device, alike = run(None)
     assert all(alike) and device.captures == 1 and step.report().replays >= 4
 
 
-def test_words_that_are_left_over_in_kernels_of_operators_cost_no_further_capture() -> None:
+def test_stale_words_in_operator_kernels_cost_no_capture() -> None:
     """Operators read what they were given, and nobody gave them these gradients."""
     step, device, alike = run(lambda graph, memory, but=(): bool(memory), device=CpuDevice())
     assert all(alike) and device.captures == 1 and step.report().replays >= 4
@@ -157,7 +157,7 @@ def test_a_second_capture_that_fails_costs_nothing_but_itself(monkeypatch: pytes
     assert step.report().replays >= 4 and not step.report().refusals
 
 
-def test_what_held_a_gradient_finds_it_where_it_is_read_after_all() -> None:
+def test_holder_of_a_gradient_finds_it_where_it_is_read() -> None:
     """A capture with copies that is not kept leaves the gradients that were there."""
     device = Untold()
     device.mentions = lambda graph, memory, but=(): bool(memory)  # type: ignore[method-assign]
@@ -177,7 +177,7 @@ def test_what_held_a_gradient_finds_it_where_it_is_read_after_all() -> None:
     )
 
 
-def test_parameters_of_one_name_in_two_functions_have_a_gradient_each() -> None:
+def test_equal_names_in_two_functions_have_own_gradients() -> None:
     """Some of which are there before a call, and some not."""
 
     def scaled(start: float) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.nn.Parameter]:
@@ -207,7 +207,7 @@ def test_parameters_of_one_name_in_two_functions_have_a_gradient_each() -> None:
     assert replays >= 8
 
 
-def test_gradients_that_a_step_does_not_touch_stay_what_another_step_made_them() -> None:
+def test_untouched_gradients_stay_as_another_step_made_them() -> None:
     """The one it was recorded with is held by somebody: that is put back, and is not the parameter's any more."""
     found = []
     for graphs in (False, True):
@@ -278,7 +278,7 @@ SHARED = [reads_both, adds_and_reads, clears_and_adds, writes_without_a_version]
 
 
 @pytest.mark.parametrize("use", SHARED)
-def test_another_gradient_does_not_show_in_what_shares_memory_with_the_one_that_was_recorded(
+def test_other_gradient_does_not_show_in_shared_memory(
     use: Callable[[Sharing, torch.Tensor], torch.Tensor],
 ) -> None:
     theirs, mine = Sharing(use), Sharing(use)
@@ -292,7 +292,7 @@ def test_another_gradient_does_not_show_in_what_shares_memory_with_the_one_that_
 
 
 @pytest.mark.parametrize("use", SHARED)
-def test_a_new_view_of_the_same_memory_in_each_call_is_the_gradient_that_was_recorded(
+def test_new_view_of_the_same_memory_is_the_recorded_gradient(
     use: Callable[[Sharing, torch.Tensor], torch.Tensor],
 ) -> None:
     theirs, mine = Sharing(use), Sharing(use)

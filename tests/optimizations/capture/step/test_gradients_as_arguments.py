@@ -74,7 +74,7 @@ def another_tensor(program: Program, index: int, kept: list[torch.Tensor]) -> to
 @pytest.mark.parametrize("choose", [now_and_then, the_same_from_then_on, a_view, another_tensor])
 @pytest.mark.parametrize("forgets", [True, False])
 @pytest.mark.parametrize("writes", [True, False])
-def test_an_argument_that_lies_in_a_gradient_is_written_and_read_as_in_eager(
+def test_argument_inside_a_gradient_is_used_as_in_eager(
     writes: bool, forgets: bool, choose: Callable[[Program, int, list[torch.Tensor]], torch.Tensor]
 ) -> None:
     theirs = Program(writes=writes, forgets=forgets, graphed=False)
@@ -111,7 +111,7 @@ WEIGHTS = torch.arange(1.0, 5.0)
 
 @pytest.mark.parametrize("others", [0, 1, 3])
 @pytest.mark.parametrize("use", [reads_and_drops, reads, adds])
-def test_an_argument_may_lie_where_the_graph_expects_a_gradient_and_another_one_is(use: Used, others: int) -> None:
+def test_argument_may_lie_where_a_gradient_is_expected(use: Used, others: int) -> None:
     """What that one holds is copied there before a launch, and only the launch reads the argument."""
 
     def program() -> tuple[nn.Parameter, list[torch.Tensor], Callable[..., torch.Tensor]]:

@@ -84,7 +84,7 @@ def test_gradients_and_what_is_held_of_them_are_those_of_eager(zero: str, change
     assert step.report().replays >= 6
 
 
-def test_a_gradient_that_the_program_holds_stays_in_its_place_and_one_that_nobody_holds_need_not() -> None:
+def test_held_gradient_stays_in_place_and_others_may_move() -> None:
     mine = Training("added to")
     step = GraphedStep(mine.step, device=CpuDevice())
     given = batches("cpu", 7)
@@ -189,7 +189,7 @@ def exchanged_for_a_new_one(training: Alike, index: int) -> None:
 )
 @pytest.mark.parametrize("zero", [*ZERO, BEHIND])
 @pytest.mark.parametrize("signatures", [1, 2])
-def test_a_launch_leaves_what_the_program_holds_of_gradients_that_stand_elsewhere(
+def test_launch_leaves_held_gradients_elsewhere(
     signatures: int, zero: str, change: Callable[[Alike, int], None]
 ) -> None:
     """No matter whether the graph's own place for a gradient is a part of a buffer, or another parameter's gradient."""
@@ -216,7 +216,7 @@ def backward_behind_the_next_call(training: Training, call: Callable[[], Any]) -
 
 @pytest.mark.parametrize("calls", [4, 5, 8])
 @pytest.mark.parametrize("zero", ZERO)
-def test_autograd_sees_that_a_launch_wrote_a_gradient_that_it_saved(zero: str, calls: int) -> None:
+def test_autograd_sees_that_a_launch_wrote_a_saved_gradient(zero: str, calls: int) -> None:
     """In eager, one that was set to None is left as it was. A launch writes it, which is an error, and no wrong value.
 
     Calls are the first replay, the second, which a steady replay serves, and later ones.
@@ -273,7 +273,7 @@ def two_the_same_view(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("change", [exchanged_in_turn, two_the_same_view])
 @pytest.mark.parametrize("zero", ["set to zero", "added to"])
-def test_parameters_that_share_gradients_otherwise_than_when_recorded_get_what_they_get_in_eager(
+def test_newly_shared_gradients_equal_eagers(
     zero: str, change: Callable[[list[torch.Tensor]], list[torch.Tensor]], shared: bool
 ) -> None:
     """As many share one as before, but others; or two lie in one memory."""

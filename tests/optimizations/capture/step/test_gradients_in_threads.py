@@ -46,9 +46,7 @@ class Stashing:
 
 
 @pytest.mark.parametrize("time", range(4))
-def test_what_another_thread_takes_while_it_is_counted_what_encore_holds_is_not_encore_s(
-    time: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_threads_references_are_not_encores(time: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No launch overwrites it, whichever time of the making it is."""
     training, plain = Alike("set to None"), Alike("set to None")
     step = GraphedStep(training.step, device=CpuDevice())

@@ -167,7 +167,7 @@ DECIDE: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("name", sorted(DECIDE))
-def test_a_draw_whose_value_goes_on_is_refused_at_the_first_difference(name: str) -> None:
+def test_draw_that_is_used_is_refused_at_the_first_difference(name: str) -> None:
     plain, words = DECIDE[name]
     results = []
     for graphed in (False, True):
@@ -221,7 +221,7 @@ def test_a_branch_that_is_seen_to_be_decided_is_refused(taken: tuple[bool, ...],
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("bound", [2.0, 0.5])
-def test_a_tensor_of_the_host_may_reach_the_gpu_as_long_as_it_holds_the_same(bound: float) -> None:
+def test_constant_host_tensor_may_reach_the_gpu(bound: float) -> None:
     def plain(x: torch.Tensor) -> torch.Tensor:
         return x * ((torch.rand([]) < bound) + 1)
 

@@ -38,7 +38,7 @@ def test_what_a_step_writes_into_its_arguments_is_the_callers(made_in_it: bool, 
     assert graphed.report().replays >= 12 - 4
 
 
-def test_an_argument_in_memory_of_that_mode_that_the_step_writes_runs_as_it_is() -> None:
+def test_written_inference_argument_runs_uncaptured() -> None:
     with torch.inference_mode():
         total = torch.zeros(2, 8)
 
@@ -61,7 +61,7 @@ def test_an_argument_in_memory_of_that_mode_that_the_step_writes_runs_as_it_is()
     assert graphed.report().replays == 4
 
 
-def test_what_compiled_code_may_have_written_is_taken_to_be_written() -> None:
+def test_compiled_code_counts_as_writing_what_it_may_write() -> None:
     with torch.inference_mode():
         one, expanded = torch.zeros(3), torch.zeros(1).expand(3)
     plain = torch.zeros(3)
@@ -84,7 +84,7 @@ def test_placeholders_are_of_the_kind_of_the_inputs() -> None:
 
 
 @pytest.mark.parametrize("made_in_it", [True, False])
-def test_what_a_callable_writes_into_its_arguments_is_the_callers(made_in_it: bool) -> None:
+def test_writes_of_a_callable_to_arguments_are_the_callers(made_in_it: bool) -> None:
     with torch.inference_mode(made_in_it):
         cache, expected = torch.zeros(8), torch.zeros(8)
     calls = batches("cpu", 4)
@@ -95,7 +95,7 @@ def test_what_a_callable_writes_into_its_arguments_is_the_callers(made_in_it: bo
     assert torch.equal(cache, expected)
 
 
-def test_a_learning_rate_that_is_first_seen_to_change_in_that_mode() -> None:
+def test_learning_rate_may_first_change_in_inference_mode() -> None:
     model = network("cpu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
 

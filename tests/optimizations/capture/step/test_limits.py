@@ -72,7 +72,7 @@ def test_a_graph_that_is_used_no_more_makes_room_for_another() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*without a CUDA graph")
-def test_graphs_that_are_used_seldom_make_no_room_and_the_reason_says_what_to_change() -> None:
+def test_seldom_used_graphs_give_a_reason_with_a_remedy() -> None:
     report = decayed(12).report()
     assert len(report.recordings) == 2 and report.dropped_recordings == 0
     assert "pass numbers that change as tensors" in report.refusals[0].advice
@@ -105,7 +105,7 @@ def test_only_the_calls_that_change_python_run_as_they_are() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*without a CUDA graph")
-def test_calls_are_not_looked_at_again_and_again_where_most_are_refused() -> None:
+def test_mostly_refused_calls_are_not_observed_repeatedly() -> None:
     """One in two comes behind an evaluation."""
     model = network("cpu")
 
@@ -137,7 +137,7 @@ def scheduled(learning_rate: Any) -> tuple[list[torch.Tensor], GraphedStep | Non
     return losses, graphed
 
 
-def test_a_learning_rate_that_a_scheduler_changes_reaches_the_graph_without_another_recording() -> None:
+def test_scheduled_learning_rate_reaches_the_graph() -> None:
     expected, _ = scheduled(None)
     found, step = scheduled("auto")
     assert step is not None
@@ -151,7 +151,7 @@ def test_a_learning_rate_that_a_scheduler_changes_reaches_the_graph_without_anot
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_a_learning_rate_that_is_to_stay_a_number_is_refused_and_exact() -> None:
+def test_numeric_learning_rate_is_refused_and_exact() -> None:
     expected, _ = scheduled(None)
     found, step = scheduled("number")
     assert step is not None
@@ -202,7 +202,7 @@ def test_a_tensor_in_the_place_of_a_changing_number_is_followed() -> None:
         torch.testing.assert_close(found, expected)
 
 
-def test_a_rate_whose_writing_was_interrupted_is_written_in_the_next_call() -> None:
+def test_interrupted_write_of_a_rate_is_repeated() -> None:
     model = network("cpu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
     (group,) = optimizer.param_groups
@@ -223,7 +223,7 @@ def test_a_rate_whose_writing_was_interrupted_is_written_in_the_next_call() -> N
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_a_model_and_an_optimizer_that_others_stand_in_for_are_let_go(closes: bool) -> None:
+def test_proxied_model_and_optimizer_are_released(closes: bool) -> None:
     held = types.SimpleNamespace(model=None, optimizer=None)
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -249,7 +249,7 @@ def test_a_model_and_an_optimizer_that_others_stand_in_for_are_let_go(closes: bo
     assert [weight() is not None for weight in weights] == [False, False, not closes]
 
 
-def test_what_is_the_same_tensor_in_each_call_is_read_where_it_lies() -> None:
+def test_constant_tensor_is_read_in_place() -> None:
     made = PROGRAMS["inputs_that_are_the_same_tensors"]("cpu")
     step = GraphedStep(made.step, device=CpuDevice())
     seen = []
@@ -264,7 +264,7 @@ def test_what_is_the_same_tensor_in_each_call_is_read_where_it_lies() -> None:
     assert report.recordings[0].copied_bytes == 6 * 8 * 4 + 6 * 8 + 4
 
 
-def test_graphs_of_compiled_modules_rest_for_a_while_and_no_longer() -> None:
+def test_graphs_of_compiled_modules_rest_for_a_while_only() -> None:
     manager = torch_internals.cudagraph_trees.CUDAGraphTreeManager
     stock, outer = manager._run, manager.run
 
@@ -284,7 +284,7 @@ def test_graphs_of_compiled_modules_rest_for_a_while_and_no_longer() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_an_attribute_whose_old_tensor_compiled_code_reads_is_not_left_to_launches(
+def test_attribute_of_compiled_code_is_not_left_to_launches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Compiled code passes no dispatcher: the captured graph itself is asked."""

@@ -200,7 +200,7 @@ INSIDE: dict[str, Change] = {
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("inside", sorted(INSIDE))
 @pytest.mark.parametrize("zero", ["added to", "to None", "outside"])
-def test_a_step_that_changes_a_gradient_itself_is_refused_where_it_found_it(zero: str, inside: str) -> None:
+def test_step_that_changes_a_gradient_is_refused_there(zero: str, inside: str) -> None:
     """The graph would go on with the memory and the look from before the change."""
     report = assert_as_in_eager(lambda: Training(zero, "sgd", INSIDE[inside]), lambda made: None)
     if zero == "added to":

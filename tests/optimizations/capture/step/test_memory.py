@@ -79,7 +79,7 @@ def test_recordings_for_models_that_are_gone_are_freed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*without a CUDA graph")
-def test_models_that_are_gone_after_a_few_calls_are_named_as_the_reason() -> None:
+def test_models_that_are_gone_are_named_as_the_reason() -> None:
     step = GraphedStep(train, device=CpuDevice())
     for _ in range(40):
         compare(step, [two_models()[0]], [two_models()[0]], [0] * 5)
@@ -203,7 +203,7 @@ def test_a_gradient_of_another_layout_is_added_to_as_it_is() -> None:
     assert weight.grad is not None and torch.equal(weight.grad.to_dense(), 2 * torch.ones(3))
 
 
-def test_a_step_is_observed_once_more_where_its_side_stream_became_another_one() -> None:
+def test_replaced_side_stream_observes_the_step_once_more() -> None:
     model, reference, device = network("cpu"), network("cpu"), CpuDevice()
     step = GraphedStep(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), device=device)
     eager = training_step(reference, torch.optim.SGD(reference.parameters(), lr=0.1))
@@ -214,7 +214,7 @@ def test_a_step_is_observed_once_more_where_its_side_stream_became_another_one()
     assert (report.eager_calls, report.replays, report.refusals) == (5, 4, ())
 
 
-def test_a_step_runs_as_it_is_where_there_is_no_memory_for_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_without_memory_for_workspaces_runs_uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Any) -> bool:
         raise torch.OutOfMemoryError("no memory")
 
@@ -229,7 +229,7 @@ def test_a_step_runs_as_it_is_where_there_is_no_memory_for_workspaces(monkeypatc
 
 
 @pytest.mark.parametrize("multiplies", [True, False])
-def test_products_of_matrices_on_other_streams_are_refused_and_nothing_else(multiplies: bool) -> None:
+def test_matrix_products_on_other_streams_are_refused(multiplies: bool) -> None:
     device, weight = CpuDevice(), torch.randn(3, 3)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -252,7 +252,7 @@ def test_products_of_matrices_on_other_streams_are_refused_and_nothing_else(mult
     assert graphed_step.report().replays == (0 if multiplies else 3)
 
 
-def test_workspaces_are_let_go_of_where_no_graph_of_a_step_writes_there() -> None:
+def test_workspaces_without_step_graphs_are_released() -> None:
     """A step knows behind its capture whether it multiplies matrices, or has an address in a workspace otherwise."""
     weight, buffer = torch.randn(3, 3), torch.zeros(3)
     inside = [MemoryRange(address=buffer.data_ptr(), size_bytes=buffer.nbytes)]
@@ -271,7 +271,7 @@ def test_workspaces_are_let_go_of_where_no_graph_of_a_step_writes_there() -> Non
         assert step.report().replays == 2 and device.let_go == expected
 
 
-def test_workspaces_stay_as_long_as_one_graph_of_a_step_writes_there() -> None:
+def test_workspaces_stay_while_one_step_graph_writes_there() -> None:
     weight = torch.randn(3, 3)
     device = CpuDevice()
     step = GraphedStep(lambda x: x @ weight if len(x) == 3 else x * 2, device=device)
@@ -295,7 +295,7 @@ class MultipliesBehind(torch.autograd.Function):
         return tangent @ torch.ones(3, 3)
 
 
-def test_callables_let_go_of_workspaces_where_no_graph_of_theirs_writes_there() -> None:
+def test_callables_release_workspaces_they_do_not_write() -> None:
     weight, scale = torch.randn(3, 3), torch.ones(3)
     inside = [MemoryRange(address=scale.data_ptr(), size_bytes=scale.nbytes)]
 
@@ -321,7 +321,7 @@ def test_callables_let_go_of_workspaces_where_no_graph_of_theirs_writes_there() 
 
 
 @pytest.mark.parametrize("often", [1, 9])
-def test_a_step_is_captured_again_where_workspaces_were_freed_in_the_midst_of_it(often: int) -> None:
+def test_freed_workspaces_during_a_capture_capture_again(often: int) -> None:
     """By a recording in another thread: a workspace lies in the graph's pool then."""
 
     class Freed(CpuDevice):
@@ -341,7 +341,7 @@ def test_a_step_is_captured_again_where_workspaces_were_freed_in_the_midst_of_it
     assert ["workspaces were freed" in one.reason for one in step.report().refusals] == [True] * (often > 1)
 
 
-def test_callables_are_refused_where_their_stream_becomes_another_one_between_two_captures() -> None:
+def test_callables_are_refused_where_their_stream_changes() -> None:
     class Changes(CpuDevice):
         asked = 0
 
@@ -359,7 +359,7 @@ def test_callables_are_refused_where_their_stream_becomes_another_one_between_tw
 
 
 @pytest.mark.parametrize("order", [[1, -1, 2, -2], [1, 2, -2, -1, 1, 2, -2, -1], [1, -1, 1, -1]], ids=str)
-def test_callables_that_share_a_pool_are_right_whoever_was_captured_first(order: list[int]) -> None:
+def test_callables_of_one_pool_are_right_in_any_order(order: list[int]) -> None:
     torch.manual_seed(1)
     modules = [nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.GELU())][: max(order)]
     torch.manual_seed(1)
@@ -393,7 +393,7 @@ def test_launches_on_several_streams_are_in_order() -> None:
     assert step.report().replays == 7
 
 
-def test_a_step_that_the_program_captures_by_hand_is_captured_as_it_is() -> None:
+def test_step_captured_by_hand_is_captured_uncaptured() -> None:
     device = CpuDevice()
     graphed = GraphedStep(lambda x: x * 2, device=device)
     for _ in range(6):
@@ -407,7 +407,7 @@ def test_a_step_that_the_program_captures_by_hand_is_captured_as_it_is() -> None
     assert torch.equal(doubled, x * 2) and graphed.report().replays == replays
 
 
-def test_forwards_and_backwards_of_callables_on_several_streams_are_in_order() -> None:
+def test_callables_on_several_streams_run_in_order() -> None:
     device = CpuDevice()
     layer = nn.Linear(4, 4)
     (served,) = graph_callables([layer], [(torch.ones(2, 4),)], device=device)
@@ -441,7 +441,7 @@ def test_memory_of_the_stream_that_is_left_is_given_back() -> None:
     assert found[-1] == 2, "and before the first that is not"
 
 
-def test_memory_of_the_programs_stream_is_given_back_before_calls_of_another_shape_are_observed() -> None:
+def test_stream_memory_is_freed_before_another_shape() -> None:
     """Between launches the program may have computed something else there, such as a validation."""
     device, model = CpuDevice(), network("cpu")
     step = GraphedStep(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), device=device)

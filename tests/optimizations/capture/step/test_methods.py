@@ -190,7 +190,7 @@ def test_what_a_step_reads_through_another_step_is_noticed(make: Callable[[Decor
     assert step.report().replays >= 5
 
 
-def test_a_step_that_is_to_be_overridden_keeps_its_class_abstract() -> None:
+def test_step_to_be_overridden_keeps_its_class_abstract() -> None:
     class Plain(abc.ABC):
         @graphed
         @abc.abstractmethod

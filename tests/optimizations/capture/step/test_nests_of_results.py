@@ -68,7 +68,7 @@ def test_results_are_nested_like_those_of_the_recording(seed: int) -> None:
         assert next(left, None) is None
 
 
-def test_lists_tuples_and_dicts_are_made_without_a_look_at_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nests_are_made_without_reading_their_members(monkeypatch: pytest.MonkeyPatch) -> None:
     some = [torch.zeros(1) for _ in range(4)]
     make = outputs._maker((some[0], [some[1], some[2]], {"last": (some[3],)}))
     monkeypatch.setattr(outputs, "replaced", lambda *arguments: pytest.fail("it looked"))

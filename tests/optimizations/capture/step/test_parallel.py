@@ -63,7 +63,7 @@ def test_what_is_refused_is_named_with_what_to_change(name: str) -> None:
     assert all(loss > 0 for loss in losses) and step.report().eager_calls == 2
 
 
-def test_distributed_data_parallel_over_nccl_runs_as_it_is_eleven_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributed_data_parallel_runs_uncaptured_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.parallel.DistributedDataParallel(network("cpu"))
     monkeypatch.setattr(distributed, "get_backend", lambda group: "nccl")
     step = step_of(model)
@@ -73,7 +73,7 @@ def test_distributed_data_parallel_over_nccl_runs_as_it_is_eleven_times(monkeypa
     assert (report.refusals, report.eager_calls, report.recordings) == ((), DDP_WARM_UP - 1, ())
 
 
-def test_whether_a_backward_exchanges_gradients_is_part_of_what_a_recording_was_made_with() -> None:
+def test_gradient_exchange_of_a_backward_is_part_of_the_key() -> None:
     model = nn.parallel.DistributedDataParallel(network("cpu"))
     for batch in batches("cpu", 3):
         training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))(*batch)

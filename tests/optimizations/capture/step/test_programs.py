@@ -13,7 +13,7 @@ from optimizations.capture.step.graphed_step import GraphedStep
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
-def test_a_training_loop_is_replayed_and_gives_the_results_of_eager(name: str) -> None:
+def test_training_loop_is_replayed_with_eagers_results(name: str) -> None:
     eager = PROGRAMS[name]("cpu")
     expected = outcome(eager, eager.step)
     made, device = PROGRAMS[name]("cpu"), CpuDevice()
@@ -46,7 +46,7 @@ def regularised_by_a_derivative() -> Program:
     return Program(step, batches("cpu"), lambda: state_of(model, optimizer))
 
 
-def test_tangents_that_are_zero_without_memory_are_none_in_a_graph() -> None:
+def test_zero_tangents_without_memory_are_none_in_a_graph() -> None:
     """Differentiation in forward mode makes such for what does not depend on the input."""
     eager, made = regularised_by_a_derivative(), regularised_by_a_derivative()
     expected = outcome(eager, eager.step)

@@ -34,7 +34,7 @@ def nothing_is_left() -> Iterator[None]:
     assert [vars(owner).get(name) for owner, name in names] == before
 
 
-def test_numbers_become_tensors_by_a_fill_and_data_of_others_does_not() -> None:
+def test_numbers_become_tensors_by_a_fill() -> None:
     """Bits, dtypes and errors are PyTorch's."""
     stock = torch.tensor
     observer = Observer(lambda tensor: True, {}, forbid=False)
@@ -203,7 +203,7 @@ def test_tensors_are_no_sequences_behind_a_step() -> None:
     assert torch.equal(torch.tensor([torch.tensor(1.0), torch.tensor(2.0)]), torch.tensor([1.0, 2.0]))
 
 
-def test_tables_that_are_filled_in_a_step_know_pytorchs_functions(everything_on_the_gpu: Callable[[], Any]) -> None:
+def test_tables_filled_in_a_step_know_pytorchs_functions(everything_on_the_gpu: Callable[[], Any]) -> None:
     tables = [torch_internals.torch_obj_rule_map, torch_internals.device_constructors]
     for table in tables:
         table.cache_clear()

@@ -122,7 +122,7 @@ def test_what_needs_another_graph_has_another_signature(one: Any, other: Any) ->
     assert signature(one, []) != signature(other, [])
 
 
-def test_a_tensor_next_to_what_a_container_holds_is_part_of_its_signature() -> None:
+def test_tensor_next_to_container_entries_is_in_the_signature() -> None:
     one, other = named(), named()
     one.mask = other.mask = torch.ones(2)  # type: ignore[attr-defined]
     assert signature(one, []) == signature(other, [])
@@ -152,7 +152,7 @@ def test_tensors_without_strides_have_signatures_and_are_refused() -> None:
         assert words in step.report().refusals[0].reason
 
 
-def test_one_fused_copy_brings_inputs_of_any_layout_to_their_placeholders() -> None:
+def test_fused_copy_fills_placeholders_of_any_layout() -> None:
     def inputs(seed: int) -> list[torch.Tensor]:
         torch.manual_seed(seed)
         base = torch.randn(4, 6)
@@ -189,7 +189,7 @@ def operation(name: str, *arguments: Any, line: str | None = "loop.py:3 in step"
     return Operation(name, arguments, line)
 
 
-def test_the_first_difference_between_two_runs_is_named_with_its_line() -> None:
+def test_first_difference_of_two_runs_has_its_line() -> None:
     run = [operation("aten.mul.Tensor", 1), operation("aten.add_.Tensor", 0.5)]
     assert first_difference(run, list(run)) is None
     other = first_difference(run, [run[0], operation("aten.add_.Tensor", 0.25)])
@@ -201,7 +201,7 @@ def test_the_first_difference_between_two_runs_is_named_with_its_line() -> None:
     assert exchanged is not None and "ran add_ where the call before ran mul" in exchanged.reason
 
 
-def test_a_call_is_run_then_observed_until_two_are_alike_and_then_recorded() -> None:
+def test_call_is_observed_until_two_agree_and_then_recorded() -> None:
     plan = Plan(warm_up=4)
     trace = [operation("aten.mul.Tensor")]
     actions = []
@@ -214,7 +214,7 @@ def test_a_call_is_run_then_observed_until_two_are_alike_and_then_recorded() -> 
     assert plan.next("other")[0] is Action.OBSERVE  # each signature on its own
 
 
-def test_calls_that_never_agree_are_refused_in_the_end_and_a_late_agreement_counts() -> None:
+def test_late_agreement_of_calls_counts() -> None:
     progress = Progress()
     refusal: Refusal | None = None
     for number in range(PATIENCE):
@@ -253,7 +253,7 @@ def test_a_capture_that_differs_is_tried_once_more() -> None:
     assert not progress.differed()
 
 
-def test_tensors_without_a_name_count_as_alike_and_allocations_are_no_part_of_a_trace() -> None:
+def test_unnamed_tensors_and_allocations_are_ignored() -> None:
     """Where a tensor of unknown origin comes from is told by an address, and addresses are used again."""
     traces = []
     given, weight = torch.ones(3), torch.ones(3)
@@ -321,7 +321,7 @@ def graph_of_kernel(data: bytes, name: str | None = "kernel") -> CapturedGraph:
     return CapturedGraph(nodes=(node,), edges=())
 
 
-def test_an_address_in_a_graph_is_found_in_any_word_and_nowhere_else() -> None:
+def test_address_in_a_graph_is_found_in_any_word() -> None:
     address = 0x7F0012345000
     memory = [MemoryRange(address=address, size_bytes=64)]
     for shift in (0, 4, 8):
@@ -359,7 +359,7 @@ def test_words_left_over_for_lists_of_tensors_name_no_workspace(
     assert not device.computes_in_workspace(graph)
 
 
-def test_what_a_module_imported_meanwhile_keeps_of_a_watched_call_holds_nothing_of_the_step() -> None:
+def test_module_imported_in_a_watched_call_holds_nothing() -> None:
     """PyTorch imports modules of its own in the first capture, which keep `torch.cuda.synchronize` for themselves."""
     observer = Observer(lambda tensor: True, {}, forbid=True)
     gone = weakref.ref(observer)

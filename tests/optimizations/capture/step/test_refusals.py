@@ -45,7 +45,7 @@ def run(made: Refused, step: Any) -> list[torch.Tensor]:
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_a_step_that_cannot_be_repeated_is_refused_and_runs_as_it_did(name: str) -> None:
+def test_unrepeatable_step_is_refused_and_runs_as_before(name: str) -> None:
     eager = REFUSED[name]("cpu")
     expected = run(eager, eager.step)
     made, device = REFUSED[name]("cpu"), CpuDevice()
@@ -175,7 +175,7 @@ class Counted:
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("capture failed")])
-def test_a_capture_that_fails_costs_the_graph_and_nothing_is_done_twice(error: Exception) -> None:
+def test_failed_capture_costs_the_graph_and_repeats_nothing(error: Exception) -> None:
     made, reference = Counted(), Counted()
     device = CpuDevice()
     step = GraphedStep(made.step, device=device)
@@ -237,7 +237,7 @@ def test_what_an_operator_raises_reaches_the_program_as_it_is() -> None:
     assert graphed.report().replays > 0
 
 
-def test_what_python_changed_in_a_capture_that_failed_half_way_is_put_back() -> None:
+def test_python_changes_of_a_failed_capture_are_undone() -> None:
     made = Counted()
     device = CpuDevice()
     step = GraphedStep(made.step, device=device, ignore=("self.breaks_in_call",))
@@ -282,7 +282,7 @@ def test_an_exception_of_the_programs_own_is_no_reason_to_refuse() -> None:
     assert report.replays == 14 - 1 - 3 - 2
 
 
-def test_what_a_capture_that_failed_changed_of_a_tensor_is_put_back() -> None:
+def test_tensor_changes_of_a_failed_capture_are_undone() -> None:
     model = network("cpu")
     weight, hidden = model[0].weight, array.array("i", [0])
 
@@ -306,7 +306,7 @@ def test_what_a_capture_that_failed_changed_of_a_tensor_is_put_back() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("error", [KeyError("the reason"), KeyboardInterrupt()])
-def test_the_end_of_a_capture_that_fails_too_does_not_hide_what_ended_it(error: BaseException) -> None:
+def test_failing_end_of_a_capture_does_not_hide_its_cause(error: BaseException) -> None:
     """The driver raises at the end of a capture that was invalidated, whatever is being raised then."""
     made = Counted()
     device = CpuDevice()
@@ -328,7 +328,7 @@ def test_the_end_of_a_capture_that_fails_too_does_not_hide_what_ended_it(error: 
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_a_capture_that_meets_what_autograd_keeps_of_another_stream_says_what_to_let_go_of() -> None:
+def test_autograd_state_of_another_stream_names_the_remedy() -> None:
     device = CpuDevice()
     graphed = GraphedStep(Counted().step, device=device)
     for index, batch in enumerate(batches("cpu")):
@@ -365,7 +365,7 @@ def test_an_interrupt_in_a_capture_leaves_the_state_from_before() -> None:
     ("owner", "name", "error"),
     [(CpuDevice, "give_back", KeyboardInterrupt), (CpuGraph, "replay", torch.OutOfMemoryError)],
 )
-def test_a_call_that_ends_between_its_capture_and_its_launch_leaves_nothing_that_was_not_computed(
+def test_call_ended_before_its_launch_leaves_no_results(
     owner: type, name: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gradients add up, and an attribute is bound to what each call makes."""
@@ -441,7 +441,7 @@ def test_calls_of_other_threads_are_not_the_steps() -> None:
     assert graphed.report().replays == 6
 
 
-def test_gradients_from_before_a_recording_are_let_go_and_their_memory_given_back(
+def test_gradients_before_a_recording_are_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, device = Counted(), CpuDevice()
@@ -475,7 +475,7 @@ class Learner:
         return self.train(batch)
 
 
-def test_a_decorated_method_is_a_step_of_its_own_for_each_instance() -> None:
+def test_decorated_method_is_a_step_per_instance() -> None:
     one, other = Learner(), Learner()
     assert one.step is one.step
     assert one.step is not other.step
@@ -665,7 +665,7 @@ LATER: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(LATER))
-def test_a_function_whose_call_does_not_do_the_work_is_refused_with_its_line(name: str) -> None:
+def test_deferred_function_is_refused_with_its_line(name: str) -> None:
     later, advice = LATER[name]
     step = GraphedStep(later, device=CpuDevice())
     with pytest.warns(UserWarning, match="does its work when its result is awaited or iterated over"):
@@ -694,7 +694,7 @@ def test_a_step_cannot_free_its_own_graphs_while_it_runs(name: str) -> None:
     getattr(held["step"], name)()
 
 
-def test_with_raise_an_exception_of_the_programs_own_is_the_one_that_is_raised() -> None:
+def test_programs_own_exception_is_raised_with_raise() -> None:
     train = trained(network("cpu"))
     failing = {"now": False}
 
@@ -714,7 +714,7 @@ def test_with_raise_an_exception_of_the_programs_own_is_the_one_that_is_raised()
     assert graphed.report().refusals == () and graphed.report().replays == 6
 
 
-def test_a_rate_that_a_step_returns_is_the_programs_number_in_each_call() -> None:
+def test_returned_rate_is_the_programs_number() -> None:
     model = network("cpu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
     train = training_step(model, optimizer)

@@ -74,7 +74,7 @@ EXACT = {
 
 @pytest.mark.parametrize("name", sorted(EXACT))
 @pytest.mark.parametrize("schedule", sorted(SCHEDULERS))
-def test_betas_that_a_scheduler_changes_reach_the_graph_without_another_recording(name: str, schedule: str) -> None:
+def test_scheduled_betas_reach_the_graph(name: str, schedule: str) -> None:
     expected, _ = run(EXACT[name], schedule, graphed=False)
     found, report = run(EXACT[name], schedule, graphed=True)
     for mine, theirs in zip(found, expected, strict=True):
@@ -92,7 +92,7 @@ def test_betas_in_the_graph_are_those_of_eager_bit_for_bit() -> None:
     assert all(map(torch.equal, found, expected))
 
 
-def test_an_optimizer_that_goes_parameter_by_parameter_takes_them_rounded() -> None:
+def test_parameterwise_optimizer_takes_rounded_betas() -> None:
     make = adam(capturable=True, foreach=False)
     expected, _ = run(make, "CyclicLR", graphed=False)
     found, report = run(make, "CyclicLR", graphed=True)
@@ -130,7 +130,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_takes_numbers_only_is_named_and_nothing_is_recorded(name: str) -> None:
+def test_number_only_options_are_named_without_recording(name: str) -> None:
     make, value, advice = REFUSED[name]
     expected, _ = run(make, "OneCycleLR", graphed=False)
     found, report = run(make, "OneCycleLR", graphed=True)
@@ -153,7 +153,7 @@ class OwnAdam(torch.optim.Adam):
                 parameter.sub_(parameter.grad, alpha=0.1 * (1 - group["betas"][0]))
 
 
-def test_an_adam_with_a_step_of_its_own_keeps_its_betas_as_numbers() -> None:
+def test_adam_with_its_own_step_keeps_numeric_betas() -> None:
     model, reference = network("cpu"), network("cpu")
     optimizers = [OwnAdam(one.parameters(), capturable=True) for one in (model, reference)]
     step, eager = (training_step(*pair) for pair in zip((model, reference), optimizers, strict=True))
@@ -178,7 +178,7 @@ def test_a_weight_decay_that_changes_in_each_call_is_named() -> None:
     assert "optimizer.param_groups[0]['weight_decay']" in refusal.reason and "change it seldom" in refusal.advice
 
 
-def test_parameters_of_less_precision_keep_their_betas_as_numbers() -> None:
+def test_low_precision_parameters_keep_numeric_betas() -> None:
     def make(parameters: Any) -> torch.optim.Optimizer:
         found = list(parameters)
         for one in found:
@@ -195,7 +195,7 @@ def test_parameters_of_less_precision_keep_their_betas_as_numbers() -> None:
     assert step.report().patched_learning_rates == 1  # that of the rate
 
 
-def test_a_rate_that_a_step_changes_and_the_program_changes_back_is_the_programs() -> None:
+def test_rate_changed_by_step_and_program_is_the_programs() -> None:
     """What the step wrote into the tensor of a learning rate is not what was written there before."""
 
     def run(graphed: bool) -> list[torch.Tensor]:
@@ -265,7 +265,7 @@ def decays(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         decays,
     ],
 )
-def test_a_step_that_makes_a_rate_of_the_one_before_is_given_numbers(make: Callable[[Any], Callable[[], Any]]) -> None:
+def test_step_that_derives_its_rate_is_given_numbers(make: Callable[[Any], Callable[[], Any]]) -> None:
     """Of a tensor it would make a rounded one, from which the program goes on."""
 
     def rates(graphed: bool) -> list[float]:
@@ -334,7 +334,7 @@ def test_an_optimizer_that_counts_is_no_scheduler() -> None:
     assert "count in a tensor" in refusal.advice and "scheduler" not in refusal.advice
 
 
-def test_an_optimizer_of_the_programs_own_is_told_how_to_take_a_rate_that_changes() -> None:
+def test_own_optimizer_is_told_how_to_take_a_changing_rate() -> None:
     refusals, replays = [], []
     for rate in (0.1, torch.tensor(0.1)):
         model = network("cpu")
@@ -350,7 +350,7 @@ def test_an_optimizer_of_the_programs_own_is_told_how_to_take_a_rate_that_change
     assert refusals[1] == [] and replays[1] == 12 - 3
 
 
-def test_betas_that_rest_at_first_are_handed_over_when_they_begin_to_change() -> None:
+def test_betas_are_passed_when_they_begin_to_change() -> None:
     model, reference = network("cpu"), network("cpu")
     optimizers = [EXACT["Adam"](one.parameters()) for one in (model, reference)]
     step = GraphedStep(training_step(model, optimizers[0]), device=CpuDevice())
@@ -401,7 +401,7 @@ def held_by_a_library(
     return [*found, *(one.detach() for one in model.parameters())], step
 
 
-def test_what_a_scheduler_counts_is_not_compared_where_only_a_library_holds_it() -> None:
+def test_scheduler_count_of_a_library_is_not_compared() -> None:
     def between(index: int, prepared: Prepared) -> None:
         prepared.scheduler.step()
         if index == 9:
@@ -414,7 +414,7 @@ def test_what_a_scheduler_counts_is_not_compared_where_only_a_library_holds_it()
     assert (report.refusals, len(report.recordings), report.replays) == ((), 2, CALLS - 3 - 2)
 
 
-def test_a_scheduler_that_a_library_holds_is_not_called_in_a_step() -> None:
+def test_scheduler_of_a_library_is_not_called_in_a_step() -> None:
     def work(prepared: Prepared, loss: torch.Tensor) -> None:
         prepared.backward(loss)
         prepared.scheduler.optimizer.step()
@@ -437,7 +437,7 @@ def test_a_scheduler_that_a_library_holds_is_not_called_in_a_step() -> None:
         lambda scheduler: vars(scheduler)["last_epoch"] // 10,
     ],
 )
-def test_what_a_scheduler_counts_is_compared_where_the_program_may_read_it(weight: Callable[[Any], float]) -> None:
+def test_scheduler_count_is_compared_where_it_may_be_read(weight: Callable[[Any], float]) -> None:
     def work(prepared: Prepared, loss: torch.Tensor) -> None:
         prepared.backward(loss * (1 + weight(prepared.scheduler)))
 
@@ -489,7 +489,7 @@ def test_a_step_that_keeps_a_rate_keeps_numbers_and_is_refused(name: str, warm_u
     assert report.recordings == () and "keeps the learning rate" in report.refusals[0].reason
 
 
-def test_what_lies_where_something_made_of_a_rate_lay_is_a_tensor() -> None:
+def test_memory_of_a_derived_rate_is_a_tensor() -> None:
     """Memory of `2 * rate` is given to the next tensor, and that is a tensor itself once one was added to it."""
     model = network("cpu")
     optimizer = adam(capturable=True, foreach=False)(model.parameters())

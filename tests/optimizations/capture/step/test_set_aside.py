@@ -154,7 +154,7 @@ def test_what_somebody_else_holds_stays(hold: Hold, taken: list[int]) -> None:
     assert all(found == 0 for found in taken) or taken == [3]
 
 
-def test_what_is_held_only_when_the_step_is_recorded_keeps_its_memory(taken: list[int]) -> None:
+def test_gradient_held_only_at_recording_keeps_its_memory(taken: list[int]) -> None:
     mine = Training()
     held: list[Any] = []
     history: list[torch.Tensor] = []
@@ -230,7 +230,7 @@ def about_to_record() -> tuple[Training, CpuDevice, GraphedStep, list[Any]]:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("for some reason"), KeyboardInterrupt(), KeyError("own")], ids=repr)
-def test_after_a_failed_recording_the_same_tensors_hold_the_same_values(error: BaseException, taken: list[int]) -> None:
+def test_failed_recording_leaves_tensors_and_values(error: BaseException, taken: list[int]) -> None:
     mine, device, step, given = about_to_record()
     values = [one.clone() for one in mine.gradients() if one is not None]
     places = [*map(id, mine.gradients())]
@@ -244,7 +244,7 @@ def test_after_a_failed_recording_the_same_tensors_hold_the_same_values(error: B
     assert all(map(torch.equal, found, values))
 
 
-def test_an_interrupt_while_a_failed_capture_is_taken_back_loses_no_gradient() -> None:
+def test_interrupted_undo_of_a_capture_loses_no_gradient() -> None:
     files = ("step/set_aside.py", "step/gradients.py", "step/graphed_step.py", "step/call_recorder.py")
     given = batches("cpu", 4)
     for number in range(200):
@@ -276,7 +276,7 @@ def test_an_interrupt_while_a_failed_capture_is_taken_back_loses_no_gradient() -
     assert number > 20
 
 
-def test_what_is_left_of_a_stand_in_behind_a_failed_capture_cannot_be_read() -> None:
+def test_stand_in_after_a_failed_capture_cannot_be_read() -> None:
     """Its memory is gone. A traceback may hold it."""
     kept: list[torch.Tensor] = []
 
@@ -302,7 +302,7 @@ def test_what_is_left_of_a_stand_in_behind_a_failed_capture_cannot_be_read() -> 
     assert all(one.sum().isfinite() for one in mine.gradients() if one is not None)
 
 
-def test_a_call_whose_capture_failed_runs_as_it_is_with_the_gradients_of_before(taken: list[int]) -> None:
+def test_failed_capture_runs_uncaptured_with_old_gradients(taken: list[int]) -> None:
     mine, device = Training(), CpuDevice()
     step = GraphedStep(mine.step, device=device)
     given = iter(batches("cpu", 8))
@@ -320,9 +320,7 @@ def test_a_call_whose_capture_failed_runs_as_it_is_with_the_gradients_of_before(
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_compiled_code_that_does_not_take_what_stands_there_is_captured_without(
-    compiled: bool, taken: list[int]
-) -> None:
+def test_compiled_code_that_refuses_stand_ins_is_captured(compiled: bool, taken: list[int]) -> None:
     """Nobody sees what it is given. Where none is compiled, the exception cannot be about that."""
     mine, other, device = Training(), Training(), CpuDevice()
     called: Any = torch.compile(mine.model, backend="eager") if compiled else mine.model
@@ -376,7 +374,7 @@ def reads_and_hides_it(gradient: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("read", [reads, reads_and_hides_it])
-def test_a_captured_call_that_reads_gradients_after_all_is_captured_with_them(read: Hold, taken: list[int]) -> None:
+def test_captured_call_that_reads_gradients_has_them(read: Hold, taken: list[int]) -> None:
     mine, device = Training(read), Switches()
     step = GraphedStep(mine.step, device=device)
     compare(mine, Training(), step)
@@ -384,7 +382,7 @@ def test_a_captured_call_that_reads_gradients_after_all_is_captured_with_them(re
     assert (step.report().replays, step.report().refusals) == (5, ())
 
 
-def test_a_step_that_keeps_gradients_in_its_capture_alone_gets_those(taken: list[int]) -> None:
+def test_step_that_keeps_captured_gradients_gets_those(taken: list[int]) -> None:
     held: list[Any] = []
 
     class Keeps(CpuDevice):
@@ -492,7 +490,7 @@ def files(folder: Path, texts: dict[str, str]) -> None:
         ),
     ],
 )
-def test_host_memory_is_what_the_machine_and_all_control_groups_leave(
+def test_host_memory_is_what_machine_and_cgroups_leave(
     groups: str, texts: dict[str, str], expected: int, tmp_path: Path
 ) -> None:
     files(tmp_path / "proc", {"meminfo": "MemTotal: 9 kB\nMemAvailable: 2000 kB\n", "self/cgroup": groups})

@@ -432,7 +432,7 @@ def test_what_stands_in_and_on_arguments_is_seen(name: str) -> None:
     assert call.report().refusals == ()
 
 
-def test_a_step_that_asks_whether_its_batch_is_a_parameter_is_told() -> None:
+def test_step_is_told_whether_its_batch_is_a_parameter() -> None:
     def step(given: torch.Tensor) -> torch.Tensor:
         return given * (3.0 if isinstance(given, torch.nn.Parameter) else 2.0)
 
@@ -608,7 +608,7 @@ CHOOSING_KERNELS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
 
 
 @pytest.mark.parametrize("name", sorted(CHOOSING_KERNELS))
-def test_a_setting_by_which_kernels_are_chosen_has_a_graph_of_its_own(name: str) -> None:
+def test_kernel_choosing_setting_has_its_own_graph(name: str) -> None:
     ask, tell = CHOOSING_KERNELS[name]
     before = ask()
     step = GraphedStep(lambda x: x * 2, device=CpuDevice())
@@ -624,7 +624,7 @@ def test_a_setting_by_which_kernels_are_chosen_has_a_graph_of_its_own(name: str)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_dtype_of_regions_inside_of_the_step_has_a_graph_of_its_own(device: str) -> None:
+def test_dtype_of_inner_regions_has_its_own_graph(device: str) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu"):
             product = x @ x
@@ -661,7 +661,7 @@ def test_another_precision_of_cudnn_has_a_graph_of_its_own(of: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_a_step_that_leaves_gradients_off_is_refused_where_it_does() -> None:
+def test_step_that_leaves_gradients_off_is_refused_there() -> None:
     def step(x: torch.Tensor, train: bool) -> torch.Tensor:
         torch.set_grad_enabled(train)
         return x * 2

@@ -115,7 +115,7 @@ def test_what_a_step_writes_is_what_eager_writes(make: Callable[[], Made], copie
     assert CALLS - others - 1 <= step.report().replays <= CALLS - others
 
 
-def test_a_call_of_a_callable_that_writes_what_it_reads_otherwise_runs_as_it_is() -> None:
+def test_callable_writing_what_it_reads_runs_uncaptured() -> None:
     kept = torch.ones(4)
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -128,7 +128,7 @@ def test_a_call_of_a_callable_that_writes_what_it_reads_otherwise_runs_as_it_is(
 
 
 @pytest.mark.parametrize("copies_are_nodes", [True, False])
-def test_an_argument_that_is_read_as_the_negative_of_its_memory_is_no_plain_one(copies_are_nodes: bool) -> None:
+def test_lazily_negative_argument_is_not_plain(copies_are_nodes: bool) -> None:
     step = GraphedStep(lambda x: x * 2, device=CpuDevice(copies_are_nodes=copies_are_nodes))
     for index in range(10):
         x = torch.arange(4.0) + index

@@ -21,7 +21,7 @@ def steps(read: torch.Tensor, *, writes: bool) -> Callable[[torch.Tensor], torch
 
 
 @pytest.mark.parametrize("other", ["none", "the same memory", "other memory"])
-def test_a_steady_replay_counts_the_versions_of_what_its_graph_writes(other: str) -> None:
+def test_fast_replay_counts_versions_of_written_tensors(other: str) -> None:
     """Also of a tensor that `swap_tensors` made another: each has a counter of its own."""
     weights, expected = torch.zeros(3), torch.zeros(3)
     graphed, eager = GraphedStep(steps(weights, writes=True), device=CpuDevice()), steps(expected, writes=True)

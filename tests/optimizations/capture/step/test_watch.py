@@ -187,7 +187,7 @@ def test_any_write_to_a_dict_is_noticed_by_its_version(key: Any) -> None:
     assert not held.same()
 
 
-def test_dict_that_is_written_in_each_call_is_compared_by_its_entries() -> None:
+def test_dict_written_in_each_call_is_compared_by_entries() -> None:
     loop = Loop()
     for count in range(4):
         loop.settings["unrelated"] = loop.settings["scale"] = 1.5

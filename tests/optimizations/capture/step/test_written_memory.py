@@ -8,7 +8,7 @@ from optimizations.capture.step import written_memory
 from optimizations.capture.step.written_memory import WrittenMemory
 
 
-def test_an_input_in_written_memory_is_found_each_time_and_others_are_looked_at_once(monkeypatch):
+def test_input_in_written_memory_is_found_each_time(monkeypatch):
     written = torch.zeros(64)
     memory = WrittenMemory([written])
     free = [[torch.zeros(4), torch.zeros(8)] for _ in range(3)]
