@@ -83,6 +83,7 @@ def judged(task: Task, compilers: Sequence[str], device: str, say: Say) -> Itera
         yield {"task": task.key, "compiler": "eager", "skipped": f"{words}: {reason}"}
         return
     plain = None
+    repeats = trial.unlike_bits(again, expected) is None
     for compiler in compilers:
         say({"begin": compiler})
         found = _outcome(program, compiler, device)
@@ -95,7 +96,7 @@ def judged(task: Task, compilers: Sequence[str], device: str, say: Say) -> Itera
             row["wrong"] = wrong
         if compiler == "compile":
             plain = found
-        elif plain is not None and (unlike := trial.unlike_bits(found, plain)):
+        elif plain is not None and repeats and (unlike := trial.unlike_bits(found, plain)):
             row["unlike_compile"] = unlike
         yield row
 
