@@ -1,4 +1,4 @@
-"""Tests of other projects that compile, from a checkout: kornia, tensordict, diffusers.
+"""Tests of other projects that compile, from a checkout: kornia, tensordict, diffusers; and TorchBench's models.
 
     python -m tests.judges.projects kornia OUT --checkout DIR    three times: plain compile, stock's graphs, Encore
     python -m tests.judges.projects kornia --list                what the checkout and the machine must have
@@ -6,7 +6,7 @@
 
 Rows go to OUT/rows.jsonl, one for each test and compiler; tests that have a row are not run again. Nothing is
 downloaded: what needs the network fails, under each compiler alike. With several jobs, which takes pytest-xdist, a test
-that ends its process is a row, and the others go on.
+that ends its process is a row, and the others go on. TorchBench's models are run by `encore run` into OUT/run.
 
 Exit codes: 0 fine; 1 a test passes under plain compile and fails under Encore; 2 wrong use.
 """
@@ -64,6 +64,12 @@ PROJECTS = {
         paths=("src", "."),
         environment=(("RUN_COMPILE", "yes"), ("HF_HUB_OFFLINE", "1"), ("DIFFUSERS_TEST_DEVICE", "{device}")),
     ),
+    "torchbench": Project(
+        tests=(),
+        needed=("torchbenchmark",),
+        packages=("psutil", "pyyaml", "transformers", "torchvision", "timm"),
+        note="Models that need other packages, or the network, are recorded with their reason.",
+    ),
 }  # fmt: skip
 
 
@@ -87,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         parser.error(f"--checkout {given.checkout} has no {', '.join(missing)}")
     given.out.mkdir(parents=True, exist_ok=True)
-    return _run(given, project)
+    return _run(given, project) if project.tests else _measured(given)
 
 
 def cut(project: Project, checkout: Path, to: Path) -> int:
@@ -105,6 +111,24 @@ def cut(project: Project, checkout: Path, to: Path) -> int:
             archive.add(checkout / path, path, filter=chosen)
     print(f"{to}: {to.stat().st_size / 1e6:.1f} MB")
     return 0
+
+
+def _measured(given: argparse.Namespace) -> int:
+    """Measure the models of TorchBench as workloads, or go on with a run that ended early. Return the exit code."""
+    run = given.out / "run"
+    where = ["--resume", str(run)] if (run / "environment.json").exists() else ["--out", str(run)]
+    names = [f"torchbench:{name}" for name in given.only.split(",")] if given.only else ["--set", "torchbench"]
+    modes = ",".join(SUITE_MODES[name] for name in given.compilers.split(","))
+    chosen = [*names, "--modes", modes] if where[0] == "--out" else []
+    path = os.pathsep.join([str(given.checkout.resolve()), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "suite", "run", *chosen, *where, "--budget", f"{given.seconds}s"],
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    ).returncode
+
+
+SUITE_MODES = {"compile": "compile", "stock": "graph", "encore": "encore"}
 
 
 def _run(given: argparse.Namespace, project: Project) -> int:
@@ -168,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=count, default=max(1, len(os.sched_getaffinity(0)) - 3), metavar="N")
     parser.add_argument("--compilers", default=",".join(COMPILERS), metavar="NAMES")
     parser.add_argument("--seconds", type=count, default=540, metavar="LIMIT", help="for all of it (540)")
-    parser.add_argument("--only", metavar="PATHS", help="tests of the checkout, separated by commas")
+    parser.add_argument("--only", metavar="PATHS", help="tests or models of the checkout, separated by commas")
     return parser
 
 

@@ -8,9 +8,10 @@ usage() {
 Usage: tests/judges/run.sh NAME OUT [options]
 
   wheel       PyTorch's own databases of operators, modules and optimizers; the wheel has them
-  kornia      tests of kornia that compile           --checkout DIR
-  tensordict  tests of tensordict that compile       --checkout DIR
+  kornia      tests of kornia that compile             --checkout DIR
+  tensordict  tests of tensordict that compile         --checkout DIR
   diffusers   tests of diffusers' models that compile  --checkout DIR
+  torchbench  models of TorchBench, by `encore run`    --checkout DIR
 
 DIR is a checkout of the project of that name, or a cut of it: `run.sh NAME --list` says which folders it needs, and
 what must be installed. Rows are written to the folder OUT; `run.sh NAME --help` has the options.
@@ -21,7 +22,7 @@ TEXT
 }
 
 case "${1:-}" in
-wheel | kornia | tensordict | diffusers) ;;
+wheel | kornia | tensordict | diffusers | torchbench) ;;
 -h | --help) usage && exit 0 ;;
 *) usage >&2 && exit 2 ;;
 esac
