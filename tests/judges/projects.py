@@ -66,7 +66,7 @@ PROJECTS = {
     ),
     "torchbench": Project(
         tests=(),
-        needed=("torchbenchmark",),
+        needed=("torchbenchmark", "utils"),
         packages=("psutil", "pyyaml", "transformers", "torchvision", "timm"),
         note="Models that need other packages, or the network, are recorded with their reason.",
     ),

@@ -10,6 +10,7 @@ import os
 import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,21 +198,50 @@ def test_projects_compile_with_the_chosen_compiler() -> None:
     ]
 
 
-def test_cut_of_a_checkout_has_what_tests_need(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkout = tmp_path / "kornia"
-    for path in projects.PROJECTS["kornia"].needed:
-        if "." in path:
+@pytest.mark.parametrize("name", projects.PROJECTS)
+def test_cut_of_a_checkout_has_what_tests_need(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkout, needed = tmp_path / "checkout", projects.PROJECTS[name].needed
+    for path in needed:
+        (checkout / path).parent.mkdir(parents=True, exist_ok=True)
+        if path.endswith(".py") or path.endswith(".toml"):
             (checkout / path).write_text("x")
         else:
             (checkout / path).mkdir(parents=True)
-    (checkout / "tests" / "picture.png").write_bytes(os.urandom(2**20 + 1))
-    (checkout / "tests" / "test_it.py").write_text("x")
-    (checkout / "docs").mkdir()
+    folder = next(path for path in needed if (checkout / path).is_dir())
+    (checkout / folder / "picture.png").write_bytes(os.urandom(2**20 + 1))
+    (checkout / folder / "module.py").write_text("x")
+    (checkout / "other").mkdir()
     to = tmp_path / "cut.tar.gz"
-    assert projects.main(["kornia", "--cut", str(checkout), "--to", str(to)]) == 0
+    assert projects.main([name, "--cut", str(checkout), "--to", str(to)]) == 0
     with tarfile.open(to) as archive:
         names = archive.getnames()
-    assert "tests/test_it.py" in names and "tests/picture.png" not in names and "docs" not in names
+    assert set(needed) | {f"{folder}/module.py"} <= set(names)
+    assert f"{folder}/picture.png" not in names and "other" not in names
+    assert projects.main([name, "--list"]) == 0
+    assert all(path in capsys.readouterr().out for path in needed[:1])
     with pytest.raises(SystemExit):
-        projects.main(["kornia", str(tmp_path / "out"), "--checkout", str(checkout / "docs")])
-    assert "has no kornia, tests" in capsys.readouterr().err
+        projects.main([name, str(tmp_path / "out"), "--checkout", str(checkout / "other")])
+    assert f"has no {needed[0]}" in capsys.readouterr().err
+
+
+def test_torchbench_is_measured_by_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def run(command: list[str], *, env: dict[str, str], check: bool) -> Any:
+        calls.append((command[5:], env["PYTHONPATH"].split(os.pathsep)[0]))
+        return SimpleNamespace(returncode=3)
+
+    monkeypatch.setattr(projects.subprocess, "run", run)
+    for path in projects.PROJECTS["torchbench"].needed:
+        (tmp_path / path).mkdir()
+    out = tmp_path / "out"
+    options = ["torchbench", str(out), "--checkout", str(tmp_path), "--seconds", "60"]
+    assert projects.main([*options, "--only", "alexnet,vgg16"]) == 3
+    (out / "run").mkdir()
+    (out / "run" / "environment.json").write_text("{}")
+    projects.main(options)
+    names, end = ["torchbench:alexnet", "torchbench:vgg16"], ["--budget", "60s"]
+    assert calls == [
+        ([*names, "--modes", "compile,graph,encore", "--out", str(out / "run"), *end], str(tmp_path)),
+        (["--resume", str(out / "run"), *end], str(tmp_path)),
+    ]
