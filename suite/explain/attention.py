@@ -1,4 +1,4 @@
-"""Which attention kernel `scaled_dot_product_attention` would take on the GPU, decided without asking one.
+"""Decide which attention kernel `scaled_dot_product_attention` would take on the GPU, without asking one.
 
 PyTorch decides it in C++ by looking at the device, and without a device it falls back to plain matrix products, which
 no GPU user would get. Here the documented order is followed (flash attention, else memory-efficient attention, else

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is analysed: one call `module(*args, **kwargs)`, with every tensor a fake one of `mode`."""
+    """Holds what is analysed: one call `module(*args, **kwargs)`, with every tensor a fake one of `mode`."""
 
     mode: KnownValuesMode
     module: nn.Module

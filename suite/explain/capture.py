@@ -75,7 +75,7 @@ _ONE_CALL_LIMIT = "one call is traced: what is compiled again for other shapes o
 
 @dataclass(slots=True)
 class TracedCall:
-    """What one call showed: FX graphs in Dynamo's order, breaks between them, and what stayed unseen.
+    """Collects what one call showed: FX graphs in Dynamo's order, breaks between them, and what stayed unseen.
 
     `calls` says how often each graph ran. `lowered` keeps what Inductor generated for each graph, by setting, and
     `backward` the same of backward graphs. `failure` is what the program raised, if it did; what was seen before stays.

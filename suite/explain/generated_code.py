@@ -1,4 +1,4 @@
-"""What a module that Inductor generated does when it is called, read from its source.
+"""Read from its source what a module that Inductor generated does when it is called.
 
 Note [Counting kernels]. A generated module holds one function per partition, which stock PyTorch records into one CUDA
 graph each, and `call`, which runs the rest one launch at a time. Every call in these bodies is counted once: a Triton
@@ -27,7 +27,7 @@ _WITHOUT_KERNEL = frozenset({"view", "set_", "resize_storage_bytes_", "_reinterp
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What one function of a generated module does in a call.
+    """Counts what one function of a generated module does in a call.
 
     Attributes:
         gpu_kernels: launches on the GPU, library calls and operators included; see Note [Counting kernels].

@@ -43,7 +43,7 @@ FIXED_OPTIONS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class LoweredGraph:
-    """What Inductor made of one FX graph.
+    """Holds what Inductor made of one FX graph.
 
     Attributes:
         source: the generated module; "" where Inductor had nothing to generate (a graph of views).
@@ -208,7 +208,7 @@ class _Observer:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of one graph. `complete`: Inductor has come to its end with it."""
+    """Collects what was seen of one graph. `complete`: Inductor has come to its end with it."""
 
     sources: list[str] = field(default_factory=list)
     reasons: Reasons = field(default_factory=Reasons)

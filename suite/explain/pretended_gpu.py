@@ -29,7 +29,7 @@ WARP_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """What compilers ask of a GPU, as `torch.cuda.get_device_properties` and CUDA's device attributes give it."""
+    """Holds what compilers ask of a GPU, as `torch.cuda.get_device_properties` and CUDA's device attributes give it."""
 
     name: str
     capability: tuple[int, int]

@@ -25,9 +25,8 @@ class _Step:
 
 
 class AnalysisDisplay:
-    """What `encore explain` is doing: on a terminal a line per target that is being explained; elsewhere a line when a
-    step takes long, and again every half a minute, so that it never seems to hang without a word.
-    """
+    """Shows what `encore explain` is doing: on a terminal a line per target that is being explained; elsewhere a line
+    when a step takes long, and again every half a minute, so that it never seems to hang without a word."""
 
     def __init__(self, console: Console, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -44,7 +43,7 @@ class AnalysisDisplay:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While something is printed, the live lines are away, so that they do not mix on one terminal."""
+        """Take the live lines away while something is printed, so that they do not mix on one terminal."""
         if self._live is None:
             yield
             return

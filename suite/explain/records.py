@@ -1,4 +1,4 @@
-"""What `encore explain` finds: plain records, written as JSON and read by the report.
+"""Records of what `encore explain` finds: they are written as JSON and read by the report.
 
 Everything here is known without a GPU: from Dynamo's FX graphs over fake CUDA tensors and, where it works, from a
 full lowering for an H100. What could not be seen is listed in `limits`, not guessed.
@@ -210,7 +210,7 @@ class Explanation(Sparse):
 
 
 class WorkerAnswer(Record):
-    """What the process that explains a target hands back: an explanation, or what the user has to fix first."""
+    """Holds what the process that explains a target returns: an explanation, or what the user has to fix first."""
 
     explanation: Explanation | None = None
     wrong_use: str | None = None

@@ -1,4 +1,4 @@
-"""What `encore explain` can be asked about: a workload by name, or a program of the user's as `module:callable`.
+"""Find what `encore explain` is to explain: a workload by name, or a program of the user's as `module:callable`.
 
 Programs are of the forms of Note [Programs] in `models.own_program`, and may belong to a package called `models` or
 `suite`. They run under fake tensors, so they may be as large as they like, and must not read values of tensors that

@@ -53,7 +53,7 @@ FIGURES = REPOSITORY / "figures"
 
 
 class Report(Record):
-    """What was written, and what a caller may want to say of it.
+    """Says what was written, and what a caller may want to say of it.
 
     `run_id` names the run, or the runs, separated by commas. `warning` is set for a smoke run or tiny models, and for
     what is wrong with a run's files. `cells` counts those of runs, `failed_cells` of them that did not pass,

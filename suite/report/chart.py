@@ -30,7 +30,7 @@ from suite.results.schema import Status
 
 
 class Scale(StrEnum):
-    """How the value axis is laid out.
+    """Says how the value axis is laid out.
 
     RATIO: logarithmic, bars grow up and down from 1. BYTES: logarithmic, ticks at binary units, zeros marked as such.
     PERCENT: 0 to 100. LINEAR: bars grow up and down from 0.

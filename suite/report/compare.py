@@ -24,7 +24,7 @@ from suite.results.schema import Block, Cell, Grouping, Status
 
 
 class TimeKind(StrEnum):
-    """What is compared: host time of one iteration to completion, the time of the device in it, or the mean over
+    """Names what is compared: host time of one iteration to completion, the time of the device in it, or the mean over
     iterations issued back to back."""
 
     LATENCY = "latency"
@@ -44,7 +44,8 @@ SAMPLES: dict[TimeKind, Callable[[Block], list[float]]] = {
 
 
 class Kernels(StrEnum):
-    """Whether the two sides of a ratio ran the same kernels. If not, it compares two results of Inductor's tuning."""
+    """Tells whether the two sides of a ratio ran the same kernels. If not, it compares two results of Inductor's
+    tuning."""
 
     EAGER = "eager"
     """One side is not compiled: that its kernels are others is what is measured."""

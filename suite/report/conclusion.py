@@ -36,7 +36,7 @@ HARMLESS_REASONS = frozenset({"GpuIdle", "ApplicationsClocksSetting", "UserDefin
 
 
 class Trust(StrEnum):
-    """Whether the numbers can be relied on."""
+    """Tells whether the numbers can be relied on."""
 
     YES = "Yes"
     PARTLY = "With reservations"

@@ -1,4 +1,4 @@
-"""Draws the indirection microbenchmark: time per replay against each quantity that was varied."""
+"""Draw the indirection microbenchmark: time per replay against each quantity that was varied."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Line = list[tuple[int, float]]
 
 
 def lines(run: MicroRun, sweep: Sweep) -> dict[tuple[Variant, bool], Line]:
-    """Median microseconds by the quantity varied, for each variant, with moved inputs or without."""
+    """Return median microseconds by the quantity varied, for each variant, with moved inputs or without."""
     found: dict[tuple[Variant, bool], Line] = {}
     for measured in run.points:
         if measured.sweep == sweep:
@@ -45,7 +45,7 @@ def lines(run: MicroRun, sweep: Sweep) -> dict[tuple[Variant, bool], Line]:
 
 
 def draw(run: MicroRun) -> Figure:
-    """Three panels, logarithmic both ways; unmoved inputs dashed."""
+    """Draw three panels, logarithmic both ways; unmoved inputs dashed."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 4.2), layout="constrained")
         axes = figure.subplots(1, len(PANELS), sharey=True)

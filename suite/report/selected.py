@@ -1,4 +1,4 @@
-"""How calls of each function are served, as rows of a run have it: read from `Metrics.encore_report`.
+"""Read from `Metrics.encore_report` how calls of each function are served, as rows of a run have it.
 
 Records are read by their fields alone, so that rows of other versions of Encore are read as far as they go: until
 0.2.0 selection timed each way to serve calls, and rows have its times.

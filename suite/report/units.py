@@ -1,4 +1,4 @@
-"""How numbers are printed: the unit is read off the column's name, as everywhere in Encore (`host_us`, `copied_bytes`).
+"""Print numbers: the unit is read off the column's name, as everywhere in Encore (`host_us`, `copied_bytes`).
 
 Bytes are printed by `optimizations.byte_units`.
 """

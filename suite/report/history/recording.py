@@ -1,4 +1,4 @@
-"""What `results/recorded` keeps in git: runs packed small, a page that lists them, and history rows of the others."""
+"""Keep in git what `results/recorded` holds: runs packed small, a page of them, and history rows of the others."""
 
 from __future__ import annotations
 

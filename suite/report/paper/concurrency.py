@@ -34,7 +34,7 @@ GRAPHS = "graphs alone"
 
 
 class RacedGraph(BaseModel):
-    """What a row's report says of one CUDA graph; fields of other versions are passed over."""
+    """Holds what a row's report says of one CUDA graph; fields of other versions are passed over."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

@@ -1,4 +1,4 @@
-"""What Encore costs: GraCE Fig. 9 (reading inputs through pointers), Fig. 13 (compiling, recording) and peak memory."""
+"""Show what Encore costs: GraCE Fig. 9 (reading through pointers), Fig. 13 (compiling, recording) and peak memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a figure or table of a paper is here: how it is named, what differs, and how it is made from results alone.
+"""Say how a figure or table of a paper is named here, what differs, and how it is made from results alone.
 
 Most exhibits are a grid: a row for each workload, a series for each mode, published values next to measured ones. The
 table and the figure of a grid are made of the same values, so that they cannot differ.
@@ -142,7 +142,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What an exhibit comes to, in one line: a quantity as published and as measured."""
+    """Says what an exhibit comes to, in one line: a quantity as published and as measured."""
 
     quantity: str
     published: str | float | int | None
@@ -256,7 +256,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """What stands for a series in the group of means. `low` and `high` are None where it has no interval."""
+    """Stands for a series in the group of means. `low` and `high` are None where it has no interval."""
 
     value: float
     count: int
@@ -266,7 +266,7 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What all rows of an exhibit share.
+    """Holds what all rows of an exhibit share.
 
     Attributes:
         unit: how the table's columns end: "speedup", "percent", "bytes", "ratio".

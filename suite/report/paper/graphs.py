@@ -1,4 +1,4 @@
-"""How often CUDA graphs help and hurt, and how many serve calls: GraCE Fig. 4, PyGraph Fig. 2 and Table 4."""
+"""Show how often CUDA graphs help and hurt, and how many serve calls: GraCE Fig. 4, PyGraph Fig. 2 and Table 4."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPLIT = re.compile(rf"{TP_MARK}(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class _Gains:
-    """How many times faster than without CUDA graphs, and of what, by mode, slowest first.
+    """Holds how many times faster than without CUDA graphs, and of what, by mode, slowest first.
 
     `unit` is what is counted, `papers` the mode that stands for the paper's CUDA graphs. `undecided` are groups of
     graphs that were timed, and how they are to be served is not decided: they are in no mode.

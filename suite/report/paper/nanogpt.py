@@ -73,7 +73,8 @@ class _Configuration(Record):
 
 
 class _Recording(Record):
-    """What `encore run nanogpt` wrote until nanoGPT became workloads: a generation of each configuration per round."""
+    """Holds what `encore run nanogpt` wrote until nanoGPT became workloads: a generation of each configuration per
+    round."""
 
     nanogpt_schema_version: int
     environment: Environment
@@ -178,7 +179,7 @@ def _row(found: _Recording, workload: str, each: _Configuration, path: _Path, mo
 
 
 def make_steps(exhibit: Exhibit, results: Results) -> Made:
-    """The named configurations: time of a step in each mode, and whole generations over eager."""
+    """Show the named configurations: time of a step in each mode, and whole generations over eager."""
     paper = {
         name: {f"{EAGER_MODE}_ms": steps["eager"], f"{BY_HAND}_ms": steps["graph"]}
         | {"end_to_end": results.published.nanogpt_end_to_end_speedup[name]}
@@ -188,7 +189,7 @@ def make_steps(exhibit: Exhibit, results: Results) -> Made:
 
 
 def make_sweep(exhibit: Exhibit, results: Results) -> Made:
-    """Speed-ups by the number of generated tokens."""
+    """Show speed-ups by the number of generated tokens."""
     sweep = results.published.nanogpt_sweep_prompt8
     paper = {f"sweep_{tokens}": {"step": one["step"], "end_to_end": one["e2e"]} for tokens, one in sweep.items()}
     return replace(_of_configurations(exhibit, _with_rows(results), SWEEP, paper), chart=None)
@@ -200,7 +201,7 @@ def _of_configurations(
     configurations: Iterable[Configuration],
     published: Mapping[str, Mapping[str, float]],
 ) -> Made:
-    """A row for each configuration: steps of each mode in ms and over eager, and whole generations."""
+    """Make a row for each configuration: steps of each mode in ms and over eager, and whole generations."""
     modes = _modes(results)
     others = [mode for mode in modes if mode != EAGER_MODE]
     as_published = all(_label(results, one) in (None, one.workload) for one in (*NAMED, *SWEEP))
@@ -254,7 +255,7 @@ def _of_configurations(
 
 
 def make_costs(exhibit: Exhibit, results: Results) -> Made:
-    """Of each mode: warm-up, prompt, tokens per second, and after how many generations the warm-up is paid for."""
+    """Show for each mode warm-up, prompt, tokens per second, and when its warm-up is paid for."""
     results = _with_rows(results)
     label = _label(results, _AMORTISED) or _AMORTISED.workload
     whole = {mode: _decode(results, _AMORTISED, mode).get("generation_us") for mode in _modes(results)}
@@ -288,7 +289,7 @@ def _cost_text(row: Mapping[str, object]) -> str:
 
 
 def _with_rows(results: Results) -> Results:
-    """The same results with the run that has rows of these workloads: the report's own, else the older recording."""
+    """Return the results with the run that has rows of these workloads: the report's own, else the older recording."""
     wanted = {one.workload for one in (*NAMED, *SWEEP)}
     if results.run is not None and any(cell.workload in wanted for cell in results.run.cells):
         return results
@@ -296,13 +297,13 @@ def _with_rows(results: Results) -> Results:
 
 
 def _label(results: Results, one: Configuration) -> str | None:
-    """What the configuration's row is called: its size is part of that. None: there is no row."""
+    """Return what the configuration's row is called, its size included; None where there is no row."""
     cells = results.run.cells if results.run is not None else ()
     return next((cell_label(cell) for cell in cells if cell.workload == one.workload), None)
 
 
 def _modes(results: Results) -> tuple[str, ...]:
-    """The article's two, measured or not, and the others of the rows."""
+    """Return the article's two, measured or not, and the others of the rows."""
     wanted = {one.workload for one in (*NAMED, *SWEEP)}
     cells = results.run.cells if results.run is not None else ()
     found = {EAGER_MODE, BY_HAND, *(cell.mode for cell in cells if cell.workload in wanted)}
@@ -310,7 +311,7 @@ def _modes(results: Results) -> tuple[str, ...]:
 
 
 def _decode(results: Results, one: Configuration, mode: str) -> Mapping[str, float | None]:
-    """What the metric found in this mode; nothing where the row has not passed."""
+    """Return what the metric found in this mode; nothing where the row has not passed."""
     cell = results.passed(_label(results, one) or one.workload, mode)
     return {} if cell is None or cell.metrics is None else cell.metrics.more.get("decode", {})
 
@@ -321,7 +322,7 @@ def _over(steps: Mapping[str, float | None], mode: str) -> float | None:
 
 
 def _bases(mode: str, modes: tuple[str, ...]) -> list[str]:
-    """What whole generations are compared with: eager, and stock CUDA graphs for other ways to run a compiled step."""
+    """Return what whole generations are compared with: eager, and stock CUDA graphs for other compiled modes."""
     compiled = mode not in (GRAPH_MODE, BY_HAND) and GRAPH_MODE in modes
     return [EAGER_MODE, GRAPH_MODE] if compiled else [EAGER_MODE]
 

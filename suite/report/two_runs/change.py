@@ -1,4 +1,4 @@
-"""How much a ratio within one run differs from the same ratio within another run, with its interval.
+"""Estimate how much a ratio within one run differs from the same ratio within another run, with its interval.
 
 Note [Difference in differences]: two runs were never alive together, so a difference of their times is also one of
 their hosts, clocks and neighbours. Each run therefore gives the ratio of a mode over a baseline of the same run, whose
@@ -41,7 +41,7 @@ LogRatios = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How many times faster NEW is than BASE, with its 95 % interval [low, high].
+    """Says how many times faster NEW is than BASE, with its 95 % interval [low, high].
 
     `count` is the number of ratios that it is a mean of. `error` is the standard error of log(value), and `freedom`
     the degrees of freedom that it was estimated with; both are needed for means over workloads.

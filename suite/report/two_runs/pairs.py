@@ -143,7 +143,7 @@ _SHAPE = ("task", "batch", "dtype_policy", "device", "parameters", "input_bytes"
 
 
 class Outcome(StrEnum):
-    """What the comparison of a row, or of a mode's mean, says of NEW."""
+    """Says of a row, or of a mode's mean, what NEW is."""
 
     REGRESSION = "regression"
     FASTER = "faster"
