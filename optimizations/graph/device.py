@@ -13,8 +13,7 @@ from optimizations import torch_internals
 from optimizations.compiled_cache import CompiledCache, default_directory
 from optimizations.graph import table
 from optimizations.graph.applied import APPLIERS
-from optimizations.graph.driver import CudaCallFailed, check
-from optimizations.graph.own_kernels import LoadedModules
+from optimizations.graph.driver import CudaCallFailed, LoadedModules, check
 from optimizations.graph.plan import Available, Choice, PlannedNode
 from optimizations.graph.protocol import ApplierGpu, BuildKernel
 from optimizations.graph.ptx import PtxasFailed, PtxasMissing, PtxError, assemble, dereference, read_kernel

@@ -1,9 +1,16 @@
-"""Calling CUDA through `cuda.bindings`: every return code becomes an exception that names the call."""
+"""Call CUDA and NVRTC through `cuda.bindings`: every return code becomes an exception that names the call.
+
+Note [Buffers NVRTC writes to]. They are bytearrays. The bindings also take `bytes` and write into them, but Python
+shares `bytes` of length 1 across the whole process: an empty log (one NUL) would turn every b" " into NUL.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from optimizations.compiled_cache import Compiled
 
 
 class CudaCallFailed(RuntimeError):
@@ -38,3 +45,71 @@ def check(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
     if len(result) == 1:  # the most frequent case comes first: replay sets nodes
         return None
     return result[1] if len(result) == 2 else tuple(result[1:])
+
+
+class CompilationFailed(RuntimeError):
+    """NVRTC refused the source, the target or an option; the message holds what it said."""
+
+
+def compile_cubin(nvrtc: Any, source: str, name: str, target: str, options: Sequence[str] = ()) -> Compiled:
+    """Return the cubin of `source` for `target` (`sm_90`), and NVRTC's log.
+
+    Args:
+        nvrtc: the module `cuda.bindings.nvrtc`.
+        name: what the source is called in messages.
+
+    Raises:
+        CompilationFailed: NVRTC did not compile it.
+        CudaCallFailed: another call failed.
+    """
+    flags = [flag.encode() for flag in (f"--gpu-architecture={target}", "--std=c++17", *options)]
+    program = check(nvrtc.nvrtcCreateProgram, source.encode(), name.encode(), 0, [], [])
+    try:
+        try:
+            check(nvrtc.nvrtcCompileProgram, program, len(flags), flags)
+        except CudaCallFailed as error:
+            raise CompilationFailed(f"NVRTC for {target}: {error}: {_log(nvrtc, program)}") from error
+        cubin = bytearray(check(nvrtc.nvrtcGetCUBINSize, program))  # Note [Buffers NVRTC writes to]
+        check(nvrtc.nvrtcGetCUBIN, program, cubin)
+        return Compiled(bytes(cubin), _log(nvrtc, program))
+    finally:
+        check(nvrtc.nvrtcDestroyProgram, program)
+
+
+def _log(nvrtc: Any, program: Any) -> str:
+    said = bytearray(check(nvrtc.nvrtcGetProgramLogSize, program))
+    check(nvrtc.nvrtcGetProgramLog, program, said)
+    return bytes(said).rstrip(b"\0").decode(errors="replace").strip()
+
+
+DEFAULT_SHARED_BYTES = 48 * 1024
+"""Dynamic shared memory that a kernel may have without being asked for (CUDA Programming Guide, "Shared Memory")."""
+
+
+class LoadedModules:
+    """Modules of one device."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        self._modules: dict[str, Any] = {}
+
+    def function(self, image: bytes, name: str, shared_bytes: int = 0) -> Any:
+        """Kernel `name` of the cubin `image` as a `CUfunction` that may take `shared_bytes` of dynamic shared memory.
+
+        Raises:
+            CudaCallFailed: the driver does not load the image, or it has no such kernel.
+        """
+        digest = hashlib.sha256(image).hexdigest()
+        if digest not in self._modules:
+            self._modules[digest] = check(self._driver.cuModuleLoadData, image)
+        function = check(self._driver.cuModuleGetFunction, self._modules[digest], name.encode())
+        if shared_bytes > DEFAULT_SHARED_BYTES:
+            attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(self._driver.cuFuncSetAttribute, function, attribute, shared_bytes)
+        return function
+
+    def unload(self) -> None:
+        """Unload all modules. No graph may use their kernels any more."""
+        while self._modules:
+            _, module = self._modules.popitem()
+            check(self._driver.cuModuleUnload, module)

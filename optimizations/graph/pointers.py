@@ -6,13 +6,11 @@ Between the captures each input's placeholder moved by its own distance. What th
 * it changed by the displacement of input i and points into i both times: it is the address of i plus an offset;
 * it is an address in the graph's own memory both times: an intermediate;
 * it changed in step with i but points outside of it: i is copied, because nothing says how far it may be moved;
-* it also changes between two captures at the *same* addresses (the optional control, and the optional repeat): padding
-  that nobody set;
-* it stays when all inputs move once more (the optional third): no address does; further captures tell the same two
-  things, for what lay on a stack before may be the same several times;
+* it also changes between two captures at the *same* addresses, or it stays when all inputs move once more (further
+  captures): it is padding that was not set, and no address;
 * four bytes of it are the lower half of an address that the graph holds elsewhere, and the other four make it a word
   that cannot be an address: padding with what was there before, for half an address leads nowhere;
-* it changed otherwise: nobody knows which input it comes from, so all inputs are copied.
+* it changed otherwise: the input that it comes from is not known, so all inputs are copied.
 
 Words are looked for at 8-byte steps in each parameter first and at the 4-byte steps between them after that, so that
 pointers in packed structs are found and no half of a pointer is taken for one. Tensor maps come before both.
@@ -150,10 +148,7 @@ def find_pointer_uses(
     first: Capture,
     second: Capture,
     *,
-    control: Capture | None = None,
-    repeat: Capture | None = None,
-    third: Capture | None = None,
-    further: Sequence[Capture] = (),
+    further: Sequence[Capture | None] = (),
     replace_address: ReplaceAddress | None = None,
 ) -> Analysis:
     """Return where the graph of `first` holds addresses of its inputs, and which inputs must be copied.
@@ -161,25 +156,16 @@ def find_pointer_uses(
     Args:
         first, second: captures of the same work at different placeholder addresses; each placeholder by a distance of
             its own, else the inputs concerned are copied.
-        control, repeat: one more capture at the addresses of `first` and of `second`, to tell padding from hidden
-            addresses.
-        third: one more capture with every placeholder somewhere else than in `second`, for the same.
-        further: more captures of these three kinds.
+        further: more captures, to tell padding from hidden addresses: at the addresses of `first`, at those of
+            `second`, or with every placeholder somewhere else than in `second`. None stands for one that was not made.
         replace_address: how a tensor map's address is replaced (`tensor_map.driver_replace_address`); without it tensor
             maps are words that changed for no known reason.
 
     Raises:
-        ValueError: the captures are not of the same inputs, or `control`, `repeat`, `third` or one of `further` is not
-            where it should be.
+        ValueError: the captures are not of the same inputs, or one of `further` is not where it should be.
     """
     moves = Moves(first, second)
-    if control is not None and any(Moves(first, control).displacement.values()):
-        raise ValueError("the control capture has its placeholders at other addresses than the first")
-    if repeat is not None and any(Moves(second, repeat).displacement.values()):
-        raise ValueError("the repeated capture has its placeholders at other addresses than the second")
-    if third is not None and not all(Moves(second, third).displacement.values()):
-        raise ValueError("the third capture has a placeholder at its address in the second")
-    more = [capture for capture in (control, repeat, third, *further) if capture is not None]
+    more = [capture for capture in further if capture is not None]
     for capture in (second, *more):
         found = difference(first.graph, capture.graph)
         if found is not None:

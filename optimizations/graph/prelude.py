@@ -28,9 +28,8 @@ from typing import Any
 import torch
 
 from optimizations.compiled_cache import Compiled, CompiledCache
-from optimizations.graph.driver import check
+from optimizations.graph.driver import CompilationFailed, check, compile_cubin
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
-from optimizations.graph.own_kernels import CompilationFailed, compile_cubin
 from optimizations.graph.plan import IN_KERNELS, Available, Choice, PlannedNode, Slot, Slots
 from optimizations.graph.pointers import PointerUse, UseKind
 from optimizations.graph.protocol import ApplierGpu, ApplierTools, Attached

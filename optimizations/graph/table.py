@@ -21,9 +21,8 @@ from typing import Any
 import torch
 
 from optimizations.compiled_cache import CompiledCache
-from optimizations.graph.driver import check
+from optimizations.graph.driver import check, compile_cubin
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
-from optimizations.graph.own_kernels import compile_cubin
 from optimizations.graph.plan import Slot
 from optimizations.graph.protocol import AddressCell, AddressPlace
 from optimizations.graph.records import WORD_BYTES

@@ -488,9 +488,9 @@ def test_real_captures_are_worth_keeping(
     loaded = RecordedCaptures.load(path)
     replace = driver_replace_address(driver) if torch.cuda.get_device_capability() >= TENSOR_MAP_CAPABILITY else None
     first, second, control, repeat = searched[-1]
-    found = find_pointer_uses(first, second, control=control, repeat=repeat, replace_address=replace)
+    found = find_pointer_uses(first, second, further=[control, repeat], replace_address=replace)
     again = find_pointer_uses(
-        loaded.first, loaded.second, control=loaded.control, repeat=loaded.repeat, replace_address=replace
+        loaded.first, loaded.second, further=[loaded.control, loaded.repeat], replace_address=replace
     )
     assert again == found
     assert all(verdict.uses for verdict in found.verdicts), "every program here uses its input"

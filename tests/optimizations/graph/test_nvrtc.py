@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from cuda.bindings import nvrtc
 
-from optimizations.graph.own_kernels import CompilationFailed, compile_cubin
+from optimizations.graph.driver import CompilationFailed, compile_cubin
 
 KERNEL = 'extern "C" __global__ void set(int* place) { *place = 1; }'
 

@@ -139,7 +139,7 @@ def refusals(graph: CapturedGraph) -> st.SearchStrategy[dict[NodePath, tuple[str
 def test_replay_by_the_plan_gives_every_node_the_new_addresses(data: st.DataObject, case: Case, choice: Choice) -> None:
     off = {applier: f"no {applier}" for applier in data.draw(st.sets(st.sampled_from(list(APPLIERS))))}
     available = Available(off, data.draw(refusals(case.first.graph)), APPLIERS)
-    analysis = find_pointer_uses(case.first, case.second, control=case.control)
+    analysis = find_pointer_uses(case.first, case.second, further=[case.control])
 
     plan = make_plan(case.first.graph, analysis, choice, available)
 
@@ -168,7 +168,7 @@ def test_replay_by_the_plan_gives_every_node_the_new_addresses(data: st.DataObje
 @examples(100)
 @given(case=cases(), choice=st.sampled_from([choice for choice in Choice if choice is not Choice.OFF]))
 def test_host_updater_leaves_no_input_copied_for_want_of_one(case: Case, choice: Choice) -> None:
-    analysis = find_pointer_uses(case.first, case.second, control=case.control)
+    analysis = find_pointer_uses(case.first, case.second, further=[case.control])
     plan = make_plan(case.first.graph, analysis, choice, EVERYTHING)
     for verdict, one in zip(analysis.verdicts, plan.inputs, strict=True):
         in_child_graph = any(len(use.node) > 1 for use in verdict.uses)
@@ -185,7 +185,7 @@ def test_recorded_captures_give_the_plan_of_the_originals(
     RecordedCaptures(provenance=source, first=case.first, second=case.second, control=case.control).save(path)
     loaded = RecordedCaptures.load(path)
     plans = [
-        make_plan(one.graph, find_pointer_uses(one, other, control=control), choice, EVERYTHING)
+        make_plan(one.graph, find_pointer_uses(one, other, further=[control]), choice, EVERYTHING)
         for one, other, control in (
             (case.first, case.second, case.control),
             (loaded.first, loaded.second, loaded.control),

@@ -88,7 +88,7 @@ def load(name: str) -> RecordedCaptures:
 
 def analyse(pair: RecordedCaptures) -> Analysis:
     """As the recording does it; `replace_address` stands for the driver."""
-    found = find_pointer_uses(pair.first, pair.second, control=pair.control, replace_address=replace_address)
+    found = find_pointer_uses(pair.first, pair.second, further=[pair.control], replace_address=replace_address)
     return limit(found, pair.first.graph, ())
 
 

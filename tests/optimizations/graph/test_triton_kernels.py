@@ -22,8 +22,7 @@ from optimizations.graph import device as tools_module
 from optimizations.graph import prelude as prelude
 from optimizations.graph import table
 from optimizations.graph.device import DeviceTools, RecordingTools, device_tools, unload_kernels
-from optimizations.graph.driver import CudaCallFailed
-from optimizations.graph.own_kernels import DEFAULT_SHARED_BYTES, LoadedModules
+from optimizations.graph.driver import DEFAULT_SHARED_BYTES, CudaCallFailed, LoadedModules
 from optimizations.graph.plan import Choice, PlannedNode
 from optimizations.graph.pointers import PointerUse
 from optimizations.graph.ptx import read_kernel
