@@ -16,7 +16,7 @@ from fixtures.synthetic_results import cell, environment, failed_cell, unfinishe
 from suite.report import compare
 from suite.report.runs import join_runs, load_run
 from suite.report.two_runs.pairs import Outcome, compare_sides, find_side
-from suite.results import run_writer, stats, store, unfinished
+from suite.results import run_writer, stats, store
 from suite.results.run_writer import RESERVE, RunWriter
 from suite.results.schema import Cell, Status
 from suite.results.store import UNFINISHED, CannotWrite, read_run
@@ -257,7 +257,7 @@ def test_disk_without_room_for_unfinished_rows_costs_no_more(bench: Bench, monke
         raise CannotWrite("the disk is full")
 
     monkeypatch.setattr("suite.results.run_writer.write_atomically", full)
-    monkeypatch.setattr(unfinished, "EVERY_S", 0.0)
+    monkeypatch.setattr(run_writer, "EVERY_S", 0.0)
     bench.run()
     assert len(refused) > 5 and len(bench.cells()) == 4
 
