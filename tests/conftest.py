@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -94,38 +93,6 @@ SETTINGS_IN_LOGS = (
     "_compiler_config_for_logging",
     "_scrubbed_inductor_config_for_logging",
 )
-
-
-@pytest.fixture(params=["compiled", "in Python"])
-def looked_at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether calls are looked at by compiled code, or as where there is none."""
-    from optimizations import host_code
-
-    if request.param == "in Python":
-        monkeypatch.setattr(host_code, "looks", lambda: None)
-    else:
-        _compiled_looks()
-    return bool(request.param == "compiled")
-
-
-@pytest.fixture
-def compiled_looks() -> ModuleType:
-    """The compiled code."""
-    return _compiled_looks()
-
-
-def _compiled_looks() -> ModuleType:
-    from optimizations import host_code
-    from optimizations.host_code import compiling
-
-    found = host_code.looks()
-    if found is None:
-        try:
-            compiling._compiler()
-        except compiling.NotCompiled as error:
-            pytest.skip(f"{error}, and what it would compile cannot be tested")
-    assert found is not None, "there is a compiler, and the log says why nothing was compiled"
-    return found
 
 
 @pytest.fixture

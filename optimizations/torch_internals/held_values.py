@@ -3,10 +3,14 @@
 The comparison is a tree of Dynamo's guard nodes, without recursive marks. Two entries are the same if they hold the
 very same object. Of a dict the version is compared, which every write changes: that takes 10 ns, whatever it holds. Of
 a dict that calls write anyway the entries are compared, and C++ reads them only if the version changed.
+
+Since Python 3.12 C++ gets versions by watching dicts. Encore watches them too, and compares no versions while none of
+them was written. Where watching does not tell of all writes (3.13.0), entries are compared and always read.
 """
 
 from __future__ import annotations
 
+import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
@@ -14,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizations import torch_internals
+from optimizations.torch_internals.dictionary_writes import Watched, can_be_watched, writes_left
 
 _DICTS = (dict, OrderedDict, defaultdict)
 
@@ -39,7 +44,12 @@ class Held:
     @property
     def by_version(self) -> bool:
         """Return whether one number tells that nothing was written."""
-        return is_dict(self.holder) and not (self.attributes or self.is_written)
+        return is_dict(self.holder) and not (self.attributes or self.is_written) and have_versions()
+
+
+def have_versions() -> bool:
+    """Return whether the version of a dict tells of all writes."""
+    return sys.version_info < (3, 12) or can_be_watched()
 
 
 def is_dict(holder: Any) -> bool:
@@ -59,20 +69,34 @@ class HeldValues:
 
     def __init__(self, held: Sequence[Held]) -> None:
         self._kept = tuple(held)
-        self._holders = tuple([one.holder for one in self._kept])
-        tree = torch_internals.RootGuardManager()
-        for index, one in enumerate(self._kept):
-            _add(tree.tuple_getitem_manager(index, f"held {index}", one.holder, _plain_node()), one)
-        self._check: Callable[[tuple[Any, ...]], bool] = tree.check
-        self._versions = [(one.holder, _version(one.holder)) for one in self._kept if one.by_version]
+        versions = [one for one in self._kept if one.by_version]
+        self._versions = [(one.holder, _version(one.holder)) for one in versions]
+        self._unwritten, self._same_versions = _tree(versions)
+        self._others, self._same_others = _tree([one for one in self._kept if not one.by_version])
+        self._watched = Watched(self._unwritten) if self._unwritten and can_be_watched() else None
+        self._writes_left = -1
 
     def same(self) -> bool:
         """Return whether each holder has the objects that it had, and no dict was written that is not said to be."""
-        return self._check(self._holders)
+        left = 0 if self._watched is None else writes_left()
+        if self._watched is None or left != self._writes_left:
+            if not self._same_versions(self._unwritten):
+                return False
+            self._writes_left = left
+        return self._same_others(self._others)
 
     def written(self) -> list[dict[Any, Any]]:
         """Return the dicts that were written since, of those that are compared by their version."""
         return [holder for holder, check in self._versions if not check(holder)]
+
+
+def _tree(held: Sequence[Held]) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], bool]]:
+    """Return a tuple of the holders, and a function that checks what stands in these."""
+    tree = torch_internals.RootGuardManager()
+    for index, one in enumerate(held):
+        _add(tree.tuple_getitem_manager(index, f"held {index}", one.holder, _plain_node()), one)
+    check: Callable[[tuple[Any, ...]], bool] = tree.check
+    return tuple([one.holder for one in held]), check
 
 
 def _plain_node() -> Any:
@@ -99,7 +123,7 @@ def _add(node: Any, one: Held) -> None:
         if one.attributes or type(one.holder) is types.CellType:
             leaf = node.getattr_manager(key, "attribute", value, _plain_node())
         elif of_dict:  # the example None lets C++ pass by this entry while the version is the same
-            leaf = node.dict_getitem_manager(key, "entry", None, _plain_node())
+            leaf = node.dict_getitem_manager(key, "entry", None if have_versions() else value, _plain_node())
         else:
             leaf = node.list_getitem_manager(key, "member", value, _plain_node())
         leaf.add_id_match_guard(id(value), ("identity",), None)

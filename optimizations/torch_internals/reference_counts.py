@@ -1,14 +1,7 @@
-"""Reference counts of many tensors and of their storages, read in bulk.
+"""Reads the reference counts of many tensors and of their storages, by functions that Python and PyTorch export.
 
-Python and PyTorch tell one count in each call, and a tensor has four: of its object in Python, of what C++ holds of it,
-and the same of its storage. Each is a word in memory at a known distance from an address that PyTorch tells. NumPy
-gathers such words in one call, 5 ns each. Weak references are not among them: who has one does not keep the tensor.
-
-What is read is memory of objects that the reader holds. Only the part in C++ may be exchanged for another, by
-`torch.utils.swap_tensors`: so each object is asked first, in the same way, whether it still has the part that is read.
-Then whether that still has its storage, which `.data =` exchanges: the tensor would be missing among the holders of the
-one from before, and hide another. Whether the words are where they are looked for is tried out once, with a tensor of
-which all holders are known. Where they are not, as in another build of Python, they are asked for one by one.
+A tensor has four counts: of its object in Python, of what C++ holds of it, and the same of its storage. Weak references
+are not among them: who has one does not keep the tensor.
 """
 
 from __future__ import annotations
@@ -22,119 +15,73 @@ import numpy
 import torch
 
 from optimizations import torch_internals
-from optimizations.torch_internals.memory_words import PART, WORD, Words, as_expected, can_be_read, read_behind, word
-
-_COUNT = 4
-"""Bytes of a count. PyTorch keeps that of weak references behind it, and Python its flags, or another half."""
 
 COUNTS = 4
 """Of each tensor: its object in Python, itself, its storage, and the storage's object in Python."""
+
+TURNS = 8
+"""Comparisons in which all counts are read, where there are many: PyTorch takes 90 ns for that of a storage."""
+FEW = 32
+"""Tensors of which so many are compared each time at least."""
+
+_count: Callable[[object], int] = sys.getrefcount
 
 
 class ReferenceCounts:
     """The counts of these tensors, which have storages. It holds a reference to each tensor and to each storage.
 
     Attributes:
+        tensors: they.
         storages: those that the tensors had then.
-        now: gives the counts, `COUNTS` for each tensor, in their order. They are all 0 where a tensor's part in C++, or
-            its storage, was exchanged for another. It holds what it reads.
-        compared: of such counts, gives a function that tells whether `now` gives them. That holds what it reads, too.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self.tensors = tuple(tensors)
         self.storages = tuple([tensor.untyped_storage() for tensor in self.tensors])
-        find = _gathered if _can_be_read() else _asked_for
-        self.now, self.compared = find(self.tensors, self.storages)
+        self._cells = [storage._cdata for storage in self.storages]
 
+    def now(self) -> Any:
+        """Return `COUNTS` counts for each tensor, in their order; all 0 where a tensor has another storage now."""
+        if [one.untyped_storage()._cdata for one in self.tensors] != self._cells:
+            return numpy.zeros(COUNTS * len(self._cells), dtype=numpy.int32)
+        found = (
+            map(_count, self.tensors),
+            map(torch_internals.tensor_use_count, self.tensors),
+            map(torch_internals.storage_use_count, self._cells),
+            map(_count, self.storages),
+        )
+        return numpy.array([list(counts) for counts in found], dtype=numpy.int32).T.reshape(-1)
 
-_Functions = tuple[Callable[[], Any], Callable[[Any], Callable[[], bool]]]
-"""`now` and `compared`."""
+    def compared(self, counts: Any) -> Callable[[], bool]:
+        """Return a function that tells whether the counts are these.
 
+        Of the objects of tensors all are compared. Of the rest, where it is much, an eighth is compared each time: a
+        program that views gradients, or lets autograd save them, does so with more than one.
+        """
+        of_objects, *others = counts.reshape(-1, COUNTS).T.tolist()
+        turns = min(TURNS, len(self._cells) // FEW) or 1
+        places = range(len(self._cells))  # no list of tensors, which would count
+        parts = [(places[at::turns], self._cells[at::turns], [one[at::turns] for one in others]) for at in range(turns)]
+        turn = 0
 
-def _gathered(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedStorage, ...]) -> _Functions:
-    objects = tensors, storages
-    parts = Words(
-        [id(one) + PART for some in objects for one in some], [one._cdata for some in objects for one in some]
-    )
-    cells = Words([one._cdata + _STORAGE for one in tensors], [one._cdata for one in storages])
-    addresses = [
-        address
-        for tensor, storage in zip(*objects, strict=True)
-        for address in (id(tensor), tensor._cdata + WORD, storage._cdata + WORD, id(storage))
-    ]
-    read = read_behind([parts, cells], addresses, _COUNT)
-
-    def now() -> Any:
-        # `objects` is never empty: it is named so that this function holds what it reads.
-        found = read() if objects else None
-        return numpy.zeros(len(addresses), dtype=numpy.int32) if found is None else found
-
-    def compared(counts: Any) -> Callable[[], bool]:
-        return as_expected(parts, cells, Words(addresses, counts, _COUNT), reads=objects)
-
-    return now, compared
-
-
-def _asked_for(tensors: tuple[torch.Tensor, ...], storages: tuple[torch.UntypedStorage, ...]) -> _Functions:
-    cells = [storage._cdata for storage in storages]
-
-    def now() -> Any:
-        if any(one.untyped_storage()._cdata != cell for one, cell in zip(tensors, cells, strict=True)):
-            return numpy.zeros(COUNTS * len(cells), dtype=numpy.int32)
-        found: list[int] = []
-        for index, address in enumerate(cells):
-            found += (
-                sys.getrefcount(tensors[index]),
-                torch_internals.tensor_use_count(tensors[index]),
-                torch_internals.storage_use_count(address),
-                sys.getrefcount(storages[index]),
+        def same() -> bool:
+            nonlocal turn
+            turn = (turn + 1) % turns
+            places, cells, (of_tensors, of_storages, of_their_objects) = parts[turn]
+            return (
+                list(map(_count, self.tensors)) == of_objects
+                and [torch_internals.tensor_use_count(self.tensors[place]) for place in places] == of_tensors
+                and list(map(torch_internals.storage_use_count, cells)) == of_storages
+                and [_count(self.storages[place]) for place in places] == of_their_objects
+                and [self.tensors[place].untyped_storage()._cdata for place in places] == cells
             )
-        return numpy.array(found, dtype=numpy.int32)
 
-    return now, lambda counts: lambda: bool((now() == counts).all())
-
-
-_STORAGE = 2 * WORD
-"""Where a tensor's part in C++ has the address of its storage: behind a table of functions and two counts."""
-
-
-@functools.cache
-def _can_be_read() -> bool:
-    """Whether the words are what they should be."""
-    return can_be_read(_are_found)
-
-
-def _are_found() -> bool:
-    with torch.inference_mode(False):
-        tensor = torch.zeros(1, device="cpu")
-        storage = tensor.untyped_storage()
-        for one in (tensor, storage):
-            if word(id(one) + PART) != one._cdata:
-                return False
-        if word(tensor._cdata + _STORAGE) != storage._cdata:
-            return False
-        now, _ = _gathered((tensor,), (storage,))
-
-        def changed_by(hold: Callable[[], Any]) -> list[int]:
-            before = now()
-            held = hold()
-            after = now()
-            del held
-            return [int(count) for count in after - before]
-
-        holder = torch.nn.Parameter(torch.zeros(1, device="cpu"))
-        again = changed_by(lambda: tensor), changed_by(lambda: tensor.detach()), changed_by(lambda: storage)
-        in_a_grad = changed_by(lambda: setattr(holder, "grad", tensor))
-        tensor.data = torch.zeros(1, device="cpu")
-        if now().any():
-            return False
-    return again == ([1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]) and in_a_grad[1] == 1
+        return same
 
 
 @functools.cache
 def unheld() -> tuple[Any, Any, Any]:
-    """The counts of a tensor that nothing holds, and what is added where it is a `.grad`, and where it is another, too.
+    """Return the counts of a tensor that nothing holds, and what is added where it is a `.grad`, and another, too.
 
     Its storage has been asked for. Each reference in Python to the tensor, or to that storage, adds 1.
     """

@@ -62,3 +62,19 @@ def compare_metadata(node: Any, name: str, tensor: torch.Tensor) -> None:
         type(tensor),
         torch_internals.dispatch_keys(tensor),
     )
+
+
+def same_gradients(
+    parameters: Sequence[torch.Tensor], expected: Sequence[torch.Tensor | None]
+) -> Callable[[tuple[torch.Tensor, ...]], bool]:
+    """Return a function that checks whether each parameter of a tuple has the very `.grad` that is expected.
+
+    Its metadata is not compared. The caller keeps what is expected alive.
+    """
+    tree = torch_internals.RootGuardManager()
+    kind = torch_internals.GuardManagerType.GUARD_MANAGER
+    for index, (parameter, gradient) in enumerate(zip(parameters, expected, strict=True)):
+        node = tree.tuple_getitem_manager(index, f"parameter {index}", parameter, kind)
+        node.grad_manager("grad", gradient, kind).add_id_match_guard(id(gradient), ("grad",), None)
+    check: Callable[[tuple[torch.Tensor, ...]], bool] = tree.check
+    return check

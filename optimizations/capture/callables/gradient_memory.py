@@ -21,9 +21,9 @@ It is asked of each gradient first whether it may be written by the program: it 
 its own that nothing else holds, and in none that a graph reads at a fixed address. One for which that does not hold is
 always copied: a hook may take the `.grad` away to which it was to be added, and it would become one itself.
 
-Who resizes a gradient that was given away gives its storage other memory, and who shares it with another process has
-readers that no count tells of. Then what graphs write is not what the gradient reads, or somebody else reads it, and
-none of the graphs that write there is launched any more.
+A program that resizes a gradient that was given away gives its storage other memory. Then what graphs write is not
+what the gradient reads, and none of the graphs that write there is launched any more. Readers in other processes, with
+which a gradient was shared, are not counted.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ import numpy
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from optimizations import torch_internals
 from optimizations.capture.step.gradient_holders import NOWHERE, Holders, taken_by
 from optimizations.graph.memory import MemoryRanges
 from optimizations.lazy_view import is_lazy_view
 from optimizations.torch_internals.reference_counts import COUNTS
-from optimizations.torch_internals.tensor_words import TensorWords
 
 ROUNDS = 2
 """Backwards in a row behind which copies must be gone in time."""
@@ -81,9 +81,7 @@ class GradientMemory:
         self._holders, self._own = taken_by(partial(Holders, chosen), chosen)
         self._alone = _of_memory(self._holders.expected(NOWHERE))
         self._unheld = b""
-        words = TensorWords(chosen)
-        self._unchanged = words.unchanged
-        self._unread = [(one, _start(one)) for one in chosen if not words.tells_of(one)]
+        self._addresses, self._indices = [one.data_ptr() for one in chosen], list(range(len(chosen)))
         self._lost = False
         self._tries, self._rounds = tries, 0
         self._copies: list[StorageWeakRef] = []
@@ -99,7 +97,8 @@ class GradientMemory:
     def lost(self) -> bool:
         """Whether something else than a launch must not write lies there, or it lies elsewhere. See the Note."""
         if self._out and not self._lost:
-            self._lost = not self._unchanged() or any(_start(one) != start for one, start in self._unread)
+            there = torch_internals.data_ptrs_equal(self._holders.tensors, self._addresses, self._indices)
+            self._lost = not there
         return self._lost
 
     def among(self, left: MemoryRanges) -> frozenset[int]:

@@ -318,8 +318,8 @@ class AsLeft:
             raise Overwritten(f"the backward of {name} comes after its graphs were freed; call close() behind it")
         if slot.gradients_are_lost:
             raise Overwritten(
-                f"a gradient that lies where graphs write was resized, or shared with another process, between the "
-                f"forward and the backward of {name}; do that with a clone of it"
+                f"a gradient that lies where graphs write was resized between the forward and the backward of {name}; "
+                "do that with a clone of it"
             )
         if self.forwards != slot.forwards:
             raise Overwritten(

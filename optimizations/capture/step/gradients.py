@@ -52,7 +52,7 @@ from optimizations.capture.step.gradient_places import GradientPlaces
 from optimizations.capture.step.tensor_marks import look
 from optimizations.graph.memory import MemoryRanges, memory_of, size_bytes
 from optimizations.graph.records import MemoryRange
-from optimizations.torch_internals.argument_guard import same_gradients
+from optimizations.torch_internals.tensor_guard import same_gradients
 
 _get: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("grad")
 

@@ -31,7 +31,7 @@ from optimizations.capture.step.host_state import (
 from optimizations.capture.step.host_tensors import HostTensors
 from optimizations.capture.step.known_tensors import Addresses, KnownTensors
 from optimizations.capture.step.reach import LONG
-from optimizations.torch_internals.held_values import Held, HeldValues, can_be_compared, is_dict
+from optimizations.torch_internals.held_values import Held, HeldValues, can_be_compared, have_versions, is_dict
 
 Ignore = Callable[[Any, Any], bool]
 """Whether an entry (what holds it, key) may change."""
@@ -256,7 +256,7 @@ class Watch:
             attributes = isinstance(content, Slots)
             holder = content.value if attributes else content.scope if isinstance(content, Scope) else content
             is_written = id(holder) in self._written
-            by_version = is_dict(holder) and not (attributes or is_written)
+            by_version = is_dict(holder) and have_versions() and not (attributes or is_written)
             if attributes or by_version or can_be_compared(holder, [one.key for one in values]):
                 size = len(sizes[key].value) if key in sizes else None
                 entries = tuple([(one.key, one.value) for one in values])

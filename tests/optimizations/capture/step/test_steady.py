@@ -19,8 +19,7 @@ from optimizations.capture.signature import signature
 from optimizations.capture.step import graphed_step
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.steady import Arguments
-from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_gradients, same_values
-from optimizations.torch_internals.dict_guard import HeldEntries, add_absent, same_entries
+from optimizations.torch_internals.tensor_guard import same_gradients
 
 
 @dataclasses.dataclass
@@ -288,97 +287,3 @@ def test_gradients_are_the_same_until_one_is_exchanged() -> None:
     assert same(parameters)
     parameters[2].grad = torch.ones(2)
     assert not same(parameters)
-
-
-def test_values_are_the_same_until_one_is_exchanged_added_or_deleted() -> None:
-    def cell(value: Any) -> Any:
-        return (lambda: value).__closure__[0]  # type: ignore[index]
-
-    def made() -> tuple[dict[str, Any], list[Any], Any, Callable[[], bool]]:
-        settings, members, held = {"a": 1.5, "b": None}, [x, y], cell(x)
-        given = [
-            Held(settings, (("a", settings["a"]),), None),
-            Held(members, tuple(enumerate(members)), 2),
-            Held(held, (("cell_contents", x),), None),
-        ]
-        return settings, members, held, same_values(given)
-
-    settings, members, held, same = made()
-    assert same()
-    settings["c"] = 3  # its size is not looked at
-    assert same()
-    settings["a"] = 2.5
-    assert not same()
-    for change, arguments in (("append", (x,)), ("pop", ()), ("reverse", ()), ("clear", ())):
-        settings, members, held, same = made()
-        getattr(members, change)(*arguments)
-        assert not same()
-    settings, members, held, same = made()
-    held.cell_contents = y
-    assert not same()
-    del held.cell_contents
-    assert not same()
-    settings, members, held, same = made()
-    del settings["a"]
-    assert not same()
-    assert same_values([])()
-    assert can_be_asked([x], [(0, x)]) and can_be_asked({"a": 1, 3: 2}, [("a", 1)])
-    assert can_be_asked(collections.OrderedDict(a=1), [("a", 1)])
-    assert not can_be_asked({x: 1}, [(x, 1)]) and not can_be_asked({3: 2}, [(3, 2)]) and not can_be_asked({1}, [(0, 1)])
-    assert not can_be_asked(held, [("cell_contents", held)])
-
-
-MANY = frozenset(f"name {index}" for index in range(40))
-"""Keys that a dict lacks: more than it has."""
-
-
-@pytest.mark.parametrize("in_dicts", [False, True])
-@pytest.mark.parametrize("absent", [frozenset(("one",)), MANY])
-@pytest.mark.parametrize("of_module", [False, True])
-def test_a_key_that_was_absent_is_seen_however_many_are(
-    in_dicts: bool, absent: frozenset[str], of_module: bool
-) -> None:
-    """Of modules many are not asked for one by one: it is counted what is there."""
-
-    def made() -> tuple[dict[str, Any], Callable[[], bool]]:
-        content = {"a": 1.5, "b": None, "bound": x, **({"_parameters": {}} if of_module else {})}
-        entries = (("a", content["a"]), ("b", None))
-        if in_dicts:
-            return content, same_entries([HeldEntries(content, entries, None, absent)])
-        return content, same_values([Held(content, entries, None, absent=absent)])
-
-    added = min(absent)
-    content, same = made()
-    assert same() and same()
-    content["bound"] = y  # which one stands there is not compared
-    assert same() and same()
-    content[added] = x
-    assert not same()
-    del content["bound"]  # as many as before
-    assert not same()
-    content["bound"] = x
-    del content[added]
-    assert same()
-    content["a"] = 2.5
-    assert not same()
-    content, same = made()
-    content[added] = content.pop("a")
-    assert not same()
-    there = {"a": 1.5, added: 2}
-    assert not same_values([Held(there, (("a", 1.5),), None, absent=absent)])(), "it is there from the beginning"
-    content, same = made()
-    content["other"] = 1
-    assert same() is not (of_module and absent is MANY)
-
-
-def test_many_absent_keys_take_no_guard_each() -> None:
-    """BERT's masks are bound to attributes of twelve modules in each call: their dicts are asked key by key."""
-    content = {"a": x, "bound": y, "_parameters": {}}
-    names: list[str] = []
-
-    class Node:
-        def __getattr__(self, name: str) -> Any:
-            return lambda *arguments: names.append(name)
-
-    add_absent(Node(), "held", content, [("a", x)], MANY)
-    assert sorted(names) == ["add_dict_contains_guard"] * 2 + ["add_dict_length_check_guard"]
