@@ -134,7 +134,7 @@ def test_a_step_writes_no_memory_that_a_later_recording_freed(
     step.close()
 
 
-def test_another_recording_of_a_step_keeps_the_first_one_right_after_workspaces_were_freed() -> None:
+def test_second_recording_keeps_the_first_right_after_freeing() -> None:
     """The second one is made when the workspace of the first is free, and its results may be put anywhere."""
     step, eager = narrow_step(torch.float32)
     x = narrow_input(torch.float32)
@@ -211,7 +211,7 @@ def require_intact(graph: torch.cuda.CUDAGraph, result: torch.Tensor, expected: 
     assert torch.equal(result, expected)
 
 
-def test_a_graph_captured_by_hand_keeps_its_workspace_when_a_step_and_callables_are_recorded() -> None:
+def test_hand_captured_graph_keeps_its_workspace_with_a_step() -> None:
     """Its workspace was allocated before the capture, as PyTorch's own guide has it. Nothing of Encore frees it."""
     x = narrow_input(torch.float32)
     graph, result = product_captured_by_hand(x)
@@ -227,7 +227,7 @@ def test_a_graph_captured_by_hand_keeps_its_workspace_when_a_step_and_callables_
     group.close()
 
 
-def test_a_graph_captured_by_hand_keeps_its_workspace_when_a_compiled_function_is_captured_once_more(
+def test_hand_captured_graph_keeps_its_workspace_on_recapture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Stock frees all workspaces at each recording, and the program captures behind these."""
@@ -261,7 +261,7 @@ def test_a_graph_captured_by_hand_keeps_its_workspace_when_a_compiled_function_i
 
 
 @pytest.mark.parametrize("bigger_first", [True, False])
-def test_gradients_that_one_recording_of_a_step_leaves_survive_the_launches_of_another(bigger_first: bool) -> None:
+def test_gradients_of_one_recording_survive_another_launch(bigger_first: bool) -> None:
     """Two models take turns in one step, so its recordings leave gradients of different parameters."""
 
     def build() -> list[nn.Module]:
@@ -296,7 +296,7 @@ def test_gradients_that_one_recording_of_a_step_leaves_survive_the_launches_of_a
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("multiplies", [True, False])
-def test_products_of_matrices_on_streams_of_a_steps_own_are_refused_and_other_work_is_not(multiplies: bool) -> None:
+def test_matrix_products_on_own_streams_of_a_step_are_refused(multiplies: bool) -> None:
     side = torch.cuda.Stream()
     weight = torch.randn(32, 32, device="cuda")
 
@@ -321,7 +321,7 @@ def test_products_of_matrices_on_streams_of_a_steps_own_are_refused_and_other_wo
     graphed.close()
 
 
-def test_the_workspaces_of_a_captured_step_are_where_they_are_kept() -> None:
+def test_workspaces_of_a_captured_step_are_the_kept_ones() -> None:
     """Without this the tests above would show nothing: it is cuBLAS that decides whether it needs a workspace."""
     step, _ = narrow_step(torch.float32)
     x = narrow_input(torch.float32)
@@ -335,7 +335,7 @@ def test_the_workspaces_of_a_captured_step_are_where_they_are_kept() -> None:
     step.close()
 
 
-def test_steps_that_are_launched_on_two_streams_at_once_do_not_write_one_workspace() -> None:
+def test_steps_on_two_streams_do_not_share_a_workspace() -> None:
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     steps = [narrow_step(torch.float32)[0] for _ in streams]
     inputs = [narrow_input(torch.float32) * (index + 1) for index in range(2)]
@@ -359,7 +359,7 @@ def test_steps_that_are_launched_on_two_streams_at_once_do_not_write_one_workspa
 
 
 @pytest.mark.alone
-def test_steps_and_callables_made_one_after_another_need_no_more_memory_each_time() -> None:
+def test_steps_and_callables_in_sequence_need_no_more_memory() -> None:
     x = narrow_input(torch.float32)
     reserved = []
     for _ in range(6):
@@ -398,7 +398,7 @@ def wide_training() -> Callable[[torch.Tensor], torch.Tensor]:
     return step
 
 
-def test_a_pool_is_smaller_where_the_forward_computes_in_the_room_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_is_smaller_where_forwards_use_gradients_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [torch.rand(ROWS, WIDE, device="cuda") for _ in range(3)]
     sizes, losses = [], []
     for has_room in (True, False):

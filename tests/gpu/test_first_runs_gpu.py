@@ -31,7 +31,7 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def test_kernels_that_are_timed_for_each_size_do_not_refuse_a_step() -> None:
+def test_kernels_timed_for_each_size_do_not_refuse_a_step() -> None:
     model = network("cuda")
     step = unaudited(training(model, lambda batch: loss_of(model, {**batch, "x": doubled(batch["x"])})))
     for rows in (6, 6, 6, 6, 11, 11, 11, 11, 11, 6, 11):
@@ -54,7 +54,7 @@ def test_kernels_that_are_timed_do_not_refuse_callables() -> None:
 
 
 @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
-def test_code_that_is_compiled_and_tuned_in_the_first_run_is_captured(mode: str) -> None:
+def test_code_compiled_in_the_first_run_is_captured(mode: str) -> None:
     torch.compiler.reset()
     model = network("cuda", norm=True)
     compiled = torch.compile(model, mode=mode)

@@ -62,9 +62,7 @@ def as_it_is(x: torch.Tensor) -> torch.Tensor:
     [(as_it_is, True, True), (doubled, True, False), (as_it_is, False, False)],
     ids=["kernels of Inductor", "a kernel of its own", "operators"],
 )
-def test_batches_that_move_are_read_in_place_where_only_named_kernels_read_them(
-    change: Change, compiled: bool, in_place: bool
-) -> None:
+def test_moving_batches_of_named_kernels_are_read_in_place(change: Change, compiled: bool, in_place: bool) -> None:
     torch.compiler.reset()
     eager = training(change, compiled=compiled)
     expected = [eager(*one) for one in calls()]
@@ -81,7 +79,7 @@ def test_batches_that_move_are_read_in_place_where_only_named_kernels_read_them(
     step.close()
 
 
-def test_a_batch_that_is_overwritten_between_calls_is_read_as_it_is_then() -> None:
+def test_overwritten_batch_is_read_as_it_is_then() -> None:
     torch.compiler.reset()
     eager = training(as_it_is)
     expected = [eager(*one) for one in calls()]
@@ -152,7 +150,7 @@ def many_small(index: int, device: str) -> list[torch.Tensor]:
     return found
 
 
-def test_a_batch_of_small_tensors_is_copied_by_a_kernel_for_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_of_small_tensors_is_copied_by_kernel_per_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which PyTorch launches as its headers say, and whose argument the driver takes changed."""
     sets = 0
     stock = driver.cuGraphExecKernelNodeSetParams
@@ -182,7 +180,7 @@ def test_a_batch_of_small_tensors_is_copied_by_a_kernel_for_each_type(monkeypatc
     step.close()
 
 
-def test_a_batch_that_is_read_in_place_takes_no_memory_of_its_own() -> None:
+def test_batch_read_in_place_takes_no_memory() -> None:
     torch.compiler.reset()
     step = unaudited(training(as_it_is))
     large = [torch.randn(2**19, COLUMNS, device="cuda") for _ in range(7)]

@@ -66,7 +66,7 @@ def layers_at_rate_zero(device: str, *, compiled: bool) -> Program:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_step_whose_draws_on_the_host_decide_nothing_is_one_graph(compiled: bool) -> None:
+def test_step_with_harmless_host_draws_is_one_graph(compiled: bool) -> None:
     eager = layers_at_rate_zero("cuda", compiled=compiled)
     expected = outcome(eager, eager.step)
     made = layers_at_rate_zero("cuda", compiled=compiled)
@@ -133,7 +133,7 @@ BEHIND_CYCLES = 40_000_000
 
 @pytest.mark.parametrize("behind", [False, True], ids=["", "behind"])
 @pytest.mark.parametrize("name", sorted(GPU_PROGRAMS))
-def test_a_training_loop_is_replayed_and_gives_the_results_of_eager(name: str, behind: bool) -> None:
+def test_training_loop_is_replayed_with_eagers_results(name: str, behind: bool) -> None:
     """`behind`: what the program does between calls, such as a step of the optimizer, begins when the host is in the
     next call. Until then nothing may write to gradients and results that the program has let go of."""
     eager = GPU_PROGRAMS[name]("cuda")
@@ -180,7 +180,7 @@ def test_a_step_that_cannot_be_repeated_is_refused(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_dropout_of_recurrent_layers_goes_on_where_a_capture_failed() -> None:
+def test_recurrent_dropout_goes_on_after_a_failed_capture() -> None:
     """cuDNN keeps a state of its own for it, which PyTorch makes anew once a state of the generator was set."""
 
     def made() -> tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]:
@@ -242,7 +242,7 @@ def test_what_only_a_gpu_can_refuse(extra: Callable[[Any], Any], words: str) -> 
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_an_optimizer_that_counts_on_the_cpu_is_refused_with_what_to_change() -> None:
+def test_optimizer_that_counts_on_the_cpu_is_refused() -> None:
     model = network("cuda")
     step = unaudited(plain(model, torch.optim.Adam(model.parameters()), lambda loss: loss))
     for batch in batches("cuda"):
@@ -266,7 +266,7 @@ def test_a_batch_on_the_cpu_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_after_a_capture_that_the_driver_broke_the_program_goes_on_with_its_random_numbers() -> None:
+def test_broken_capture_leaves_the_programs_random_numbers() -> None:
     """The break passes no operator: the driver itself is waited for, which a capture forbids. Nor does the question
     whether there is one pass PyTorch, which would tell what eager is told."""
     from cuda.bindings import runtime
@@ -369,7 +369,7 @@ def test_the_graph_copies_the_masks_that_attributes_are_bound_to(backend: str, e
 
 
 @pytest.mark.parametrize("multiplies", [False, True])
-def test_workspaces_of_cublas_are_kept_where_a_step_multiplies_matrices(multiplies: bool) -> None:
+def test_cublas_workspaces_are_kept_for_matrix_products(multiplies: bool) -> None:
     def model_of() -> nn.Module:
         torch.manual_seed(5)
         layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)]
@@ -425,7 +425,7 @@ def test_weights_that_move_are_recorded_again() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_a_checkpoint_that_draws_random_numbers_is_refused_and_one_that_draws_none_is_not() -> None:
+def test_checkpoint_that_draws_random_numbers_is_refused() -> None:
     from torch.utils.checkpoint import checkpoint
 
     for dropout in (0.0, 0.3):
@@ -448,7 +448,7 @@ def test_a_checkpoint_that_draws_random_numbers_is_refused_and_one_that_draws_no
             assert graphed.report().replays == CALLS - 3
 
 
-def test_distributed_data_parallel_is_recorded_after_eleven_calls(tmp_path: Path) -> None:
+def test_distributed_data_parallel_is_recorded_late(tmp_path: Path) -> None:
     torch.distributed.init_process_group(
         "nccl", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1, device_id=torch.device("cuda:0")
     )
@@ -554,7 +554,7 @@ def curve(graphed: bool, *, name: str, steps: int, fp16: bool) -> tuple[list[flo
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "fp16"), [("small GPT", True), ("small GPT", False), ("DGPT2", True)])
-def test_two_hundred_steps_give_the_loss_curve_of_eager_within_its_own_spread(name: str, fp16: bool) -> None:
+def test_two_hundred_steps_follow_eagers_loss_curve(name: str, fp16: bool) -> None:
     steps = 200
     first, _ = curve(False, name=name, steps=steps, fp16=fp16)
     second, _ = curve(False, name=name, steps=steps, fp16=fp16)
@@ -589,7 +589,7 @@ def test_a_workload_in_a_mode_that_captures_its_iteration(tmp_path: Path, worklo
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
-def test_a_loss_that_is_held_from_before_the_step_costs_the_graph_and_is_named() -> None:
+def test_loss_held_from_before_costs_the_graph_and_is_named() -> None:
     model = network("cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train = plain(model, optimizer, lambda loss: loss)
@@ -690,9 +690,7 @@ def test_memory_stays_near_that_of_eager() -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("zeroes", ["first", "last"])
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
-def test_memory_stays_near_that_of_eager_while_a_step_is_recorded_whose_gradients_are_most_of_it(
-    zeroes: str, backend: str
-) -> None:
+def test_memory_stays_near_eagers_while_gradients_dominate(zeroes: str, backend: str) -> None:
     """2 GiB of weights, as much of gradients, and little else. The peak is that of all calls, from the first."""
 
     def peak(graphed: bool) -> tuple[int, torch.Tensor]:
@@ -751,7 +749,7 @@ def test_gradients_are_there_again_after_a_recording_that_failed() -> None:
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
-def test_the_microbenchmark_puts_every_way_beside_the_capture_by_hand() -> None:
+def test_microbenchmark_compares_every_way_with_hand_capture() -> None:
     from suite.micro.step import BY_HAND, STEP, WAYS, WHOLE, measure
 
     measured = list(measure("DCGAN", size="tiny", samples=5))
@@ -764,7 +762,7 @@ def test_the_microbenchmark_puts_every_way_beside_the_capture_by_hand() -> None:
     assert costs[STEP].graphs == costs[BY_HAND].graphs == 1
 
 
-def test_audited_calls_pass_and_find_a_number_that_no_name_leads_to() -> None:
+def test_audit_passes_and_finds_a_number_without_a_name() -> None:
     """An audit runs uncaptured on the side stream, next to the graph's pool."""
     hidden = {"a": {"b": {"c": {"d": {"scale": 1.0}}}}}
     model = network("cuda", dropout=0.1)

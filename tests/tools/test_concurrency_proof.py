@@ -309,7 +309,7 @@ def test_wrong_use_is_refused(arguments: list[str]) -> None:
     assert ended.value.code == 2
 
 
-def test_every_workload_is_chosen_once_current_where_there_is_one() -> None:
+def test_every_workload_is_chosen_once_as_current() -> None:
     chosen = proof.chosen_workloads([])
     assert len({one.name for one in chosen}) == len(chosen) >= 39
     assert proof.Chosen("MMC", "current") in chosen and proof.Chosen("TKE", "published") in chosen

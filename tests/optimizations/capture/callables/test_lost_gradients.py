@@ -45,7 +45,7 @@ CHANGES: tuple[Callable[[torch.Tensor], None], ...] = (resized, without_memory, 
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_graphs_are_not_launched_any_more_whose_gradients_were_resized(change: Callable[[torch.Tensor], None]) -> None:
+def test_graphs_with_resized_gradients_are_not_launched(change: Callable[[torch.Tensor], None]) -> None:
     """They would write where a gradient lay, and what lies where it is now would be handed out."""
     modules, references, group, _ = pair(2)
     alike(group, modules, references)
@@ -62,7 +62,7 @@ def test_graphs_are_not_launched_any_more_whose_gradients_were_resized(change: C
     assert [memory.lost for memory in memories(group)] == [False, True]
 
 
-def test_a_backward_whose_gradients_were_resized_since_its_forward_is_an_error() -> None:
+def test_backward_with_resized_gradients_is_an_error() -> None:
     modules, references, group, _ = pair()
     alike(group, modules, references)
     trained(modules, [torch.randn(2, 3)])
@@ -134,7 +134,7 @@ def test_a_hook_may_take_away_what_a_gradient_was_to_be_added_to() -> None:
         assert torch.allclose(parameters[name].grad, expected)  # type: ignore[arg-type]
 
 
-def test_a_gradient_that_is_held_may_be_the_argument_of_a_callable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_gradient_may_be_an_argument_of_a_callable(monkeypatch: pytest.MonkeyPatch) -> None:
     give_from_the_first(monkeypatch)
     modules, references, group, _ = pair(2)
     found = []

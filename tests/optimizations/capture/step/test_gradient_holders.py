@@ -140,7 +140,7 @@ def test_what_is_held_is_what_it_is_in_eager(
     assert step.report().replays >= 6
 
 
-def test_copies_of_gradients_that_are_held_take_as_few_launches_for_many_as_for_few(
+def test_copies_of_many_held_gradients_take_few_launches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     copies: list[int] = []
@@ -184,9 +184,7 @@ CLONES: list[int] = []
     ],
 )
 @pytest.mark.parametrize("zero", [*ZERO, BEHIND])
-def test_a_step_that_gives_one_parameter_the_gradient_of_another_does_so_where_others_stand(
-    zero: str, new: dict[int, list[int]]
-) -> None:
+def test_gradient_of_another_parameter_is_assigned_in_place(zero: str, new: dict[int, list[int]]) -> None:
     sides = []
     for _ in range(2):
         training = Buffers(zero)
@@ -287,7 +285,7 @@ def test_gradients_that_two_models_exchange_are_those_of_eager(zero: str) -> Non
     assert all(step.report().replays >= 10 for step in steps)
 
 
-def test_a_step_that_exchanges_gradients_itself_leaves_what_is_held() -> None:
+def test_step_that_exchanges_gradients_leaves_held_ones() -> None:
     def run(graphed: bool) -> list[torch.Tensor]:
         torch.manual_seed(3)
         first, second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
@@ -412,7 +410,7 @@ def test_each_way_to_leave_gradients_leaves_what_is_held(
             assert len(some) == len(others) and all(map(torch.equal, some, others)), index
 
 
-def test_what_a_cycle_holds_while_a_step_is_recorded_is_not_missing_later() -> None:
+def test_gradient_held_by_a_cycle_is_not_missing_later() -> None:
     """It is not collected while it is counted what Encore holds."""
     tensors = [torch.zeros(3)]
     cycle: list[object] = [tensors[0].detach()]
@@ -423,7 +421,7 @@ def test_what_a_cycle_holds_while_a_step_is_recorded_is_not_missing_later() -> N
     assert own._added == {}
 
 
-def test_a_gradient_whose_data_was_moved_does_not_hide_who_holds_its_memory() -> None:
+def test_moved_data_does_not_hide_who_holds_a_gradient() -> None:
     """The storage lost one holder, and has got another."""
     for way in (torch.Tensor.detach, lambda one: torch.from_dlpack(one.detach()), torch.Tensor.untyped_storage):
         tensor = torch.zeros(3)
@@ -437,7 +435,7 @@ def test_a_gradient_whose_data_was_moved_does_not_hide_who_holds_its_memory() ->
 
 @pytest.mark.parametrize("zero", ["set to None", BEHIND])
 @pytest.mark.parametrize("signatures", [1, 2])
-def test_what_is_held_of_gradients_whose_data_was_moved_stays_as_it_is(zero: str, signatures: int) -> None:
+def test_held_gradients_with_moved_data_stay_unchanged(zero: str, signatures: int) -> None:
     mine, theirs = Buffers(zero), Buffers(zero)
     step = GraphedStep(mine.step, device=CpuDevice())
     for index in range(20):
@@ -465,7 +463,7 @@ def test_counts_are_read_of_objects_that_are_held() -> None:
     assert (before - now()).tolist() == [1, 0, 0, 0] and gone() is not None
 
 
-def test_counts_are_compared_of_tensors_that_have_the_storage_that_is_read() -> None:
+def test_counts_are_compared_for_tensors_of_the_read_storage() -> None:
     """One who holds the storage from before makes up for the tensor that has another."""
     tensor = torch.zeros(3)
     counts = ReferenceCounts([tensor])
@@ -504,7 +502,7 @@ class Stand:
         return self.said
 
 
-def test_counts_that_are_usual_say_nothing_of_gradients_that_are_not_known_to_stand() -> None:
+def test_usual_counts_say_nothing_of_unknown_gradients() -> None:
     gradient, parameter, stand = torch.zeros(3), torch.nn.Parameter(torch.zeros(3)), Stand()
     parameter.grad = gradient
     found = [gradient]
@@ -549,7 +547,7 @@ def _turned_round(training: Training) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("make", [_large, _turned_round])
-def test_a_gradient_that_is_returned_is_the_new_one_where_the_one_before_is_held(
+def test_returned_gradient_is_new_where_the_old_one_is_held(
     make: Callable[[Training], torch.nn.Module],
 ) -> None:
     """It is copied behind the launch, and then what is held gets its content back. Also in a steady replay."""
@@ -583,9 +581,7 @@ def test_a_gradient_that_is_returned_is_the_new_one_where_the_one_before_is_held
 
 @pytest.mark.parametrize("way", [torch.Tensor.conj, lambda one: one._neg_view()])
 @pytest.mark.parametrize("zero", ["set to zero", "added to"])
-def test_gradients_that_stand_for_conjugates_or_negatives_are_those_of_eager(
-    zero: str, way: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
+def test_conjugate_and_negative_gradients_equal_eagers(zero: str, way: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Where others of that kind take their place, and the program holds those or not."""
 
     def run(graphed: bool) -> list[torch.Tensor]:
@@ -620,7 +616,7 @@ def test_gradients_that_stand_for_conjugates_or_negatives_are_those_of_eager(
 
 
 @pytest.mark.parametrize("zero", ["set to None", "added to"])
-def test_gradients_that_are_expanded_are_those_of_eager_where_they_are_held_or_others_stand_there(zero: str) -> None:
+def test_expanded_gradients_equal_eagers_held_or_not(zero: str) -> None:
     """As the gradient of a sum is: all of its elements are one."""
 
     def run(graphed: bool) -> list[torch.Tensor]:
@@ -658,7 +654,7 @@ def test_gradients_that_are_expanded_are_those_of_eager_where_they_are_held_or_o
 
 
 @pytest.mark.parametrize("rows", [slice(0, 0), slice(1, 3)])
-def test_a_gradient_that_lies_in_another_one_lies_there_also_where_those_before_are_held(rows: slice) -> None:
+def test_gradient_inside_another_stays_there_when_held(rows: slice) -> None:
     """The other fills the memory."""
 
     def run(graphed: bool) -> list[torch.Tensor]:
@@ -688,7 +684,7 @@ def test_a_gradient_that_lies_in_another_one_lies_there_also_where_those_before_
 
 
 @pytest.mark.parametrize("calls", [6, 9])
-def test_a_view_of_a_held_gradient_in_its_place_is_written_where_the_held_one_lies(calls: int) -> None:
+def test_view_of_a_held_gradient_is_written_where_it_lies(calls: int) -> None:
     """The step writes what it finds, and puts another tensor in its place."""
 
     def run(graphed: bool) -> list[torch.Tensor]:
@@ -726,9 +722,7 @@ def test_a_view_of_a_held_gradient_in_its_place_is_written_where_the_held_one_li
     [(14, {1}, 12), (22, {1, 2, 5, 7, 10, 11, 14, 16, 18, 19, 20}, 17)],
     ids=["at once", "later"],
 )
-def test_gradients_of_which_one_was_led_to_other_memory_get_what_is_added(
-    calls: int, shorter: set[int], behind: int
-) -> None:
+def test_gradients_in_other_memory_get_what_is_added(calls: int, shorter: set[int], behind: int) -> None:
     """The memory where it lay is what another recording left, and the one that adds to it computes the sum there."""
 
     def run(graphed: bool) -> list[torch.Tensor]:

@@ -76,7 +76,7 @@ def other_tensors(nest: Any, made: dict[int, Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted(NESTS))
-def test_the_tensors_of_a_call_that_looks_the_same_are_those_of_its_signature(name: str) -> None:
+def test_tensors_of_an_equal_call_are_those_of_its_signature(name: str) -> None:
     args, kwargs = NESTS[name]
     arguments = known(args, kwargs)
     made: dict[int, Any] = {}
@@ -127,7 +127,7 @@ OTHERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("name", sorted(OTHERS))
-def test_a_call_with_another_signature_is_not_taken_for_one_that_is_known(name: str) -> None:
+def test_call_with_another_signature_is_not_known(name: str) -> None:
     ours, theirs = OTHERS[name]
     assert signature((ours, {}), []) != signature((theirs, {}), [])
     arguments = known(ours)
@@ -208,7 +208,7 @@ def counted_signatures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-def test_recordings_that_take_turns_are_found_without_a_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alternating_recordings_need_no_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes, a number, and gradients that are there or not."""
     model = network("cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
