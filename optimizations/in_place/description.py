@@ -69,7 +69,7 @@ def describe(
         fallbacks=_fallbacks(plan),
         off=session.off,
         proof_runs=session.trial_calls,
-        indirection_s=session.use.spent_s,
+        indirection_s=session.spent_s,
         stage=session.stage.value,
         waiting=session.waits_for,
         recording_s=recorded.seconds,

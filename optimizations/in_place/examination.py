@@ -14,6 +14,7 @@ Inputs at fixed addresses that the function writes are looked at in the same way
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ from optimizations.graph.pools import are_allocated, pool_memory
 from optimizations.graph.read import read_graph
 from optimizations.graph.recapture import Recaptured, buffer_bytes, displace
 from optimizations.graph.records import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
+from optimizations.in_place import budget
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
 from optimizations.in_place.budget import waiting_for_memory
 from optimizations.in_place.generated import GeneratedCode
@@ -312,6 +314,7 @@ class Examination:
             made = self._capture(same)
             return Capture(graph=made.graph, placeholders=_placeholders(candidates), owned=made.owned)
 
+        started = time.perf_counter()
         second = capture_at(0)
         # Each further capture is made only where those before it leave a doubt.
         doubts: list[Callable[[], Capture]] = [
@@ -329,7 +332,9 @@ class Examination:
         more: list[Capture] = []
         while True:
             analysis = find_pointer_uses(first, second, further=more, replace_address=self.tools.replace_address)
-            if not analysis.doubtful or len(more) == len(doubts):
+            spent_s = time.perf_counter() - started
+            too_long = spent_s * (2 + len(more)) / (1 + len(more)) > budget.MOST_WORK * self.recorded.seconds
+            if not analysis.doubtful or len(more) == len(doubts) or too_long:
                 return analysis
             more.append(doubts[len(more)]())
 

@@ -47,8 +47,8 @@ PATIENT_CALLS = 6
 OBJECTIONS = 6
 """Calls in which the outcome is too far off, before the candidate is refused."""
 
-MOST_CALLS = 24
-"""After so many trial calls without a decision the inputs are copied, and tried again much later."""
+MOST_CALLS = 12
+"""After so many trial calls without a decision the inputs are copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,12 @@ class Proof:
         return self.unproven - self._seen
 
     def _undecided(self) -> Standing:
-        if self.calls < MOST_CALLS:
-            return Standing.UNDECIDED
+        return Standing.UNDECIDED if self.calls < MOST_CALLS else self.stop()
+
+    def stop(self) -> Standing:
+        """Return where the proof stands if there are no more trial calls."""
+        if self._equal >= EQUAL_CALLS and self._seen and not self._objections:
+            return Standing.PARTLY
         same = sorted(self.always_the_same)
         what = f"input {same[0]} held the same data in each" if same else "their outcomes did not decide"
         self.objection = f"undecided after {self.calls} trial calls: {what}"

@@ -2,7 +2,7 @@
 
 A recording is made as stock makes it and copies its inputs. Everything else happens here, in calls of the program:
 
-1. *waiting*: nothing, until the graph has been used enough to win the work back (`budget`), and the memory is free;
+1. *waiting*: nothing, until the graph has been replayed a few times (`budget`), and the memory is free;
    *racing*: then the graph's chain is raced against branches (`concurrency.branches`), before anything changes nodes;
 2. *examination* (`examination`): the recorded graph is read, where the generated code names every use of its inputs; or
    the function is captured once more, and the two graphs are compared. A plan is made (`graph.plan`);
@@ -44,7 +44,7 @@ from optimizations.graph.pools import pool_memory
 from optimizations.graph.recapture import Recaptured
 from optimizations.graph.records import KernelNode
 from optimizations.in_place.addresses import AddressTracker
-from optimizations.in_place.budget import Together, Use, is_about_memory
+from optimizations.in_place.budget import Use, is_about_memory
 from optimizations.in_place.examination import (
     Examination,
     Findings,
@@ -60,14 +60,14 @@ from optimizations.in_place.trials import Trials
 from optimizations.one_line import one_line
 from optimizations.selection import CopiedInput, reason_to_copy
 
-READ_COST = 0.5
-"""What reading the recorded graph and the generated code takes, in times of the recording. Estimated."""
+REPLAYS_AFTER_A_RACE = 8
+"""Replays in which the graph may be worked on after a race, however long the race took."""
 
-CAPTURE_COST = 4.0
-"""What one more capture and its analysis take, in times of the recording. Estimated; the time spent is measured."""
+REPLAYS_AFTER_A_MOVE = 20
+"""Replays in which the graph may be worked on after it was patched for an input that moved."""
 
-TRIAL_COST = 4.0
-"""What a trial call takes more than a plain one, in calls. Estimated."""
+NOT_YET = "it has not been replayed often enough yet"
+SELDOM = "other graphs of the function are replayed for most calls"
 
 MAY_HOLD_INDICES = (
     "kernels of unknown construction read it, and it may hold indices: trying it out could use values that the program "
@@ -101,7 +101,8 @@ class Session:
         tools: gives what is needed of the device.
         alone: whether one thread calls the function, so that no other draws random numbers while it is captured.
         inside: whether the call lies inside a capture of the program's own, where nothing may be added.
-        together: what is spent on all recordings that serve the program's calls in turn.
+        is_seldom: called in each replay as long as something is to be done; whether other recordings of the function
+            were replayed for long in between.
         selects: whether inputs stay copied that are cheaper to copy than to read in place.
         branches: the race of the graph's chain against branches; None where there is none.
 
@@ -121,7 +122,7 @@ class Session:
         alone: Callable[[], bool] = lambda: True,
         inside: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
-        together: Together | None = None,
+        is_seldom: Callable[[], bool] = lambda: False,
         selects: bool = False,
         branches: Branches | None = None,
     ) -> None:
@@ -131,15 +132,16 @@ class Session:
         self._choice = choice
         self.inside = inside
         self._clock = clock
-        self.use = Use(together=together or Together())
+        self.use = Use()
+        self.spent_s = 0.0
+        self._is_seldom = is_seldom
         self._counted = False
         self._eligible = [one for one in recorded.copied if ineligible_reason(recorded.inputs[one]) is None]
         self.branches = branches
         self._declined = False
         self.stage = Stage.WAITING if self._may_gain() or self._undecided is not None else Stage.DONE
         self._read_by_name = False
-        planned = self.use.plan(READ_COST * recorded.seconds)
-        self.waiting: str | None = planned if self.stage is Stage.WAITING else None
+        self.waiting: str | None = NOT_YET if self.stage is Stage.WAITING else None
         self.off: str | None = None
         self.findings: Findings | None = None
         self.committed = False
@@ -165,26 +167,20 @@ class Session:
 
     def run(self, inputs: list[Any], replay: Callable[[list[Any]], Any]) -> Any:
         """Return a call of the program on `inputs`, served by `replay`. Note [Doubt]."""
-        started = self._clock()
         if not self._counted:
-            self.use.called(started)
-            self._count_moves(inputs)
+            self._count(inputs)
         self._counted = False
-        if not self.use.due or self.inside():
+        if not self._is_due or self.inside():
             return replay(inputs)
         if self.stage is Stage.RACING:
             return self._racing_call(inputs, replay)
         if self.stage is Stage.WAITING:
-            undecided = self._undecided
-            if undecided is not None:
+            started = self._clock()
+            if (undecided := self._undecided) is not None:
                 self._order_launches(undecided)
             else:
                 self._guarded(self._examine)
-            self.use.spend(self._clock() - started)
-            if self.stage is Stage.WAITING:
-                self.use.plan((CAPTURE_COST if undecided is None else READ_COST) * self.recorded.seconds)
-            elif self.stage is Stage.PROVING:
-                self.waiting = self._plan_trial()
+            self.spent_s += self._clock() - started
             return replay(inputs)
         if self.stage is Stage.PROVING:
             return self._proving_call(inputs, replay)
@@ -196,13 +192,22 @@ class Session:
             return False
         if self.stage is Stage.DONE:
             return True
-        self.use.called(self._clock())
-        self._count_moves(inputs)
-        self._counted = self.use.due
+        self._count(inputs)
+        self._counted = self._is_due
         return not self._counted
 
-    def _count_moves(self, inputs: Sequence[Any]) -> None:
-        """Count the copied inputs that have moved since the call before."""
+    @property
+    def _is_due(self) -> bool:
+        """Return whether something is to be done in this call."""
+        if self.stage is Stage.DONE:
+            return False
+        return self.use.due if self._undecided is None else self.use.may_race
+
+    def _count(self, inputs: Sequence[Any]) -> None:
+        """Count a replay, and the copied inputs that have moved since the one before."""
+        self.use.replays += 1
+        if self._is_seldom() and self.stage is Stage.WAITING:
+            self._give_up(SELDOM)
         if self.stage is not Stage.WAITING or not self._selects or self._seen_calls > MOST_CALLS_SEEN:
             return
         now = {index: inputs[index].data_ptr() for index in self._eligible}
@@ -219,8 +224,6 @@ class Session:
     @property
     def waits_for(self) -> str | None:
         """Return what is waited for, in words."""
-        if self.waiting is not None and self.use.waits_for_others:
-            return self.use.together.waiting
         return self.waiting
 
     @property
@@ -264,8 +267,8 @@ class Session:
         if not self.in_place and self._may_gain():
             self._fixed = tuple(fixed)
             self.off = None
-            self.stage = Stage.WAITING
-            self.waiting = self.use.plan(0.0)
+            self.stage, self.waiting = Stage.WAITING, NOT_YET
+            self.use.extend(REPLAYS_AFTER_A_MOVE)
 
     def _guarded(self, step: Callable[[], None]) -> None:
         """Note [Doubt]."""
@@ -342,7 +345,8 @@ class Session:
 
     def _after_the_race(self) -> None:
         if self._may_gain():
-            self.stage, self.waiting = Stage.WAITING, self.use.plan(READ_COST * self.recorded.seconds)
+            self.stage, self.waiting = Stage.WAITING, NOT_YET
+            self.use.extend(REPLAYS_AFTER_A_RACE)
         else:
             self._end()
 
@@ -383,16 +387,14 @@ class Session:
             self._read_by_name = True
             if self._take_by_name(refusal):
                 return
-            if refusal is None:
-                self.waiting = self.use.plan(CAPTURE_COST * self.recorded.seconds)
-                if not self.use.due:
-                    return
         if refusal is not None:
             self._give_up(refusal)
             return
         candidates = examination.candidates([*self.recorded.copied, *self._fixed])
         self.waiting = examination.short_of_memory(candidates)
-        if self.waiting is None:
+        if self.waiting is not None and self.use.is_over:
+            self._give_up(self.waiting)
+        elif self.waiting is None:
             self._take(examination.compare(candidates, Choice.HOST if self._fixed else self._choice))
 
     def _take_by_name(self, refusal: str | None) -> bool:
@@ -443,7 +445,7 @@ class Session:
             self.commit(findings)
             return
         self._trials = Trials(self.examination, self.host, findings, unproven)
-        self.stage = Stage.PROVING
+        self.stage, self.waiting = Stage.PROVING, self._trials_so_far()
 
     def _cheap_to_copy(self, indices: Iterable[int], plan: Plan | None = None) -> dict[int, str]:
         """Return why inputs stay copied that could be read in place, by input. `plan` tells what that would take."""
@@ -474,17 +476,15 @@ class Session:
         trial: TrialCall | None = None
         try:
             self._conclude(trials.judge())
-            if self.stage is Stage.PROVING:
+            if self.stage is Stage.PROVING and self.use.is_over:
+                self._conclude_trials(trials)
+            elif self.stage is Stage.PROVING:
                 trial = trials.next_trial(inputs)
-                self.waiting = trials.short_of_memory or self._plan_trial()
-                if trials.refused is not None:
-                    self._refuse(trials.refused, trials.unproven)
+                self.waiting = trials.short_of_memory or self._trials_so_far()
         except Exception as error:
             self._give_up(one_line(error))
         if trial is None or self.stage is not Stage.PROVING:
-            # Or it would be done in each call, for as long as none can be tried.
-            self.use.spend(self._clock() - begun)
-            self.use.plan(TRIAL_COST * self.use.mean_call_s)
+            self.spent_s += self._clock() - begun
             return replay(inputs)
         results: list[Any] = []
         try:
@@ -493,14 +493,24 @@ class Session:
             if not results:
                 raise  # of the program's own call
             self._give_up(one_line(error))
-        self.use.spend(self._clock() - begun)
+        self.spent_s += self._clock() - begun
         if self.stage is Stage.PROVING:
-            self.waiting = self._plan_trial()
+            self.waiting = self._trials_so_far()
         return results[0]
 
-    def _plan_trial(self) -> str:
-        planned = self.use.plan(TRIAL_COST * self.use.mean_call_s)
-        return f"{planned}; {self.trial_calls} trial calls so far, {self._under_way} of them under way"
+    def _conclude_trials(self, trials: Trials) -> None:
+        """Conclude from the trials that there were, once their outcomes are known. No other begins."""
+        if trials.under_way:
+            self.waiting = self._trials_so_far()
+        elif trials.short_of_memory is not None:
+            self._give_up(trials.short_of_memory)
+        elif trials.not_readable is not None:
+            self._refuse(trials.not_readable, trials.unproven)
+        else:
+            self._conclude(trials.stop())
+
+    def _trials_so_far(self) -> str:
+        return f"proof: {self.trial_calls} trial calls so far, {self._under_way} of them under way"
 
     @property
     def trial_calls(self) -> int:

@@ -23,12 +23,8 @@ MOST_UNDER_WAY = 8
 """Trial calls whose outcome is not known yet. A program that never waits for the device is hundreds of launches ahead
 of it, and one outcome at a time would take that many calls for each of `proof.MOST_CALLS`."""
 
-
-MOST_NOT_READABLE = 64
-"""Calls in a row that were to be tried, in which an input lay where it cannot be read in place. A program that passes
-results of its graphs back to them, or slices that are not aligned, does so in each call."""
-
 NOT_READABLE = "an input was not aligned, or in memory that the graph writes, in each"
+"""A program that passes results of its graphs back to them, or slices that are not aligned, does so in each call."""
 
 
 class Trials:
@@ -42,7 +38,6 @@ class Trials:
     Attributes:
         calls: trial calls so far.
         short_of_memory: the memory that the next trial waits for; None where it waits for none.
-        refused: why no trial will come; None where one may.
 
     Raises:
         CudaCallFailed, AddressRefused, TableUnavailable: the plan cannot be carried out.
@@ -60,7 +55,6 @@ class Trials:
         self._not_readable = 0
         self.calls = 0
         self.short_of_memory: str | None = None
-        self.refused: str | None = None
 
     @property
     def under_way(self) -> int:
@@ -81,6 +75,15 @@ class Trials:
     def objection(self) -> str | None:
         """Return why the candidate was refused or given up."""
         return self._proof.objection
+
+    @property
+    def not_readable(self) -> str | None:
+        """Return why the last calls could not be tried; None where the last one could."""
+        return f"{NOT_READABLE} of the last {self._not_readable} calls" if self._not_readable else None
+
+    def stop(self) -> Standing:
+        """Return where the proof stands if there are no more trial calls."""
+        return self._proof.stop()
 
     def failure(self) -> str | None:
         """Return what went wrong on the device. Waits for the device."""
@@ -116,8 +119,6 @@ class Trials:
             return None
         if not self._readable_in_place(inputs):
             self._not_readable += 1
-            if self._not_readable >= MOST_NOT_READABLE and not self._begun:
-                self.refused = f"{NOT_READABLE} of the last {self._not_readable} calls looked at"
             return None
         self._not_readable = 0
         if any(index not in self._earlier for index in unproven):

@@ -32,7 +32,7 @@ from optimizations import torch_internals
 from optimizations.calls.turns import lending
 from optimizations.concurrency.noted_capture import Concurrency
 from optimizations.graph.plan import Choice
-from optimizations.in_place.budget import Together
+from optimizations.in_place.budget import most_calls_between
 from optimizations.in_place.generated import GeneratedCode, read_generated
 from optimizations.report.recordings import Direction, FullWay, KeptResults, RecordingReport, UncapturedCalls
 from optimizations.report.selection import SelectionReport
@@ -55,9 +55,6 @@ MOST_SIZES_OF_WRITERS = 8
 """Values of the integer inputs for which a function that writes an input is recorded. Stock records none."""
 
 TRIED_WITHOUT_GRAPH = "selection: measured without a graph"
-
-IDLE_REPLAYS = 64
-"""Of a function's other recordings, without one of it, after which a recording is not waited for."""
 
 
 class Recording(Protocol):
@@ -144,7 +141,7 @@ class RecordableFunction:
         calls_on_a_path: how often it is called in an iteration, as far as graphs were recorded.
         written_inputs: inputs that it writes where the caller has them, and that are no parameters. Note [Inputs that
             are written].
-        callers: the threads that call functions of its manager; `together`: what is spent on their recordings.
+        callers: the threads that call functions of its manager.
         without_graph: why the function runs without a graph; None where it does not.
         copies_inputs: whether recordings copy all their inputs, as stock does.
         not_followed: why addresses in its graphs are not changed any more; None where they may be.
@@ -189,7 +186,6 @@ class RecordableFunction:
         self.kept_bytes = 0
         self.without_graph: str | None = None
         self.callers: set[int] = set()
-        self.together: Together | None = None
         self.copies_inputs = False
         self.not_followed: str | None = None
         self.records_on_inputs = choice in (Choice.HOST, Choice.AUTO) and selection_mode != "measure"
@@ -204,7 +200,7 @@ class RecordableFunction:
         self.follow_streams: Callable[[], None] = lambda: None
         self.calls_on_a_path = 1
         self._misfits = 0, 0
-        self._replays: weakref.WeakKeyDictionary[Recording, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self._replays_before: weakref.WeakKeyDictionary[Recording, int] = weakref.WeakKeyDictionary()
         self._uncaptured: Counter[str] = Counter()
         self._full_ways: Counter[str] = Counter()
         self._recordings: list[tuple[weakref.ref[Recording], list[RecordingReport]]] = []
@@ -315,17 +311,21 @@ class RecordableFunction:
         """Of all its recordings."""
         return sum(one.replays for one in self._alive())
 
+    def is_seldom(self, node: Recording) -> bool:
+        """Note a replay of a recording. Return whether others were replayed too often since the one before."""
+        replays = self.replays()
+        seldom = self.is_idle(node, replays)
+        self._replays_before[node] = replays
+        return seldom
+
     def is_idle(self, node: Recording, replays: int) -> bool:
-        """Whether its others were replayed so often since this one was that it need not be waited for.
+        """Return whether others were replayed so often since this recording was that it need not be waited for.
 
         Of the first steps of a program a recording may be left that fits no later one. `replays` are those of all its
         recordings. Who asks about many adds them up once: a function may have hundreds.
         """
-        own, before = self._replays.get(node, (-1, 0))
-        if own != node.replays:
-            self._replays[node] = node.replays, replays
-            return False
-        return replays - before >= IDLE_REPLAYS
+        before = self._replays_before.setdefault(node, replays)
+        return replays - before > most_calls_between(len(self._recordings))
 
     def _alive(self) -> list[Recording]:
         return [node for reference, last in list(self._recordings) if not last and (node := reference()) is not None]

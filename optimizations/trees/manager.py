@@ -66,7 +66,6 @@ from optimizations import torch_internals
 from optimizations.calls.bound import when_a_root_is_gone
 from optimizations.calls.turns import inside_a_function, is_lent
 from optimizations.graph.pools import Pool, claim, end_failed_capture, give_back, pool_memory
-from optimizations.in_place.budget import Together
 from optimizations.one_line import one_line
 from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.torch_internals.rebind import with_globals
@@ -142,7 +141,6 @@ class EncoreManager(CUDAGraphTreeManager):
         self._forwards_are_copied_out = False
         self._ran_uncaptured = False
         self._runs_function = self._took_part = False
-        self._together = Together()
         self._pool: Pool | None = None
         super().__init__(device_index, **keywords)  # makes a capture
         torch.cuda.current_stream(device_index).wait_stream(self.stream)  # see `graph.pools`
@@ -406,7 +404,7 @@ class EncoreManager(CUDAGraphTreeManager):
         for node in self._recorded_behind(self.current_node, function_id):
             node.results.forget_histories()
         self._apply_due_checkpoint()
-        function.callers, function.together = self.streams.callers, self._together
+        function.callers = self.streams.callers
         if in_a_process_group() and (function.code().collective or function.code().opaque):
             free_before_process_groups_end(free_all)
         inputs = self._kept_for_a_failure(new_inputs, self.ids_to_funcs[function_id].mutated_input_idxs)

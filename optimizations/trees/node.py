@@ -295,7 +295,12 @@ class EncoreNode(CUDAGraphNode):
             without_placeholder=self._without_placeholder,
         )
         # None of these refers to the node: a cycle would keep the graph and its memory.
-        device, stream = self.device, self.stream
+        device, stream, reference = self.device, self.stream, weakref.ref(self)
+
+        def is_seldom() -> bool:
+            node = reference()
+            return node is not None and function.is_seldom(node)
+
         self._session = Session(
             recorded,
             _Host(self),
@@ -312,7 +317,7 @@ class EncoreNode(CUDAGraphNode):
             lambda: RecordingTools(device_tools(device), triton_kernels(function.generated, device)),
             lambda: len(function.callers) <= 1,
             lambda: torch.cuda.is_current_stream_capturing(),
-            together=function.together,
+            is_seldom=is_seldom,
             selects=function.selection_mode == "rule",
             branches=self._branches(),
         )

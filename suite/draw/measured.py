@@ -23,7 +23,6 @@ import optimizations
 from models.instance import Instance, instantiate
 from models.own_program import WrongProgram
 from models.registry import Size
-from optimizations.in_place.budget import spent_at_once
 from optimizations.torch_internals.graph_keys import mark_graphs
 from suite.draw.records import DrawnGraph, graphs_of
 from suite.measure.gpu import require_gpu
@@ -60,10 +59,9 @@ def measured_graphs(
     say("compiling and recording")
     iterate = _compiled(instance, LANES_MODE)
     calls, begun = 0, time.monotonic()
-    with spent_at_once():
-        while calls < CALLS_TO_RECORD or (not optimizations.settled() and time.monotonic() - begun < SETTLE_S):
-            iterate(calls)
-            calls += 1
+    while calls < CALLS_TO_RECORD or (not optimizations.settled() and time.monotonic() - begun < SETTLE_S):
+        iterate(calls)
+        calls += 1
     torch.cuda.synchronize()
     reports = [recording for report in optimizations.report() for recording in report.recordings]
     graphs = graphs_of(found.acronym, reports)

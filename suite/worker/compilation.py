@@ -15,7 +15,6 @@ import torch
 
 import optimizations
 from models.parts import CapturedByHand
-from optimizations.in_place.budget import spent_at_once
 from optimizations.torch_internals.graph_keys import mark_graphs
 from suite.measure.captured import CaptureLog
 from suite.measure.compile_times import restart_timers, timer_seconds, waited_s
@@ -214,7 +213,7 @@ class Compilation:
             OomTogether: graphs wait for memory that other modes have, and fewer of these may be alive.
         """
         calls, spent, calls_s = 0, 0.0, [*times.calls_s]
-        with self._noting_graphs(), spent_at_once():
+        with self._noting_graphs():
             while self._program.ranks.any(not optimizations.settled() and spent < SETTLE_S):
                 took_s = self._timed_call(calls)
                 spent += took_s

@@ -231,7 +231,7 @@ def work(seed: int, first: int, every: int, seconds: float) -> int:
     import optimizations
     from optimizations.in_place import budget
 
-    budget.SHARE, budget.FEWEST_REPLAYS = 1e9, 1
+    budget.MOST_WORK, budget.FEWEST_REPLAYS = 1e9, 1
     force_if_asked()
     torch.set_num_threads(1)
     ends, number = time.monotonic() + seconds, first

@@ -128,16 +128,14 @@ def reserved_bytes(program: Any, calls: int = WARM_UP) -> int:
     """Return the most that the allocator reserves in calls after the first, which compiles."""
     import torch
 
-    from optimizations.in_place.budget import spent_at_once
     from suite.measure.memory import peak, release, restart_peak
 
     device = torch.device("cuda", torch.cuda.current_device())
-    with spent_at_once():
-        program.iterate(0)
-        release(device)
-        restart_peak(device)
-        for number in range(1, calls):
-            program.iterate(number)
+    program.iterate(0)
+    release(device)
+    restart_peak(device)
+    for number in range(1, calls):
+        program.iterate(number)
     program.synchronize()
     found = peak(device)
     return found.reserved_bytes if found is not None else 0
@@ -154,13 +152,12 @@ def measure(chosen: Chosen, lock: Path, *, delays: bool) -> dict[str, Any]:
     from steered import Limit, NotedOrders, Steering, compare_bits, compare_times, decide, race_itself, replay_delayed
 
     import optimizations
-    from optimizations.in_place.budget import spent_at_once
     from optimizations.trees import node
     from optimizations.trees.containers import managers
 
     steering = Steering()
     node.Race = steering.race  # type: ignore[assignment, misc]
-    with NotedOrders() as orders, spent_at_once():
+    with NotedOrders() as orders:
         program = Workload(chosen, branches=True)
         row: dict[str, Any] = {"reserved_bytes": reserved_bytes(program)}
         for number in range(MOST_CALLS):

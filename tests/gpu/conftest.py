@@ -42,8 +42,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work beyond a recording is done in the first calls, not when the graph has been used enough."""
     from optimizations.in_place import budget
 
-    monkeypatch.setattr(budget, "SHARE", 1e9)
-    monkeypatch.setattr(budget, "SHARE_OF_ALL", 1e9)
+    monkeypatch.setattr(budget, "MOST_WORK", 1e9)
     monkeypatch.setattr(budget, "FEWEST_REPLAYS", 1)
 
 

@@ -21,7 +21,6 @@ from torch.nn.functional import scaled_dot_product_attention
 import optimizations
 from optimizations import torch_internals
 from optimizations.in_place.addresses import AddressTracker
-from optimizations.in_place.budget import spent_at_once
 from optimizations.trees import manager, node, readable_seeds
 from optimizations.trees.containers import managers
 from optimizations.trees.function import RecordableFunction
@@ -510,7 +509,7 @@ def main(way: str) -> None:
     readable_seeds.to_host = counted
     # Dropout draws eager's numbers; buffers that a backward may write over are PyTorch's reason against retain_graph.
     functorch = torch._functorch.config.patch(donated_buffer=False)
-    with torch_internals.inductor_config.patch(fallback_random=True), functorch, spent_at_once():
+    with torch_internals.inductor_config.patch(fallback_random=True), functorch:
         pair = (MOVED | OTHERS)[way]()
         moved_by_the_way = moved
         if way != "accumulation":

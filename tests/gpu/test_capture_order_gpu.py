@@ -16,7 +16,6 @@ from step_parts import batches, network, outcome, state_of, training_step, unaud
 
 import optimizations
 from optimizations import torch_internals
-from optimizations.in_place.budget import spent_at_once
 
 pytestmark = pytest.mark.gpu
 
@@ -70,8 +69,7 @@ def test_each_call_draws_what_it_draws_without_a_graph(
 
     expected = drawn(torch.compile(program))
     assert not late_captures
-    with spent_at_once():
-        found = drawn(torch.compile(program, backend="encore", options=options))
+    found = drawn(torch.compile(program, backend="encore", options=options))
     wrong = (found != expected).flatten(1).any(1).nonzero().flatten()
     assert not len(wrong), f"calls {wrong.tolist()}"
     # That of a new pool, a recording, and a second capture where the generated code does not name all uses.

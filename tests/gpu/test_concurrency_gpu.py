@@ -14,7 +14,6 @@ from torch import nn
 import optimizations
 from optimizations import race
 from optimizations.concurrency import branches
-from optimizations.in_place.budget import spent_at_once
 from optimizations.trees import node
 from optimizations.trees.containers import managers
 
@@ -28,8 +27,7 @@ def _from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(node, "Race", BranchesAtOnce)
     torch.compiler.reset()
     optimizations.reset()
-    with spent_at_once():
-        yield
+    yield
     optimizations.reset()
 
 

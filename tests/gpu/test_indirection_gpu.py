@@ -242,8 +242,10 @@ def test_swapped_weights_become_ordinary_inputs(weights: dict[str, Any]) -> None
     compiled = encore(module)
     states = [{name: torch.randn_like(value) for name, value in module.state_dict().items()} for _ in range(7)]
     x = torch.randn(32, 64, device="cuda")
+    held = []
     for step in range(60):
-        module.load_state_dict(states[step % 7], assign=True)
+        module.load_state_dict({name: value.clone() for name, value in states[step % 7].items()}, assign=True)
+        held += [torch.empty_like(value) for value in states[0].values()]  # the memory of the weights before
         module.requires_grad_(False)
         (result,) = call(compiled, x)
         assert (
@@ -253,6 +255,31 @@ def test_swapped_weights_become_ordinary_inputs(weights: dict[str, Any]) -> None
         ), step
     assert [len(one.inputs) for one in recordings()] == [1, 1, 5]
     assert not any(graph.uncaptured for graph in optimizations.report())
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = torch.nn.Linear(256, 512), torch.nn.Linear(512, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.outer(torch.nn.functional.gelu(self.inner(x)))
+
+
+def test_layers_that_share_a_block_have_a_recording_each(weights: dict[str, Any]) -> None:
+    """Each call begins an iteration in inference. Stock records the block once for each layer's weights."""
+    layers = torch.nn.Sequential(*(Block() for _ in range(24))).cuda().requires_grad_(False)
+    for layer in layers:
+        layer.compile(backend="encore")
+    for step in range(40):
+        x = expected = torch.randn(8, 256, device="cuda")
+        with torch.no_grad():
+            for layer in layers:
+                x, expected = layer(x), layer.forward(expected)
+        assert torch.allclose(x, expected, atol=1e-4), step
+    assert len(recordings()) == 24
+    assert all(one.copied_bytes <= 8 * 256 * 4 for one in recordings()), "no weight is copied"
+    assert all(one.replays for one in recordings())
 
 
 def test_threads_that_share_a_model_get_their_own_results(weights: dict[str, Any]) -> None:

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 import optimizations
-from optimizations.in_place.budget import spent_at_once
 from optimizations.trees.moved_inputs import MOST_RECORDINGS
 
 pytestmark = pytest.mark.gpu
@@ -27,8 +26,7 @@ WIDTH, LENGTH, BATCH, LAYERS = 64, 16, 4, 3
 def _from_the_beginning() -> Iterator[None]:
     torch.compiler.reset()
     optimizations.reset()
-    with spent_at_once():
-        yield
+    yield
     optimizations.reset()
 
 

@@ -16,7 +16,6 @@ import pytest
 from simulated_gpu.compiler import INDUCTOR, simulated
 
 from optimizations import torch_internals
-from optimizations.in_place.budget import spent_at_once
 
 
 @contextlib.contextmanager
@@ -35,8 +34,7 @@ def encore(keywords: Any) -> Iterator[tuple[Callable[[Any], Any], Callable[[], i
     try:
         playing = simulated(patch)
         world = next(playing)
-        with spent_at_once():
-            yield (lambda target: torch.compile(target, **keywords)), (lambda: world.cuda.replays)
+        yield (lambda target: torch.compile(target, **keywords)), (lambda: world.cuda.replays)
         next(playing, None)
     finally:
         patch.undo()

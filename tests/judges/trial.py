@@ -12,7 +12,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from optimizations import torch_internals
-from optimizations.in_place.budget import spent_at_once
 
 from . import FORCED_BRANCHES
 from .cases import Case, seed_all
@@ -153,7 +152,7 @@ def compiled_by(compiler: str) -> Iterator[Callable[[Any], Any]]:
     """Provide `torch.compile` with a compiler's keywords; what it made is gone afterwards."""
     _reset()
     try:
-        with torch_internals.inductor_config.patch(INDUCTOR), spent_at_once():
+        with torch_internals.inductor_config.patch(INDUCTOR):
             yield lambda target: torch.compile(target, **COMPILERS[compiler])
     finally:
         _reset()

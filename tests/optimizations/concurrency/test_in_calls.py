@@ -14,7 +14,6 @@ from simulated_gpu.trees import COUNT, Compiled, Model, values, word
 from optimizations.concurrency.branches import BRANCHES, CHAIN, Noted
 from optimizations.concurrency.launch_log import Logged
 from optimizations.concurrency.order import Launch
-from optimizations.in_place.budget import spent_at_once
 from optimizations.trees import node
 from tests.optimizations.concurrency.test_branches import Race
 
@@ -73,12 +72,11 @@ def test_winner_serves_and_inputs_are_read_in_place_later(
 ) -> None:
     faster[0] = winner
     compiled, w = Compiled(TwoKernels(cuda_on_cpu), outputs=2, concurrency="auto"), values(7)
-    with spent_at_once():
-        called(compiled, w, 4)
-        (during,) = compiled.reports
-        assert during.concurrency is not None and during.concurrency.decision == "measuring"
-        assert during.stage == "racing"
-        called(compiled, w, 24)
+    called(compiled, w, 4)
+    (during,) = compiled.reports
+    assert during.concurrency is not None and during.concurrency.decision == "measuring"
+    assert during.stage == "racing"
+    called(compiled, w, 24)
     (report,) = compiled.reports
     assert report.concurrency is not None
     assert (report.concurrency.decision, report.concurrency.width) == (winner, 2)
@@ -89,17 +87,15 @@ def test_winner_serves_and_inputs_are_read_in_place_later(
 
 def test_moved_parameter_ends_the_race(cuda_on_cpu: CudaOnCpu, faster: list[str]) -> None:
     compiled = Compiled(TwoKernels(cuda_on_cpu), outputs=2, concurrency="auto")
-    with spent_at_once():
-        for start in range(12):
-            called(compiled, values(start), 1)
-        called(compiled, values(1), 30)
+    for start in range(12):
+        called(compiled, values(start), 1)
+    called(compiled, values(1), 30)
     assert all(one.concurrency is not None for one in compiled.reports)
 
 
 def test_option_off_keeps_the_chain_and_says_so(cuda_on_cpu: CudaOnCpu, faster: list[str]) -> None:
     compiled = Compiled(TwoKernels(cuda_on_cpu), outputs=2)
-    with spent_at_once():
-        called(compiled, values(7), 10)
+    called(compiled, values(7), 10)
     (report,) = compiled.reports
     assert report.concurrency is not None
     assert (report.concurrency.decision, report.concurrency.reason) == ("chain", "the option concurrency is 'off'")
@@ -123,10 +119,9 @@ def test_driver_that_refuses_leaves_a_right_graph(
 ) -> None:
     faster[0] = winner
     compiled, w = Compiled(TwoKernels(cuda_on_cpu), outputs=2, concurrency="auto"), values(7)
-    with spent_at_once():
-        called(compiled, w, 2)
-        cuda_on_cpu.driver.failing.add(call)
-        called(compiled, w, 60)
+    called(compiled, w, 2)
+    cuda_on_cpu.driver.failing.add(call)
+    called(compiled, w, 60)
     (report,) = compiled.reports
     assert report.concurrency is not None
     assert report.concurrency.decision == decision

@@ -51,7 +51,7 @@ def test_no_capture_is_made_where_the_memory_of_an_input_is_gone(
     host = SimpleNamespace(at_address=lambda index, address: SimpleNamespace(address=address))
     tools = SimpleNamespace(device=torch.device("cpu"), replace_address=None)
     one = Examination(
-        SimpleNamespace(inputs=[made.input], pool=(0, 1)),  # type: ignore[arg-type]
+        SimpleNamespace(inputs=[made.input], pool=(0, 1), seconds=1e9),  # type: ignore[arg-type]
         host,  # type: ignore[arg-type]
         lambda: None,  # type: ignore[arg-type, return-value]
         made.capture,

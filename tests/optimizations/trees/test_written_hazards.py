@@ -88,6 +88,7 @@ def test_what_somebody_else_writes_to_the_same_buffer_meanwhile_stays(
     assert not trials
 
 
+@pytest.mark.usefixtures("weights_let_go")
 def test_a_trial_reads_nothing_in_place_that_may_not_be_read_there(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
