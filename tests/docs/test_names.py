@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from suite.results.store import REPOSITORY
 
@@ -19,3 +20,24 @@ def test_few_names_of_tests_are_longer_than_allowed() -> None:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and len(node.name) > MOST_CHARACTERS
     ]
     assert len(longer) <= STILL_LONGER, "\n".join(longer)
+
+
+def test_files_of_tests_that_are_named_exist() -> None:
+    tests = REPOSITORY / "tests"
+    pages = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"), *REPOSITORY.glob("*/DESIGN.md")]
+    named = {
+        REPOSITORY / name
+        for path in (
+            *pages,
+            REPOSITORY / "run_tests.sh",
+            tests / "gpu" / "pytest.sh",
+            tests / "mutation" / "mutants.py",
+        )
+        if path.name != "CHANGELOG.md"
+        for name in re.findall(r"(?<![\w/])tests/[\w/]+\.(?:py|sh)", path.read_text(encoding="utf-8"))
+    }
+    named |= {tests / name for name in re.findall(r'"([\w/]*test_\w+\.py)"', (tests / "conftest.py").read_text())}
+    files = re.findall(r"^files=\((.*?)\)", (tests / "versions.sh").read_text(), re.DOTALL | re.MULTILINE)[0].split()
+    named |= {tests / f"{name}.py" for name in files}
+    assert len(named) > len(files) > 10
+    assert sorted(str(path) for path in named if not path.is_file()) == []
