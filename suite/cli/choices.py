@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from enum import StrEnum
 from itertools import pairwise
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -25,6 +25,11 @@ class Size(StrEnum):
     full = "full"
     tiny = "tiny"
 
+    @property
+    def literal(self) -> Literal["full", "tiny"]:
+        """The word as functions of workloads take it."""
+        return "tiny" if self is Size.tiny else "full"
+
 
 def takes(record: type[Any]) -> Callable[[Callable[[typer.Context, Any], None]], Callable[..., None]]:
     """Decorate a command that takes its options as one record: a dataclass, each field an option as typer reads it."""
@@ -41,7 +46,7 @@ def takes(record: type[Any]) -> Callable[[Callable[[typer.Context, Any], None]],
         def run(context: typer.Context, **values: Any) -> None:
             command(context, record(**values))
 
-        run.__doc__ = command.__doc__
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__signature__ = inspect.Signature([of_context, *parameters])  # type: ignore[attr-defined]
         run.__annotations__ = {"context": typer.Context, **hints}
         return run

@@ -93,7 +93,7 @@ class CellCommands:
 
     def spec(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> CellSpec:
         """All that a member is told of its cell, but for what differs from rank to rank."""
-        settings, mode, later = self._bench.settings, member.mode, member.process > 0
+        mode, later = member.mode, member.process > 0
         toolchain = self._bench.toolchain
         cores = max(1, len(os.sched_getaffinity(0)) // (self._workload.tp or 1))
         share = max(1, cores // len(modes))
@@ -105,16 +105,9 @@ class CellCommands:
         compile_threads = 1 if later or follows or cache.has(mode) else cores if uses_all else share
         first = self.first.get(mode.name)
         return CellSpec(
+            **{**self._bench.settings.model_dump(), "variant": self._variant},
             workload=self._workload.acronym,
-            variant=self._variant,
-            size=settings.size,
             mode=mode.name,
-            device=settings.device,
-            with_optimizer=settings.with_optimizer,
-            seed=settings.seed,
-            input_sets=settings.input_sets,
-            warm_up=settings.warm_up,
-            check_inputs=settings.check_inputs,
             cpu_threads=share,
             compile_threads=compile_threads,
             leads=leads,
@@ -126,7 +119,6 @@ class CellCommands:
             known_varying=first.varying if first and first.passed else None,
             known_iteration_us=self.iteration_us.get(mode.name),
             cache_dir=str(cache.folder),
-            warm_cache=settings.warm_cache,
             vec_isa_ok=toolchain.vec_isa_ok,
             headers_dir=str(toolchain.headers) if toolchain.headers else None,
             being_asked=toolchain.being_asked,

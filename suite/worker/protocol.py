@@ -26,6 +26,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from suite.results.schema import Block, CompileConditions, CompileTimes, Correctness, Metrics, Record, Status
+from suite.settings import RunSettings
 
 WAITING = "wait"
 """The phase in which a worker waits for others, who compare one after another."""
@@ -36,8 +37,8 @@ BLOCKS_PER_CORE = 10
 """Blocks after which another core is taken: one with a busy neighbour must not have all of them."""
 
 
-class CellSpec(Record):
-    """Everything a worker needs to know of its cell.
+class CellSpec(RunSettings):
+    """Everything a worker needs to know of its cell: the settings of its run, and what is its own.
 
     `cpu_threads` is this worker's share of the cores while modes are at work side by side, `compile_threads` how many
     it may compile with. `cache_dir` is where compiled kernels go: one folder for all modes of a workload.
@@ -57,14 +58,7 @@ class CellSpec(Record):
 
     workload: str
     variant: str
-    size: Literal["full", "tiny"]
     mode: str
-    device: Literal["cuda", "cpu"]
-    with_optimizer: bool
-    seed: int
-    input_sets: int
-    warm_up: int
-    check_inputs: int
     cpu_threads: int
     compile_threads: int = 1
     leads: bool = False
@@ -79,7 +73,6 @@ class CellSpec(Record):
     known_varying: list[dict[str, list[float]]] | None = None
     known_iteration_us: float | None = None
     cache_dir: str
-    warm_cache: bool
     vec_isa_ok: bool | None = None
     headers_dir: str | None = None
     being_asked: bool = False

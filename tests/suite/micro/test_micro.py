@@ -195,7 +195,7 @@ def test_an_interrupt_keeps_the_points_measured_before(tmp_path: Path, monkeypat
     monkeypatch.setattr("suite.measure.gpu.require_gpu", lambda: None)
     monkeypatch.setattr(indirection, "Bench", FakeBench)
     with pytest.raises(RuntimeError, match="the device is gone"):
-        cli_micro.measure_indirection(out=tmp_path)
+        cli_micro.measure_indirection(cli_micro.IndirectionOptions(out=tmp_path))
     assert [one.point for one in read_micro_run(tmp_path / "indirection.json").points] == list(points()[:2])
 
 
