@@ -36,6 +36,8 @@ class CopyNode:
 
     def __init__(self, driver: Any, graph: Any, executable: Any, handle: Any, context: Any) -> None:
         self._graph = graph
+        self._driver = driver
+        self._is_off = False
         self._set = driver.cuGraphExecMemcpyNodeSetParams
         self._switch = driver.cuGraphNodeSetEnabled
         self._executable, self._handle = executable, handle
@@ -57,6 +59,19 @@ class CopyNode:
         """
         if code := self._switch(self._executable, self._handle, 0)[0]:
             raise _not_taken(self._switch, code)
+        self._is_off = True
+
+    def renew(self) -> None:
+        """Set the node in the executable that the graph has now, as it was set in the one before.
+
+        Raises:
+            NotCarried: the driver does not take that.
+        """
+        self._executable = self._driver.CUgraphExec(self._graph.raw_cuda_graph_exec())
+        if code := self._set(self._executable, self._handle, self._copy, self._context)[0]:
+            raise _not_taken(self._set, code)
+        if self._is_off:
+            self.switch_off()
 
 
 def _not_taken(call: Any, code: object) -> NotCarried:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import struct
 import threading
@@ -17,6 +18,8 @@ from optimizations import torch_internals
 from optimizations.calls.turns import make_context_current, stream_of, wait_for_stream
 from optimizations.capture.copy_nodes import CopyNode, find_copies
 from optimizations.capture.side_stream import SideStreams
+from optimizations.concurrency.branches import Branches, Noted
+from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.host import APPLIER, HostUpdates
 from optimizations.graph.memory import MemoryRanges
@@ -25,6 +28,7 @@ from optimizations.graph.pools import end_failed_capture, in_order, new_pool, po
 from optimizations.graph.read import captured_nodes, read_graph
 from optimizations.graph.records import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
 from optimizations.in_place.addresses import Pointers
+from optimizations.race import Race, mark
 from optimizations.trees.inner_graphs import at_rest
 from optimizations.uncollected import uncollected
 
@@ -123,8 +127,24 @@ class Device(Protocol):
     def read(self, graph: Any) -> CapturedGraph:
         """A captured graph as a record, nodes in the order in which they were captured."""
 
+    def renew(self, graph: Any, pointers: Pointers) -> None:
+        """Let `pointers` set nodes of the executable that the graph has now, as they were set in the one before.
+
+        Raises:
+            CudaCallFailed: the driver does not take that.
+        """
+
     def pointers(self, graph: Any, captured: CapturedGraph, plan: Plan) -> Pointers:
         """What sets the addresses of inputs in an instantiated graph, as planned."""
+
+    def launch_log(self) -> LaunchLog:
+        """Return what notes the launches of a capture."""
+
+    def branches(self, graph: Any, noted: Noted) -> Branches:
+        """Return the race of a captured graph's chain against branches."""
+
+    def workspace_ranges(self) -> Sequence[MemoryRange]:
+        """Return where workspaces of cuBLAS lie that captures use."""
 
     def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
         """The memory that a pool holds."""
@@ -303,10 +323,30 @@ class CudaDevice:
 
         return read_graph(driver, driver.CUgraph(graph.raw_cuda_graph()))
 
+    def renew(self, graph: Any, pointers: Pointers) -> None:
+        from cuda.bindings import driver
+
+        assert isinstance(pointers, HostUpdates)
+        pointers.renew(driver.CUgraphExec(graph.raw_cuda_graph_exec()))
+
     def pointers(self, graph: Any, captured: CapturedGraph, plan: Plan) -> Pointers:
         from cuda.bindings import driver
 
         return host_pointers(driver, graph, captured, plan)
+
+    def launch_log(self) -> LaunchLog:
+        def allocated() -> int:
+            return int(torch.cuda.memory_stats_as_nested_dict(self.index)["allocated_bytes"]["all"]["allocated"])
+
+        return LaunchLog(self.node_count, None, allocated_bytes=allocated, in_autograd=True)
+
+    def branches(self, graph: Any, noted: Noted) -> Branches:
+        from cuda.bindings import driver
+
+        return Branches(noted, graph, driver, Race, functools.partial(mark, self.index))
+
+    def workspace_ranges(self) -> Sequence[MemoryRange]:
+        return self._streams.workspaces()
 
     def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
         return pool_memory(pool)

@@ -2,10 +2,11 @@
 
 Note [Memory that no argument names]. An operator may allocate a workspace and free it again, so that a later tensor
 lies there. Kernels get its address as a parameter. So when the graph is there, the words of each operator's nodes are
-searched for addresses in the graph's pool that none of its tensors holds (`with_hidden_memory`). Such a word stands for
-the block in which it lies, where that block was never freed: a workspace of cuBLAS. Else it stands for what lies around
-it, as far as no tensor held it at that time, and not farther than the operator allocated. An address in an input that
-the operator was not given stands for the whole input.
+searched for addresses in the graph's pool that none of its tensors holds (`with_hidden_memory`). An operator that has
+allocated nothing may use a block that is never freed, as the workspace of cuBLAS. Else such a word stands for what lies
+around it, as far as no tensor held it at that time, and not farther than the operator allocated. The block that is
+there at the end of the capture counts too: it may be cuBLAS's workspace, or be made later, and smaller than what the
+operator had. An address in an input that the operator was not given stands for the whole input.
 
 Note [Addresses that are no words]. A kernel may get addresses otherwise: in a tensor map whose encoding is not known,
 or from a table in the GPU's memory. Then the search finds nothing. So an operator is a barrier if one of its kernels
@@ -72,17 +73,22 @@ def with_hidden_memory(
             segment = segments.around(address)
             if segment is None or declared.around(address) is not None:
                 continue
-            span = blocks.around(address) or live.around(address)
-            if span is None:
-                start, end = live.gap(address, segment)
-                if one.own_bytes:
-                    start, end = max(start, address - one.own_bytes), min(end, address + one.own_bytes)
-                span = start, end
-            hidden.add(span)
+            hidden.add(live.around(address) or _around(address, one.own_bytes, segment, blocks, live))
         found.append(
             replace(launch, reads=(*launch.reads, *hidden), writes=(*launch.writes, *hidden)) if hidden else launch
         )
     return found
+
+
+def _around(address: int, own_bytes: int | None, segment: Span, blocks: _Spans, live: _Spans) -> Span:
+    """Return the memory that an address of no live tensor stands for. Note [Memory that no argument names]."""
+    block = blocks.around(address)
+    if block is not None and own_bytes == 0:
+        return block
+    start, end = live.gap(address, segment)
+    if own_bytes:
+        start, end = max(start, address - own_bytes), min(end, address + own_bytes)
+    return (start, end) if block is None else (min(start, block[0]), max(end, block[1]))
 
 
 def with_moving_inputs(logged: Sequence[Logged], launches: Sequence[Launch], inputs: Sequence[Span]) -> list[Launch]:

@@ -61,6 +61,7 @@ class HostUpdates:
 
     def __init__(self, updates: Sequence[NodeUpdate], executable: Any) -> None:
         self._executable = executable
+        self._updates = tuple(updates)
         self._places: dict[int, list[tuple[AddressCell, int, int, NodeUpdate]]] = defaultdict(list)
         for update in updates:
             for place in update.places:
@@ -85,6 +86,16 @@ class HostUpdates:
 
     def settle(self) -> None:
         """Nothing: a node reads what it was set to last."""
+
+    def renew(self, executable: Any) -> None:
+        """Set all nodes in another executable of the graph, as they were set in the one before, and go on with that.
+
+        Raises:
+            CudaCallFailed: the driver does not take that.
+        """
+        self._executable = executable
+        for update in self._updates:
+            update.set(executable)
 
 
 def _node_update(target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> NodeUpdate:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from optimizations.report.concurrency import ConcurrencyReport
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -56,6 +58,7 @@ class RecordedStep:
             back, in a call that takes longer.
         audits: calls that ran uncaptured to be compared with the recording; `audits_skipped` counts those for which
             there was no memory next to the graph's.
+        concurrency: whether independent kernels run at the same time.
         record_s: time from the beginning of the recording to its first launch.
     """
 
@@ -73,6 +76,7 @@ class RecordedStep:
     record_s: float
     audits: int = 0
     audits_skipped: int = 0
+    concurrency: ConcurrencyReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

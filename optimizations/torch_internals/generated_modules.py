@@ -3,8 +3,9 @@
 A module calls `AsyncCompile.triton(self, kernel_name, source_code, device_str="cuda")` for each of its Triton kernels,
 which compiles the kernel or finds it in a cache, and `AsyncCompile.wait(self, scope)` once behind them, whether it has
 kernels or not. With a pool of compilers the former is called before as well, while the code is generated.
-`PyCodeCache.stack_frames_for_code(path, line)` returns the frames of the program behind a line of a generated module,
-innermost first, as dictionaries with "filename", "line" and "name"; None where it does not know them.
+`PyCodeCache.modules` lists the modules that are loaded. `PyCodeCache.stack_frames_for_code(path, line)` returns the
+frames of the program behind a line of one, innermost first, as dictionaries with "filename", "line" and "name"; None
+where it does not know them.
 `compilation_callbacks.register_start_callback(callback)` calls back when a compilation begins, that of a backward too,
 and not for one that begins inside of another. Checked on PyTorch 2.11.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -69,6 +71,13 @@ def when_launched(launched: Callable[[int], None]) -> Iterator[None]:
     finally:
         with contextlib.suppress(ValueError):  # `torch.compiler.reset` forgets all of them
             handler.remove_start_callback(begins)
+
+
+def loaded_modules() -> list[dict[str, Any]]:
+    """Return the globals of all generated modules that are loaded; none where nothing was compiled."""
+    if "torch._inductor.codecache" not in sys.modules:
+        return []
+    return [vars(module) for module in torch_internals.PyCodeCache.modules]
 
 
 def source_line(path: str, line: int) -> str | None:

@@ -205,6 +205,7 @@ class CallRecorder(ABC):
                     set_aside=set_aside,
                     dropped=self._changes.dropped,
                     audits=Audits(self._options.check_every),
+                    concurrency=self._options.concurrency if self._carries else "off",
                 )
             recording.key_value = self._key_value
         except BaseException as raised:

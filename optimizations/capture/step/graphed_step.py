@@ -41,6 +41,7 @@ from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.recording import Recording
 from optimizations.capture.step.surroundings import alone, ambient, inside, saved_tensor_hooks, watched_by_others
 from optimizations.capture.step.watch import is_name_dropped, numbers_of
+from optimizations.concurrency.noted_capture import Concurrency
 from optimizations.report.steps import Refusal, StepChanged, StepReport
 from optimizations.weak_registry import WeakRegistry
 
@@ -402,6 +403,7 @@ class GraphedStep(CallRecorder):
                     gradients_kept=one.gradients.times_kept,
                     audits=one.audits.done,
                     audits_skipped=one.audits.skipped,
+                    concurrency=one.side_by_side.report(),
                 )
                 for one in self._recordings
             ),
@@ -491,6 +493,7 @@ def graph_step(
     ignore: Sequence[str] = (),
     check_every: CheckEvery = "auto",
     on_change: Literal["raise", "warn"] = "raise",
+    concurrency: Concurrency = "off",
 ) -> Any:
     """`optimizations.graph_step`, where it is documented."""
     make = functools.partial(
@@ -505,5 +508,6 @@ def graph_step(
         ignore=ignore if isinstance(ignore, str) else tuple(ignore),
         check_every=check_every,
         on_change=on_change,
+        concurrency=concurrency,
     )
     return make if step is None else make(step)

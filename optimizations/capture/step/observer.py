@@ -44,6 +44,7 @@ from optimizations.capture.step.source_lines import (
     called_by_the_compiler,
     current_line,
 )
+from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.report.steps import Refusal, StepRefused
 from optimizations.torch_internals.generator_identity import identity
 
@@ -79,7 +80,7 @@ class Observer(torch_internals.TorchDispatchMode):
         set_up: whether something was compiled, or kernels were timed, so that the call does not count.
         rates: storages of tensors that stand for learning rates and betas, which are numbers to the program, with what
             they stand for.
-        launches: what counts the nodes of a graph that is being captured, if something does.
+        launches: what counts the nodes of a graph that is being captured, if something does; `log` what notes them.
         first_states: of `generators`, as they were before they were first drawn from.
         before_write: is given each tensor that an operator is about to write.
         followed: storages by address, to which those are added that hold values computed from these. None: it is not
@@ -117,6 +118,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self._known = known
         self._unseen = 0
         self.launches: Launches | None = None
+        self.log: LaunchLog | None = None
         self.rates: dict[int, str] = {}
         self._from_rates: dict[int, str] = {}
         self._numbers: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -203,6 +205,11 @@ class Observer(torch_internals.TorchDispatchMode):
         sparse = any(tensor.layout is not torch.strided for tensor in inputs)
         return self.launches.operator(func, chain(storages, numbers), sparse=sparse)
 
+    def _noted(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.log is None:
+            return _run(func, args, kwargs)
+        return self.log.operator(func, args, kwargs, lambda: _run(func, args, kwargs))
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(issubclass(kind, torch_internals.FakeTensor) for kind in types):
@@ -247,7 +254,7 @@ class Observer(torch_internals.TorchDispatchMode):
             for tensor in _written(func, args, kwargs):
                 self.before_write(tensor)
         with self._counted(func, args, kwargs, inputs, made_from):
-            result = _run(func, args, kwargs)
+            result = self._noted(func, args, kwargs)
         if any(isinstance(tensor, torch_internals.FakeTensor) for tensor in _tensors((result,))):
             return result  # made in a mode of the program's
         if drawn_from is not None and self.reseeding is not None:

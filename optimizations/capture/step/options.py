@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from optimizations.capture.step.audit import CheckEvery
 from optimizations.capture.step.progress import OBSERVED
+from optimizations.concurrency.noted_capture import Concurrency
 
 DEFAULT_WARM_UP = 3
 DEFAULT_LIMIT = 8
@@ -45,6 +46,7 @@ class StepOptions:
     ignore: tuple[str, ...] = ()
     check_every: CheckEvery = "auto"
     on_change: Literal["raise", "warn"] = "raise"
+    concurrency: Concurrency = "off"
 
     def __post_init__(self) -> None:
         for name in ("warm_up", "limit", "memory_budget_bytes"):
@@ -64,6 +66,7 @@ class StepOptions:
         require_one_of("learning_rate", self.learning_rate, ("auto", "number"))
         require_one_of("on_refusal", self.on_refusal, ("run", "raise"))
         require_one_of("host_draws", self.host_draws, HOST_DRAWS)
+        require_one_of("concurrency", self.concurrency, ("off", "auto"))
         require_one_of("on_change", self.on_change, ("raise", "warn"))
         if self.key is not None and not callable(self.key):
             raise TypeError(f"key={self.key!r} must be a function without arguments, as `key=lambda: trainer.phase`")

@@ -50,14 +50,16 @@ from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.set_aside import SetAside
+from optimizations.capture.step.side_by_side import SideBySide, noting, side_by_side
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared, shared_with_written
+from optimizations.concurrency.noted_capture import Concurrency
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import memory_of
 from optimizations.graph.plan import PlannedNode
-from optimizations.in_place.addresses import TrackedInput
+from optimizations.in_place.addresses import Pointers, TrackedInput
 from optimizations.report.steps import RecordedStep, Refusal
 
 
@@ -93,6 +95,7 @@ class Recording:
     bound: BoundResults = field(default_factory=BoundResults)
     region: RegionMark | None = None
     in_workspace: bool = True
+    side_by_side: SideBySide = field(default_factory=SideBySide)
     replays: int = 0
 
     def counted(self) -> list[torch.Tensor]:
@@ -147,12 +150,19 @@ class Recording:
         moved = not self.watch.in_place() if state is None else self.watch.is_over(state)
         return moved or self.gradients.places.lost()
 
-    def launch(self, tensors: Sequence[torch.Tensor], rates: LearningRates) -> Any:
+    def launch(self, tensors: Sequence[torch.Tensor], rates: LearningRates, *, is_raced: bool = False) -> Any:
         """Do the work of a call with these inputs, and give its results.
 
         Raises:
-            NotCarried: before anything was done; the graph cannot be led to where inputs or results lie.
+            NotCarried: before anything was done; the graph cannot be led to where inputs or results lie, or its edges
+                could not be put back.
         """
+        branches = self.side_by_side.branches
+        if branches is not None:
+            if branches.unusable is not None:
+                raise NotCarried(branches.unusable)
+            if branches.is_racing and not is_raced:
+                return branches.run(lambda: self.launch(tensors, rates, is_raced=True))
         fresh = self.outputs.prepare()
         self.inputs.bind(tensors)
         self.gradients.bring()
@@ -160,7 +170,10 @@ class Recording:
         self.audits.served += 1
         self.replays += 1  # an interrupt that comes during the launch is raised behind it
         try:
-            self.graph.replay()
+            if is_raced and branches is not None:
+                branches.launch(self.graph.replay)
+            else:
+                self.graph.replay()
         except Exception:
             self.replays -= 1
             raise
@@ -193,6 +206,7 @@ def capture(
     set_aside: SetAside | None = None,
     dropped: set[str] | None = None,
     audits: Audits | None = None,
+    concurrency: Concurrency = "off",
 ) -> Recording:
     """Capture the call into `graph`. Python runs, nothing is executed. Inputs `in_place` are read where they lie.
 
@@ -201,7 +215,8 @@ def capture(
     of the step's other graphs. `draws_unused`: what it draws on the host decides nothing. `may_mention`: gradients from
     before are a part of the call where the graph mentions them. `set_aside` are those of them that stand-ins are in the
     place of.
-    `dropped`: names of entries that are not compared. `audits`: when its calls are audited.
+    `dropped`: names of entries that are not compared. `audits`: when its calls are audited. `concurrency`: whether
+    kernels that do not depend on each other may run at the same time.
 
     Raises:
         GradientsMentioned: it does, and no operator reads them.
@@ -245,7 +260,8 @@ def capture(
     carried: list[tuple[torch.Tensor, torch.Tensor]] = []
     with rates.as_tensors(), _no_casts_of_the_graph_kept(observer, progress):
         snapshot = call.state.snapshot()
-        with device.capturing(graph, pool, progress.generators):
+        observer.log = log = device.launch_log() if concurrency == "auto" else None
+        with device.capturing(graph, pool, progress.generators), noting(log):
             if not pool_before and carves(os.environ):
                 device.make_room(room)
             observer.launches = launches = Launches(device.node_count)
@@ -265,7 +281,7 @@ def capture(
                 observer,
             ):
                 returned = step(*args, **kwargs)
-            observer.launches = observer.before_write = None
+            observer.launches = observer.log = observer.before_write = None
             observer.returned = storages_of([returned, gradients(call.parameters)])
             results = kept_results(call.state, snapshot, observer)
             if carry:
@@ -340,9 +356,13 @@ def capture(
         {id(new): parameter for parameter, new in zip(call.parameters, after, strict=True) if new is not None},
     )
     outputs, held_by_outputs = taken_by(make_outputs, plain([*call.before, *after]))
+    pointers = None
     if carry:
         launches.read_behind([*outputs.copied(), *(gradient for gradient in after if gradient is not None)])
-        _follow(device, graph, pool, inputs, launches, set(written), fused, copies)
+        pointers = _follow(device, graph, pool, inputs, launches, set(written), fused, copies)
+    renew = [node.renew for node in nodes]
+    if pointers is not None:
+        renew.append(functools.partial(device.renew, graph, pointers))
     outputs.prepare()  # what the driver does not take shows here, while the capture can be thrown away
     watch = Watch(
         call.state,
@@ -382,6 +402,7 @@ def capture(
         audits=audits or Audits(None),
         bound=BoundResults(results, {id(tensor): weakref.ref(tensor) for tensor in state} if results else {}),
         region=_mark(call) if observer.kept_casts else None,
+        side_by_side=side_by_side(device, graph, pool, log, renew),
         in_workspace=observer.multiplies or device.computes_in_workspace(graph, beside),
         report=RecordedStep(
             signature=describe(call.tensors),
@@ -426,10 +447,10 @@ def _follow(
     written: Collection[int],
     fused: Sequence[FusedCopy],
     copies: Sequence[PlannedNode],
-) -> None:
+) -> Pointers | None:
     """Let the graph read inputs where they lie in each call, those of which it is known how. Note [By name] there.
 
-    And the kernels `copies` those that they copy (`fused`).
+    And the kernels `copies` those that they copy (`fused`). Return what sets their addresses, if there are any.
 
     Raises:
         NotCarried: a copy cannot be taken out of the graph, or led to the inputs.
@@ -441,7 +462,7 @@ def _follow(
     memory = {index: memory_of(one) for index, one in placeholders.items()}
     found = worth_reading(launches, memory)
     if not found and not fused:
-        return
+        return None
     try:
         captured = device.read(graph)
         plan = plan_of(captured, launches, {index: memory[index] for index in found})
@@ -449,7 +470,7 @@ def _follow(
     except CudaCallFailed as error:
         if fused:
             raise NotCarried(str(error)) from error
-        return  # all are copied
+        return None  # all are copied
     tracked = [
         TrackedInput(one.input, one.alignment_bytes, placeholders[one.input].data_ptr())
         for one in plan.inputs
@@ -457,6 +478,8 @@ def _follow(
     ]
     if tracked or fused:
         inputs.follow(tracked, pointers, device.pool_ranges(pool), fused)
+        return pointers
+    return None
 
 
 @contextlib.contextmanager

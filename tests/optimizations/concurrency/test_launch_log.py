@@ -293,8 +293,15 @@ def test_hidden_workspace_is_no_larger_than_what_was_allocated() -> None:
     assert (0x2F00, 0x3100) in hidden((RESULT, 0x3000), live, own_bytes=0x100).writes
 
 
+def test_workspace_may_be_larger_than_a_block_that_lies_there_later() -> None:
+    live = ((0x2000, 0x2100), (0x8000, 0x8100))
+    later = ((0x6000, 0x6100), (0x6100, 0x6200))
+    assert (0x5E00, 0x6200) in hidden((RESULT, 0x6000), live, later, own_bytes=0x200).writes
+    assert (0x2100, 0x8000) in hidden((RESULT, 0x6000), live, later).writes
+
+
 def test_workspace_that_is_never_freed_is_its_block() -> None:
-    assert (0x6000, 0x7000) in hidden((RESULT, 0x6800), (), ((0x6000, 0x7000),)).writes
+    assert (0x6000, 0x7000) in hidden((RESULT, 0x6800), (), ((0x6000, 0x7000),), own_bytes=0).writes
 
 
 def test_live_tensor_that_was_not_passed_counts() -> None:

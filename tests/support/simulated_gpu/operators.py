@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import random
 import struct
 import weakref
 from collections import Counter, defaultdict
@@ -24,6 +25,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from forced_branches import BranchesAtOnce
 from step_parts import CAPTURE_CHECK
 from synthetic_captures import kernel
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -34,6 +36,8 @@ from optimizations.capture import inputs
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.step import outputs
 from optimizations.capture.step.gradient_holders import OwnReferences
+from optimizations.concurrency.branches import Branches, Noted
+from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.plan import Plan
 from optimizations.graph.records import CapturedGraph, Edge, MemoryRange
 
@@ -69,6 +73,12 @@ class CpuGraph:
         """Graphs that were captured in the same pool since. Memory that this one used for a while was free then."""
         self.mates: Callable[[], Sequence[CpuGraph]] = lambda: ()
         """All graphs of the pool, which it does not hold."""
+        self.edges: set[tuple[int, int]] | None = None
+        """Between nodes, by their places among them; None: each waits for the one before it. `launched_edges` are
+        those of the executable."""
+        self.launched_edges: set[tuple[int, int]] | None = None
+        self.orders: set[tuple[int, ...]] = set()
+        """In which nodes ran, where they were not a chain."""
         self.left: list[tuple[weakref.ref[CpuGraph], list[torch.UntypedStorage]]] = []
         """What earlier graphs of the pool made, and nobody held any more behind this one: it may lie there."""
 
@@ -80,7 +90,8 @@ class CpuGraph:
         self.launched_at = next(_launches)
         to_come = list(self.later)
         with torch.inference_mode(), self._uncounted():  # what was made in that mode may be written
-            for index, (operator, arguments, keywords, results) in enumerate(self.operators):
+            for index in self._order():
+                operator, arguments, keywords, results = self.operators[index]
                 copies_inputs = isinstance(operator, ListCopy) or (index, 1) in self.led_elsewhere
                 if operator is not _nothing and not copies_inputs:  # inputs are copied first of all
                     while to_come:
@@ -89,6 +100,29 @@ class CpuGraph:
                 for result, value in zip(results, values, strict=True):
                     if result is not None:
                         result.copy_(value)
+
+    def _order(self) -> Sequence[int]:
+        """Return the operators in an order that the edges allow, another one in each launch."""
+        if self.launched_edges is None:
+            return range(len(self.operators))
+        nodes = self.nodes()
+        drawn = random.Random(self.replays)
+        left, order = set(range(len(nodes))), []
+        while left:
+            waiting = {later for earlier, later in self.launched_edges if earlier in left}
+            chosen = drawn.choice(sorted(left - waiting))
+            left.remove(chosen)
+            order.append(chosen)
+        self.orders.add(tuple(order))
+        places = set(nodes)
+        memory = [index for index in range(len(self.operators)) if index not in places]
+        return [*memory, *(nodes[one] for one in order)]
+
+    def raw_cuda_graph(self) -> Any:
+        return self
+
+    def instantiate(self) -> None:
+        self.launched_edges = None if self.edges is None else set(self.edges)
 
     def spoil(self) -> None:
         """Where it made something, what earlier graphs left is written over, if anything was written there since: their
@@ -204,6 +238,9 @@ class CpuCopy:
 
     def write_to(self, address: int) -> None:
         self._set(0, address)
+
+    def renew(self) -> None:
+        """What was set stays set: there is one executable."""
 
 
 @functools.cache
@@ -379,6 +416,34 @@ def optimizers_check() -> Iterator[None]:
         yield
 
 
+class CpuEdges:
+    """The driver's calls on edges of a `CpuGraph`."""
+
+    CUgraph = staticmethod(lambda graph: graph)
+
+    @staticmethod
+    def cuGraphGetNodes(graph: CpuGraph, count: int) -> Any:
+        return 0, list(range(len(graph.nodes()))), len(graph.nodes())
+
+    @staticmethod
+    def cuGraphGetEdges(graph: CpuGraph, count: int) -> Any:
+        edges = sorted(graph.edges if graph.edges is not None else itertools.pairwise(range(len(graph.nodes()))))
+        return 0, [one for one, _ in edges], [other for _, other in edges], [None] * len(edges), len(edges)
+
+    @staticmethod
+    def cuGraphRemoveDependencies(graph: CpuGraph, sources: Any, targets: Any, data: Any, count: int) -> Any:
+        if graph.edges is None:
+            graph.edges = set(itertools.pairwise(range(len(graph.nodes()))))
+        graph.edges.difference_update(zip(sources, targets, strict=True))
+        return (0,)
+
+    @staticmethod
+    def cuGraphAddDependencies(graph: CpuGraph, sources: Any, targets: Any, data: Any, count: int) -> Any:
+        assert graph.edges is not None
+        graph.edges.update(zip(sources, targets, strict=True))
+        return (0,)
+
+
 class CpuDevice:
     """`optimizations.capture.device.Device`. Tensors in `host` (storages by address) count as the host's.
 
@@ -392,6 +457,8 @@ class CpuDevice:
     """
 
     has_own_random = False
+
+    race: Any = BranchesAtOnce
 
     free: int | None = -1
     """Memory for audits: none, so that tests which count replays have no audited calls among them."""
@@ -577,6 +644,19 @@ class CpuDevice:
             return written
 
         return SimpleNamespace(point=point, settle=lambda: None)
+
+    def launch_log(self) -> LaunchLog:
+        return LaunchLog(self.node_count, None, device_type="cpu", in_autograd=True)
+
+    def branches(self, graph: Any, noted: Noted) -> Branches:
+        driver: Any = CpuEdges
+        return Branches(noted, graph, driver, self.race, object)
+
+    def workspace_ranges(self) -> Sequence[MemoryRange]:
+        return self.workspaces
+
+    def renew(self, graph: CpuGraph, pointers: Any) -> None:
+        pass
 
     def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
         return [

@@ -1,0 +1,230 @@
+"""Independent kernels of a recorded step run at the same time: in any order that their memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from simulated_gpu.operators import CpuDevice
+from torch import nn
+
+from optimizations.capture.copy_nodes import CopyNode, NotCarried
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.side_by_side import LedGraph, side_by_side
+from optimizations.concurrency import branches as branches_module
+from optimizations.concurrency.launch_log import LaunchLog, Logged
+from optimizations.concurrency.order import Launch, LaunchOrder
+from optimizations.graph.host import HostUpdates
+from optimizations.graph.protocol import AddressPlace
+
+
+class Towers(nn.Module):
+    """Stacks that do not depend on each other until their results are added, and one of batch statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(3))
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(torch.stack([tower(x) for tower in self.towers]).sum(0))
+
+
+def training(optimizer: Callable[..., torch.optim.Optimizer]) -> tuple[Callable[..., Any], nn.Module]:
+    torch.manual_seed(3)
+    model = Towers()
+    made = optimizer(model.parameters(), lr=0.05)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        made.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        made.step()
+        return loss.detach()
+
+    return step, model
+
+
+def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    return [(torch.randn(4, 8, generator=generator), torch.randn(4, 8, generator=generator)) for _ in range(count)]
+
+
+def compared(optimizer: Callable[..., torch.optim.Optimizer], calls: int = 24) -> tuple[GraphedStep, CpuDevice]:
+    """A step with branches on these calls, whose losses and parameters must be those of eager."""
+    (eager, theirs), (step, mine) = training(optimizer), training(optimizer)
+    device = CpuDevice()
+    graphed = GraphedStep(step, device=device, concurrency="auto")
+    for batch in batches(calls):
+        assert torch.equal(graphed(*batch), eager(*batch))
+    assert all(map(torch.equal, mine.state_dict().values(), theirs.state_dict().values()))
+    return graphed, device
+
+
+def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.9, foreach=False)
+
+
+@pytest.mark.parametrize("optimizer", [sgd, torch.optim.SGD], ids=["single", "lists"])
+def test_step_has_eagers_bits_in_every_order_that_edges_allow(optimizer: Any) -> None:
+    graphed, device = compared(optimizer)
+    (recording,) = graphed.report().recordings
+    assert recording.concurrency is not None
+    assert recording.concurrency.decision == "branches", recording.concurrency
+    assert recording.concurrency.width >= 3
+    assert recording.concurrency.longest_path < recording.concurrency.launches
+    (graph,) = [one for one in device.graphs if one.valid]
+    assert len(graph.orders) > 10
+
+
+def test_missing_edges_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LaunchOrder, "node_edges", lambda order: [])
+    with pytest.raises(AssertionError):
+        compared(sgd)
+
+
+def test_steps_stay_chains_unless_asked() -> None:
+    step, _ = training(sgd)
+    device = CpuDevice()
+    graphed = GraphedStep(step, device=device)
+    for batch in batches(6):
+        graphed(*batch)
+    (recording,) = graphed.report().recordings
+    assert recording.concurrency is not None
+    assert (recording.concurrency.decision, recording.concurrency.launches) == ("chain", 0)
+    assert "'off'" in recording.concurrency.reason
+
+
+def test_error_while_launches_are_ordered_leaves_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any) -> Any:
+        raise ValueError("the launches do not follow one another")
+
+    monkeypatch.setattr(branches_module, "order_launches", fails)
+    graphed, device = compared(sgd, calls=8)
+    (recording,) = graphed.report().recordings
+    assert recording.concurrency is not None
+    assert recording.concurrency.decision == "chain"
+    assert "do not follow" in recording.concurrency.reason
+    assert all(one.launched_edges is None for one in device.graphs)
+
+
+def test_chain_serves_where_it_is_faster() -> None:
+    class ChainWins:
+        def __init__(self, alternatives: Any) -> None:
+            self.turns = [*alternatives]
+            self.winner: str | None = None
+            self.median_us = {"chain": 10.0, "branches": 11.0}
+
+        def serve(self, call: Callable[[str], tuple[Any, Any]]) -> Any:
+            result = call(self.turns.pop(0))[0]
+            self.winner = None if self.turns else "chain"
+            return result
+
+    (eager, _), (step, _) = training(sgd), training(sgd)
+    device = CpuDevice()
+    device.race = ChainWins
+    graphed = GraphedStep(step, device=device, concurrency="auto")
+    for batch in batches(10):
+        assert torch.equal(graphed(*batch), eager(*batch))
+    (recording,) = graphed.report().recordings
+    assert recording.concurrency is not None
+    assert (recording.concurrency.decision, recording.concurrency.chain_us) == ("chain", 10.0)
+    (graph,) = [one for one in device.graphs if one.valid]
+    assert graph.launched_edges is not None
+    assert graph.launched_edges == {(index, index + 1) for index in range(len(graph.nodes()) - 1)}
+
+
+class Driver:
+    """Notes what is set in which executable. A graph has another one each time that it is instantiated."""
+
+    def __init__(self) -> None:
+        self.executable = 1
+        self.calls: list[tuple[Any, ...]] = []
+        self.fails = False
+
+    def CUgraphExec(self, address: int) -> int:
+        return address
+
+    def raw_cuda_graph_exec(self) -> int:
+        return self.executable
+
+    def raw_cuda_graph(self) -> int:
+        return 7
+
+    def instantiate(self) -> None:
+        self.executable += 1
+
+    def cuGraphMemcpyNodeGetParams(self, handle: Any) -> Any:
+        return 0, SimpleNamespace(srcDevice=10, dstDevice=20)
+
+    def cuGraphExecMemcpyNodeSetParams(self, executable: int, handle: Any, copy: Any, context: Any) -> Any:
+        self.calls.append((executable, handle, copy.srcDevice, copy.dstDevice))
+        return (int(self.fails),)
+
+    def cuGraphNodeSetEnabled(self, executable: int, handle: Any, enabled: int) -> Any:
+        self.calls.append((executable, handle, enabled))
+        return (0,)
+
+
+def test_copies_are_set_again_in_another_executable() -> None:
+    driver = Driver()
+    led, off = (CopyNode(driver, driver, 1, handle, None) for handle in ("led", "off"))
+    led.read_from(11)
+    off.switch_off()
+    driver.calls.clear()
+    LedGraph(driver, [led.renew, off.renew]).instantiate()
+    assert driver.calls == [(2, "led", 11, 20), (2, "off", 10, 20), (2, "off", 0)]
+    led.write_to(21)
+    assert driver.calls[-1] == (2, "led", 11, 21)
+
+
+def test_copy_that_is_not_taken_by_another_executable_is_an_error() -> None:
+    driver = Driver()
+    graph = LedGraph(driver, [CopyNode(driver, driver, 1, "led", None).renew])
+    driver.fails = True
+    with pytest.raises(NotCarried, match="SetParams"):
+        graph.instantiate()
+
+
+def test_nodes_read_in_place_are_set_again_in_another_executable() -> None:
+    seen: list[tuple[int, int]] = []
+    cell = SimpleNamespace(value=5)
+
+    class Update:
+        places = (AddressPlace(0, 0, 8, cell),)
+
+        def set(self, executable: Any) -> None:
+            seen.append((executable, cell.value))
+
+    updates = HostUpdates([Update()], 1)
+    updates.point({0: 6})
+    updates.renew(2)
+    updates.point({0: 7})
+    assert seen == [(1, 6), (2, 6), (2, 7)]
+
+
+def test_collectives_keep_the_chain() -> None:
+    log = LaunchLog(lambda: 0, device_type="cpu")
+    log.logged.append(Logged(Launch("c10d.allreduce_.default", 0), True))
+    found = side_by_side(CpuDevice(), None, 0, log, ())
+    assert found.branches is None
+    assert "collectives" in found.report().reason
+
+
+def test_graph_that_must_not_be_launched_is_not() -> None:
+    graphed, _ = compared(sgd, calls=8)
+    (recording,) = graphed._recordings
+    assert recording.side_by_side.branches is not None
+    recording.side_by_side.branches.unusable = "its edges could not be put back"
+    replays = recording.replays
+    with pytest.raises(NotCarried, match="put back"):
+        recording.launch(list(batches(1)[0]), graphed._rates)
+    assert recording.replays == replays
+
+
+def test_wrong_value_of_concurrency_is_refused() -> None:
+    with pytest.raises(ValueError, match="concurrency='on' is unknown"):
+        GraphedStep(lambda: None, concurrency="on")
