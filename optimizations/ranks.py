@@ -87,7 +87,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What all ranks do. `by` is the rank whose vote decided, if it was one's."""
+    """The decision for all ranks. `by` is the rank whose vote decided, if it was one's."""
 
     choice: str
     reason: str = ""
@@ -270,7 +270,7 @@ _PREFIX = "encore/agreement/"
 _NEWS = _PREFIX + "news"
 
 _lock = threading.RLock()
-"""What a finalizer calls while this thread holds it must not wait for it."""
+"""Reentrant, because a finalizer may call this module in a thread that holds it."""
 _current: tuple[weakref.ref[Any], Ballot] | None = None
 """Note [A store that is let go]."""
 

@@ -30,7 +30,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a call passes and what it does not.
+    """The arguments that a call passes, and those that are bound.
 
     Attributes:
         arguments: number of arguments that the compiled graph takes.
@@ -74,7 +74,7 @@ def bind(graph_module: torch.fx.GraphModule) -> tuple[Binding | None, BindingRep
 
 
 def _tree(held: Mapping[int, Held], depth: int = 0) -> HeldTensors:
-    """What one module holds, from what is known of each tensor; `depth` modules lie above it."""
+    """Return what one module holds, from what is known of each tensor; `depth` modules lie above it."""
     own = {position: entry for position, entry in held.items() if len(entry.modules) == depth}
     below: dict[str, dict[int, Held]] = {}
     for position, entry in held.items():

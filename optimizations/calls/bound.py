@@ -181,7 +181,7 @@ class BoundRoots:
 
 
 class _ByRoots(dict[Any, BoundRoots]):
-    """What is bound for each choice of roots, by their identities, for as long as they live."""
+    """The tensors that are bound for each choice of roots, by their identities, for as long as they live."""
 
     def add(self, key: Any, binding: Binding, roots: Iterable[Any]) -> BoundRoots:
         this = weakref.ref(self)

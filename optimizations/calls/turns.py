@@ -41,7 +41,7 @@ class Lent:
 
 
 LENT: set[Lent] = set()
-"""What is lent now, in all threads."""
+"""The turns that are lent now, in all threads."""
 
 
 @contextlib.contextmanager

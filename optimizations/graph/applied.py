@@ -77,8 +77,10 @@ class AppliedPlan:
                     node.rest(self._executable)
 
     def still_read(self, stream: torch.cuda.Stream | None = None) -> None:
-        """To be called before this is let go of, where launches may be under way: nobody gets the memory that they read
-        before what this stream, by default the current one, was given is done."""
+        """Keep the memory that launches read until the work of a stream, by default the current one, is done.
+
+        Call this before the plan is dropped while launches may be under way.
+        """
         if self._memory:
             self._tools.still_read(self._memory, stream)
 

@@ -1,4 +1,4 @@
-"""What indirection needs of one GPU: the driver, what is available there, and Encore's own kernels, loaded once."""
+"""The driver, the node updaters and Encore's own kernels of one GPU."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class DeviceTools:
 
     @classmethod
     def of(cls, index: int) -> DeviceTools:
-        """Return those of CUDA device `index`.
+        """Return the tools of CUDA device `index`.
 
         Raises:
             ImportError: `cuda.bindings` is missing; it comes with torch's CUDA wheels.
@@ -139,7 +139,7 @@ class DeviceTools:
 
 
 class RecordingTools:
-    """The tools of a device together with the Triton kernels of one function. `trial.TrialTools`."""
+    """The tools of a device together with the Triton kernels of one function. `in_place.proof.TrialTools`."""
 
     def __init__(self, tools: DeviceTools, kernels: Mapping[str, KernelAtHand]) -> None:
         self.driver = tools.driver

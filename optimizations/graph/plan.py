@@ -69,13 +69,15 @@ AUTO_PTX_NODES = 16
 """Up to how many kernels `auto` exchanges for rewritten ones."""
 
 ALIGNMENT_BYTES = 16
-"""What kernels chosen for a placeholder may rely on: the widest access is 16 bytes, and Inductor guards no more."""
+"""The alignment that kernels chosen for a placeholder may rely on: the widest access is 16 bytes, and Inductor
+guards no more."""
 
 TENSOR_MAP_ALIGNMENT_BYTES = 32
-"""What `cuTensorMapEncodeTiled` asks of an address at most (32 with 32-byte interleave, else 16)."""
+"""The alignment that `cuTensorMapEncodeTiled` asks for at most (32 with 32-byte interleave, else 16)."""
 
 LIBRARY_ALIGNMENT_BYTES = 256
-"""What a library's kernel may rely on: cuBLASLt is told the alignment of its operands up to this when it picks one."""
+"""The alignment that a library's kernel may rely on: cuBLASLt is told the alignment of its operands up to this when
+it picks one."""
 
 IN_KERNELS = (UseKind.PARAMETER, UseKind.TENSOR_MAP)
 """Pointers among the parameters of a kernel node."""
@@ -83,7 +85,7 @@ IN_KERNELS = (UseKind.PARAMETER, UseKind.TENSOR_MAP)
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """What can be used here.
+    """The node updaters that can be used here.
 
     `off` holds the reason for each applier that cannot be used at all. `ptx` holds, for each kernel node whose PTX is
     at hand, a refusal (or None) per parameter. `appliers` are all there are, by name.
@@ -148,7 +150,7 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True)
 class InputPlan:
-    """What replay does for one input.
+    """The plan for one input.
 
     With reasons it is copied. Else, if it moved to an address that is a multiple of `alignment_bytes`, replay writes
     its slots and sets its nodes; at any other address it is copied for this call.

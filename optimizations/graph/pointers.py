@@ -50,7 +50,7 @@ TRANSPARENT_NODES = frozenset({"EMPTY", "EVENT_RECORD", "WAIT_EVENT"})
 
 
 class UseKind(StrEnum):
-    """What holds the address."""
+    """The kind of place that holds the address."""
 
     PARAMETER = "parameter"
     TENSOR_MAP = "tensor_map"
@@ -105,7 +105,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class InputVerdict:
-    """What is known of one input. Its address can be replaced everywhere when there is no reason against it."""
+    """The findings on one input. Its address can be replaced everywhere when there is no reason against it."""
 
     input: int
     uses: tuple[PointerUse, ...]

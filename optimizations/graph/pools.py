@@ -48,7 +48,7 @@ def in_order(stream: torch.cuda.Stream) -> Iterator[None]:
 
 
 NO_POOL = (0, 0)
-"""What PyTorch calls the memory that is in no pool."""
+"""PyTorch's handle for the memory that is in no pool."""
 
 _own: set[Any] = set()
 
@@ -141,7 +141,7 @@ def free_workspaces() -> None:
 
 
 def end_failed_capture(device: int, pool: Any, stream: torch.cuda.Stream) -> None:
-    """To be called after a capture in `pool` failed, which PyTorch 2.11 leaves half under way.
+    """End a capture in `pool` that failed, which PyTorch 2.11 leaves half under way.
 
     The allocator would go on allocating for it, and never free memory of other pools again. And random generators may
     still be capturing, so that the next dropout would fail; an empty capture that succeeds, on `stream`, takes them out

@@ -1,6 +1,7 @@
-"""What an applier is: it says which pointers it can replace, what it needs to know of a node, and attaches to a graph.
+"""The interface of a node updater: it says which pointers it can replace, what it needs to know of a node, and
+attaches to a graph.
 
-Each is a module of this package with the name that `options.Choice` has for it. It holds an `APPLIER`, which `registry`
+Each is a module of this package with the name that `options.Choice` has for it. It holds an `APPLIER`, which `applied`
 finds there.
 """
 
@@ -24,7 +25,7 @@ BuildKernel = Callable[[str, CompiledCache], bytes]
 
 
 class ApplierGpu(Protocol):
-    """What an applier looks at to say whether it can be used at all. `device.DeviceTools` has it."""
+    """The facts about a GPU that decide whether an updater can be used at all. `device.DeviceTools` has it."""
 
     @property
     def target(self) -> str:
@@ -42,7 +43,7 @@ class ApplierGpu(Protocol):
 
 
 class ApplierTools(Protocol):
-    """What the appliers need of a device and of the function that was captured."""
+    """The tools of a device and of the captured function that updaters use."""
 
     device: torch.device
     replace_address: ReplaceAddress | None
@@ -95,7 +96,7 @@ class NodeUpdate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What an applier did to a graph.
+    """The changes that an updater made to a graph.
 
     Attributes:
         updates: nodes that the host sets when an input has moved.

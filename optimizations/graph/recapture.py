@@ -50,7 +50,7 @@ from optimizations.graph.records import CapturedGraph, MemoryRange
 from optimizations.uncollected import uncollected
 
 GRANULE_BYTES = 512
-"""What PyTorch's allocator aligns to."""
+"""The alignment of PyTorch's allocator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def _own_workspace(device: int, stream: torch.cuda.Stream, pool: Any) -> Iterato
 def _captured_by_driver(
     model: Callable[[list[Any]], Any], arguments: list[Any], pool: Any, device: int, stream: Any, driver: Any
 ) -> Recaptured:
-    """Return a capture that PyTorch's generator, which other threads may be using, hears nothing of."""
+    """Capture without PyTorch's generator, which other threads may be using."""
     raw = driver.CUstream(stream.cuda_stream)
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     torch_internals.begin_allocating(device, pool)
@@ -190,7 +190,7 @@ def _captured_by_driver(
 def _captured_by_torch(
     model: Callable[[list[Any]], Any], arguments: list[Any], pool: Any, device: int, driver: Any
 ) -> Recaptured:
-    """Return a capture that may draw random numbers. Nobody else may draw any meanwhile."""
+    """Capture a function that may draw random numbers. No other thread may draw any meanwhile."""
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     register_generators(graph, arguments, device)
     try:

@@ -1,6 +1,6 @@
 """A captured CUDA graph as plain records: what its nodes launch, and every byte they were given.
 
-All analysis works on these records, so that it runs, and is tested, without a GPU. `driver_read` fills them from a
+All analysis works on these records, so that it runs, and is tested, without a GPU. `read` fills them from a
 `CUgraph`. `RecordedCaptures` is their form on disk (JSON, bytes as hex): a capture made on one machine is test data on
 another.
 
@@ -212,7 +212,7 @@ class Capture(_Record):
 
 
 class Provenance(_Record):
-    """What was captured, and on what."""
+    """The program that was captured, and the machine."""
 
     label: str
     gpu: str

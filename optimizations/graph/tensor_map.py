@@ -73,7 +73,7 @@ def _candidates(before: bytes, after: bytes, moves: Moves) -> Iterator[Origin]:
 
 
 class TensorMapCell:
-    """A cell (`host_apply`, Note [Cells]) that holds a tensor map: the one captured, with the address put in.
+    """A cell (`host`, Note [Cells]) that holds a tensor map: the one captured, with the address put in.
 
     Args:
         place: where the 128 bytes go.

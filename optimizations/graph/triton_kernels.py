@@ -55,7 +55,7 @@ class KernelFile:
 
     @functools.cached_property
     def kernel(self) -> TritonKernel:
-        """Return what the files say.
+        """Return the kernel as its files describe it.
 
         Raises:
             OSError, ValueError: they cannot be read, or are not understood (`PtxError`).
@@ -75,7 +75,7 @@ class KernelFile:
 
 
 class Refusals(Mapping[Any, Sequence[str | None]]):
-    """By node: the refusals of its kernel, which are read when they are asked for."""
+    """The refusals of each node's kernel, which are read on demand."""
 
     def __init__(self, kernels: Mapping[Any, KernelAtHand]) -> None:
         self._kernels = kernels

@@ -42,7 +42,7 @@ from optimizations.graph.memory import MemoryRanges, storage_of
 from optimizations.graph.records import MemoryRange
 
 Check = tuple[int, int, int | None, int]
-"""Of an input: its index, the bits its address must not have, its placeholder, its size in bytes."""
+"""An input to check: its index, the bits its address must not have, its placeholder, its size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class TrackedInput:
 
 
 class Pointers(Protocol):
-    """What changes the addresses in an executable graph."""
+    """The object that changes the addresses in an executable graph."""
 
     def point(self, addresses: Mapping[int, int]) -> int:
         """Let the next launch find these inputs (by index) at these addresses. Returns the bytes written for it."""
@@ -242,7 +242,7 @@ class AddressTracker:
         return frozenset(one[0] for one in self._all_checks) - frozenset(self.indices)
 
     def launched(self) -> None:
-        """To be called after each launch."""
+        """Note that the graph was launched, after each launch."""
         if self.pending:
             self.pending, self._launched = False, True
 

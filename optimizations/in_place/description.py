@@ -24,7 +24,7 @@ RESTING = "copying the inputs was measured to be faster"
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a recording's node counted.
+    """The counts of a recording's node.
 
     `copied_bytes` are those of all replays, `copied_per_replay` those of the next.
     """
@@ -124,7 +124,7 @@ def _reasons(value: Any, against: Sequence[str], session: Session) -> tuple[str,
 def _findings(
     findings: Findings | None,
 ) -> tuple[dict[int, tuple[str, ...]], Mapping[int, Sequence[PointerUse]]]:
-    """By input: the reasons against it, and where its address was found."""
+    """Return the reasons against each input, and the places where its address was found."""
     if findings is None:
         return {}, defaultdict(tuple)
     uses = {verdict.input: verdict.uses for verdict in findings.analysis.verdicts}

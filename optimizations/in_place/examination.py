@@ -1,4 +1,4 @@
-"""What can be said of one recording: its captured graph is read, and everything that holds an input's address found.
+"""Read the captured graph of one recording, and find everything in it that holds an input's address.
 
 There are two ways, and both end in `Findings`, a plan among them:
 
@@ -38,11 +38,11 @@ from optimizations.in_place.proof import Candidate, Effects, TrialTools
 from optimizations.lazy_view import is_lazy_view
 
 SHIFT_BYTES = 4096
-"""By how much all inputs move once more for the last capture; it keeps their alignment."""
+"""The distance by which all inputs move once more for the last capture; it keeps their alignment."""
 
 
 class Tools(TrialTools, Protocol):
-    """What a recording needs of its device and function; `graph.device.RecordingTools` has it."""
+    """The tools that a recording uses of its device and function; `graph.device.RecordingTools` has it."""
 
     def available(self, graph: CapturedGraph) -> Available:
         """Return what can be used on the nodes of `graph`."""
@@ -95,7 +95,7 @@ class Recorded:
 
 
 class Host(Protocol):
-    """What a session asks of the node that it belongs to."""
+    """The node of a session, as the session uses it."""
 
     def effects(self, inputs: Sequence[Any]) -> Effects:
         """Return what a run on these inputs changes."""
@@ -112,7 +112,7 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found out about a recording, and a plan made from it.
+    """The findings on a recording, and a plan made from them.
 
     `triton` are the nodes that launch Triton kernels; `unused` are inputs that the generated code does not use at all.
     """
@@ -228,7 +228,7 @@ class Examination:
         return waiting_for_memory(pool + buffer_bytes(candidates), self.tools.free_bytes())
 
     def compare(self, candidates: Mapping[int, MemoryRange], choice: Choice) -> Findings:
-        """Return one more capture with the candidates elsewhere, and what the two graphs say.
+        """Capture once more with the candidates elsewhere, and compare the two graphs.
 
         Raises:
             torch.OutOfMemoryError, CudaCallFailed: no memory, or a graph that cannot be read.
@@ -392,7 +392,7 @@ class Examination:
         return MemoryRanges(pool_memory(self.recorded.pool))
 
     def written(self) -> dict[int, MemoryRange]:
-        """By input at a fixed address that the function writes: the memory that it was recorded in."""
+        """Return the memory in which each fixed input that the function writes was recorded."""
         return {index: storage_of(self.recorded.inputs[index]) for index in self.recorded.written}
 
     def candidate(self, findings: Findings) -> Candidate:

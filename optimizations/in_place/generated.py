@@ -1,4 +1,4 @@
-"""What a function that Inductor generated does with its inputs, read from its source.
+"""Read from the source of a generated function how it uses its inputs.
 
 Generated code is straight-line: it names its inputs, launches Triton kernels with `kernel.run(...)`, calls libraries
 and operators by name, and returns. From that follows, without running anything,
@@ -198,7 +198,7 @@ COLLECTIVE_OPERATORS = (
 """Namespaces of PyTorch whose operators involve other processes."""
 
 COLLECTIVE_CALLS = frozenset(("empty_strided_p2p",))
-"""What else Inductor calls for them: memory that other processes reach."""
+"""Functions that Inductor calls for them as well: memory that other processes reach."""
 
 _PURE_CALLS = frozenset(
     (
@@ -272,7 +272,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedCode:
-    """What is known of a generated function.
+    """The facts that are known about a generated function.
 
     Attributes:
         opaque: what it calls that could notice one more capture; None where nothing does.

@@ -158,7 +158,7 @@ ARITHMETIC_BYTES = 2
 
 
 class TrialTools(ApplierTools, Protocol):
-    """What a trial needs of a device in addition to what the appliers do."""
+    """The tools of a device that a trial uses in addition to those of the updaters."""
 
     driver: Any
 
@@ -360,7 +360,7 @@ class TrialCall:
         return [deviation(kept, now, typed.get(place)) for place, (kept, now) in enumerate(self._pairs)]
 
     def _typed(self) -> dict[int, torch.Tensor]:
-        """By place among the storages: an output that says of which numbers its storage consists."""
+        """Return for each storage an output that has the dtype of its numbers."""
         by_storage = {one.data_ptr(): place for place, one in enumerate(self._effects.outputs)}
         found: dict[int, torch.Tensor] = {}
         for value in self._effects.values:

@@ -1,4 +1,4 @@
-"""What is done with one recording after it was made: from stock's graph to one that reads its inputs in place.
+"""Turn one recording, step by step, from stock's graph into one that reads its inputs in place.
 
 A recording is made as stock makes it and copies its inputs. Everything else happens here, in calls of the program:
 
@@ -160,13 +160,13 @@ class Session:
 
     @property
     def device(self) -> torch.device:
-        """Return where the recording runs."""
+        """Return the device of the recording."""
         return self.examination.tools.device
 
     # The program's calls
 
     def run(self, inputs: list[Any], replay: Callable[[list[Any]], Any]) -> Any:
-        """Return a call of the program on `inputs`, served by `replay`. Note [Doubt]."""
+        """Serve a call of the program on `inputs` by `replay`. Note [Doubt]."""
         if not self._counted:
             self._count(inputs)
         self._counted = False
@@ -244,7 +244,8 @@ class Session:
             self._trials.close()
 
     def still_read(self, stream: torch.cuda.Stream) -> None:
-        """To be called before this is let go of: launches on this stream may be under way, those on others are not."""
+        """Keep the memory that launches on this stream read until they are done. Call it before the session is
+        dropped."""
         for applied in self._applied:
             applied.still_read(stream)
         if self._trials is not None:
