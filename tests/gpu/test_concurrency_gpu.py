@@ -13,6 +13,7 @@ from torch import nn
 
 import optimizations
 from optimizations import race
+from optimizations.capture import device as capture_device
 from optimizations.concurrency import branches
 from optimizations.trees import node
 from optimizations.trees.containers import managers
@@ -241,6 +242,42 @@ def test_delayed_kernels_change_no_bits_and_show_missing_edges() -> None:
                 differing += not all(map(torch.equal, replayed(), expected))
         assert differing
         assert all(map(torch.equal, replayed(), expected))
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.2])
+@pytest.mark.parametrize("foreach", [True, False])
+def test_step_has_the_parameters_of_the_chain(monkeypatch: pytest.MonkeyPatch, drop: float, foreach: bool) -> None:
+    monkeypatch.setattr(capture_device, "Race", BranchesAtOnce)
+
+    def trained(concurrency: str) -> tuple[list[torch.Tensor], Any]:
+        torch.manual_seed(0)
+        model = Towers(drop=drop).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=foreach)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        graphed = optimizations.graph_step(step, check_every=None, concurrency=concurrency)
+        losses = []
+        for seed in range(CALLS):
+            torch.manual_seed(seed)
+            losses.append(graphed(drawn(8, 128, seed=seed)).clone())
+        report = graphed.report()
+        assert report.refusals == () and report.replays > CALLS // 2, report
+        (recording,) = report.recordings
+        graphed.close()
+        return [*losses, *(one.detach().clone() for one in model.parameters())], recording.concurrency
+
+    found, report = trained("auto")
+    assert report.decision == "branches", report
+    assert report.width >= 2 and report.longest_path < report.launches, report
+    expected, chain = trained("off")
+    assert chain.decision == "chain"
+    assert all(map(torch.equal, found, expected))
 
 
 def test_chain_against_itself_rarely_changes(monkeypatch: pytest.MonkeyPatch) -> None:
