@@ -8,7 +8,6 @@ the recording its tensors, and brings a call's inputs to where the graph reads t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
 
 import torch
 
@@ -20,21 +19,6 @@ from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import MemoryRanges, each_once, memory_of, overlaps, size_bytes
 from optimizations.graph.records import MemoryRange
 from optimizations.in_place.addresses import AddressTracker, Pointers, TrackedInput
-
-
-class InputPassing(Protocol):
-    """Brings the inputs of a call to where a graph reads them."""
-
-    @property
-    def recording_inputs(self) -> Sequence[torch.Tensor]:
-        """What the recording runs on, in the order of the inputs."""
-
-    @property
-    def copied_bytes(self) -> int:
-        """Data copied before each launch."""
-
-    def bind(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Bring inputs of the recorded shapes, strides and dtypes to where the graph reads them, in stream order."""
 
 
 class CopiedInputs:

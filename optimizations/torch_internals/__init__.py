@@ -252,12 +252,6 @@ NAMES: dict[str, Private] = {
     "GlobalStateGuard": Private(
         "torch._C._dynamo.guards", "GlobalStateGuard", _CHECKED_HERE, "ask C++ whether settings are as they were"
     ),
-    "no_tensor_aliasing": Private(
-        "torch._C._dynamo.guards",
-        "install_no_tensor_aliasing_guard",
-        _CHECKED_HERE,
-        "ask C++ whether a tensor is passed twice",
-    ),
     "empty_strided_cuda": Private(
         "torch._C._dynamo.guards", "_empty_strided_cuda", _CHECKED_HERE, "allocate results in one call of C++"
     ),
@@ -294,9 +288,6 @@ NAMES: dict[str, Private] = {
         "torch", "_C._get_cudnn_sdp_enabled", _CHECKED_HERE, "see which kernels are chosen"
     ),
     "dispatch_keys": Private("torch", "_C._dispatch_keys", _CHECKED_HERE, "compare what a tensor goes through"),
-    "stands_for_another": Private(
-        "torch", "_is_functional_tensor", _CHECKED_HERE, "read nothing of a tensor whose memory is that of another"
-    ),
     "neg_view": Private("torch", "_neg_view", _CHECKED_HERE, "give a result that stands for negatives of an argument"),
     "lazy_clone": Private(
         "torch", "_lazy_clone", _CHECKED_HERE, "try out whether it is seen that memory is shared until one writes"

@@ -193,10 +193,6 @@ class Gradients:
         stands = self._left if self._indifferent and self.stood else None
         return functools.partial(self.family.unheld, stands)
 
-    def known(self) -> list[torch.Tensor]:
-        """All of which it can be told who holds them."""
-        return plain([*self._before, *self._after])
-
     def written(self) -> list[torch.Tensor]:
         """Those that a launch writes, whose versions are to be counted up."""
         return self._written

@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.reach import LONG
+from optimizations.torch_internals import held_values
 from optimizations.torch_internals.held_values import Held, HeldValues, can_be_compared
 
 
@@ -184,6 +185,37 @@ def test_any_write_to_a_dict_is_noticed_by_its_version(key: Any) -> None:
     written[key] = 2.5
     assert not held.same() and [one is written for one in held.written()] == [True]
     written[key] = 1.5
+    assert not held.same()
+
+
+def test_nothing_is_compared_while_no_watched_dict_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As since Python 3.12, which counts the writes."""
+    left = [100]
+    monkeypatch.setattr(held_values, "can_be_watched", lambda: True)
+    monkeypatch.setattr(held_values, "Watched", list)
+    monkeypatch.setattr(held_values, "writes_left", lambda: left[0])
+    settings, members = {"a": 1.5}, [1.5]
+    held = HeldValues([Held(settings, (("a", 1.5),), 1), Held(members, ((0, members[0]),), 1)])
+    assert held.same()
+    settings["a"] = 2.5  # this stand-in does not count it
+    assert held.same()
+    left[0] -= 1
+    assert not held.same() and not held.same()
+    held = HeldValues([Held(settings, (("a", 2.5),), 1), Held(members, ((0, members[0]),), 1)])
+    assert held.same()
+    members[0] = 2.5
+    assert not held.same()
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_entries_are_compared_where_versions_miss_writes(is_written: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_values, "have_versions", lambda: False)
+    value, other = object(), object()
+    settings = {"a": value, "b": other}
+    held = HeldValues([Held(settings, (("a", value),), 2, is_written=is_written)])
+    settings["b"] = value
+    assert held.same() and not held.written()
+    settings["a"] = other
     assert not held.same()
 
 
