@@ -108,6 +108,7 @@ def _input(
         if indirect
         else (),
         reasons=() if indirect else _reasons(value, against.get(index, ()), session),
+        has_placeholder=index not in session.recorded.without_placeholder,
     )
 
 

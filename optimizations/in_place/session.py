@@ -354,10 +354,8 @@ class Session:
     # Without placeholders
 
     def settle_by_name(self) -> None:
-        """Carry the plan out right after the recording. See `without_placeholder`.
-
-        `unusable` says why the recording can serve no call, if that fails.
-        """
+        """Carry the plan out right after the recording; `unusable` says why it failed. See `without_placeholder`."""
+        started = self._clock()
         self.unusable, self._declined = "its inputs have no placeholders, and it cannot be led to them", True
         try:
             examination = self.examination
@@ -374,6 +372,7 @@ class Session:
                 self._end()
         except Exception as error:
             self._give_up(one_line(error))
+        self.spent_s += self._clock() - started
 
     # Stage 2
 

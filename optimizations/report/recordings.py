@@ -21,6 +21,7 @@ class ReplayedInput:
         mutated: whether the function writes it.
         nodes, pointers: graph nodes that hold its address, and places in them.
         appliers: how these nodes get a new address ("host", "prelude", "ptx").
+        has_placeholder: whether memory of the graph is reserved for a copy of it.
     """
 
     index: int
@@ -32,6 +33,7 @@ class ReplayedInput:
     pointers: int
     appliers: tuple[str, ...]
     reasons: tuple[str, ...]
+    has_placeholder: bool = True
 
 
 @dataclass(frozen=True, slots=True)
