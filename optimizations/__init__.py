@@ -193,7 +193,7 @@ def settled() -> bool:
     A graph that is not called any more never settles.
     """
     containers = sys.modules.get("optimizations.trees.containers")  # not imported where nothing was compiled
-    functions = sys.modules.get("optimizations.trees.function")
+    functions = sys.modules.get("optimizations.trees.graphed_function")
     return (containers is None or bool(containers.settled())) and (functions is None or not functions.races_run())
 
 

@@ -49,7 +49,7 @@ _record = without_duplicates(with_globals(torch_internals.cudagraph_trees.cudagr
 def record(
     function: RecordableFunction, inputs: list[Any], *arguments: Any, **keywords: Any
 ) -> tuple[Callable[[list[Any]], Any] | None, Any]:
-    """Record a function as `torch._inductor.cudagraph_trees.cudagraphify` does. See `function.Record`.
+    """Record a function as `torch._inductor.cudagraph_trees.cudagraphify` does. See `graphed_function.Record`.
 
     Not inside of a capture of the program's own: a manager captures when it is made.
     """

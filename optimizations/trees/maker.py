@@ -15,12 +15,8 @@ from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
 from optimizations.selection import Selection
 from optimizations.trees import containers, cudagraphify, manager
-from optimizations.trees.function import (
-    GraphedFunction,
-    RecordableFunction,
-    is_one_of_several,
-    reading,
-)
+from optimizations.trees.function import RecordableFunction, is_one_of_several, reading
+from optimizations.trees.graphed_function import GraphedFunction
 from optimizations.trees.readable_seeds import give_readable_seeds, with_readable_seeds
 
 

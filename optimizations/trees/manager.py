@@ -71,13 +71,14 @@ from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.torch_internals.rebind import with_globals
 from optimizations.torch_internals.stock_trees import forget_places
 from optimizations.trees import moved_inputs
-from optimizations.trees.alike import tell_ranks
 from optimizations.trees.containers import container_of_call, managers, shut_down
-from optimizations.trees.endings import free_before_process_groups_end, in_a_process_group
 from optimizations.trees.fast_calls import FastCalls
-from optimizations.trees.function import RecordableFunction, WarmUp, forget_recordings
+from optimizations.trees.function import RecordableFunction, WarmUp
+from optimizations.trees.graphed_function import forget_recordings
 from optimizations.trees.inner_graphs import resting
 from optimizations.trees.node import EncoreNode, NotFollowed, NotLaunched
+from optimizations.trees.process_ends import free_before_process_groups_end, in_a_process_group
+from optimizations.trees.rank_votes import tell_ranks
 from optimizations.trees.readable_seeds import any_on_host
 from optimizations.trees.reasons import (
     FORWARD_UNCAPTURED,

@@ -10,46 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from optimizations.calls.turns import is_lent
 from optimizations.graph.driver import CudaCallFailed
-from optimizations.in_place.generated import GeneratedCode
 from optimizations.race import Events, Race, mark
-from optimizations.report.recordings import Direction
 from optimizations.selection import Decision
+from optimizations.trees.function import RecordableFunction
 from optimizations.trees.inner_graphs import resting
-
-
-class MeasuredFunction(Protocol):
-    """A function that is measured. `function.RecordableFunction` describes each member."""
-
-    direction: Direction
-    turn: AbstractContextManager[Any] | None
-    without_graph: str | None
-    median_us: Mapping[str, float]
-
-    @property
-    def waiting(self) -> str | None: ...
-
-    @property
-    def in_place(self) -> bool: ...
-
-    def code(self) -> GeneratedCode: ...
-
-    def short_of_memory(self) -> str | None: ...
-
-    def run_past_manager(self, inputs: list[Any]) -> Any: ...
-
-    def copy_inputs(self, copying: bool) -> None: ...
-
-    def replays(self) -> int: ...
-
-    def decide(self, decision: Decision, why: str) -> None: ...
 
 
 class Measured:
@@ -64,7 +35,7 @@ class Measured:
 
     def __init__(
         self,
-        function: MeasuredFunction,
+        function: RecordableFunction,
         recorded: Callable[[list[Any]], Any],
         device_index: int,
         decided: Callable[[Decision, str], None],

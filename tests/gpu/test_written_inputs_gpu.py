@@ -1,6 +1,6 @@
 """Functions that write what they are passed, on a GPU: the results and the buffers of the program without graphs.
 
-Stock leaves them without a graph. Note [Inputs that are written] in `optimizations.trees.function`.
+Stock leaves them without a graph. Note [Inputs that are written] in `optimizations.trees.graphed_function`.
 """
 
 from __future__ import annotations

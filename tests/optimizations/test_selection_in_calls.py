@@ -18,7 +18,8 @@ from optimizations.in_place.generated import GeneratedCode
 from optimizations.race import CALLS
 from optimizations.report.selection import SelectionReport
 from optimizations.trees import measured
-from optimizations.trees.function import TRIED_WITHOUT_GRAPH, forget_recordings
+from optimizations.trees.function import TRIED_WITHOUT_GRAPH
+from optimizations.trees.graphed_function import forget_recordings
 from optimizations.trees.maker import release_recordings
 
 W = values(7)

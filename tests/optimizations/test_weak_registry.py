@@ -21,7 +21,7 @@ from optimizations.calls import bound
 from optimizations.calls.binding import Binding
 from optimizations.capture.step import graphed_step
 from optimizations.torch_internals import replacing
-from optimizations.trees import alike, containers, cudagraphify
+from optimizations.trees import containers, cudagraphify, rank_votes
 from optimizations.weak_registry import WeakRegistry
 from tests.test_layers import SOURCES
 
@@ -32,7 +32,7 @@ USERS = [
     ("optimizations.compiled_graph", "Feeds", "_FEEDS", "release_feeds"),
     ("optimizations.calls.bound", "BoundRoots", "_all", "release_bindings"),
     ("optimizations.trees.containers", "ThreadContainers", "_ALL", "managers"),
-    ("optimizations.trees.function", "GraphedFunction", "_LIVE", "forget_recordings"),
+    ("optimizations.trees.graphed_function", "GraphedFunction", "_LIVE", "forget_recordings"),
     ("optimizations.capture.step.graphed_step", "GraphedStep", "_steps", "release_steps"),
     ("optimizations.capture.callables.graph_callables", "GraphedCallables", "_groups", "release_callables"),
 ]
@@ -275,8 +275,8 @@ def test_finalizer_may_tell_ranks_of_a_function_meanwhile(
     stub = SimpleNamespace(
         closed=None, topic=lambda *asked: object(), vote=lambda topic, vote, told: cast_votes.append(vote.choice)
     )
-    monkeypatch.setattr(alike, "current_ballot", lambda: stub)
-    monkeypatch.setattr(alike, "ranks_of", lambda collectives: (0, 1))
+    monkeypatch.setattr(rank_votes, "current_ballot", lambda: stub)
+    monkeypatch.setattr(rank_votes, "ranks_of", lambda collectives: (0, 1))
 
     class Function:
         without_graph = None
@@ -285,7 +285,7 @@ def test_finalizer_may_tell_ranks_of_a_function_meanwhile(
             return SimpleNamespace(collectives=("all_reduce",))
 
     def tell() -> None:
-        alike._tell_ranks(cast(Any, Function()))
+        rank_votes._tell_ranks(cast(Any, Function()))
 
     in_the_middle_of(tell, tell)
     assert set(cast_votes) == {"yes"} and len(cast_votes) > 100

@@ -42,6 +42,5 @@ def force_if_asked(patch: Callable[[Any, str, Any], object] = setattr) -> None:
         from optimizations.trees import node
 
         patch(node, "Race", BranchesAtOnce)
-        patch(budget, "SHARE", 1e9)
-        patch(budget, "SHARE_OF_ALL", 1e9)
+        patch(budget, "MOST_WORK", 1e9)
         patch(budget, "FEWEST_REPLAYS", 1)

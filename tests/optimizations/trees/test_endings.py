@@ -14,8 +14,8 @@ from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, check, values
 
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.trees import endings
 from optimizations.trees import manager as manager_module
+from optimizations.trees import process_ends
 from optimizations.trees.containers import everything, managers
 
 
@@ -23,8 +23,8 @@ def test_collective_graphs_are_freed_before_their_group(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    monkeypatch.setattr(endings, "_hooks", [])
-    monkeypatch.setattr(endings.atexit, "register", lambda free: order.append("at exit"))
+    monkeypatch.setattr(process_ends, "_hooks", [])
+    monkeypatch.setattr(process_ends.atexit, "register", lambda free: order.append("at exit"))
     monkeypatch.setattr(manager_module, "in_a_process_group", lambda: True)
     for module in (distributed, distributed.distributed_c10d):
         monkeypatch.setattr(
@@ -52,10 +52,10 @@ def test_a_forked_child_keeps_what_it_inherited_and_ends(cuda_on_cpu: CudaOnCpu)
     assert expected >= 3
     child = os.fork()
     if not child:
-        os._exit(0 if len(endings._INHERITED) == expected else 1)
+        os._exit(0 if len(process_ends._INHERITED) == expected else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert endings._INHERITED == []
+    assert process_ends._INHERITED == []
 
 
 GLOO_ABORTS = "terminate called without an active exception"

@@ -13,9 +13,10 @@ from simulated_gpu.work import aligned
 
 from optimizations import torch_internals
 from optimizations.graph.plan import Choice
-from optimizations.trees import function as module
+from optimizations.trees import graphed_function as module
 from optimizations.trees import maker as maker_module
-from optimizations.trees.function import GraphedFunction, RecordableFunction, forget_recordings
+from optimizations.trees.function import RecordableFunction
+from optimizations.trees.graphed_function import GraphedFunction, forget_recordings
 from optimizations.trees.maker import EncoreMaker
 
 

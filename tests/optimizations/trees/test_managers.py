@@ -7,16 +7,14 @@ import threading
 import weakref
 from typing import Any
 
-import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
-from optimizations.in_place import budget
 from optimizations.trees import cudagraphify, manager
 from optimizations.trees.containers import managers, others_have_managers, shut_down
-from optimizations.trees.function import forget_recordings
+from optimizations.trees.graphed_function import forget_recordings
 
 
 def test_forward_and_backward_share_a_manager_and_their_trees(cuda_on_cpu: CudaOnCpu) -> None:
@@ -36,21 +34,6 @@ def test_forward_and_backward_share_a_manager_and_their_trees(cuda_on_cpu: CudaO
         del saved, grad
     assert len(managers()) == 1
     assert [report.direction for report in (*forward.reports, *backward.reports)] == ["forward", "backward"]
-
-
-def test_cost_of_a_recording_counts_for_its_manager(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One function has taken more than its share of the time: no other is looked at."""
-    monkeypatch.setattr(budget, "SHARE_OF_ALL", 0.25)
-    first, second, w = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu)), values(7)
-    for step in range(3):
-        torch.compiler.cudagraph_mark_step_begin()
-        first.function([values(step), values(step + 1), w])
-    (node,) = nodes()
-    node.session.use.spend(1e6)
-    check(second, w)
-    (report,) = second.reports
-    assert report.stage == "waiting"
-    assert "work on all graphs has taken 1000000" in str(report.waiting)
 
 
 def test_stocks_container_is_left_alone(cuda_on_cpu: CudaOnCpu) -> None:

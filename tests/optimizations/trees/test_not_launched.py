@@ -14,7 +14,7 @@ from optimizations.graph.editing import EditableGraph
 from optimizations.graph.plan import Choice
 from optimizations.in_place.session import Session
 from optimizations.trees.containers import managers, shut_down
-from optimizations.trees.function import forget_recordings
+from optimizations.trees.graphed_function import forget_recordings
 from optimizations.trees.manager import EncoreManager
 from optimizations.trees.node import StillHeld
 from optimizations.trees.reasons import INSIDE_CAPTURE

@@ -12,7 +12,7 @@ from simulated_gpu.compiler import CompiledOnCpu, cut_into_partitions
 from simulated_gpu.work import aligned
 
 from optimizations import torch_internals
-from optimizations.trees import function, maker
+from optimizations.trees import graphed_function, maker
 from optimizations.trees.aligned import on_aligned_inputs
 
 
@@ -79,7 +79,7 @@ def test_arguments_over_partitions_are_eagers(request: pytest.FixtureRequest, mo
         run = on_aligned_inputs(model, *arguments)
         return lambda inputs: run(inputs) if world.cuda.capturing is None else model(inputs)
 
-    monkeypatch.setattr(function, "on_aligned_inputs", outside_of_captures)
+    monkeypatch.setattr(graphed_function, "on_aligned_inputs", outside_of_captures)
     found = results(lambda program: torch.compile(program, backend="encore"))
     wrong = [
         (number // 5, number % 5)

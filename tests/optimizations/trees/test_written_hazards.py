@@ -21,7 +21,7 @@ from optimizations.in_place.examination import Examination
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.in_place.proof import Candidate
 from optimizations.trees import containers
-from optimizations.trees.function import MOST_SIZES_OF_WRITERS
+from optimizations.trees.graphed_function import MOST_SIZES_OF_WRITERS
 from optimizations.trees.moved_inputs import MOST_MISFITS, MOST_RECORDINGS
 
 W = values(7)

@@ -1,6 +1,6 @@
 """Inputs that a function writes and that are no parameters: caches and buffers that the program passes.
 
-Stock runs such functions without a graph. Note [Inputs that are written] in `trees.function`.
+Stock runs such functions without a graph. Note [Inputs that are written] in `trees.graphed_function`.
 """
 
 from __future__ import annotations
