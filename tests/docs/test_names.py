@@ -8,7 +8,7 @@ import re
 from suite.results.store import REPOSITORY
 
 MOST_CHARACTERS = 60
-STILL_LONGER = 33
+STILL_LONGER = 11
 """How many names may still be longer. Lower it with each change that renames some, to 0 at the end."""
 
 

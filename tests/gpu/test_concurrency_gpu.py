@@ -187,7 +187,7 @@ def test_triton_kernel_of_the_program_is_a_barrier() -> None:
     assert all(report.barriers >= 1 for report in concurrency() if report.launches)
 
 
-def test_kernel_of_the_program_may_write_an_argument_called_in_ptr() -> None:
+def test_kernel_of_the_program_may_write_its_in_ptr() -> None:
     triton = pytest.importorskip("triton")
     tl = triton.language
 

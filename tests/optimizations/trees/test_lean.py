@@ -93,7 +93,7 @@ def test_inputs_that_are_copied_are_copied(cuda_on_cpu: CudaOnCpu, full_ways: li
     assert compiled.reports[0].copied_bytes == W.nbytes
 
 
-def test_results_that_aotautograd_marks_are_handed_out_again_without_the_mark(
+def test_marked_results_are_returned_again_without_the_mark(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where shapes are dynamic it marks each. To make them again takes longer than the launch."""
@@ -119,9 +119,7 @@ def test_lean_off_is_stocks_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) ->
     assert compiled.reports[0].steady_replays == 0
 
 
-def test_a_second_call_of_an_iteration_goes_the_full_way_while_the_first_ones_result_is_held(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
-) -> None:
+def test_second_call_is_slow_while_the_first_result_is_held(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     compiled = steady(cuda_on_cpu, full_ways)
     torch.compiler.cudagraph_mark_step_begin()
     x, y = values(1), values(2)
@@ -165,7 +163,7 @@ def test_a_loop_that_keeps_no_results_is_steady_in_each_round(cuda_on_cpu: CudaO
     iteration(2, 7)
 
 
-def test_a_function_that_is_called_many_times_in_an_iteration_is_steady_in_each_place(
+def test_repeated_calls_of_an_iteration_are_fast_in_each_place(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fast_calls, "MOST_KEPT", 8)
@@ -233,9 +231,7 @@ def test_a_moved_parameter_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: 
     assert slow_reasons(compiled) == [reasons.FIXED_INPUT_MOVED]
 
 
-def test_recordings_for_two_sets_of_parameters_take_turns_steadily(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
-) -> None:
+def test_recordings_of_two_parameter_sets_alternate_fast(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     compiled, weights = Compiled(Model(cuda_on_cpu)), [values(5), values(6)]
     for step in range(20):
         call(compiled, weights[step % 2], step)
@@ -285,7 +281,7 @@ def test_parameters_that_are_patched_are_patched_in_steady_calls(cuda_on_cpu: Cu
 
 
 @pytest.mark.usefixtures("weights_let_go")
-def test_what_a_recording_serves_as_it_is_is_not_looked_at_for_patching_another(
+def test_fitting_recording_does_not_patch_another(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a look goes over each parameter in Python; see `fast_path.on_fast_path`."""
@@ -323,7 +319,7 @@ def test_work_that_is_due_goes_the_full_way(
 
 
 @pytest.mark.parametrize("option", ["fast_path_cudagraph_asserts", "force_cudagraph_sync", "force_cudagraphs_warmup"])
-def test_with_inductors_debugging_options_there_are_no_steady_calls(cuda_on_cpu: CudaOnCpu, option: str) -> None:
+def test_inductors_debugging_options_disable_the_fast_path(cuda_on_cpu: CudaOnCpu, option: str) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, W)
     (node,) = nodes()
@@ -405,9 +401,7 @@ def test_forward_and_backward_follow_each_other_steadily(cuda_on_cpu: CudaOnCpu,
     assert full_ways == []
 
 
-def test_a_forward_without_its_backward_goes_the_full_way_where_the_user_marks_no_steps(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
-) -> None:
+def test_forward_without_backward_is_slow_without_step_marks(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     training = Training(cuda_on_cpu)
     for step in range(12):
         training.step(step)
@@ -418,7 +412,7 @@ def test_a_forward_without_its_backward_goes_the_full_way_where_the_user_marks_n
     assert reasons.OTHER_ORDER in slow_reasons(training.forward), "no iteration began"
 
 
-def test_a_forward_whose_backward_is_pending_goes_the_full_way_where_dynamo_begins_iterations(
+def test_forward_with_pending_backward_is_slow(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trees = torch_internals.cudagraph_trees
@@ -440,9 +434,7 @@ def test_a_forward_whose_backward_is_pending_goes_the_full_way_where_dynamo_begi
     assert reasons.BACKWARD_PENDING in slow_reasons(training.forward)
 
 
-def test_a_saved_result_that_is_still_held_after_the_backward_goes_the_full_way(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
-) -> None:
+def test_saved_result_held_after_the_backward_is_slow(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     training = Training(cuda_on_cpu)
     for step in range(12):
         training.step(step)
@@ -460,7 +452,7 @@ def test_a_saved_result_that_is_still_held_after_the_backward_goes_the_full_way(
 
 
 @pytest.mark.parametrize("lean_on", [True, False])
-def test_a_derivative_in_forward_mode_is_refused_as_stocks_copies_refuse_it(
+def test_forward_mode_derivative_is_refused_as_by_stock(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], lean_on: bool
 ) -> None:
     """A graph that reads the input in place would hand out a result without a derivative."""

@@ -111,9 +111,7 @@ def test_an_input_that_is_returned_is_copied(cuda_on_cpu: CudaOnCpu, several: bo
 
 
 @pytest.mark.parametrize("reused", [frozenset({0}), None])
-def test_an_input_whose_memory_became_a_result_is_handed_out_as_the_result(
-    cuda_on_cpu: CudaOnCpu, reused: frozenset[int] | None
-) -> None:
+def test_input_memory_that_became_a_result_is_returned(cuda_on_cpu: CudaOnCpu, reused: frozenset[int] | None) -> None:
     """Inductor lets a partition write a result over an input that is dead. The caller's tensor is not written."""
     code = GeneratedCode(None, reused=reused)
     model, w = Model(cuda_on_cpu, writes_x=True, returns_x=True, code=code), values(7)
@@ -131,7 +129,7 @@ def test_an_input_whose_memory_became_a_result_is_handed_out_as_the_result(
         del out, result
 
 
-def test_an_output_in_the_memory_of_a_dead_input_is_not_taken_for_the_input(cuda_on_cpu: CudaOnCpu) -> None:
+def test_output_in_memory_of_a_dead_input_is_not_the_input(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu, reuses_x=True)), values(7)
     kept = []
     for step in range(10):
@@ -141,7 +139,7 @@ def test_an_output_in_the_memory_of_a_dead_input_is_not_taken_for_the_input(cuda
         assert torch.equal(out, 2 * x + y * w), step
 
 
-def test_an_address_that_the_kernel_finds_elsewhere_is_found_out_and_the_input_copied(cuda_on_cpu: CudaOnCpu) -> None:
+def test_hidden_address_is_found_and_its_input_copied(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu, hides_y=True)), values(7)
     check(compiled, w, calls=20)
     (node,) = nodes()
@@ -160,7 +158,7 @@ def test_without_a_difference_between_calls_nothing_is_proven(cuda_on_cpu: CudaO
     assert "held the same data" in report.inputs[0].reasons[0]
 
 
-def test_results_that_are_kept_stay_valid_and_are_copied_from_then_on(cuda_on_cpu: CudaOnCpu) -> None:
+def test_kept_results_stay_valid_and_are_copied_from_then_on(cuda_on_cpu: CudaOnCpu) -> None:
     model, w = Model(cuda_on_cpu), values(7)
     compiled = Compiled(model)
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -198,7 +196,7 @@ def test_kept_results_that_share_memory_share_their_copy(cuda_on_cpu: CudaOnCpu)
     assert torch.equal(out[4:8], part), "one memory, as without a graph"
 
 
-def test_a_result_held_from_a_replay_moves_everything_to_a_new_pool(cuda_on_cpu: CudaOnCpu) -> None:
+def test_result_held_from_a_replay_moves_to_a_new_pool(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
     x, y = values(1), values(2)
@@ -244,7 +242,7 @@ def test_a_recording_that_fails_costs_the_graph_and_nothing_else(cuda_on_cpu: Cu
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_a_check_of_the_pool_that_fails_costs_the_graph_and_nothing_else(
+def test_failing_pool_check_costs_the_graph_only(
     failing: int, cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first is made before a warm-up, of what functions before it left there, the second one of its results."""
@@ -277,7 +275,7 @@ def test_a_check_of_the_pool_that_fails_costs_the_graph_and_nothing_else(
         assert model.runs == ["plain"] * 6
 
 
-def test_capture_of_the_program_runs_the_function_without_a_graph(cuda_on_cpu: CudaOnCpu) -> None:
+def test_programs_capture_runs_the_function_without_a_graph(cuda_on_cpu: CudaOnCpu) -> None:
     model, w = Model(cuda_on_cpu), values(7)
     compiled = Compiled(model)
     check(compiled, w, calls=2)
@@ -357,7 +355,7 @@ def test_parameter_that_is_written_is_never_copied(cuda_on_cpu: CudaOnCpu, share
 
 
 @pytest.mark.usefixtures("weights_let_go")
-def test_parameter_that_is_written_is_patched_if_its_uses_are_known(cuda_on_cpu: CudaOnCpu) -> None:
+def test_written_parameter_is_patched_if_its_uses_are_known(cuda_on_cpu: CudaOnCpu) -> None:
     model = Model(cuda_on_cpu, writes_w=True, code=KNOWN)
     compiled = Compiled(model, mutated_input_idxs=(2,))
     weights = [values(7 + swap) for swap in range(4)]
@@ -469,7 +467,7 @@ def test_parameter_of_another_shape_is_not_copied(cuda_on_cpu: CudaOnCpu, lean: 
 
 
 @pytest.mark.usefixtures("weights_let_go")
-def test_inputs_that_are_read_in_place_stay_so_where_parameters_are_patched(
+def test_inputs_stay_in_place_where_parameters_are_patched(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second comparison finds a reason against one of them that the first did not find."""
@@ -498,7 +496,7 @@ def test_inputs_that_are_read_in_place_stay_so_where_parameters_are_patched(
     assert any("input 0 is read in place, and" in one for one in refusals)
 
 
-def test_a_defect_after_the_capture_costs_indirection_and_not_the_call(
+def test_defect_after_the_capture_costs_indirection_only(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for owner, name in (
@@ -575,7 +573,7 @@ def test_threads_share_a_model_and_get_their_own_results(cuda_on_cpu: CudaOnCpu)
     assert wrong == []
 
 
-def test_without_memory_for_a_second_capture_everything_is_copied(cuda_on_cpu: CudaOnCpu) -> None:
+def test_no_memory_for_a_second_capture_copies_everything(cuda_on_cpu: CudaOnCpu) -> None:
     model, w = Model(cuda_on_cpu), values(7)
 
     def short_of_memory(inputs: list[Any]) -> list[Any]:
@@ -591,7 +589,7 @@ def test_without_memory_for_a_second_capture_everything_is_copied(cuda_on_cpu: C
     assert "out of memory" in str(compiled.reports[0].off)
 
 
-def test_generators_are_registered_with_the_graph_that_is_replayed(cuda_on_cpu: CudaOnCpu) -> None:
+def test_generators_are_registered_with_the_replayed_graph(cuda_on_cpu: CudaOnCpu) -> None:
     model, w, generator = Model(cuda_on_cpu), values(7), torch.Generator()
 
     def with_generator(inputs: list[Any]) -> list[Any]:
