@@ -20,6 +20,9 @@ CALLS = int(os.environ.get("ENCORE_JUDGE_CALLS", "6"))
 SEEDS = 6
 """Calls with values of their own; later ones have the same again."""
 
+MISALIGNED = (4, 11)
+"""Calls whose tensors begin one element behind the start of their memory."""
+
 SEEN = 64
 """Of an entry's samples the first so many are drawn from."""
 
@@ -82,7 +85,7 @@ def _operator_case(entry: Any, task: Task, device: str) -> Case:
         compiled = session.compile(program)
         kept = []
         for number, nest in enumerate(nests):
-            value, arguments, keywords = copied(nest)
+            value, arguments, keywords = copied(nest, number)
             if task.variant == "out":
                 keywords["out"] = _room(function, nest, number)
             session.begin(number)
@@ -116,7 +119,7 @@ def _module_case(info: Any, task: Task, device: str) -> Case:
         compiled = session.compile(module)
         kept = []
         for number, nest in enumerate(nests):
-            _, arguments, keywords = copied(nest)
+            _, arguments, keywords = copied(nest, number)
             session.begin(number)
             found = compiled(*arguments, **keywords)
             session.note(found, arguments, keywords, list(module.buffers()))
@@ -204,33 +207,43 @@ def _geometry(value: Any) -> Any:
     return value.dtype, value.device, tuple(value.shape), value.stride(), value.requires_grad
 
 
-def copied(nest: Any) -> Any:
-    """Return the nest with tensors in memory of their own that lie there as the originals do in theirs."""
-    storages: dict[int, Any] = {}
+def copied(nest: Any, call: int = 0) -> Any:
+    """Return the nest with tensors in memory of their own that lie there as the originals do in theirs.
+
+    In the calls `MISALIGNED` all tensors of a memory lie one element further.
+    """
+    storages: dict[int, tuple[Any, int]] = {}
     tensors: dict[int, torch.Tensor] = {}
 
     def copy(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) not in tensors:
-            tensors[id(value)] = _copied(value, storages)
+            tensors[id(value)] = _copied(value, storages, call in MISALIGNED)
         return tensors[id(value)]
 
     return pytree.tree_map(copy, nest)
 
 
-def _copied(value: torch.Tensor, storages: dict[int, Any]) -> torch.Tensor:
+def _copied(value: torch.Tensor, storages: dict[int, tuple[Any, int]], shifted: bool) -> torch.Tensor:
     with torch.no_grad():
         if value.is_conj() or value.is_neg() or value.is_quantized or value._is_zerotensor():
             made = value.detach().clone()
         else:
             storage = value.untyped_storage()
-            mine = storages.setdefault(storage._cdata, None)
-            if mine is None:
-                mine = storages[storage._cdata] = storage.clone()
+            if storage._cdata not in storages:
+                storages[storage._cdata] = _memory(storage, value.itemsize if shifted else 0)
+            mine, shift = storages[storage._cdata]
             made = torch.empty(0, dtype=value.dtype, device=value.device)
-            made.set_(mine, value.storage_offset(), value.shape, value.stride())
+            made.set_(mine, value.storage_offset() + shift // value.itemsize, value.shape, value.stride())
     return made.requires_grad_(value.requires_grad)
+
+
+def _memory(storage: Any, shift: int) -> tuple[Any, int]:
+    """Return a copy of the memory behind so many bytes."""
+    memory = torch.zeros(storage.nbytes() + shift, dtype=torch.uint8, device=storage.device)
+    memory[shift:] = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return memory.untyped_storage(), shift
 
 
 def _room(function: Any, nest: Any, number: int) -> Any:
