@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy
@@ -50,17 +50,17 @@ class NoSample(Exception):
 Case = Callable[[Session], None]
 
 
-def case(task: Task, device: str) -> Case:
-    """Return the program of a sample. Raises NoSample."""
+def case(task: Task, device: str, misaligned: Sequence[int] = MISALIGNED) -> Case:
+    """Return the program of a sample, with calls whose inputs are misaligned. Raises NoSample."""
     entry = entries(task.database)[task.name]
     if task.database == "module_db":
-        return _module_case(entry, task, device)
+        return _module_case(entry, task, device, misaligned)
     if task.database == "optim_db":
         return _optimizer_case(entry, task, device)
-    return _operator_case(entry, task, device)
+    return _operator_case(entry, task, device, misaligned)
 
 
-def _operator_case(entry: Any, task: Task, device: str) -> Case:
+def _operator_case(entry: Any, task: Task, device: str, misaligned: Sequence[int]) -> Case:
     dtype = getattr(torch, task.dtype)
     differentiable = dtype in entry.supported_backward_dtypes(torch.device(device).type) and entry.supports_autograd
     gradients = task.variant == "function" and differentiable
@@ -85,7 +85,7 @@ def _operator_case(entry: Any, task: Task, device: str) -> Case:
         compiled = session.compile(program)
         kept = []
         for number, nest in enumerate(nests):
-            value, arguments, keywords = copied(nest, number)
+            value, arguments, keywords = copied(nest, shifted=number in misaligned)
             if task.variant == "out":
                 keywords["out"] = _room(function, nest, number)
             session.begin(number)
@@ -100,7 +100,7 @@ def _operator_case(entry: Any, task: Task, device: str) -> Case:
     return run
 
 
-def _module_case(info: Any, task: Task, device: str) -> Case:
+def _module_case(info: Any, task: Task, device: str, misaligned: Sequence[int]) -> Case:
     dtype = getattr(torch, task.dtype)
 
     def drawn() -> Iterator[Any]:
@@ -119,7 +119,7 @@ def _module_case(info: Any, task: Task, device: str) -> Case:
         compiled = session.compile(module)
         kept = []
         for number, nest in enumerate(nests):
-            _, arguments, keywords = copied(nest, number)
+            _, arguments, keywords = copied(nest, shifted=number in misaligned)
             session.begin(number)
             found = compiled(*arguments, **keywords)
             session.note(found, arguments, keywords, list(module.buffers()))
@@ -207,10 +207,10 @@ def _geometry(value: Any) -> Any:
     return value.dtype, value.device, tuple(value.shape), value.stride(), value.requires_grad
 
 
-def copied(nest: Any, call: int = 0) -> Any:
+def copied(nest: Any, *, shifted: bool = False) -> Any:
     """Return the nest with tensors in memory of their own that lie there as the originals do in theirs.
 
-    In the calls `MISALIGNED` all tensors of a memory lie one element further.
+    `shifted`: all tensors of a memory lie one element further.
     """
     storages: dict[int, tuple[Any, int]] = {}
     tensors: dict[int, torch.Tensor] = {}
@@ -219,7 +219,7 @@ def copied(nest: Any, call: int = 0) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) not in tensors:
-            tensors[id(value)] = _copied(value, storages, call in MISALIGNED)
+            tensors[id(value)] = _copied(value, storages, shifted)
         return tensors[id(value)]
 
     return pytree.tree_map(copy, nest)
