@@ -219,6 +219,7 @@ def bound(compiled: Callable[..., Any], binding: Binding) -> Callable[..., Any]:
             roots = by_roots.add(key, binding, given[first_root:])
         state = roots.state
         if state is None or (state[0].seen != writes_left() and not state[0].holds()):
+            state = None  # it would keep weights alive that the program exchanged, while the graph looks for these
             return compiled_of_list(roots.read(given))
         roots.served += 1
         if ordered is not None and ordered.ready:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from binding_programs import Layer, Model, one_parameter, state_assigned
-from bound_calls import HELD, ONE, Scaled, X, clock, compiled, reads, runner, same, settle
+from bound_calls import HELD, ONE, Runner, Scaled, X, clock, compiled, reads, runner, same, settle
 from torch import nn
 
 import optimizations
@@ -40,6 +40,29 @@ def test_an_exchanged_weight_is_let_go_by_every_graph() -> None:
     run(X)  # The graph for the other size is not called again.
     gc.collect()
     assert [storage() for storage in storages] == [None] * len(storages)
+
+
+@torch.no_grad()
+def test_an_exchanged_weight_is_gone_when_the_graph_is_called(runner: Runner) -> None:
+    """A recording for the weight's address is looked at then: it counts as one that may come back if it is alive."""
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    storages = [weakref.ref(p.untyped_storage()) for p in model.parameters()]
+    state_assigned(model)
+    alive: list[bool] = []
+    runner.calls = Noting(lambda: alive.append(any(storage() is not None for storage in storages)))  # type: ignore[assignment]
+    run(X)
+    assert alive == [False]
+
+
+class Noting(list[Any]):
+    def __init__(self, noted: Callable[[], None]) -> None:
+        super().__init__()
+        self.noted = noted
+
+    def append(self, call: Any) -> None:
+        self.noted()
 
 
 @torch.no_grad()
