@@ -106,6 +106,7 @@ PROGRAMS: dict[str, tuple[Function, Callable[[int], Sequence[Any]]]] = {
 def test_every_kind_of_kernel_follows_its_inputs(program: str, choice: str, weights: dict[str, Any]) -> None:
     function, make = PROGRAMS[program]
     assert_like_stock(function, make, choice)
+    assert len(recordings()) == 1, said()
     (report,) = recordings()
     assert report.off is None
     assert all(SAME in one.reasons[0] for one in report.inputs if not one.indirect), said()
