@@ -299,11 +299,6 @@ def an_address_for_an_operator(run: Any, kernel: Kernel, x: torch.Tensor, out: t
     run(x, out, table, stream=0)
 
 
-def a_part_under_another_storage(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
-    run(x, out, stream=0)
-    out[1:].add_(torch.from_dlpack(x[1:]))
-
-
 def a_part_of_it(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
     run(x, out, stream=0)
     run(x, out, x[1:], stream=0)

@@ -225,10 +225,6 @@ def test_what_else_looks_otherwise_is_what_it_is_in_eager(zero: str, other: str)
     assert_as_in_eager(lambda: Training(zero, "sgd"), OTHERS[other])
 
 
-def first_tensor(state: dict[str, Any]) -> torch.Tensor:
-    return next(one for name, one in state.items() if isinstance(one, torch.Tensor) and name != "step")
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_moved_optimizer_states_are_noticed_before_the_launch(optimizer: str) -> None:
     def moved(made: Training) -> None:
