@@ -293,7 +293,7 @@ def test_hidden_workspace_is_no_larger_than_what_was_allocated() -> None:
     assert (0x2F00, 0x3100) in hidden((RESULT, 0x3000), live, own_bytes=0x100).writes
 
 
-def test_workspace_may_be_larger_than_a_block_that_lies_there_later() -> None:
+def test_workspace_may_be_larger_than_a_later_block_there() -> None:
     live = ((0x2000, 0x2100), (0x8000, 0x8100))
     later = ((0x6000, 0x6100), (0x6100, 0x6200))
     assert (0x5E00, 0x6200) in hidden((RESULT, 0x6000), live, later, own_bytes=0x200).writes

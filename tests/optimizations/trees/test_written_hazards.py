@@ -60,7 +60,7 @@ class Paged(Model):
 
 
 @pytest.mark.parametrize("buffers", [1, 12])
-def test_what_somebody_else_writes_to_the_same_buffer_meanwhile_stays(
+def test_concurrent_write_to_the_same_buffer_stays(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, buffers: int
 ) -> None:
     """A cache in pages: a transfer on another stream writes one while a call writes another. Nothing is tried out."""
@@ -89,9 +89,7 @@ def test_what_somebody_else_writes_to_the_same_buffer_meanwhile_stays(
 
 
 @pytest.mark.usefixtures("weights_let_go")
-def test_a_trial_reads_nothing_in_place_that_may_not_be_read_there(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trial_reads_nothing_in_place_that_may_not_be(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that loads several numbers at a time fails on an address that is not aligned for it."""
     compiled = Compiled(Model(cuda_on_cpu))
     kept = []
@@ -115,7 +113,7 @@ def test_a_trial_reads_nothing_in_place_that_may_not_be_read_there(
     assert not [address for address in launched if address % 16]
 
 
-def test_buffers_that_fit_no_recording_do_not_end_the_graphs_of_others(cuda_on_cpu: CudaOnCpu) -> None:
+def test_unfitting_buffers_do_not_end_graphs_of_others(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = writing(cuda_on_cpu, UNKNOWN)
     buffers = [values(number) for number in range(MOST_RECORDINGS)]
     strays = [values(100 + number) for number in range(5)]
@@ -129,7 +127,7 @@ def test_buffers_that_fit_no_recording_do_not_end_the_graphs_of_others(cuda_on_c
     assert len(nodes()) == MOST_RECORDINGS
 
 
-def test_one_iteration_with_other_caches_does_not_end_the_graphs_of_others(cuda_on_cpu: CudaOnCpu) -> None:
+def test_iteration_with_other_caches_ends_no_other_graphs(cuda_on_cpu: CudaOnCpu) -> None:
     """Each of the layers fits no recording in it."""
     compiled = writing(cuda_on_cpu, UNKNOWN)
     sets = [[values(10 * number + layer) for layer in range(MOST_MISFITS + 6)] for number in range(5)]
@@ -189,7 +187,7 @@ def test_an_aligned_buffer_has_its_graph_after_many_that_are_not(cuda_on_cpu: Cu
 
 
 @pytest.mark.parametrize("places", [2, 66, 130])
-def test_one_function_for_many_layers_each_with_a_cache_of_its_own(cuda_on_cpu: CudaOnCpu, places: int) -> None:
+def test_one_function_serves_layers_with_own_caches(cuda_on_cpu: CudaOnCpu, places: int) -> None:
     """The first iterations replay none of their recordings: what was warmed up first was recorded last."""
     compiled = writing(cuda_on_cpu)
     caches = [values(number) for number in range(places)]
@@ -293,7 +291,7 @@ def test_a_buffer_that_the_program_lets_go_of_is_free(compiled_on_cpu: CompiledO
     assert sum(one() is not None for one in let_go) <= 1
 
 
-def test_a_place_that_is_passed_as_a_number_is_not_recorded_for_ever(compiled_on_cpu: CompiledOnCpu) -> None:
+def test_number_of_a_place_is_not_recorded_for_ever(compiled_on_cpu: CompiledOnCpu) -> None:
     """Stock makes no graph at all of such a function. Each place is another number."""
 
     def step(x: torch.Tensor, cache: torch.Tensor, place: int) -> torch.Tensor:

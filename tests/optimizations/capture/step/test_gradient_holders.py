@@ -477,7 +477,7 @@ def test_counts_are_compared_for_tensors_of_the_read_storage() -> None:
 
 
 @pytest.mark.parametrize("index", [0, 5, 2 * FEW])
-def test_view_of_one_of_many_tensors_is_noticed_when_its_turn_comes(index: int) -> None:
+def test_view_of_one_of_many_tensors_is_noticed_in_turn(index: int) -> None:
     tensors = [torch.zeros(3) for _ in range(TURNS * FEW)]
     counts = ReferenceCounts(tensors)
     same = counts.compared(counts.now())

@@ -181,7 +181,7 @@ def test_copies_are_set_again_in_another_executable() -> None:
     assert driver.calls[-1] == (2, "led", 11, 21)
 
 
-def test_copy_that_is_not_taken_by_another_executable_is_an_error() -> None:
+def test_copy_that_another_executable_refuses_is_an_error() -> None:
     driver = Driver()
     graph = LedGraph(driver, [CopyNode(driver, driver, 1, "led", None).renew])
     driver.fails = True
