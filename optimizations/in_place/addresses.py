@@ -112,7 +112,8 @@ class AddressTracker:
         self._all_checks = self._checks
         self.fixed = [(one.index, one.alignment_bytes - 1) for one in inputs if one.is_fixed]
         self._fixed_indices = [index for index, _ in self.fixed]
-        self._moving = [one for one in self._checks if one[0] not in self._fixed_indices]
+        self._is_fixed = frozenset(self._fixed_indices)
+        self._moving = [one for one in self._checks if one[0] not in self._is_fixed]
         self._moving_indices = [one[0] for one in self._moving]
         self._pointers = pointers
         self._owned = owned
@@ -177,7 +178,7 @@ class AddressTracker:
             address = inputs[index].data_ptr()
             if address == addresses[index] and not again:
                 continue
-            if index not in self._fixed_indices and not _reads_in_place(address, size, below_alignment, borders):
+            if index not in self._is_fixed and not _reads_in_place(address, size, below_alignment, borders):
                 # Note [When an input is copied after all]
                 copied_bytes += inputs[index].nbytes
                 if placeholder is None:
@@ -226,7 +227,7 @@ class AddressTracker:
         checks = [one for one in self._all_checks if one[2] is None] if resting else self._all_checks
         self._checks = checks
         self.indices = [one[0] for one in checks]
-        self._moving = [one for one in checks if one[0] not in self._fixed_indices]
+        self._moving = [one for one in checks if one[0] not in self._is_fixed]
         self._moving_indices = [one[0] for one in self._moving]
         moved = {
             index: placeholder
