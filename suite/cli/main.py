@@ -23,8 +23,7 @@ from suite.cli import run as cli_run
 from suite.cli.choices import JsonOption, Size, refuse_empty_paths
 from suite.cli.console import console, print_json, say
 from suite.results.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG_USE, EncoreError, WrongUse
-from suite.run.interrupt import Interrupted, interruptible
-from suite.run.supervise import kill_children
+from suite.run.supervise import Interrupted, interruptible, kill_children
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -106,8 +106,7 @@ def indirection(context: typer.Context, options: IndirectionOptions) -> None:
 def measure_indirection(options: IndirectionOptions) -> None:
     """Measure and draw."""
     from suite.measure.gpu import require_gpu
-    from suite.micro.records import MicroRun
-    from suite.micro.sweeps import points
+    from suite.micro.records import MicroRun, points
     from suite.results.store import describe
 
     require_gpu()

@@ -32,8 +32,7 @@ from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Pla
 from optimizations.graph.triton_kernels import TritonKernel
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
 from suite.measure.gpu_state import gpu_reader
-from suite.micro.records import MeasuredPoint, Series
-from suite.micro.sweeps import VARIANTS, Point, Variant
+from suite.micro.records import VARIANTS, MeasuredPoint, Point, Series, Variant
 from suite.results.errors import EncoreError
 
 LEAD_IN = 3

@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from suite.micro.records import MicroRun
-from suite.micro.sweeps import ODD_BYTES, VARIANTS, Sweep, Variant
+from suite.micro.records import ODD_BYTES, VARIANTS, MicroRun, Sweep, Variant
 from suite.report.chart import STYLE
 from suite.report.provenance import of_environment
 from suite.report.units import format_bytes

@@ -25,13 +25,13 @@ from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, Environment, Status
 from suite.results.store import InvalidResults, RecordedRun, describe
 from suite.run.host_use import record_host_check
-from suite.run.interrupt import Interrupted
 from suite.run.matrix import matching, select_modes_for, select_workloads, split_names
 from suite.run.own_program import examine_programs, name_programs
 from suite.run.process import WORKER_COMMAND
 from suite.run.progress import display_for
 from suite.run.runner import Job, Runner, RunOutcome, plan_jobs
 from suite.run.schedule import Estimates, Shard, usual_seconds
+from suite.run.supervise import Interrupted
 from suite.settings import Preset, RunPlan, RunSettings, recorded_plan, setting_differences
 
 NEWEST = "newest"

@@ -20,7 +20,7 @@ from suite.measure.copies import CopyCount
 from suite.measure.iteration import Iterate, IterationOutput, iteration
 from suite.measure.modes import Mode
 from suite.measure.results import named_tensors
-from suite.worker.cell_errors import Unsupported
+from suite.worker.protocol import Unsupported
 
 
 class CapturedIteration(Protocol):

@@ -25,10 +25,9 @@ from suite.measure.iteration import set_numerics
 from suite.measure.memory import release
 from suite.measure.results import State
 from suite.measure.timing import require_distinct_addresses, timer_for
-from suite.worker.cell_errors import Unsupported
 from suite.worker.gpu_turns import TURNS, turns_of
 from suite.worker.memory_need import require_memory
-from suite.worker.protocol import CellSpec
+from suite.worker.protocol import CellSpec, Unsupported
 from suite.worker.rank_group import RankGroup, join
 
 

@@ -21,14 +21,14 @@ from suite.measure.compile_times import restart_timers, timer_seconds, waited_s
 from suite.measure.encore_report import graphs_wait_for_memory
 from suite.measure.graphs import GraphLog
 from suite.measure.iteration import Iterate, callable_for, iteration, seed_all
-from suite.measure.kernel_sources import KernelSources
 from suite.measure.memory import Peak, peak, release, release_workspaces, restart_peak
 from suite.measure.modes import Mode
+from suite.measure.profiling import KernelSources
 from suite.results.schema import CALLS_OF_START, CompileConditions, CompileTimes
 from suite.worker.captured_iteration import CapturedIteration, captured_iteration
-from suite.worker.cell_errors import OomTogether, Unsupported
 from suite.worker.cell_program import CellProgram
 from suite.worker.compile_order import REAL, Follower, Place
+from suite.worker.protocol import OomTogether, Unsupported
 
 SETTLE_S = 100.0
 """How long a cell is called before it is measured, at most, so that Encore's graphs become what they will stay: seconds

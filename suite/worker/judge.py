@@ -45,12 +45,12 @@ from suite.measure.iteration import Iterate, iteration
 from suite.measure.memory import release
 from suite.measure.results import Results, State, run_checked, run_unchecked
 from suite.results.schema import Correctness
-from suite.worker.cell_errors import Inaccurate
 from suite.worker.cell_program import CellProgram
 from suite.worker.compilation import Compilation
 from suite.worker.compile_cache import INDUCTOR, TRITON
 from suite.worker.compile_order import TRIAL
 from suite.worker.eager_comparison import EagerComparison
+from suite.worker.protocol import Inaccurate
 from suite.worker.rank_group import RankGroup
 from suite.worker.result_bits import ResultBits
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from suite.results.schema import Record, Status
-from suite.worker.cell_errors import CellError, Inaccurate
 from suite.worker.compile_cache import ENCORE, INDUCTOR, TRITON
 from suite.worker.protocol import (
     COMMANDS,
+    CellError,
     CellSpec,
     Collected,
     CollectMetrics,
@@ -30,6 +30,7 @@ from suite.worker.protocol import (
     Compiled,
     Done,
     Failed,
+    Inaccurate,
     LoadProfiler,
     Measure,
     Measured,

@@ -17,11 +17,10 @@ from suite.measure.captured import CaptureLog
 from suite.measure.copies import CopyCount
 from suite.measure.encore_report import encore_report
 from suite.measure.graphs import GraphLog, recorded_graphs
-from suite.measure.kernel_sources import KernelSources
 from suite.measure.memory import Peak, peak, restart_peak
 from suite.measure.metrics import PreparedCell, metrics
 from suite.measure.modes import Mode
-from suite.measure.profiling import BEFORE, kernels_of, load_profiler, profile_iterations
+from suite.measure.profiling import BEFORE, KernelSources, kernels_of, load_profiler, profile_iterations
 from suite.results.schema import Copies, Memory, Metrics
 from suite.worker.captured_iteration import CapturedIteration
 

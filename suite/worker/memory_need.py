@@ -23,7 +23,7 @@ from optimizations import torch_internals
 from optimizations.byte_units import format_bytes
 from suite.measure.known_values import KnownValuesMode, UnknownValue
 from suite.measure.results import named_tensors
-from suite.worker.cell_errors import OomExpected, OomTogether
+from suite.worker.protocol import OomExpected, OomTogether
 
 LIMIT_OPERATORS = 20_000
 """Operators that are followed: more than any single pass of a model has. What repeats itself beyond, such as steps of

@@ -14,8 +14,8 @@ from suite.measure.metrics import PreparedCell, decode
 from suite.measure.modes import MODES
 from suite.measure.timing import timer_for
 from suite.report.published import load_published
-from suite.worker.cell_errors import Unsupported
 from suite.worker.compilation import Compilation
+from suite.worker.protocol import Unsupported
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ NAMED = (
           ("tests/suite/report/two_runs/test_compare.py", "tests/suite/report/two_runs/test_recorded_runs.py")),
     Named("suite/report/two_runs/change.py", "sum(1 / len(side) for side in sides)", "1 / sum(map(len, sides))",
           ("tests/suite/report/two_runs/test_change.py",)),
-    Named("suite/measure/kernel_sources.py", "if len(found) == 1", "if found",
+    Named("suite/measure/profiling.py", "if len(found) == 1", "if found",
           ("tests/suite/measure/test_kernel_sources.py",)),
     Named("suite/run/group.py", "member.started_at, member.started = datetime.now(UTC), time.monotonic()", "pass",
           ("tests/suite/run/test_runner.py",)),

@@ -7,8 +7,7 @@ import math
 from pathlib import Path
 
 from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, INDIRECTION_MODE, PLACEMENT_MODE, UNPARTITIONED_MODE
-from suite.micro.records import MicroRun
-from suite.micro.sweeps import VARIANTS, Sweep
+from suite.micro.records import VARIANTS, MicroRun, Sweep
 from suite.report.cell_tables import compile_conditions
 from suite.report.chart import Line, LineChart, Scale
 from suite.report.micro_figure import lines as micro_lines

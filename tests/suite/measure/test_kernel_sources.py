@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optimizations import torch_internals
-from suite.measure.kernel_sources import KernelSources
+from suite.measure.profiling import KernelSources
 
 MODULE = """
 class Compiler:

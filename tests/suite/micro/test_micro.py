@@ -17,8 +17,16 @@ from suite.cli.main import app, main
 from suite.measure import environment
 from suite.measure.gpu import NoGpu
 from suite.micro import records
-from suite.micro.records import MICRO_SCHEMA_VERSION, MeasuredPoint, MicroRun, Series, read_micro_run
-from suite.micro.sweeps import VARIANTS, Point, points
+from suite.micro.records import (
+    MICRO_SCHEMA_VERSION,
+    VARIANTS,
+    MeasuredPoint,
+    MicroRun,
+    Point,
+    Series,
+    points,
+    read_micro_run,
+)
 from suite.report import micro_figure as figure
 from suite.report.chart import to_pdf, to_png
 from suite.results.errors import EXIT_WRONG_USE, WrongUse

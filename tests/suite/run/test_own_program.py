@@ -27,8 +27,7 @@ from suite.results.errors import WrongUse
 from suite.results.schema import Status
 from suite.run import own_program
 from suite.run.own_program import Examined, examine, examine_programs, name_programs
-from suite.worker.cell_errors import Inaccurate
-from suite.worker.protocol import CellSpec
+from suite.worker.protocol import CellSpec, Inaccurate
 
 
 def built(name: str) -> Instance:

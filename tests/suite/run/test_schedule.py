@@ -19,7 +19,6 @@ from suite.measure.modes import MODES, Mode
 from suite.results.errors import WrongUse
 from suite.results.schema import Cell, Grouping, Status
 from suite.run.matrix import select_modes_for, select_workloads
-from suite.run.recorded_seconds import RECORDED_MODES, RECORDED_S
 from suite.run.schedule import (
     BLOCK_US,
     DEFAULT_ESTIMATE_S,
@@ -28,6 +27,8 @@ from suite.run.schedule import (
     LONG_ITERATION_US,
     MOST_LEAD_IN,
     MOST_SAMPLES,
+    RECORDED_MODES,
+    RECORDED_S,
     Estimates,
     Shard,
     halves,
@@ -155,7 +156,7 @@ def test_shard_seconds_are_those_of_the_newest_recorded_rows() -> None:
         for name, seconds in recorded.items()
         if abs(RECORDED_S[name] - seconds) > max(20, 0.25 * seconds)
     }
-    assert not off, "put the newer seconds into suite/run/recorded_seconds.py, with their runs"
+    assert not off, "put the newer seconds into suite/run/schedule.py, with their runs"
     assert len(select_modes_for("cuda", None)) == RECORDED_MODES + 1, "and `lanes`"
 
 

@@ -18,9 +18,9 @@ from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, CompileTimes, Grouping, Status
 from suite.results.store import UNFINISHED, read_run
 from suite.run.group import GroupSession
-from suite.run.interrupt import Interrupted
 from suite.run.progress import LineDisplay
 from suite.run.ranked_worker import RankedWorker, end
+from suite.run.supervise import Interrupted
 from suite.worker.compile_cache import CompileCache
 from tests.suite.cli.test_cli import fake
 

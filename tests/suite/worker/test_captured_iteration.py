@@ -29,9 +29,8 @@ from suite.results.errors import WrongUse
 from suite.results.schema import Status
 from suite.run.matrix import select_modes_for
 from suite.worker.captured_iteration import CallableIteration, StepIteration, captured_iteration
-from suite.worker.cell_errors import Unsupported
 from suite.worker.main import failure
-from suite.worker.protocol import CellSpec, Measure
+from suite.worker.protocol import CellSpec, Measure, Unsupported
 
 CAPTURING = ("step", "callables")
 

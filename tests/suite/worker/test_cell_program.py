@@ -9,8 +9,8 @@ from tiny_cells import Mlp, cell
 import suite.worker.cell_program
 from models import registry
 from suite.results.schema import Status
-from suite.worker.cell_errors import Unsupported
 from suite.worker.main import failure
+from suite.worker.protocol import Unsupported
 
 __all__ = ["cell"]
 

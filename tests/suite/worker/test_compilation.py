@@ -15,9 +15,8 @@ from torch._inductor.runtime.autotune_cache import AutotuneCache
 import suite.worker.compilation
 from optimizations.in_place.budget import FEWEST_REPLAYS, Use
 from suite.results.schema import CALLS_OF_START, CompileConditions
-from suite.worker.cell_errors import OomTogether
 from suite.worker.compilation import CALLS_TO_REPLAY
-from suite.worker.protocol import Measure
+from suite.worker.protocol import Measure, OomTogether
 
 __all__ = ["cell"]
 

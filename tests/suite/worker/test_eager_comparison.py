@@ -13,9 +13,9 @@ from tiny_cells import Mlp, cell, replaced_call
 import suite.worker.eager_comparison
 import suite.worker.gpu_turns
 from suite.results.schema import Status
-from suite.worker.cell_errors import Inaccurate
 from suite.worker.gpu_turns import TURNS, GpuTurns
 from suite.worker.main import failure
+from suite.worker.protocol import Inaccurate
 
 __all__ = ["cell"]
 

@@ -14,8 +14,7 @@ import suite.worker.judge
 from optimizations import torch_internals
 from suite.measure.correctness import LOSS_SCALES
 from suite.results.schema import CompileConditions
-from suite.worker.cell_errors import Inaccurate
-from suite.worker.protocol import Measure
+from suite.worker.protocol import Inaccurate, Measure
 
 __all__ = ["cell"]
 

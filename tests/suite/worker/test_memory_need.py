@@ -18,11 +18,10 @@ from suite.measure.results import named_tensors
 from suite.results.schema import Grouping, Status
 from suite.worker import cell_program
 from suite.worker import memory_need as memory_need_module
-from suite.worker.cell_errors import OomExpected, OomTogether
 from suite.worker.live_cell import LiveCell
 from suite.worker.main import failure
 from suite.worker.memory_need import memory_need, require_memory
-from suite.worker.protocol import CellSpec
+from suite.worker.protocol import CellSpec, OomExpected, OomTogether
 
 __all__ = ["bench"]
 

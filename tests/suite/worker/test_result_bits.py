@@ -10,7 +10,7 @@ from tiny_cells import Mlp, cell, replaced_call
 
 import suite.worker.eager_comparison
 from suite.measure.fingerprint import SKETCH
-from suite.worker.cell_errors import Inaccurate
+from suite.worker.protocol import Inaccurate
 
 __all__ = ["cell"]
 

@@ -18,11 +18,10 @@ import suite.worker.compilation
 import suite.worker.judge
 from suite.measure.modes import MODES
 from suite.results.schema import CompileConditions, Correctness, Status
-from suite.worker.cell_errors import Inaccurate
 from suite.worker.cell_program import CellProgram
 from suite.worker.compile_cache import JUDGED
 from suite.worker.gpu_turns import TURNS, GpuTurns
-from suite.worker.protocol import Prepare, Settle, Try
+from suite.worker.protocol import Inaccurate, Prepare, Settle, Try
 from suite.worker.start import try_apart
 
 __all__ = ["bench", "cell"]
