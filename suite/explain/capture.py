@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -28,26 +26,10 @@ from suite.explain.generated_code import Body, not_captured_again
 from suite.explain.lowering import LoweredGraph, LoweredPair, LoweringFailed, lower, lower_pair
 from suite.explain.pretended_gpu import H100, pretended_gpu
 from suite.explain.records import TO_THE_END, FxGraph, GraphBreak, Lowering
+from suite.explain.steps import announce
 from suite.measure.known_values import UnknownValue
 from suite.measure.modes import GRAPH_MODE, MODES, PLACEMENT_MODE
 from suite.measure.source_line import line_of_frame, short_path
-
-_descriptor: int | None = None
-
-
-def announce_to(descriptor: int) -> None:
-    """Have `announce` write to this pipe from now on. Processes that are started do not inherit it."""
-    global _descriptor
-    os.set_inheritable(descriptor, False)
-    _descriptor = descriptor
-
-
-def announce(step: str) -> None:
-    """Tell the listener, if there is one, what begins now, such as "lowering FX graph 2"."""
-    if _descriptor is not None:
-        with suppress(BrokenPipeError):
-            os.write(_descriptor, " ".join(step.split())[:500].encode() + b"\n")
-
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {name: MODES[name].options for name in (GRAPH_MODE, "graph-unpartitioned")}
 """Inductor options of each lowering, by the mode that uses them; the first are stock PyTorch's own."""

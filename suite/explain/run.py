@@ -45,7 +45,7 @@ class Watcher(Protocol):
     """Told what happens meanwhile."""
 
     def step(self, target: Target, step: str) -> None:
-        """Take note that a target's worker has begun a step, which `announce` names."""
+        """Take note that a target's worker has begun a step, which `suite.explain.steps` names."""
 
     def ended(self, target: Target) -> None:
         """Take note that a target's worker has ended."""

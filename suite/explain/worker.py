@@ -16,8 +16,9 @@ from pathlib import Path
 from encore.own_packages import give_way
 from models import registry
 from suite.explain.build import Program, build_program, build_workload, load_program
-from suite.explain.capture import TracedCall, announce, announce_to, capture, user_place
+from suite.explain.capture import TracedCall, capture, user_place
 from suite.explain.records import Explanation, WorkerAnswer
+from suite.explain.steps import announce, announce_to
 from suite.explain.targets import Target, unexplained
 from suite.results.errors import WrongUse
 from suite.results.store import write_atomically
