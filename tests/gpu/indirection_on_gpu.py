@@ -67,8 +67,9 @@ def recordings() -> list[RecordingReport]:
 
 
 def said() -> str:
-    """What the reports say of inputs that are copied, for the message of a failing test."""
-    return "\n".join(
+    """Return what reports say of inputs that are copied and of calls without a graph, for a failing test's message."""
+    uncaptured = [f"{one.calls} calls: {one.reason}" for graph in optimizations.report() for one in graph.uncaptured]
+    return "\n".join(uncaptured) + "\n".join(
         f"{recording.direction}: {one.name}: {'; '.join(one.reasons)}"
         for recording in recordings()
         for one in recording.inputs

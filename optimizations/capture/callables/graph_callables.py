@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 
+from optimizations import torch_internals
 from optimizations.capture.callables.arguments import (
     Sample,
     arguments_of,
@@ -413,6 +414,7 @@ def graph_callables(
     device: Device | None = None,
 ) -> GraphedCallables:
     """`optimizations.graph_callables`, where it is documented."""
+    torch_internals.require_supported()
     require_one_of("outputs", outputs, ("static", "copied"))
     require_one_of("host_draws", host_draws, HOST_DRAWS)
     if type(warm_up) is not int:

@@ -22,6 +22,7 @@ from typing import Any, Literal, cast
 
 import torch
 
+from optimizations import torch_internals
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import CudaDevice, Device
 from optimizations.capture.signature import class_of_objects, exact, signature, without_objects
@@ -359,7 +360,11 @@ class GraphedStep(CallRecorder):
     # Everything else.
 
     def _find_device(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Device | None:
-        """The GPU of the batch, or of the tensors the step reaches."""
+        """The GPU of the batch, or of the tensors the step reaches; None too on a PyTorch that Encore does not know."""
+        if (unknown := torch_internals.unsupported()) is not None:
+            self._all = Refusal(f"needs a PyTorch that Encore knows. {unknown}", "install one of these")
+            self._note(self._all)
+            return None
         if self._device is None:
             reached: Sequence[torch.Tensor] = [*tensors]
             if not any(tensor.device.type == "cuda" for tensor in reached):

@@ -10,6 +10,7 @@ import gc
 import itertools
 import pickle
 import random
+import re
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from step_parts import batches, loss_of, network, training_step
 from step_refusals import REFUSED, Refused, trained
 from torch import nn
 
+from optimizations import torch_internals
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step import forbidden_calls
 from optimizations.capture.step.graphed_step import GraphedStep, graph_step
@@ -529,6 +531,20 @@ def test_without_a_gpu_a_step_runs_as_it_is_and_says_so() -> None:
     learner = Learner()
     with pytest.warns(UserWarning, match="works on no tensor of a GPU"):
         learner.step(*batches("cpu")[0])
+
+
+def test_unknown_pytorch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step runs as it is; `graph_callables`, which makes its graphs at once, raises."""
+    monkeypatch.setattr(torch_internals, "SUPPORTED", ("1.0", "2.0"))
+    reference, made = Counted(), Counted()
+    step = GraphedStep(made.step, device=CpuDevice())
+    expected = rf"PyTorch {re.escape(torch.__version__)} is not supported: Encore knows PyTorch 1\.0 up to"
+    with pytest.warns(UserWarning, match=expected):
+        for batch in batches("cpu")[:3]:
+            assert torch.equal(step(*batch), reference.step(*batch))
+    assert step.report().recordings == () and step.report().calls == 3
+    with pytest.raises(torch_internals.UnsupportedTorch, match=expected):
+        graph_callables(nn.Linear(2, 2), (torch.ones(1, 2),))
 
 
 def test_a_step_within_a_step_is_part_of_it() -> None:
