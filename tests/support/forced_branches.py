@@ -44,3 +44,4 @@ def force_if_asked(patch: Callable[[Any, str, Any], object] = setattr) -> None:
         patch(node, "Race", BranchesAtOnce)
         patch(budget, "MOST_WORK", 1e9)
         patch(budget, "FEWEST_REPLAYS", 1)
+        patch(budget, "FEWEST_BEFORE_A_RACE", 1)

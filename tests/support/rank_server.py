@@ -24,8 +24,8 @@ COMMAND = "from rank_server import serve; exec(serve())"
 
 IMPORTED = (
     "pytest", "torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
-    "torch._inductor.compile_fx", "optimizations.ranks", "cuda_on_cpu", "rank_ends",
-    "trees_on_cpu",
+    "torch._inductor.compile_fx", "optimizations.ranks", "simulated_gpu.runtime", "rank_ends",
+    "simulated_gpu.trees",
 )  # fmt: skip
 
 READY = "ready"
