@@ -75,7 +75,8 @@ def generate_with_logits(
     every decoder draws the same ones from equal logits.
     """
     watch = watch or _Unwatched()
-    generator = torch.Generator(prompt.device).manual_seed(seed)
+    # A fake tensor, which memory is estimated with, may be on a device that is not there.
+    generator = torch.Generator(prompt.device).manual_seed(seed) if type(prompt) is torch.Tensor else None
     model.clear_cache()
     watch.prompt()
     logits = model(prompt, 0)
@@ -93,7 +94,7 @@ def generate_with_logits(
     return sequence, logits[0, -1].clone()
 
 
-def _drawn(logits: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _drawn(logits: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
     """A token int64 [1, 1] from the last of `logits` [1, count, vocabulary]."""
     return torch.multinomial(torch.softmax(logits[:, -1], dim=-1), num_samples=1, generator=generator)
 
