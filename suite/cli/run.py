@@ -1,28 +1,19 @@
-"""`encore run`: its options, and what it prints. Imports what it needs when it runs.
-
-`encore run --dry-run`: what a run would measure, and how long each workload may take.
-"""
+"""`encore run`: its options, and what it prints. Imports what it needs when it runs."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import JsonValue
-from rich.console import Console
-from rich.table import Table
 
 from suite.cli.choices import Device, JsonOption, Size, takes, was_given
 from suite.cli.console import console, print_json, say
 from suite.cli.report import build_report
 from suite.results.errors import WrongUse
-from suite.run.launch import Request, planned_jobs
-from suite.run.runner import Job
-from suite.settings import FULL, format_duration
+from suite.settings import FULL
 
 DEFAULTS = FULL.settings
 
@@ -136,7 +127,7 @@ def run(context: typer.Context, options: RunOptions) -> None:
     """Measure workloads in modes, each in processes of its own, and write rows to results/runs."""
     from models.registry import is_program
     from optimizations.torch_internals import unsupported
-    from suite.cli.run import plan
+    from suite.cli.plan_table import plan
     from suite.results.store import describe
     from suite.run.launch import NEWEST, Request, launch
     from suite.run.matrix import parse_degrees
@@ -199,49 +190,3 @@ def _conclusions(path: Path, programs: list[str], *, as_json: bool) -> dict[str,
         for name, found in lines.items():
             print(name, *(f"  {line}" for line in found), sep="\n")
     return {"conclusions": lines}
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The workloads that miss a mode, and the seconds each may take, by its acronym."""
-
-    jobs: Sequence[Job]
-    seconds: Mapping[str, float]
-
-    @property
-    def total_s(self) -> float:
-        return sum(self.seconds.values())
-
-    def table(self) -> Table:
-        """Return a row per workload, and the sum."""
-        table = Table("workload", "variant", "modes", "about", box=None, pad_edge=False)
-        for job in self.jobs:
-            modes = ", ".join(mode.name for mode in job.missing)
-            table.add_row(job.workload.acronym, job.variant, modes, format_duration(self.seconds[job.workload.acronym]))
-        table.add_row("all", "", "", format_duration(self.total_s))
-        return table
-
-    def as_json(self) -> dict[str, JsonValue]:
-        """Return the same for programs."""
-        return {
-            "workloads": [
-                {
-                    "workload": job.workload.acronym,
-                    "variant": job.variant,
-                    "modes": [mode.name for mode in job.missing],
-                    "expected_s": self.seconds[job.workload.acronym],
-                }
-                for job in self.jobs
-            ],
-            "expected_s": self.total_s,
-        }
-
-
-def plan(request: Request, console: Console) -> Plan:
-    """Return what a start of this request would measure.
-
-    Raises:
-        WrongUse: a name, an option or a combination is wrong, or the run to resume does not fit.
-    """
-    jobs, seconds = planned_jobs(request, console)
-    return Plan(jobs, seconds)

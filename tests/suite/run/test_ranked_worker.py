@@ -224,7 +224,7 @@ def test_other_commands_take_no_workload_that_is_split() -> None:
 
 
 def test_more_gpus_than_there_are_is_wrong_use(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    from suite.cli import main
+    from suite.cli.main import main
     from suite.run import launch
 
     monkeypatch.setattr(launch, "require_gpu", lambda: None)
