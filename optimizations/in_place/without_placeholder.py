@@ -28,6 +28,9 @@ from optimizations.in_place.examination import ineligible_reason
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.selection import CopiedInput, reason_to_copy
 
+ENABLED = False
+"""Off until it has been shown on a GPU: there a gather from a tensor of 1 MiB ended without a recording."""
+
 LEAST_BYTES = 2**20
 """The placeholder of a smaller input is kept: the allocator reserves memory in steps of 2 MiB."""
 
@@ -43,7 +46,7 @@ def without_placeholder(
         written: memory that the graph writes.
         selects: whether inputs that are cheap to copy are copied.
     """
-    if code.collective:
+    if not ENABLED or code.collective:
         return []
     eligible = [index for index in ordinary if ineligible_reason(inputs[index]) is None]
     read = []

@@ -14,6 +14,13 @@ import optimizations
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 ROWS, COLUMNS = 2**14, 2**12
+
+
+@pytest.fixture(autouse=True)
+def enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimizations.in_place.without_placeholder.ENABLED", True)
+
+
 INPUT_BYTES = ROWS * COLUMNS * 4  # 256 MiB
 
 
@@ -102,3 +109,17 @@ def test_training_with_large_tangents_is_right() -> None:
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-2)
     assert optimizations.recordings()
+
+
+def test_gather_from_a_large_tensor_is_recorded() -> None:
+    table = torch.randn(512, 512, device="cuda")
+    torch.compiler.reset()
+    optimizations.reset()
+    function = torch.compile(lambda x: table.index_select(0, x), backend="encore", options={"selection": "off"})
+    for step in range(32):
+        x = torch.randint(1, 512, (64,), device="cuda", generator=torch.Generator("cuda").manual_seed(step))
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.no_grad():
+            assert torch.equal(function(x), table.index_select(0, x)), step
+    uncaptured = [(one.calls, one.reason) for report in optimizations.report() for one in report.uncaptured]
+    assert len(optimizations.recordings()) == 1, uncaptured

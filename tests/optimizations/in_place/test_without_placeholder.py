@@ -29,6 +29,7 @@ NOTHING = MemoryRanges(())
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs of the tests count as large, and kernel `body` as a Triton kernel."""
+    monkeypatch.setattr(chooser, "ENABLED", True)
     monkeypatch.setattr(chooser, "LEAST_BYTES", COUNT * 4)
     monkeypatch.setattr(node_module, "triton_kernels", lambda model, device: {"body": Known()})
 
