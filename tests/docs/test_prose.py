@@ -1,0 +1,211 @@
+"""The project's prose is short and plain: word budgets, first lines of docstrings, no logs, no private vocabulary."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = ("encore", "host_tuning", "models", "optimizations", "suite")
+FOLDERS = (*PACKAGES, "docs", "figures", "results/recorded", "tests")
+
+MOST_WORDS = 1_500
+MOST_WORDS_OF = {
+    "CHANGELOG.md": 2_500,
+    "docs/results.md": 3_000,
+    "optimizations/DESIGN.md": 4_000,
+    "suite/DESIGN.md": 4_000,
+}
+MOST_WORDS_TOGETHER = 32_000
+
+GENERATED_FILES = frozenset({"results/recorded/README.md"})
+GENERATED = re.compile(r"<!-- generated: (.+?) -->.*?<!-- end: \1 -->", re.DOTALL)
+COMMIT = re.compile(r"(?<![\w#])(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}(?!\w)")
+RUN = re.compile(r"\b\d{8}-\d{6}-")
+
+NO_SENTENCE = re.compile(r"(What|Whether|Of|By|To be|How many)\b")
+STILL_NO_SENTENCE = {"encore": 0, "host_tuning": 8, "models": 18, "optimizations": 341, "suite": 147}
+"""How many docstrings of modules, classes and functions may still begin so. These numbers may only shrink: lower them
+with each change that rewrites some."""
+
+DIALECT = {
+    "nobody|somebody|whoever": "the actor: the caller, the program, the allocator",
+    "steady calls?|lean calls?": "fast path",
+    "full way": "slow path",
+    "in vain": "without use, without success",
+    "(plays?|played|takes?|took) no part": "is unused, is not compared",
+    "held alone": "has no other reference",
+    "in the midst": "during",
+    "in turns": "interleaved, alternately",
+    "dearer|dear": "slower, expensive",
+    "mends?|mended|mending": "fix",
+    "as far off as": "within the numerical error of",
+    "tuned otherwise": "different kernels",
+    "otherwise than|looks? otherwise": "differs from",
+    "the host long": "CPU time, host-bound",
+    "(another one|others?) in each call": "changes on every call",
+    r"(?<!by )(hand|hands|handed|handing) (out|on)": "return, pass, copy",
+    "(give|gives|given|giving|gave) away": "donate",
+    "to be told": "callback, flag, report",
+    "words? of the graph": "kernel arguments, node parameters",
+    "brought up to date": "updated, copied",
+    "ways? there (is|are)": "each way, all ways",
+    "(come|comes|came) to lie": "is allocated at",
+    "in one go": "in one call",
+    "thereof|therein|whereof": "of it, in it",
+    "so to speak": "the plain statement",
+    "looks of": "metadata of",
+    "(is|are|was|were) void": "is invalidated",
+    "ballot is closed": "the ranks have agreed already",
+    "appliers?": "node updater",
+    "(set|sets|setting) aside": "offload",
+    "(lead|leads|led) (the|a) graph|led to (the|these|those|inputs)": "patch pointers, update node parameters",
+    "behind (a|the|its|each|every) (launch|step|call|recording|replay|capture|backward|forward)": "after",
+    "such as there are": "all",
+}
+"""Phrases of a private vocabulary, as regular expressions of lower-case words, and the field's words for them."""
+
+STILL_THERE = {
+    "nobody|somebody|whoever": (165, "docstrings and comments about references and memory are to be rewritten"),
+    "steady calls?|lean calls?": (20, "names and comments of the fast path of replays"),
+    "full way": (30, "comments about calls that leave the fast path"),
+    "in vain": (21, "names that count recordings and observations without use"),
+    "(plays?|played|takes?|took) no part": (13, "comments of whole steps about tensors that are not compared"),
+    "held alone": (5, "a module's name, `held_alone`"),
+    "in the midst": (5, "comments about operators inside of other operators"),
+    "in turns": (18, "names of the code that interleaves microbenchmarks"),
+    "mends?|mended|mending": (1, "a comment about seeds"),
+    "tuned otherwise": (3, "the name of a verdict, which recorded runs have"),
+    "otherwise than|looks? otherwise": (6, "messages that compare tensors with samples"),
+    "(another one|others?) in each call": (6, "docstrings about arguments that change"),
+    r"(?<!by )(hand|hands|handed|handing) (out|on)": (101, "names of results whose memory is the graph's"),
+    "(give|gives|given|giving|gave) away": (7, "notes on memory of gradients"),
+    "to be told": (12, "docstrings of callbacks"),
+    "words? of the graph": (6, "comments about addresses among kernel arguments"),
+    "appliers?": (132, "class names of node updaters, and the part of docs/extending.md that uses them"),
+    "(set|sets|setting) aside": (63, "names of gradients that are copied to host memory while a step is recorded"),
+    "(lead|leads|led) (the|a) graph|led to (the|these|those|inputs)": (4, "comments about copies that a graph does"),
+    "behind (a|the|its|each|every) (launch|step|call|recording|replay|capture|backward|forward)": (
+        39,
+        "comments and messages to be rewritten with `after`",
+    ),
+}
+"""Of `DIALECT`, how many places there may still be, and where. These numbers may only shrink. At most 20 entries."""
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+@cache
+def pages() -> dict[str, str]:
+    found = [*REPOSITORY.glob("*.md"), *(path for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*.md"))]
+    return {name_of(path): path.read_text(encoding="utf-8") for path in sorted(found)}
+
+
+@cache
+def modules() -> dict[str, str]:
+    found = [path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py")]
+    return {name_of(path): path.read_text(encoding="utf-8") for path in sorted(found)}
+
+
+def written(name: str) -> str:
+    """Return the text of a page without what commands generate."""
+    return "" if name in GENERATED_FILES else GENERATED.sub("", pages()[name])
+
+
+def plain_words(text: str) -> str:
+    """Return lower-case words: names are split, and strings and comments that go over several lines are joined."""
+    text = re.sub(r"""["']\s*\n\s*[rfb]*["']""", "", text)
+    text = re.sub(r"\n\s*#?\s*", " ", text)
+    text = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text)
+    return re.sub(r"[\s_]+", " ", text).lower()
+
+
+def log_entries(text: str) -> list[str]:
+    """Return the commit hashes and names of runs in a text."""
+    return [match.group() for pattern in (COMMIT, RUN) for match in pattern.finditer(text)]
+
+
+def docstrings(text: str) -> list[str]:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [ast.get_docstring(node) for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    return [one for one in found if one]
+
+
+@pytest.mark.parametrize("name", pages())
+def test_page_is_short(name: str) -> None:
+    assert len(pages()[name].split()) <= MOST_WORDS_OF.get(name, MOST_WORDS)
+
+
+def test_pages_together_are_short() -> None:
+    assert sum(len(text.split()) for text in pages().values()) <= MOST_WORDS_TOGETHER
+
+
+@pytest.mark.parametrize("name", pages())
+def test_page_is_no_log(name: str) -> None:
+    assert log_entries(written(name)) == []
+
+
+def test_log_entries_finds_hashes_and_runs() -> None:
+    text = "at 1137f55, in 20261127-013319-h200 (d94b3c3b2fdd); 1234567 rows, a decade, 131_841, `#4e8bc2ff`"
+    assert log_entries(text) == ["1137f55", "d94b3c3b2fdd", "20261127-013319-"]
+
+
+def test_docstrings_begin_with_sentences() -> None:
+    """One that begins with "What", "Whether" or the like is a fragment, which has to be read twice."""
+    found = Counter(
+        name.split("/")[0] for name, text in modules().items() for one in docstrings(text) if NO_SENTENCE.match(one)
+    )
+    grown = {
+        package: f"{found[package]}, and at most {most} may be there"
+        for package, most in STILL_NO_SENTENCE.items()
+        if found[package] > most
+    }
+    assert grown == {}, "begin the docstrings that this change adds with a verb, as `Return ...`"
+    assert found.keys() <= STILL_NO_SENTENCE.keys() == set(PACKAGES)
+
+
+@cache
+def all_words() -> dict[str, str]:
+    return {name: plain_words(written(name)) for name in pages()} | {
+        name: plain_words(text) for name, text in modules().items()
+    }
+
+
+@pytest.mark.parametrize("phrase", DIALECT)
+def test_phrase_of_the_dialect_is_gone(phrase: str) -> None:
+    pattern = re.compile(rf"\b({phrase})\b")
+    found = Counter({name: len(pattern.findall(text)) for name, text in all_words().items()})
+    most, why = STILL_THERE.get(phrase, (0, "there is none"))
+    places = ", ".join(f"{name}: {count}" for name, count in found.items() if count)
+    assert found.total() <= most, f"write {DIALECT[phrase]!r} instead ({most} may stay: {why}); {places}"
+
+
+def test_allowed_phrases_are_few_and_have_reasons() -> None:
+    assert len(STILL_THERE) <= 20
+    assert STILL_THERE.keys() <= DIALECT.keys()
+    assert all(most > 0 and why for most, why in STILL_THERE.values())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Nobody else holds it.",
+        "def held_by_nobody_else(): ...",
+        "class HeldByNobody: ...",
+        '"""It is held,\n    nobody knows why."""',
+    ],
+)
+def test_phrase_is_found_in_names_and_prose(text: str) -> None:
+    assert re.search(r"\bnobody\b", plain_words(text))
+
+
+def test_phrase_over_several_lines_is_found() -> None:
+    assert "in the midst of" in plain_words('x = (\n    "it is in the "\n    "midst of it"\n)')
+    assert "in the midst of" in plain_words("    # it is in the\n    # midst of it\n")
