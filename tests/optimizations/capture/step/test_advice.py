@@ -56,7 +56,7 @@ def test_optimizer_with_closures_is_named() -> None:
         graphed(*batch)
     (refusal,) = graphed.report().refusals
     assert "such as AdamW: LBFGS takes neither" in refusal.advice
-    assert refusal.source_line is not None and "test_step_advice.py:" in refusal.source_line
+    assert refusal.source_line is not None and "test_advice.py:" in refusal.source_line
 
 
 def scaled(model: nn.Module, optimizer: torch.optim.Optimizer, *, asks: bool = False) -> Callable[..., Any]:
@@ -149,7 +149,7 @@ def test_host_reads_of_pytorch_have_their_own_advice(name: str) -> None:
     assert "reads a value of the GPU on the host" in refusal.reason
     assert advice in refusal.advice
     assert refusal.source_line is not None
-    assert "test_step_advice.py:" in refusal.source_line or "step_parts.py:" in refusal.source_line
+    assert "test_advice.py:" in refusal.source_line or "step_parts.py:" in refusal.source_line
     assert step.report().replays == 0
 
 

@@ -78,7 +78,7 @@ def test_host_count_is_refused_with_what_to_change() -> None:
     assert all(map(torch.equal, found, expected))
     assert report.recordings == ()
     assert "behind the step" in report.refusals[0].advice and "device=" in report.refusals[0].advice
-    assert "test_step_averages.py:" in report.refusals[0].source_line
+    assert "test_averages.py:" in report.refusals[0].source_line
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")

@@ -297,7 +297,7 @@ def test_generated_code_that_waits_is_refused_with_its_line(monkeypatch: pytest.
     exec(compile(source, str(tmp_path / "cabc.py"), "exec"), vars(generated))  # noqa: S102
     with pytest.raises(StepRefused, match="calls torch\\.cuda\\.synchronize") as raised:
         graph_callables(lambda x: generated.call(x), [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
-    assert "test_step_first_runs.py" in str(raised.value.refusal.source_line)
+    assert "test_first_runs.py" in str(raised.value.refusal.source_line)
 
 
 def test_a_wait_in_the_first_run_of_a_callable_only_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,7 +217,7 @@ def test_an_operator_that_fails_in_a_capture_is_named() -> None:
     (refusal,) = step.report().refusals
     assert "waits_for_the_gpu raised RuntimeError: operation not permitted when stream is cap" in refusal.reason
     assert "graph_callables" in refusal.advice
-    assert refusal.source_line is not None and "test_step_refusals.py:" in refusal.source_line
+    assert refusal.source_line is not None and "test_refusals.py:" in refusal.source_line
 
 
 @torch.library.custom_op("encore_tests::raises_always", mutates_args=())
@@ -604,7 +604,7 @@ def test_a_library_between_the_step_and_pytorch_is_named(monkeypatch: pytest.Mon
     (refusal,) = step.report().refusals
     assert refusal.source_line is not None
     assert refusal.source_line.endswith(", through somebodys/__init__.py:2 in read")
-    assert "test_step_refusals.py:" in refusal.source_line
+    assert "test_refusals.py:" in refusal.source_line
 
 
 def test_a_step_that_a_library_made_is_watched_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -692,7 +692,7 @@ def test_deferred_function_is_refused_with_its_line(name: str) -> None:
         one.close()
     (refusal,) = step.report().refusals
     assert advice in refusal.advice
-    assert refusal.source_line is not None and "test_step_refusals.py:" in refusal.source_line
+    assert refusal.source_line is not None and "test_refusals.py:" in refusal.source_line
     with pytest.raises(StepRefused, match="callable 1 does its work when"):
         graph_callables([later], [(torch.ones(2),)], device=CpuDevice())
 
