@@ -1,4 +1,4 @@
-"""Which arguments of a graph are bound: not loaded by Dynamo's bytecode in each call, but held since an earlier one.
+"""Bind arguments of a graph: Encore keeps them from an earlier call, and Dynamo's bytecode does not load them.
 
 Dynamo lifts parameters and buffers out of modules and loads each of them in every call, one by one. With a binding the
 bytecode loads the module alone (the *root*), and `calls.bound` fills in what it holds.
@@ -20,7 +20,7 @@ from optimizations.torch_internals.identity_guard import HeldTensors
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How a root holds one argument: the submodules on the way, the dictionary of the last one, and the name in it."""
+    """Say how a root holds one argument: the path of submodules, the dictionary of the last one, and the name in it."""
 
     root: int
     modules: tuple[str, ...]
@@ -30,7 +30,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The arguments that a call passes, and those that are bound.
+    """Say which arguments a call passes, and which are bound.
 
     Attributes:
         arguments: number of arguments that the compiled graph takes.
@@ -45,7 +45,7 @@ class Binding:
 
     @property
     def given(self) -> int:
-        """Number of arguments of a call."""
+        """Return the number of arguments of a call."""
         return len(self.passed) + len(self.roots)
 
 

@@ -46,8 +46,8 @@ READS_BEFORE = 2
 """Calls that read everything before a comparison is made: a root that is made for one call never gets one."""
 
 PATIENCE = 8
-"""After so many times the cost of a comparison spent in vain, a module that exchanges other tensors than parameters is
-taken to do so in each call (a cache, which may be a result of a CUDA graph), and no comparison is made any more."""
+"""After so many times the cost of a comparison lost, a module that exchanges other tensors than parameters is taken to
+do so in each call (a cache, which may be a result of a CUDA graph), and no comparison is made any more."""
 
 State = tuple[SameTensors, list[Any], list["InOrder"]]
 """A comparison, the arguments that a call has if it holds, and, once used, the same in another order; one object, since
@@ -58,7 +58,7 @@ FEW_ARGUMENTS = 32
 
 
 class InOrder:
-    """Bound arguments in the order of a graph's one partition (`shortcut.Ordered`).
+    """Hold bound arguments in the order of a graph's one partition (`shortcut.Ordered`).
 
     Attributes:
         arguments: as they are bound.
@@ -78,12 +78,12 @@ _when_gone: list[Callable[[], None]] = []
 
 
 def when_a_root_is_gone(callback: Callable[[], None]) -> None:
-    """Have this called whenever a module is collected whose parameters are bound, wherever that happens."""
+    """Register a callback that is called, in any thread, when a module whose parameters are bound is collected."""
     _when_gone.append(callback)
 
 
 class BoundRoots:
-    """The arguments of one compiled graph's last call with one choice of its root modules.
+    """Keep the arguments of one compiled graph's last call with one choice of its root modules.
 
     Attributes:
         state: None while nothing is bound.
@@ -181,7 +181,7 @@ class BoundRoots:
 
 
 class _ByRoots(dict[Any, BoundRoots]):
-    """The tensors that are bound for each choice of roots, by their identities, for as long as they live."""
+    """Map the identities of each choice of roots to the tensors bound for them, for as long as the roots live."""
 
     def add(self, key: Any, binding: Binding, roots: Iterable[Any]) -> BoundRoots:
         this = weakref.ref(self)
@@ -199,7 +199,7 @@ class _ByRoots(dict[Any, BoundRoots]):
 
 
 def bound(compiled: Callable[..., Any], binding: Binding) -> Callable[..., Any]:
-    """The function Dynamo calls in place of `compiled`: with the arguments that are passed still, and the roots.
+    """Return the function Dynamo calls in place of `compiled`: with the arguments still passed, and the roots.
 
     Called with all arguments of the graph it passes them on: that is how a backend around this one may call it. A plain
     function: Dynamo wraps it and calls it by that.
@@ -248,7 +248,7 @@ _FULL_COLLECTION = 2
 
 
 def _before_a_collection(phase: str, collection: dict[str, int]) -> None:
-    """Note [Models that reference themselves]."""
+    """Release idle bindings before each full collection. Note [Models that reference themselves]."""
     if phase == "start" and collection["generation"] == _FULL_COLLECTION:
         for roots in _all.alive():
             roots.release_if_idle()

@@ -1,8 +1,8 @@
-"""Gradients of gradients: AOTAutograd refuses them where it finds what was saved, and graphs must not hide it.
+"""Make AOTAutograd refuse gradients of gradients also where replayed graphs would hide that an input was saved.
 
 The backward of a compiled function cannot be differentiated again. AOTAutograd says so with an error, for which it
 looks whether anything that the forward saved requires a gradient: an input that was saved as it is. A replayed forward
-hands out such an input as memory of the graph, which requires none. The gradient would then come without a history, and
+returns such an input as memory of the graph, which requires none. The gradient would then come without a history, and
 a loss made of it (a gradient penalty) would lose a part without a word. So the first call of a forward decides, which
 no graph serves: if it saves an input, a backward that is to be differentiated gets tangents that require a gradient.
 """
@@ -22,7 +22,7 @@ from optimizations.torch_internals import wrappers
 
 @contextlib.contextmanager
 def double_backwards_refused() -> Iterator[None]:
-    """Lets the autograd functions that AOTAutograd finishes in the block refuse to be differentiated twice for good.
+    """Make the autograd functions that AOTAutograd finishes in the block refuse to be differentiated twice, for good.
 
     Dynamo holds its compile lock meanwhile, so nothing else is compiled.
     """

@@ -1,4 +1,4 @@
-"""Calls of a graph that avoid AOTAutograd's and Inductor's wrappers.
+"""Call graphs without AOTAutograd's and Inductor's wrappers.
 
 Between the code that Dynamo generates and the function that launches, PyTorch 2.11 calls one wrapper inside another.
 Each of them is there for programs that change their inputs, return views of them, are profiled and so on. For a graph
@@ -29,12 +29,12 @@ from optimizations.torch_internals import wrappers
 from optimizations.torch_internals.only_partition import Order, only_partition
 
 FULL_CALLS = 3
-"""Calls that go the full way first: what wrappers do once they do in the first; warming up and recording follow."""
+"""Calls that take the slow path first: what wrappers do once they do in the first; warming up and recording follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A wrapper that is passed by: where it is, what it does in PyTorch 2.11, and why a call may go without."""
+    """Describe a wrapper that is skipped: where it is, what it does in PyTorch 2.11, and why a call may skip it."""
 
     name: str
     does: tuple[str, ...]
@@ -184,7 +184,7 @@ def needed(metadata: Any) -> str | None:
 
 @contextlib.contextmanager
 def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
-    """Gives the graphs that AOTAutograd finishes in the block a shortcut where there can be one; `note` is told.
+    """Give the graphs that AOTAutograd finishes in the block a shortcut where possible; call `note` with a report each.
 
     Dynamo holds its compile lock meanwhile, so nothing else is compiled.
     """
@@ -225,7 +225,7 @@ def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
 
 
 def tell_what_callers_get(forward: Any, count: int) -> None:
-    """Tell what makes CUDA graphs of a forward which of its results callers get: the first ones. Others are saved."""
+    """Report to what makes CUDA graphs of a forward that callers get its first `count` results. Others are saved."""
     function, places = forward.current_callable, list(range(count))
     found = only_partition(forward)
     if found is not None:
@@ -236,7 +236,7 @@ def tell_what_callers_get(forward: Any, count: int) -> None:
 
 
 class Ordered:
-    """Calls of a graph with its arguments in the order of its one partition, for those who have them in that order.
+    """Call a graph with its arguments in the order of its one partition, for callers that have them in that order.
 
     `written`: arguments of the graph whose versions are counted up, since the graph writes them.
 
@@ -297,8 +297,7 @@ def counting_up(written: Sequence[int]) -> Callable[[list[Any]], None] | None:
 
 
 def ordered_of(function: Any) -> Ordered | None:
-    """Return what serves callers of `function` that have arguments in another order; None if it is not the shortcut
-    itself.
+    """Return the `Ordered` of `function`, for callers with another order; None if it is not the shortcut itself.
 
     AOTAutograd's wrappers around it have its attributes as well, and some take arguments that it does not: views of one
     memory, where it takes that memory. What carries it from a cache is looked through.
@@ -348,7 +347,7 @@ def _straight(
 
     def without_gradients(function: Callable[[list[Any]], Any], arguments: list[Any]) -> Any:
         before = grad_enabled()
-        try:  # an interrupt may come right behind any call
+        try:  # an interrupt may come right after any call
             set_grad_enabled(False)
             outputs = function(arguments)
         finally:

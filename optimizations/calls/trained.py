@@ -1,4 +1,4 @@
-"""Calls of a trained graph that avoid wrappers: around AOTAutograd's `autograd.Function`, and inside of it.
+"""Call trained graphs without wrappers: around AOTAutograd's `autograd.Function`, and inside of it.
 
 The function itself stays PyTorch's, and compiles the backward when it is first needed. It is given methods of this
 module where its graph needs little of them. What is avoided here lies in front of it (`RuntimeWrapper`), and between
@@ -28,7 +28,7 @@ from optimizations.torch_internals.wrappers import Plain, plain_function
 
 
 def lead_straight(function: Any, *, autocast_off: bool) -> Callable[..., Any]:
-    """Give an autograd function the methods of this module if its graph needs no more. Returns what to call: `apply`.
+    """Give an autograd function the methods of this module if its graph needs no more; return its `apply`.
 
     Its `compiled_fw` takes a list, as Inductor's do. `autocast_off`: as at compile time; the caller switches it off for
     forwards.
@@ -41,7 +41,7 @@ def lead_straight(function: Any, *, autocast_off: bool) -> Callable[..., Any]:
 
 
 def _apply(function: Any) -> Callable[..., Any]:
-    """As `torch.autograd.Function.apply`, which looks through all arguments for what functorch left behind.
+    """Return an `apply` that searches arguments for functorch's dead wrappers only until a call has none.
 
     Dynamo's guards compare the keys of tensors, and those of such a wrapper are others. So arguments that held none in
     the first call hold none later.
@@ -135,7 +135,7 @@ def straight_to(
 
     Args:
         function: the autograd function; `wrappers.graph_inside` finds a graph in its `compiled_fw`.
-        full_calls: calls that go the full way first.
+        full_calls: calls that take the slow path first.
         written: inputs whose versions are counted up, since the graph writes them.
         detached: inputs that never need gradients.
         autocast_off: whether autocast was on at compile time, and is off in the call.
@@ -183,7 +183,7 @@ def straight_to(
 
 
 def _led_straight(function: Any, attribute: str, keep_dynamo_out: bool) -> bool:
-    """Let the autograd function call Inductor's function directly. Returns whether this is settled for good."""
+    """Make the autograd function call Inductor's function directly; return whether this is settled for good."""
     stock = getattr(function, attribute)
     if stock is None:
         return False  # not compiled yet
@@ -198,9 +198,9 @@ def _led_straight(function: Any, attribute: str, keep_dynamo_out: bool) -> bool:
 
 
 def _kept_out_of(straight: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that Dynamo does not look into, called without more ado where Dynamo looks into nothing anyway.
+    """Return a function that Dynamo does not trace, and that calls `straight` directly where Dynamo traces nothing.
 
-    So it is in autograd's threads, and where no compiled frame is under way.
+    Dynamo traces nothing in autograd's threads, and where no compiled frame is under way.
     """
     dynamo_looks = torch_internals.eval_frame_callback
     kept_out: Callable[..., Any] = torch.compiler.disable(straight, reason="as PyTorch does around compiled backwards")

@@ -1,10 +1,10 @@
-"""Locks, contexts and streams of the threads that call functions of a manager.
+"""Manage locks, contexts and streams of the threads that call functions of a manager.
 
-Note [Backwards inside of functions]. Functions of one manager run in turns: whoever calls one holds a lock that the
-same thread may take again. An operator of the program's own may run a backward of another compiled function. On a GPU a
-thread of the autograd engine's serves that backward, while the caller waits for it and holds the turn: neither would
-ever go on. So whoever runs a function lends its turn to the threads that run its backwards. They find that in PyTorch's
-thread-local state, which the engine hands on to them and no other thread has.
+Note [Backwards inside of functions]. Functions of one manager run one at a time: the caller of one holds a lock (the
+turn) that the same thread may take again. An operator of the program's own may run a backward of another compiled
+function. On a GPU a thread of the autograd engine's serves that backward, while the caller waits for it and holds the
+turn: neither would ever go on. So the thread that runs a function lends its turn to the threads that run its backwards.
+They find that in PyTorch's thread-local state, which the engine copies to them and to no other thread.
 
 Note [Order of locks]. A thread that runs a function in its turn waits for no other lock of Encore's, so there is no
 circle of threads that wait for each other. An operator in that function may call a function of another manager, which
@@ -30,7 +30,7 @@ _TLS_KEY = "encore_lent_turns"
 
 
 class Lent:
-    """A turn that a thread lends while it runs a function. `before`: what it had been lent, or lends, itself."""
+    """Hold a turn that a thread lends while it runs a function. `before`: what it had been lent, or lends, itself."""
 
     __slots__ = ("before", "thread", "turn")
 
@@ -46,10 +46,10 @@ LENT: set[Lent] = set()
 
 @contextlib.contextmanager
 def lending(turn: Any) -> Iterator[None]:
-    """While a function of this turn runs."""
+    """Lend this turn to the threads that run backwards, while a function of it runs in the block."""
     before: Lent | None = thread_state.find(_TLS_KEY)
     made = Lent(turn, before)
-    try:  # an interrupt may come right behind any call
+    try:  # an interrupt may come right after any call
         LENT.add(made)
         thread_state.keep(_TLS_KEY, made)
         yield
@@ -95,9 +95,9 @@ def make_context_current(device_index: int) -> None:
 
 
 def wait_for_stream(raw_stream: int, device_index: int) -> None:
-    """Let the current stream of the device wait for everything that is enqueued on another, by its handle.
+    """Make the current stream of the device wait for everything that is enqueued on another, by its handle.
 
-    Not where one of them captures: see `is_capturing`.
+    Do nothing where one of them captures: see `is_capturing`.
     """
     current, other = torch.cuda.current_stream(device_index), stream_of(raw_stream, device_index)
     if not is_capturing(current) and not is_capturing(other):

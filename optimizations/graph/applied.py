@@ -1,7 +1,7 @@
-"""Carries a plan out on a captured graph, with all its appliers behind one interface.
+"""Carry a plan out on a captured graph, with all its node updaters behind one interface.
 
-`AppliedPlan(graph, plan, tools)` changes the graph; it is then instantiated by whoever owns it; `instantiated` prepares
-what needs the executable; from then on `point` and `settle` are all that replay calls.
+`AppliedPlan(graph, plan, tools)` changes the graph; the graph's owner then instantiates it; `instantiated` prepares
+what needs the executable; from then on replay calls only `point` and `settle`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ APPLIERS: Mapping[Choice, Applier] = {
 
 
 class AppliedPlan:
-    """A plan on one graph. `in_place.addresses.Pointers` once `instantiated` was called."""
+    """Hold a plan on one graph. It is an `in_place.addresses.Pointers` once `instantiated` was called."""
 
     def __init__(self, target: EditableGraph, plan: Plan, tools: ApplierTools) -> None:
         self._target = target
@@ -59,7 +59,7 @@ class AppliedPlan:
             check(self._target.driver.cuGraphUpload, executable, stream)
 
     def point(self, addresses: Mapping[int, int]) -> int:
-        """See `in_place.addresses.Pointers`.
+        """Make the next launch read these inputs at these addresses. See `in_place.addresses.Pointers`.
 
         Raises:
             AddressRefused: an address cannot be put into a tensor map.
@@ -70,7 +70,7 @@ class AppliedPlan:
             return self._host.point(addresses)
 
     def settle(self) -> None:
-        """See `in_place.addresses.Pointers`."""
+        """Make the next launches read all inputs where the last one did. See `in_place.addresses.Pointers`."""
         if self._table is not None:
             with self._tools.on_device():
                 for node in self._table.nodes:
@@ -87,7 +87,7 @@ class AppliedPlan:
     def failure(self) -> str | None:
         """Return what went wrong on the device in an earlier launch; None where nothing did.
 
-        Waits for the device where an applier works there.
+        Waits for the device where an updater works there.
         """
         found = (one.failure() for one in self._attached if one.failure is not None)
         return next((failure for failure in found if failure is not None), None)

@@ -1,4 +1,4 @@
-"""The driver, the node updaters and Encore's own kernels of one GPU."""
+"""Provide the driver, the node updaters and Encore's own kernels of one GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TENSOR_MAP_CAPABILITY = (9, 0)
 
 
 class DeviceTools:
-    """One GPU. Nothing is built or loaded before it is asked for.
+    """Hold the tools of one GPU. Kernels are built and loaded when they are first needed.
 
     Args:
         driver: the module `cuda.bindings.driver`.
@@ -71,15 +71,15 @@ class DeviceTools:
 
     @functools.cached_property
     def off(self) -> Mapping[Choice, str]:
-        """Return the appliers that cannot be used on this GPU, each with the reason."""
+        """Return the node updaters that cannot be used on this GPU, each with the reason."""
         return _Unavailable(self)
 
     def driver_version(self) -> int:
-        """See `protocol.ApplierGpu`."""
+        """Return the driver's version as `cuDriverGetVersion` gives it: 12040 is CUDA 12.4."""
         return int(check(self.driver.cuDriverGetVersion))
 
     def table_refusal(self) -> str | None:
-        """See `protocol.ApplierGpu`."""
+        """Return why there cannot be a pointer table; None where its kernels are built."""
         try:
             for capacity in table.CAPACITIES:
                 table.build_table_kernel(self.target, self.cache, capacity)
@@ -88,16 +88,16 @@ class DeviceTools:
         return None
 
     def table_function(self, capacity: int) -> Any:
-        """See `protocol.ApplierTools`."""
+        """Return the kernel that writes up to `capacity` words of a pointer table, loaded."""
         image = table.build_table_kernel(self.target, self.cache, capacity)
         return self._modules.function(image, table.KERNEL_NAME)
 
     def own_function(self, build: BuildKernel, name: str) -> Any:
-        """See `protocol.ApplierTools`."""
+        """Return the kernel `name` of what `build` gives, loaded."""
         return self._modules.function(build(self.target, self.cache), name)
 
     def rewritten(self, kernel: TritonKernel, parameters: Sequence[int], shared_bytes: int) -> Any:
-        """`kernel` with these parameters dereferenced, loaded.
+        """Return `kernel` with these parameters dereferenced, loaded.
 
         Raises:
             PtxError, PtxasFailed, PtxasMissing: it cannot be rewritten or assembled.
@@ -107,11 +107,11 @@ class DeviceTools:
         return self._modules.function(assembled.image, kernel.kernel.name, shared_bytes)
 
     def is_current(self) -> bool:
-        """See `protocol.ApplierTools`."""
+        """Return whether the device is the current one."""
         return bool(torch_internals.current_device() == self.device.index)
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """See `protocol.ApplierTools`."""
+        """Return a context in which the device is the current one."""
         return torch.cuda.device(self.device)
 
     def stream(self) -> Any:
@@ -119,7 +119,7 @@ class DeviceTools:
         return self.driver.CUstream(torch_internals.current_raw_stream(self.device.index))
 
     def still_read(self, memory: Iterable[torch.Tensor], stream: torch.cuda.Stream | None) -> None:
-        """See `protocol.ApplierTools`."""
+        """Keep this memory from reuse until the work now on the stream (None: the current one) is done."""
         stream = torch.cuda.current_stream(self.device) if stream is None else stream
         with torch_internals.disable_current_modes():  # it is an operator, and may be called from anywhere
             for tensor in memory:
@@ -139,7 +139,7 @@ class DeviceTools:
 
 
 class RecordingTools:
-    """The tools of a device together with the Triton kernels of one function. `in_place.proof.TrialTools`."""
+    """Hold the tools of a device and the Triton kernels of one function. It is an `in_place.proof.TrialTools`."""
 
     def __init__(self, tools: DeviceTools, kernels: Mapping[str, KernelAtHand]) -> None:
         self.driver = tools.driver
@@ -163,7 +163,11 @@ class RecordingTools:
         return Available(self._tools.off, Refusals(at_hand), APPLIERS)
 
     def rewritten_function(self, parameters: Sequence[int], record: KernelNode) -> Any:
-        """See `protocol.ApplierTools`."""
+        """Return the Triton kernel of this node with these parameters dereferenced, loaded.
+
+        Raises:
+            PtxError, PtxasFailed, PtxasMissing: it cannot be rewritten or assembled.
+        """
         if record.name is None:
             raise PtxError("a kernel without a name has no available PTX")
         return self._tools.rewritten(self._kernels[record.name].kernel, parameters, record.shared_bytes)
@@ -178,7 +182,7 @@ class RecordingTools:
 
 
 class _Unavailable(Mapping[Choice, str]):
-    """Reasons by applier. Each is found out when it is first asked for: that may compile Encore's own kernels."""
+    """Map node updaters to reasons against them. A lookup finds the reason, and may compile Encore's own kernels."""
 
     def __init__(self, gpu: ApplierGpu) -> None:
         self._gpu = gpu

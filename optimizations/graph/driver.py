@@ -14,7 +14,7 @@ from optimizations.compiled_cache import Compiled
 
 
 class CudaCallFailed(RuntimeError):
-    """A call failed. `call` is its name, `code` the number it returned, `result` the library's name for that.
+    """Report that a call failed. `call` is its name, `code` what it returned, `result` the library's name for that.
 
     `code` is None where the installed library does not have the function.
     """
@@ -87,14 +87,14 @@ DEFAULT_SHARED_BYTES = 48 * 1024
 
 
 class LoadedModules:
-    """Modules of one device."""
+    """Keep the loaded modules of one device."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
         self._modules: dict[str, Any] = {}
 
     def function(self, image: bytes, name: str, shared_bytes: int = 0) -> Any:
-        """Kernel `name` of the cubin `image` as a `CUfunction` that may take `shared_bytes` of dynamic shared memory.
+        """Return kernel `name` of the cubin `image`, a `CUfunction` with up to `shared_bytes` of dynamic shared memory.
 
         Raises:
             CudaCallFailed: the driver does not load the image, or it has no such kernel.

@@ -1,4 +1,4 @@
-"""A captured graph that is about to be changed and instantiated, as the appliers see it."""
+"""Change a captured graph before it is instantiated, as node updaters do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from optimizations.graph.records import WORD_BYTES, CapturedGraph, KernelNode, N
 
 @dataclass(frozen=True, slots=True)
 class EditableGraph:
-    """A `CUgraph`, its `CUgraphNode`s in the order of the nodes of `captured`, and the context it runs in."""
+    """Hold a `CUgraph`, its `CUgraphNode`s in the order of the nodes of `captured`, and the context it runs in."""
 
     driver: Any
     graph: Any
@@ -25,17 +25,17 @@ class EditableGraph:
 
     @classmethod
     def of(cls, driver: Any, graph: Any, captured: CapturedGraph) -> EditableGraph:
-        """`graph` itself, which `captured` was read from, in the current context."""
+        """Return `graph` itself, which `captured` was read from, in the current context."""
         return cls(driver, graph, tuple(node_handles(driver, graph)), captured, check(driver.cuCtxGetCurrent))
 
     def clone(self) -> EditableGraph:
-        """Return a copy that can be changed without touching this one; to be given to `cuGraphDestroy`."""
+        """Return a copy that can be changed alone. The caller destroys it with `cuGraphDestroy`."""
         copy = check(self.driver.cuGraphClone, self.graph)
         handles = tuple(check(self.driver.cuGraphNodeFindInClone, handle, copy) for handle in self.handles)
         return EditableGraph(self.driver, copy, handles, self.captured, self.context)
 
     def add_kernel(self, function: Any, blocks: int, threads: int, arguments: LaunchParameters) -> tuple[Any, Any]:
-        """Add a kernel node that waits for nothing; its handle and the launch it was given."""
+        """Add a kernel node that waits for nothing; return its handle and its launch parameters."""
         launch = self.driver.CUDA_KERNEL_NODE_PARAMS()
         launch.func = function
         launch.gridDimX, launch.gridDimY, launch.gridDimZ = blocks, 1, 1
@@ -64,7 +64,11 @@ class EditableGraph:
         return self.handles[index]
 
     def kernel(self, node: NodePath) -> KernelNode:
-        """Return the record of a kernel node."""
+        """Return the record of a kernel node.
+
+        Raises:
+            TypeError: the node is of another type.
+        """
         (index,) = node
         record = self.captured.nodes[index]
         if not isinstance(record, KernelNode):
@@ -83,7 +87,7 @@ def unsigned(value: int) -> bytes:
 
 
 class LaunchParameters:
-    """Memory for the arguments of a kernel launch, as the driver takes them: a buffer for each, and their addresses.
+    """Hold memory for a launch's arguments as the driver takes them: a buffer for each, and their addresses.
 
     The memory stays where it is for as long as this object lives.
     """
@@ -95,7 +99,7 @@ class LaunchParameters:
 
     @property
     def address(self) -> int:
-        """For the field `kernelParams`."""
+        """Return the address for the field `kernelParams`."""
         return ctypes.addressof(self._array)
 
     def write(self, parameter: int, offset: int, content: bytes) -> None:
@@ -108,7 +112,11 @@ class LaunchParameters:
         return ctypes.c_uint64.from_buffer(self._buffers[parameter], offset)
 
     def place(self, parameter: int, offset: int, size: int) -> int:
-        """Return the address of `size` bytes at `offset` bytes into a parameter."""
+        """Return the address of `size` bytes at `offset` bytes into a parameter.
+
+        Raises:
+            ValueError: the parameter ends before.
+        """
         has = len(self._buffers[parameter])
         if offset + size > has:
             raise ValueError(f"{size} bytes at {offset} do not fit parameter {parameter} of {has} bytes")

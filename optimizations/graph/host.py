@@ -1,4 +1,4 @@
-"""Setting nodes of an executable graph from the host: the applier `host`, and what writes the pointer table.
+"""Set nodes of an executable graph from the host: the updater `host`, and the nodes that write the pointer table.
 
 Note [Parameters of an executable graph]. There is no getter for them, so they are kept here: for a kernel one buffer
 per parameter, filled with the bytes that were captured. The structure given to the driver is the one it gave for the
@@ -7,8 +7,8 @@ written). Attributes, such as cluster dimensions, belong to the node and are lef
 Launches already enqueued keep what they were launched with (CUDA driver API, `cuGraphExecKernelNodeSetParams`).
 
 Note [Cells]. A call with moved inputs goes over the places that hold their addresses and nothing else. So each place
-is prepared as a cell, a view of the eight bytes (or what makes a tensor map of an address): assigning to its `value` is
-all that is left to do.
+is prepared as a cell, a view of the eight bytes (or what makes a tensor map of an address), and the call only assigns
+to its `value`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from optimizations.graph.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, Ten
 
 
 class Host:
-    """Sets each node that uses a moved input, one driver call per node."""
+    """Set each node that uses a moved input, one driver call per node."""
 
     stand_ins: Sequence[Choice] = ()
 
@@ -57,7 +57,7 @@ APPLIER = Host()
 
 
 class HostUpdates:
-    """Host updates of one executable graph. The graph it was instantiated from must be kept as long as this."""
+    """Update one executable graph from the host. The graph it was instantiated from must be kept as long as this."""
 
     def __init__(self, updates: Sequence[NodeUpdate], executable: Any) -> None:
         self._executable = executable
@@ -68,7 +68,7 @@ class HostUpdates:
                 self._places[place.input].append((place.cell, place.delta, place.size_bytes, update))
 
     def point(self, addresses: Mapping[int, int]) -> int:
-        """See `in_place.addresses.Pointers`. A node that uses several of these inputs is set once.
+        """Write these addresses (by input), set each node that uses one of them once, and return the bytes written.
 
         Raises:
             AddressRefused: an address cannot be put into a tensor map.
@@ -85,10 +85,10 @@ class HostUpdates:
         return written
 
     def settle(self) -> None:
-        """Nothing: a node reads what it was set to last."""
+        """Do nothing: a node reads what it was set to last."""
 
     def renew(self, executable: Any) -> None:
-        """Set all nodes in another executable of the graph, as they were set in the one before, and go on with that.
+        """Set all nodes in another executable of the graph as in the one before, and use it from now on.
 
         Raises:
             CudaCallFailed: the driver does not take that.
@@ -134,7 +134,7 @@ class _KernelUpdate:
 
 
 class _Field:
-    """A cell that is a field of one of the driver's structures."""
+    """Give a field of one of the driver's structures the interface of a cell."""
 
     def __init__(self, structure: Any, name: str) -> None:
         self._structure = structure

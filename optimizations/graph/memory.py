@@ -1,4 +1,4 @@
-"""Where tensors lie in device memory, and ranges of it: does an address, or a part of another range, lie in one?"""
+"""Find where tensors lie in device memory, and check whether addresses and ranges lie in other ranges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optimizations.graph.records import MemoryRange
 
 
 class MemoryRanges:
-    """Memory in several places.
+    """Hold several ranges of memory as a sorted list of borders.
 
     Attributes:
         borders: where it begins, ends, begins ..., ascending. An odd number of them lies at or below an address in it.
@@ -29,7 +29,7 @@ class MemoryRanges:
                 self.borders += [memory.address, end]
 
     def joined(self, ranges: Iterable[MemoryRange]) -> MemoryRanges:
-        """These and those."""
+        """Return the union of these ranges and those."""
         own = zip(self.borders[::2], self.borders[1::2], strict=True)
         return MemoryRanges([*(MemoryRange(address=start, size_bytes=end - start) for start, end in own), *ranges])
 
@@ -63,8 +63,11 @@ def is_expanded(tensor: torch.Tensor) -> bool:
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
-    """Return whether elements of it lie in the same memory, as those of an expanded one. A column of a matrix that is
-    expanded does, too, though the gaps between its rows may be wider. PyTorch writes no tensor with a stride of 0."""
+    """Return whether elements of it lie in the same memory, as those of an expanded tensor.
+
+    Elements of an expanded column of a matrix do, too, though the gaps between its rows may be wider. PyTorch writes no
+    tensor with a stride of 0.
+    """
     repeats = any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return is_expanded(tensor) or (repeats and tensor.numel() > 0)
 
@@ -76,8 +79,10 @@ def data_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def each_once(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view that can be written, of a tensor that overlaps: its memory where that is less than it has elements,
-    and without what is repeated otherwise."""
+    """Return a writable view of a tensor whose elements overlap.
+
+    It is `data_of` where there is less memory than elements, and the tensor without repeated elements otherwise.
+    """
     if is_expanded(tensor):
         return data_of(tensor)
     shape = [size if stride else 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]

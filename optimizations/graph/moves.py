@@ -1,4 +1,4 @@
-"""How each placeholder moved between two captures, and which input explains that a value changed as it did."""
+"""Compute how each placeholder moved between two captures, and find the inputs that explain a changed value."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ADDRESS_SPACE = 2**64
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """An address as an offset into an input: `delta` bytes from the input's `data_ptr`."""
+    """Give an address as an offset into an input: `delta` bytes from the input's `data_ptr`."""
 
     input: int
     delta: int
 
 
 class Moves:
-    """The displacement of every input's placeholder from one capture to another.
+    """Hold the displacement of every input's placeholder from one capture to another.
 
     A value is the address of input i exactly when it changed by the displacement of i and points to the same place in
     i's placeholder in both captures. One past the end counts as a place: kernels are given such addresses as limits.
@@ -60,19 +60,17 @@ class Moves:
         return self._first[index].memory.size_bytes
 
     def sharing_displacement(self, index: int) -> tuple[int, ...]:
-        """Other inputs that moved by the same distance as this one."""
+        """Return the other inputs that moved by the same distance as this one."""
         displacement = self.displacement[index]
         return tuple(other for other in self._moved_by.get(displacement, ()) if other != index)
 
     def in_step(self, first_value: int, second_value: int) -> tuple[Origin, ...]:
-        """Return the inputs whose displacement is this change, with the offset the value would have; inside or outside
-        of
-        them."""
+        """Return the inputs whose displacement is this change, with the value's offset, inside or outside of them."""
         inputs = self._moved_by.get((second_value - first_value) % ADDRESS_SPACE, ())
         return tuple(Origin(index, first_value - self._first[index].memory.address) for index in inputs)
 
     def origins(self, first_value: int, second_value: int) -> tuple[Origin, ...]:
-        """Inputs, with offset, that the two values are an address of; more than one where they cannot be told apart."""
+        """Return the inputs, with offset, whose address the two values may be; several where that is ambiguous."""
         return tuple(
             origin
             for origin in self.in_step(first_value, second_value)

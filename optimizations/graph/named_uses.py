@@ -1,4 +1,4 @@
-"""Finds the addresses of inputs in one captured graph, where the generated code names every use of them.
+"""Find the addresses of inputs in one captured graph, where the generated code names every use of them.
 
 A Triton kernel reaches an input through its parameters only. So where the generated code gives an input to Triton
 kernels and to nothing else, its addresses are parameters of those launches, and there are no others: no second capture
@@ -66,7 +66,7 @@ def find_named_uses(
 def _verdict(
     index: int, memory: MemoryRange, nodes: Sequence[tuple[NodePath, KernelNode]], passed: Sequence[int]
 ) -> InputVerdict:
-    """`passed`: how often each of the nodes was given the input."""
+    """Return the findings on one input; `passed` says how often each of the nodes was given it."""
     uses = []
     for (path, node), times in zip(nodes, passed, strict=True):
         if not times:
@@ -109,7 +109,7 @@ def _listed_as_captured(graph: CapturedGraph) -> bool:
 
 
 def _addresses(node: KernelNode, memory: MemoryRange) -> Iterator[tuple[int, int, int]]:
-    """Parameter, byte offset and value of everything in a node that points into `memory`."""
+    """Yield parameter, byte offset and value of everything in a node that points into `memory`."""
     for index, parameter in enumerate(node.parameters):
         for offset in range(0, parameter.size - WORD_BYTES + 1, STEP_BYTES):
             value = int.from_bytes(parameter.data[offset : offset + WORD_BYTES], "little")

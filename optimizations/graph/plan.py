@@ -1,6 +1,6 @@
-"""Decides, once per recording, who replaces which pointer and what replay does when an input moves.
+"""Decide, once per recording, which updater replaces which pointer and what replay does when an input moves.
 
-Pure: pointer uses, what is available and the user's option go in, an immutable `Plan` comes out. The appliers are the
+Pure: pointer uses, what is available and the user's option go in, an immutable `Plan` comes out. The updaters are the
 modules of `optimizations.graph` that `options.Choice` names; each says which pointers it can replace:
 
 * `host`: the node's parameters are set from the host (kernel, memcpy and memset nodes); one driver call per node that
@@ -11,7 +11,7 @@ modules of `optimizations.graph` that `options.Choice` names; each says which po
 
 For `prelude` and `ptx` replay writes the pointer table, in one step, whatever the number of nodes.
 
-Note [The rule of auto]. What the ways cost was measured with `encore micro indirection` on an H200 (recorded in
+Note [The rule of auto]. Their costs were measured with `encore micro indirection` on an H200 (recorded in
 results/recorded/micro-indirection): a host update takes a driver call per consuming node, and only when an input moved;
 a rewritten kernel takes a little in every replay, per kernel; the prelude a few microseconds in every replay, however
 many nodes there are; and the table one driver call when an input moved. So up to `AUTO_HOST_NODES` consuming nodes
@@ -19,8 +19,8 @@ many nodes there are; and the table one driver call when an input moved. So up t
 (those get `host`); in all other graphs `prelude`, for which `ptx` and then `host` stand in. It is a rule, not a
 measurement of the graph at hand.
 
-Note [One applier per node]. A device-updatable node must not be updated from the host as well, so all uses of a node
-get the same applier. Where none takes them all, inputs are given up (copied, with the reason) until one does.
+Note [One updater per node]. A device-updatable node must not be updated from the host as well, so all uses of a node
+get the same updater. Where none takes them all, inputs are given up (copied, with the reason) until one does.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ IN_KERNELS = (UseKind.PARAMETER, UseKind.TENSOR_MAP)
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """The node updaters that can be used here.
+    """Hold the node updaters and which of them can be used here.
 
-    `off` holds the reason for each applier that cannot be used at all. `ptx` holds, for each kernel node whose PTX is
-    at hand, a refusal (or None) per parameter. `appliers` are all there are, by name.
+    `off` holds the reason for each updater that cannot be used at all. `ptx` holds, for each kernel node whose PTX is
+    at hand, a refusal (or None) per parameter. `appliers` are all updaters, by name.
     """
 
     off: Mapping[Choice, str]
@@ -97,15 +97,14 @@ class Available:
 
 
 class PlansNodes(Protocol):
-    """An applier as the plan sees it; `graph.protocol.Applier` is the whole of it."""
+    """Define the part of a node updater that planning uses; `graph.protocol` has the whole interface."""
 
     @property
     def stand_ins(self) -> Sequence[Choice]:
-        """Return the appliers to try, best first, for nodes that this one cannot be used for."""
+        """Return the updaters to try, best first, for nodes that this one cannot be used for."""
 
     def refusal(self, use: PointerUse, available: Available) -> str | None:
-        """Return why it cannot replace this pointer; None if it can. Called for uses in nodes of the graph itself
-        only."""
+        """Return why it cannot replace this pointer; None if it can. Not called for nodes of child graphs."""
 
     def planned(self, record: Node, node: PlannedNode, slots: Slots) -> PlannedNode:
         """Return what it needs to know of a node to update it. Slots that it asks for are in the pointer table."""
@@ -113,7 +112,7 @@ class PlansNodes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place in the pointer table, `offset_bytes` from its start.
+    """Describe a place in the pointer table, `offset_bytes` from its start.
 
     It holds the address of `input` plus `delta`, or, where `tensor_map` is not None, those 128 bytes with that address
     put in.
@@ -131,10 +130,10 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class PlannedNode:
-    """A node that gets new addresses, and how. Appliers that need to know more derive from it.
+    """Describe a node that gets new addresses, and how. Updaters that need to know more derive from it.
 
     Attributes:
-        applier: who replaces the pointers of this node.
+        applier: the updater that replaces the pointers of this node.
         uses: all pointers that are replaced.
     """
 
@@ -150,7 +149,7 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True)
 class InputPlan:
-    """The plan for one input.
+    """Hold the plan for one input.
 
     With reasons it is copied. Else, if it moved to an address that is a multiple of `alignment_bytes`, replay writes
     its slots and sets its nodes; at any other address it is copied for this call.
@@ -167,7 +166,7 @@ class InputPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The patch plan of a recording. `fallbacks` says, node by node, why an applier tried earlier was not taken."""
+    """Hold the patch plan of a recording. `fallbacks` says, by node, why an updater tried earlier was not taken."""
 
     choice: Choice
     inputs: tuple[InputPlan, ...]
@@ -177,11 +176,11 @@ class Plan:
 
     @property
     def table_bytes(self) -> int:
-        """Size of the pointer table."""
+        """Return the size of the pointer table in bytes."""
         return sum(slot.size_bytes for slot in self.slots)
 
     def of(self, applier: Choice) -> tuple[PlannedNode, ...]:
-        """Return the nodes of one applier."""
+        """Return the nodes of one updater."""
         return tuple(node for node in self.nodes if node.applier is applier)
 
 
@@ -192,7 +191,7 @@ def make_plan(graph: CapturedGraph, analysis: Analysis, choice: Choice, availabl
         graph: the captured graph that will be replayed; the first of the two that were analysed.
         analysis: what `find_pointer_uses` found.
         choice: the user's option.
-        available: which appliers can be used, and on which nodes.
+        available: which updaters can be used, and on which nodes.
     """
     against = {verdict.input: list(verdict.reasons) for verdict in analysis.verdicts}
     if choice is Choice.OFF:
@@ -212,7 +211,7 @@ def make_plan(graph: CapturedGraph, analysis: Analysis, choice: Choice, availabl
 
 @dataclass(frozen=True, slots=True)
 class _Assignment:
-    """The applier of one node, what spoke against those before it, and inputs to copy where there is none."""
+    """Hold the updater of one node, the reasons against those before it, and inputs to copy where there is none."""
 
     applier: Choice | None
     fallbacks: tuple[str, ...]
@@ -231,7 +230,7 @@ def _uses_by_node(analysis: Analysis, against: Mapping[int, Sequence[Reason]]) -
 def _orders(
     uses: Mapping[NodePath, Sequence[PointerUse]], choice: Choice, available: Available
 ) -> Iterable[tuple[NodePath, Sequence[PointerUse], tuple[Choice, ...]]]:
-    """Return each node with its uses and the appliers to try on it, best first. Note [The rule of auto]."""
+    """Yield each node with its uses and the updaters to try on it, best first. Note [The rule of auto]."""
     order: tuple[Choice, ...]
     if choice is Choice.OFF:
         order = ()
@@ -244,7 +243,7 @@ def _orders(
 
 
 def _order_of_auto(uses: Mapping[NodePath, Sequence[PointerUse]], available: Available) -> tuple[Choice, ...]:
-    """Note [The rule of auto]."""
+    """Return the updaters that `auto` tries, best first. Note [The rule of auto]."""
     if len(uses) <= AUTO_HOST_NODES:
         return Choice.HOST, Choice.PTX, Choice.PRELUDE
     without_ptx = sum(any(_refusals(Choice.PTX, found, available)) for found in uses.values())
@@ -254,8 +253,7 @@ def _order_of_auto(uses: Mapping[NodePath, Sequence[PointerUse]], available: Ava
 
 
 def _assign(node: NodePath, uses: Sequence[PointerUse], order: Sequence[Choice], available: Available) -> _Assignment:
-    """Return the first applier that takes every use; if there is none, the inputs of uses that no applier takes are
-    given up.
+    """Return the first updater that takes every use; if there is none, give up the inputs of uses that none takes.
 
     Such uses exist then: `ptx` alone answers use by use, the others take all uses of a kernel node or none.
     """
@@ -282,7 +280,7 @@ def _refusals(applier: Choice, uses: Sequence[PointerUse], available: Available)
 
 
 def _refusal(applier: Choice, use: PointerUse, available: Available) -> str | None:
-    """Return why the applier cannot replace this pointer; None if it can."""
+    """Return why the updater cannot replace this pointer; None if it can."""
     if applier in available.off:
         return available.off[applier]
     if len(use.node) > 1:
@@ -299,7 +297,7 @@ def _lay_out(
     uses: Mapping[NodePath, Sequence[PointerUse]],
     assigned: Mapping[NodePath, _Assignment],
 ) -> Plan:
-    """Return the slots for everything updated through the table, and the nodes of each applier."""
+    """Return the plan: slots for everything updated through the table, and the nodes of each updater."""
     slots = Slots()
     records = dict(graph.walk())
     nodes = []
@@ -333,7 +331,7 @@ def _alignment_bytes(uses: Collection[PointerUse], triton: Collection[NodePath])
 
 
 class Slots:
-    """The slots of a pointer table in order, one for each distinct content."""
+    """Collect the slots of a pointer table in order, one for each distinct content."""
 
     def __init__(self) -> None:
         self.all: list[Slot] = []
@@ -351,7 +349,7 @@ class Slots:
 
 
 def limit(analysis: Analysis, graph: CapturedGraph, aliased: Collection[int], *, tried_out: bool = True) -> Analysis:
-    """`analysis` with the reasons that follow from the graph as a whole and from its outputs.
+    """Return `analysis` with the reasons that follow from the graph as a whole and from its outputs.
 
     Args:
         graph: the captured graph that will be replayed.
@@ -372,7 +370,7 @@ def limit(analysis: Analysis, graph: CapturedGraph, aliased: Collection[int], *,
 
 
 def with_reasons(analysis: Analysis, code: ReasonCode, messages: Mapping[int, str]) -> Analysis:
-    """`analysis` with one more reason against each of these inputs."""
+    """Return `analysis` with one more reason against each of these inputs."""
     verdicts = tuple(
         dataclasses.replace(verdict, reasons=(*verdict.reasons, Reason(code, messages[verdict.input])))
         if verdict.input in messages
@@ -388,7 +386,7 @@ def _collective(graph: CapturedGraph) -> str | None:
 
 
 def _multidimensional_copies(analysis: Analysis, graph: CapturedGraph) -> Iterable[tuple[int, str]]:
-    """Return the inputs used by copies that `cuGraphExecMemcpyNodeSetParams` does not take."""
+    """Yield the inputs used by copies that `cuGraphExecMemcpyNodeSetParams` does not take, with the reason."""
     copies = {path: node for path, node in graph.walk() if isinstance(node, MemcpyNode)}
     for use in analysis.uses:
         if use.kind in (UseKind.MEMCPY_SOURCE, UseKind.MEMCPY_DESTINATION):

@@ -1,4 +1,4 @@
-"""Finds every place where a captured graph holds the address of an input, from two captures.
+"""Find every place where a captured graph holds the address of an input, from two captures.
 
 Between the captures each input's placeholder moved by its own distance. What that says of a value in the graph:
 
@@ -50,7 +50,7 @@ TRANSPARENT_NODES = frozenset({"EMPTY", "EVENT_RECORD", "WAIT_EVENT"})
 
 
 class UseKind(StrEnum):
-    """The kind of place that holds the address."""
+    """Name the kind of place that holds the address."""
 
     PARAMETER = "parameter"
     TENSOR_MAP = "tensor_map"
@@ -61,7 +61,7 @@ class UseKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class PointerUse:
-    """A place in the graph that holds the address of input `input` plus `delta` bytes.
+    """Name a place in the graph that holds the address of input `input` plus `delta` bytes.
 
     In a kernel node it is the word (the 128 bytes, for a tensor map) at `byte_offset` of parameter `parameter`; in
     other nodes both are 0.
@@ -76,7 +76,7 @@ class PointerUse:
 
 
 class ReasonCode(StrEnum):
-    """Why an input is copied."""
+    """Name the reason why an input is copied."""
 
     EMPTY = "empty"
     NOT_MOVED = "not_moved"
@@ -97,7 +97,7 @@ class ReasonCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why an input is copied: a code for programs, a sentence for people."""
+    """Say why an input is copied: a code for programs, a sentence for people."""
 
     code: ReasonCode
     message: str
@@ -105,7 +105,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class InputVerdict:
-    """The findings on one input. Its address can be replaced everywhere when there is no reason against it."""
+    """Hold the findings on one input. Its address can be replaced everywhere when there is no reason against it."""
 
     input: int
     uses: tuple[PointerUse, ...]
@@ -118,7 +118,7 @@ class InputVerdict:
 
 @dataclass(frozen=True, slots=True, order=True)
 class UnexplainedWord:
-    """A word of a kernel parameter, or the address of a memcpy or memset node, that changed for no known reason."""
+    """Name a word of a kernel parameter, or an address of a memcpy or memset node, that changed for no known reason."""
 
     node: NodePath
     parameter: int
@@ -127,14 +127,14 @@ class UnexplainedWord:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """A verdict for every input, in order, and the words that speak against all of them."""
+    """Hold the findings on every input, in order, and the words that speak against all of them."""
 
     verdicts: tuple[InputVerdict, ...]
     unexplained: tuple[UnexplainedWord, ...]
 
     @property
     def doubtful(self) -> bool:
-        """Return whether something changed that padding could be the reason of: one more capture may tell."""
+        """Return whether something changed that may be padding, which one more capture may show."""
         outside = (reason.code is ReasonCode.OUTSIDE for verdict in self.verdicts for reason in verdict.reasons)
         return bool(self.unexplained) or any(outside)
 
@@ -181,7 +181,7 @@ _Visited = KernelNode | MemcpyNode | MemsetNode | OtherNode
 
 
 class _Place(Enum):
-    """Where a further capture has its placeholders."""
+    """Say where a further capture has its placeholders."""
 
     AS_FIRST = auto()
     AS_SECOND = auto()
@@ -199,7 +199,7 @@ def _place(first: Capture, second: Capture, capture: Capture) -> _Place:
 
 @dataclass(frozen=True, slots=True)
 class _ChangedHalf:
-    """Half a word that changed, in the two captures, and the word at `offset` bytes into the parameter it is of."""
+    """Hold half a word that changed, in both captures, and its whole word, `offset` bytes into the parameter."""
 
     node: NodePath
     parameter: int
@@ -214,14 +214,14 @@ class _ChangedHalf:
     def may_be_left_over(self) -> bool:
         """Return whether it is half of a word that is not an address in either capture.
 
-        A parameter of four bytes has no padding: somebody wanted that half.
+        A parameter of four bytes has no padding: the kernel's caller set that half.
         """
         words = (self.first_word, self.second_word)
         return all(len(word) == WORD_BYTES and int.from_bytes(word, "little") >> ADDRESS_BITS for word in words)
 
 
 class _Search:
-    """One pass over a pair of captures that agree in shape."""
+    """Search a pair of captures that agree in shape, in one pass."""
 
     def __init__(self, moves: Moves, replace_address: ReplaceAddress | None, places: Sequence[_Place]) -> None:
         self._moves = moves
@@ -234,7 +234,7 @@ class _Search:
         self._changed_halves: list[_ChangedHalf] = []
 
     def visit(self, path: NodePath, first: _Visited, second: _Visited, *more: _Visited) -> None:
-        """One node in all captures; `more` have their placeholders at `places`."""
+        """Search one node in all captures; `more` have their placeholders at `places`."""
         match first, second:
             case KernelNode(), KernelNode():
                 for index, (one, other) in enumerate(zip(first.parameters, second.parameters, strict=True)):
@@ -249,12 +249,12 @@ class _Search:
                 self._opaque.append(f"node {format_path(path)} is of type {first.type_name}")
 
     def _memcpy_end(self, path: NodePath, kind: UseKind, first: MemcpyEnd, second: MemcpyEnd) -> None:
-        """Inputs never lie in host memory, so an address there does not belong to one."""
+        """Search one end of a copy. Inputs never lie in host memory, so an address there is not compared."""
         if first.memory != "host":
             self._address(path, kind, first.address, second.address)
 
     def _address(self, path: NodePath, kind: UseKind, first: int, second: int) -> None:
-        """The address of a memcpy or memset node."""
+        """Search the address of a memcpy or memset node."""
         if first != second and not self._word(path, kind, 0, 0, first, second):
             self._doubt(path, 0, 0, first, second)
 
@@ -315,7 +315,7 @@ class _Search:
             )
 
     def _word(self, path: NodePath, kind: UseKind, parameter: int, offset: int, first: int, second: int) -> bool:
-        """Record the word as an address of an input, if it is one; whether it is explained."""
+        """Record the word as an address of an input, if it is one; return whether it is explained."""
         origins = self._moves.origins(first, second)
         owned = self._moves.is_owned(first, second)
         for origin in origins:
@@ -341,7 +341,7 @@ class _Search:
             self._unexplained[UnexplainedWord(path, parameter, offset)] = said
 
     def _judge_changed_halves(self) -> None:
-        """A doubt for every word in which something changed that is not half of an address found elsewhere."""
+        """Record a doubt for every word in which something changed that is not half of an address found elsewhere."""
         halves = {self._lower_halves(use) for uses in self._uses.values() for use in uses}
         words = {
             (one.node, one.parameter, one.offset): (one.first_word, one.second_word, one.kernel)

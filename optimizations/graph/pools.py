@@ -1,4 +1,4 @@
-"""Memory pools and streams of Encore's own, as captures use them.
+"""Manage Encore's own memory pools and streams, as captures use them.
 
 Note [Why not torch.cuda.MemPool]. Its destructor gives memory back to the device, and PyTorch refuses that with an
 exception while any thread captures a graph. An exception in a destructor ends the process. A failed capture counts as
@@ -33,10 +33,10 @@ from optimizations.torch_internals.memory_segments import memory_segments
 
 @contextlib.contextmanager
 def in_order(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Let what a capture on `stream`, made in the block, enqueues there come after what was enqueued on the current
-    stream, and before what is enqueued on it next. Note [Where random numbers begin].
+    """Order what a capture on `stream`, made in the block, enqueues there with the work of the current stream.
 
-    Where the capture fails, and is still under way on `stream`, nothing waits for it.
+    It runs after what was enqueued on the current stream, and before what is enqueued on it next. Note [Where random
+    numbers begin]. Where the capture fails, and is still under way on `stream`, nothing waits for it.
     """
     outside = torch.cuda.current_stream(stream.device)
     stream.wait_stream(outside)
@@ -61,7 +61,7 @@ def new_pool() -> Any:
 
 
 def claim(pool: Any) -> None:
-    """From now on a pool that PyTorch made for Encore counts as Encore's."""
+    """Note that a pool that PyTorch made for Encore is Encore's."""
     _own.add(tuple(pool))
 
 
@@ -72,7 +72,7 @@ def others_have_pools() -> bool:
 
 
 def others_have_graphs() -> bool:
-    """Return whether there may be graphs that are not Encore's, also such that nothing was allocated for.
+    """Return whether there may be graphs that are not Encore's, including graphs without memory of their own.
 
     One whose results are written to tensors from before has no pool with memory, and may write to a workspace that was
     allocated before.
@@ -98,7 +98,7 @@ def _is_own(graph: Any) -> bool:
 
 
 class Pool:
-    """A memory pool, alive as long as this object or a graph that was captured in it.
+    """Hold a memory pool, which lives as long as this object or a graph that was captured in it.
 
     Attributes:
         id: its handle, as `torch.cuda.CUDAGraph.capture_begin` takes it.
@@ -114,7 +114,7 @@ class Pool:
 
 @contextlib.contextmanager
 def scratch_pool(device: int) -> Iterator[Any]:
-    """The handle of a pool for the block alone. See Note [Why not torch.cuda.MemPool] for when its memory goes."""
+    """Yield the handle of a pool for the block alone. Its memory is freed as Note [Why not torch.cuda.MemPool] says."""
     pool = Pool(device)
     try:
         yield pool.id
@@ -126,15 +126,15 @@ def scratch_pool(device: int) -> Iterator[Any]:
 
 
 def give_back() -> None:
-    """Give the device memory back that lies in pools which are gone. What else the allocator has cached goes, too."""
+    """Free the device memory of pools that no longer exist, and everything else that the allocator has cached."""
     with contextlib.suppress(RuntimeError):
         torch.cuda.empty_cache()
 
 
 def free_workspaces() -> None:
-    """Let go of the workspaces that cuBLAS keeps for each stream and thread, as each recording of CUDAGraph Trees does.
+    """Free the workspaces that cuBLAS keeps for each stream and thread, as each recording of CUDAGraph Trees does.
 
-    Not where the program has a memory pool: a graph that it captured by hand may write to one.
+    Do nothing where the program has a memory pool: a graph that it captured by hand may write to a workspace.
     """
     if not others_have_pools():
         torch_internals.cudagraph_trees.clear_cublass_cache()
@@ -166,7 +166,7 @@ def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:
 
 
 def used_memory(pool: Any) -> tuple[MemoryRange, ...]:
-    """Return what of a memory pool is some tensor's now, ascending, what adjoins joined."""
+    """Return the memory of a pool that is in use now, ascending, adjoining blocks joined."""
     return joined((one.address, one.size_bytes) for one in used_blocks(pool))
 
 
@@ -183,9 +183,9 @@ def used_blocks(pool: Any) -> tuple[MemoryRange, ...]:
 
 
 def are_allocated(memory: Iterable[MemoryRange]) -> list[bool]:
-    """For each of these ranges, whether PyTorch's allocator has all of it, so that it can be read, whoever uses it now.
+    """Return for each of these ranges whether PyTorch's allocator has all of it, in use or not, so that it can be read.
 
-    The allocator is asked once for all: that takes the longer the more memory it has.
+    The allocator is queried once for all: that takes the longer the more memory it has.
     """
     segments = MemoryRanges(
         MemoryRange(address=segment["address"], size_bytes=segment["total_size"]) for segment in memory_segments()
@@ -194,7 +194,7 @@ def are_allocated(memory: Iterable[MemoryRange]) -> list[bool]:
 
 
 def joined(segments: Iterable[tuple[int, int]]) -> tuple[MemoryRange, ...]:
-    """(address, size in bytes) pairs as ranges, ascending, those that adjoin joined."""
+    """Return (address, size in bytes) pairs as ranges, ascending, those that adjoin joined."""
     ranges: list[list[int]] = []
     for address, size in sorted(segments):
         if ranges and sum(ranges[-1]) == address:

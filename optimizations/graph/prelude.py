@@ -1,4 +1,4 @@
-"""The applier `prelude`: a kernel at the start of the graph writes parameters of other nodes from the pointer table.
+"""Implement the updater `prelude`: a kernel at the graph's start writes other nodes' parameters from the pointer table.
 
 Rules of device-updatable nodes (CUDA driver API, `CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE`) that the callers
 keep: the attribute is set before the graph's only instantiation and cannot be taken back; the executable graph is
@@ -78,7 +78,7 @@ _UPDATE = struct.Struct("<III")
 
 @dataclass(frozen=True, slots=True)
 class ParameterUpdate:
-    """The prelude writes `slot` at `buffer_offset` bytes into the node's parameter buffer."""
+    """Say that the prelude writes `slot` at `buffer_offset` bytes into the node's parameter buffer."""
 
     buffer_offset: int
     slot: Slot
@@ -90,7 +90,7 @@ class PreludeUnavailable(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The bytes of the `Node` and the `Update` array of a launch, and the number of thread blocks it takes."""
+    """Hold the bytes of the `Node` and the `Update` array of a launch, and the number of thread blocks it takes."""
 
     nodes: bytes
     updates: bytes
@@ -146,7 +146,7 @@ def _dotted(version: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Toolchain:
-    """NVRTC, nvJitLink and the device runtime library, and what tells their versions apart."""
+    """Hold NVRTC, nvJitLink and the device runtime library, with their versions."""
 
     nvrtc: Any
     nvjitlink: Any
@@ -218,7 +218,7 @@ class _Toolchain:
 
 @dataclass(frozen=True, slots=True)
 class PreludeNode(PlannedNode):
-    """A kernel node that is made device-updatable."""
+    """Describe a kernel node that is made device-updatable."""
 
     updates: tuple[ParameterUpdate, ...]
 
@@ -228,7 +228,7 @@ class PreludeNode(PlannedNode):
 
 
 class Prelude:
-    """Makes kernel nodes device-updatable and lets one kernel write their parameters, whatever their number."""
+    """Make kernel nodes device-updatable, and add one kernel that writes the parameters of all of them."""
 
     stand_ins: Sequence[Choice] = (Choice.HOST,)
 
@@ -267,8 +267,10 @@ def _update(record: KernelNode, use: PointerUse, slots: Slots) -> ParameterUpdat
 
 
 class _AttachedKernel:
-    """The prelude of a graph about to be instantiated. `memory` is what the kernel reads and writes: keep it as long as
-    the graph."""
+    """Hold the prelude of a graph about to be instantiated.
+
+    `memory` is what the kernel reads and writes: keep it as long as the graph.
+    """
 
     def __init__(
         self,
@@ -306,7 +308,7 @@ class _AttachedKernel:
 
 
 def _make_updatable(driver: Any, handle: Any) -> int:
-    """Make a kernel node device-updatable; what the device calls it."""
+    """Make a kernel node device-updatable; return its device handle (`devNode`)."""
     kind = driver.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE
     value = driver.CUkernelNodeAttrValue()
     value.deviceUpdatableKernelNode.deviceUpdatable = 1

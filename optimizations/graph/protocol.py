@@ -1,8 +1,8 @@
-"""The interface of a node updater: it says which pointers it can replace, what it needs to know of a node, and
-attaches to a graph.
+"""Define the interface of a node updater.
 
-Each is a module of this package with the name that `options.Choice` has for it. It holds an `APPLIER`, which `applied`
-finds there.
+An updater says which pointers it can replace and what it needs to know of a node, and attaches to a graph. Each is a
+module of this package with the name that `options.Choice` has for it. It holds an `APPLIER`, which `applied` finds
+there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BuildKernel = Callable[[str, CompiledCache], bytes]
 
 
 class ApplierGpu(Protocol):
-    """The facts about a GPU that decide whether an updater can be used at all. `device.DeviceTools` has it."""
+    """Define the facts about a GPU that decide whether an updater can be used. `device.DeviceTools` has them."""
 
     @property
     def target(self) -> str:
@@ -33,17 +33,17 @@ class ApplierGpu(Protocol):
 
     @property
     def cache(self) -> CompiledCache:
-        """Compiled kernels on disk."""
+        """Return the cache of compiled kernels on disk."""
 
     def driver_version(self) -> int:
-        """As `cuDriverGetVersion` gives it: 12040 is CUDA 12.4."""
+        """Return the driver's version as `cuDriverGetVersion` gives it: 12040 is CUDA 12.4."""
 
     def table_refusal(self) -> str | None:
         """Return why there cannot be a pointer table; None where its kernels are built."""
 
 
 class ApplierTools(Protocol):
-    """The tools of a device and of the captured function that updaters use."""
+    """Define the tools of a device and of the captured function that updaters use."""
 
     device: torch.device
     replace_address: ReplaceAddress | None
@@ -52,10 +52,10 @@ class ApplierTools(Protocol):
         """Return whether the device is the current one."""
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """Makes the device current."""
+        """Return a context in which the device is the current one."""
 
     def still_read(self, memory: Iterable[torch.Tensor], stream: torch.cuda.Stream | None) -> None:
-        """Nobody is to get this memory before what the stream (None: the current one) was given is done."""
+        """Keep this memory from reuse until the work now on the stream (None: the current one) is done."""
 
     def table_function(self, capacity: int) -> Any:
         """Return the kernel that writes up to `capacity` words of a pointer table, loaded."""
@@ -69,7 +69,7 @@ class ApplierTools(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AddressPlace:
-    """A cell, `size_bytes` long, that holds the address of `input` plus `delta`."""
+    """Hold a cell, `size_bytes` long, for the address of `input` plus `delta`."""
 
     input: int
     delta: int
@@ -78,13 +78,13 @@ class AddressPlace:
 
 
 class AddressCell(Protocol):
-    """Where an address goes."""
+    """Define a place for an address: assigning to `value` writes it."""
 
     value: Any
 
 
 class NodeUpdate(Protocol):
-    """A node that can be set again and again."""
+    """Define a node that can be set again and again."""
 
     @property
     def places(self) -> Iterable[AddressPlace]:
@@ -96,7 +96,7 @@ class NodeUpdate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """The changes that an updater made to a graph.
+    """Hold the changes that an updater made to a graph.
 
     Attributes:
         updates: nodes that the host sets when an input has moved.
@@ -114,7 +114,7 @@ class Attached:
 
 
 class Applier(PlansNodes, Protocol):
-    """A way for the addresses of moved inputs to reach the nodes of a graph."""
+    """Define a node updater, which writes the addresses of moved inputs into the nodes of a graph."""
 
     def unavailable(self, gpu: ApplierGpu) -> str | None:
         """Return why it cannot be used on this GPU; None where it can. May compile kernels."""

@@ -1,4 +1,4 @@
-"""The applier `ptx`: nodes that launch a rewritten Triton kernel, which reads its pointers from the pointer table.
+"""Implement the updater `ptx`: nodes launch a rewritten Triton kernel that reads its pointers from the pointer table.
 
 Triton loads each pointer parameter once, `ld.param.b64 %rd1, [k_param_0];`. Behind that load one line is added,
 `ld.global.b64 %rd1, [%rd1];`: the parameter then holds the address of a slot of the pointer table, and the slot the
@@ -53,7 +53,7 @@ class PtxError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PtxParameter:
-    """One parameter of an entry. `refusal` is None where it can be dereferenced; an unused one always can."""
+    """Describe one parameter of an entry. `refusal` is None where it can be dereferenced; an unused one always can."""
 
     name: str
     refusal: str | None
@@ -62,7 +62,7 @@ class PtxParameter:
 
 @dataclass(frozen=True, slots=True)
 class PtxKernel:
-    """An entry of a PTX module: its name, the module's target (`sm_90a`), and its parameters in order."""
+    """Describe an entry of a PTX module: its name, the module's target (`sm_90a`), and its parameters in order."""
 
     name: str
     target: str
@@ -123,7 +123,7 @@ class _Token:
 
 @dataclass(frozen=True, slots=True)
 class _Declaration:
-    """A parameter as declared. `alignment` is the number token of a `.ptr ... .align N` annotation."""
+    """Hold a parameter as declared. `alignment` is the number token of a `.ptr ... .align N` annotation."""
 
     name: str
     refusal: str | None
@@ -132,7 +132,7 @@ class _Declaration:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An entry's parameters and body, and where in the body each parameter's name stands."""
+    """Hold an entry's parameters and body, and where in the body each parameter's name stands."""
 
     name: str
     parameters: tuple[_Declaration, ...]
@@ -217,7 +217,7 @@ def _split(tokens: Sequence[_Token]) -> list[list[_Token]]:
 
 
 def _declaration(tokens: Sequence[_Token]) -> _Declaration:
-    """`.param TYPE [.ptr [SPACE] [.align N]] NAME` is a word; everything else is refused."""
+    """Read a declaration: only `.param TYPE [.ptr [SPACE] [.align N]] NAME` of a 64-bit word is not refused."""
     words = [token.text for token in tokens]
     if words[-1] == "]":
         name = words[words.index("[") - 1]
@@ -265,7 +265,7 @@ BLACKWELL = 100
 
 
 class PtxasMissing(RuntimeError):
-    """There is no `ptxas` to be had; the message says where one was looked for."""
+    """There is no `ptxas`; the message says where one was looked for."""
 
 
 class PtxasFailed(RuntimeError):
@@ -350,7 +350,7 @@ def _run(ptxas: Path, ptx: str, target: str, options: Sequence[str]) -> Compiled
 
 @dataclass(frozen=True, slots=True)
 class PtxNode(PlannedNode):
-    """A kernel node that launches the rewritten kernel: each parameter listed takes the address of its slot."""
+    """Describe a node that launches the rewritten kernel: each parameter listed takes the address of its slot."""
 
     parameters: tuple[tuple[int, Slot], ...]
 
@@ -360,7 +360,7 @@ class PtxNode(PlannedNode):
 
 
 class Ptx:
-    """Lets nodes launch a variant of their Triton kernel that reads its pointers from the table itself."""
+    """Make nodes launch a variant of their Triton kernel that reads its pointers from the table itself."""
 
     stand_ins: Sequence[Choice] = (Choice.PRELUDE, Choice.HOST)
 
@@ -400,9 +400,9 @@ APPLIER = Ptx()
 
 
 def _substitute(target: EditableGraph, node: PtxNode, function: Any, table_address: int) -> None:
-    """Let `node` launch `function`, each indirected parameter holding the address of its slot.
+    """Make `node` launch `function`, each indirected parameter holding the address of its slot.
 
-    To be called before the graph is instantiated. Everything else of the launch stays as captured, attributes included.
+    Call it before the graph is instantiated. Everything else of the launch stays as captured, attributes included.
     """
     record = target.kernel(node.node)
     handle = target.handle(node.node)

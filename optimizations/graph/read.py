@@ -1,6 +1,6 @@
-"""Reads a captured `CUgraph` into records, by the driver API of `cuda.bindings` (13).
+"""Read a captured `CUgraph` into records, by the driver API of `cuda.bindings` (13).
 
-The only module that looks at driver memory. All memory a node hands out belongs to the node, so its bytes are copied at
+The only module that reads driver memory. All memory a node returns belongs to the node, so its bytes are copied at
 once. Functions take the driver as an argument (`cuda.bindings.driver`, or what stands for it in a test).
 """
 
@@ -128,7 +128,7 @@ def _function_name(get_name: Any, function: Any) -> str | None:
 
 
 def _parameter_layout(driver: Any, get_info: Any, function: Any) -> list[tuple[int, int]]:
-    """(offset, size) of each parameter. The driver says where the list ends by refusing the next index."""
+    """Return (offset, size) of each parameter, in bytes. The driver ends the list by refusing the next index."""
     layout: list[tuple[int, int]] = []
     while True:
         try:
@@ -159,7 +159,7 @@ def _read_parameters(driver: Any, get_info: Any, function: Any, launch: Any) -> 
 
 
 def _packed_buffer(extra: int) -> int:
-    """Address of the parameter buffer named in an `extra` array: (marker, value) pairs up to the end marker."""
+    """Return the address of the parameter buffer in an `extra` array of (marker, value) pairs up to the end marker."""
     words = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
     index = 0
     while (marker := words[index] or LAUNCH_PARAM_END) != LAUNCH_PARAM_END:
@@ -170,7 +170,7 @@ def _packed_buffer(extra: int) -> int:
 
 
 def _read_attributes(driver: Any, handle: Any) -> tuple[LaunchAttribute, ...]:
-    """Attributes whose value is not all zero. A kind that cannot be read is left out."""
+    """Return the attributes whose value is not all zero. A kind that cannot be read is left out."""
     found = []
     for kind in driver.CUkernelNodeAttrID:
         if kind.name == "CU_LAUNCH_ATTRIBUTE_IGNORE":

@@ -1,4 +1,4 @@
-"""Captures a function once more, next to its recording, to compare the two graphs.
+"""Capture a function once more, next to its recording, to compare the two graphs.
 
 Nothing of such a capture is ever run. It has a memory pool of its own (`pools`), which goes when the capture has been
 read, so its intermediates lie at other addresses than the recording's. Which memory each graph owns is part of the
@@ -7,7 +7,7 @@ record.
 Note [What a second capture may touch]. The function is run once more by the host, as in its warm-up. Its inputs must
 not own memory: the function drops its inputs one after another. The random state is put back; the kernels' random
 numbers come from where the generator's captured state lies, which all graphs of one generator share. While a capture
-draws random numbers, nobody else can use PyTorch's generator, so such a capture is made only where no other thread
+draws random numbers, no other thread can use PyTorch's generator, so such a capture is made only where no other thread
 runs. Other captures do not involve the generator.
 
 Note [Whose workspace a second capture has]. It must be in the capture's own memory, or its address would be taken for
@@ -55,7 +55,7 @@ GRANULE_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Displacement:
-    """Where each input lies relative to the start of the shared buffer, and how long the buffer has to be."""
+    """Hold where each input lies relative to the start of the shared buffer, and the buffer's length, in bytes."""
 
     offsets: Mapping[int, int]
     size_bytes: int
@@ -85,7 +85,7 @@ def displace(memory: Mapping[int, MemoryRange], start: int) -> Displacement:
 
 
 def buffer_bytes(memory: Mapping[int, MemoryRange]) -> int:
-    """Return an upper bound of the buffer that `displace` needs."""
+    """Return an upper bound, in bytes, of the buffer that `displace` needs."""
     largest = max((one.size_bytes for one in memory.values()), default=0)
     # Parity and repeated distances skip places: each input passes over at most as many as there are inputs.
     return largest + (4 * len(memory) + 4) * GRANULE_BYTES
@@ -93,7 +93,7 @@ def buffer_bytes(memory: Mapping[int, MemoryRange]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Recaptured:
-    """A capture's graph, and the memory of its own pool."""
+    """Hold a capture's graph, and the memory of its own pool."""
 
     graph: CapturedGraph
     owned: tuple[MemoryRange, ...]
@@ -134,7 +134,7 @@ def recapture(
 
 
 class _Apart:
-    """A stream for second captures, and the pools in which cuBLAS may have workspaces of this stream."""
+    """Hold a stream for second captures, and the pools in which cuBLAS may have workspaces of this stream."""
 
     def __init__(self, device: int) -> None:
         self.stream = own_stream(device)
@@ -146,7 +146,7 @@ _apart: dict[int, _Apart] = {}
 
 @contextlib.contextmanager
 def _own_workspace(device: int, stream: torch.cuda.Stream, pool: Any) -> Iterator[tuple[torch.cuda.Stream, list[Any]]]:
-    """The stream to capture on into `pool`, and the pools in which it finds workspaces. Note [Whose workspace ...]."""
+    """Yield the stream to capture on into `pool`, and the pools with its workspaces. Note [Whose workspace ...]."""
     if not others_have_pools():
         with torch_internals.cudagraph_trees.clear_cublas_manager():
             yield stream, []
@@ -173,7 +173,7 @@ def _captured_by_driver(
             check(driver.cuStreamBeginCapture, raw, mode)
             outputs = model(arguments)
             del outputs
-        except BaseException:  # an interrupt may come right behind the call that begins it
+        except BaseException:  # an interrupt may come right after the call that begins it
             with contextlib.suppress(CudaCallFailed):  # it was not begun, or what failed has ended it
                 check(driver.cuGraphDestroy, check(driver.cuStreamEndCapture, raw))
             raise
@@ -210,7 +210,7 @@ def _captured_by_torch(
 
 
 def register_generators(graph: torch.cuda.CUDAGraph, inputs: Iterable[Any], device: int) -> None:
-    """Let replays of `graph` advance the generators among `inputs`; to be called before the capture."""
+    """Make replays of `graph` advance the generators among `inputs`. Call it before the capture."""
     with torch.cuda.device(device):
         for generator in inputs:
             if isinstance(generator, torch.Generator):

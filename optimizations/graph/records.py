@@ -1,4 +1,4 @@
-"""A captured CUDA graph as plain records: what its nodes launch, and every byte they were given.
+"""Describe a captured CUDA graph as plain records: what its nodes launch, and every byte they were given.
 
 All analysis works on these records, so that it runs, and is tested, without a GPU. `read` fills them from a
 `CUgraph`. `RecordedCaptures` is their form on disk (JSON, bytes as hex): a capture made on one machine is test data on
@@ -38,7 +38,7 @@ class _Record(BaseModel):
 
 
 class MemoryRange(_Record):
-    """Device memory from `address` on, `size_bytes` long."""
+    """Describe device memory from `address` on, `size_bytes` long."""
 
     address: Uint64
     size_bytes: Uint64
@@ -53,15 +53,17 @@ class MemoryRange(_Record):
 
 
 class Placeholder(_Record):
-    """Where the data of recording input `input` lay during one capture: from its `data_ptr` to the end of its last
-    element. `input` is the index in the recording's list of inputs."""
+    """Hold where the data of recording input `input` lay during one capture.
+
+    `memory` goes from its `data_ptr` to the end of its last element; `input` is the index in the recording's inputs.
+    """
 
     input: Annotated[int, Field(ge=0)]
     memory: MemoryRange
 
 
 class Parameter(_Record):
-    """One kernel parameter: where it lies in the device-side parameter buffer, and its bytes as captured."""
+    """Hold one kernel parameter: where it lies in the device-side parameter buffer, and its bytes as captured."""
 
     offset: Uint32
     size: Uint32
@@ -77,7 +79,7 @@ class Parameter(_Record):
 
 
 class LaunchAttribute(_Record):
-    """A launch attribute whose value is not all zero, by the driver's name, with the bytes of the value.
+    """Hold a launch attribute whose value is not all zero, by the driver's name, with the bytes of the value.
 
     Setting a node's parameters leaves its attributes as they are; a new node has to be given them.
     """
@@ -87,7 +89,7 @@ class LaunchAttribute(_Record):
 
 
 class KernelNode(_Record):
-    """A kernel launch.
+    """Describe a kernel launch.
 
     `function` is the driver's handle: it tells functions apart within one process and means nothing in another.
     `by_library` says that it is a `CUkernel` (of a library loaded context-free) rather than a `CUfunction`. `name` is
@@ -107,8 +109,11 @@ class KernelNode(_Record):
 
 
 class MemcpyEnd(_Record):
-    """One end of a copy. `address` is the base address, 0 where `memory` is an array; offsets and pitch as given to
-    the driver, in bytes (`x_bytes`, `pitch_bytes`), rows (`y`, `height`) and slices (`z`)."""
+    """Describe one end of a copy.
+
+    `address` is the base address, 0 where `memory` is an array; offsets and pitch are as given to the driver, in bytes
+    (`x_bytes`, `pitch_bytes`), rows (`y`, `height`) and slices (`z`).
+    """
 
     memory: Literal["host", "device", "array", "unified"]
     address: Uint64
@@ -121,7 +126,7 @@ class MemcpyEnd(_Record):
 
 
 class MemcpyNode(_Record):
-    """A copy of `depth` slices of `height` rows of `width_bytes`."""
+    """Describe a copy of `depth` slices of `height` rows of `width_bytes`."""
 
     kind: Literal["memcpy"] = "memcpy"
     source: MemcpyEnd
@@ -132,7 +137,7 @@ class MemcpyNode(_Record):
 
 
 class MemsetNode(_Record):
-    """A fill of `height` rows of `width` elements of `element_bytes` with `value`."""
+    """Describe a fill of `height` rows of `width` elements of `element_bytes` with `value`."""
 
     kind: Literal["memset"] = "memset"
     address: Uint64
@@ -144,14 +149,14 @@ class MemsetNode(_Record):
 
 
 class ChildGraphNode(_Record):
-    """A graph inside the graph."""
+    """Hold a graph inside the graph."""
 
     kind: Literal["child_graph"] = "child_graph"
     graph: CapturedGraph
 
 
 class OtherNode(_Record):
-    """A node of any other type, by the driver's name without its prefix (`EMPTY`, `HOST`, `CONDITIONAL`, ...)."""
+    """Name the type of any other node as the driver does, without its prefix (`EMPTY`, `HOST`, `CONDITIONAL`, ...)."""
 
     kind: Literal["other"] = "other"
     type_name: str
@@ -161,7 +166,10 @@ Node = Annotated[KernelNode | MemcpyNode | MemsetNode | ChildGraphNode | OtherNo
 
 
 class Edge(_Record):
-    """`target` waits for `source` (indices in one graph). Ports and type are 0 except for programmatic launches."""
+    """Say that `target` waits for `source` (indices in one graph).
+
+    Ports and type are 0 except for programmatic launches.
+    """
 
     source: Annotated[int, Field(ge=0)]
     target: Annotated[int, Field(ge=0)]
@@ -171,7 +179,7 @@ class Edge(_Record):
 
 
 class CapturedGraph(_Record):
-    """Nodes in the driver's order, and the edges between them."""
+    """Hold nodes in the driver's order, and the edges between them."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
@@ -193,7 +201,7 @@ class CapturedGraph(_Record):
 
 
 class Capture(_Record):
-    """One capture: the graph, where its inputs' placeholders lay, and what memory was the graph's own.
+    """Hold one capture: the graph, where its inputs' placeholders lay, and what memory was the graph's own.
 
     `owned` are the segments of the graph's memory pool at the time of the capture. Two captures put intermediates at
     different addresses; a word that lies in owned memory in both is one of them, and no input.
@@ -212,7 +220,7 @@ class Capture(_Record):
 
 
 class Provenance(_Record):
-    """The program that was captured, and the machine."""
+    """Name the program that was captured, and the machine."""
 
     label: str
     gpu: str
@@ -221,8 +229,11 @@ class Provenance(_Record):
 
 
 class RecordedCaptures(_Record):
-    """The captures of one recording as one JSON file: two at different placeholder addresses and, where they were
-    needed, a `control` at the addresses of the first and a `repeat` at those of the second."""
+    """Hold the captures of one recording, which are saved as one JSON file.
+
+    They are two at different placeholder addresses and, where needed, a `control` at the addresses of the first and a
+    `repeat` at those of the second.
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     provenance: Provenance
@@ -256,8 +267,7 @@ class RecordedCaptures(_Record):
 
 
 def difference(first: CapturedGraph, second: CapturedGraph, path: NodePath = ()) -> str | None:
-    """Return what differs between the graphs apart from addresses and parameter bytes, in words; None where nothing
-    does."""
+    """Return in words what differs between the graphs but addresses and parameter bytes; None where nothing does."""
     where = f" in the child graph at node {format_path(path)}" if path else ""
     if len(first.nodes) != len(second.nodes):
         return f"{len(first.nodes)} nodes in one capture and {len(second.nodes)} in the other{where}"

@@ -1,4 +1,4 @@
-"""The pointer table of one executable graph: what prelude and rewritten Triton kernels read their pointers from.
+"""Make the pointer table of one executable graph, from which prelude and rewritten Triton kernels read pointers.
 
 Note [How the table is written]. A replay that finds moved inputs must change the table after the replays before it have
 read it, and before its own kernels do. So the graph itself begins with the kernel that writes it, which takes the words
@@ -58,8 +58,7 @@ class TableUnavailable(RuntimeError):
 
 
 def build_table_kernel(target: str, cache: CompiledCache, capacity: int) -> bytes:
-    """Return the cubin of the kernel that writes up to `capacity` words, for `target` (`sm_90`), from the cache or
-    compiled.
+    """Return the cubin, cached or compiled, of the kernel that writes up to `capacity` words, for `target` (`sm_90`).
 
     Raises:
         TableUnavailable: NVRTC is missing, or it refused the target; the message holds what it said.
@@ -78,7 +77,7 @@ def build_table_kernel(target: str, cache: CompiledCache, capacity: int) -> byte
 
 
 class PointerTable:
-    """A table on the device, and the nodes at the start of `target` that write it.
+    """Hold a table on the device, and the nodes at the start of `target` that write it.
 
     Args:
         target: the graph, not instantiated yet.
@@ -103,7 +102,7 @@ class PointerTable:
 
 
 class TableNode:
-    """A node that writes some slots, one after the other in the table. A `protocol.NodeUpdate`."""
+    """Update a node that writes some adjoining slots of the table. It is a `protocol.NodeUpdate`."""
 
     def __init__(
         self,
@@ -137,16 +136,16 @@ class TableNode:
         return TensorMapCell(self._parameters.place(_WORDS, offset, slot.size_bytes), slot.tensor_map, replace_address)
 
     def set(self, executable: Any) -> None:
-        """See `protocol.NodeUpdate`."""
+        """Give what the cells hold now to the node in `executable`, and enable it."""
         check(self._set, executable, self.handle, self._launch)
         if not self._enabled:
             check(self._set_enabled, executable, self.handle, 1)
             self._enabled = True
 
     def rest(self, executable: Any) -> None:
-        """The table is as it should be: do nothing in the next launches."""
+        """Disable the node in the next launches, because the table is up to date."""
         if self._enabled:
-            self._enabled = False  # first: an interrupt behind the call must not leave it off and taken for on
+            self._enabled = False  # first: an interrupt after the driver call must not leave it off and taken for on
             check(self._set_enabled, executable, self.handle, 0)
 
 

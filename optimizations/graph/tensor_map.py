@@ -1,4 +1,4 @@
-"""Finds tensor maps (TMA descriptors) in kernel parameters.
+"""Find tensor maps (TMA descriptors) in kernel parameters.
 
 A tensor map is 128 opaque bytes, aligned to 64, that hold an address in an encoding NVIDIA does not publish. But
 `cuTensorMapReplaceAddress` gives the proof: a window of 128 bytes is a tensor map over input i at some offset exactly
@@ -30,14 +30,14 @@ class AddressRefused(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class TensorMapWindow:
-    """The 128 bytes from `offset` on in a parameter are a tensor map whose address is `origin`."""
+    """Say that the 128 bytes from `offset` on in a parameter are a tensor map whose address is `origin`."""
 
     offset: int
     origin: Origin
 
 
 def find_tensor_maps(first: bytes, second: bytes, moves: Moves, replace: ReplaceAddress) -> tuple[TensorMapWindow, ...]:
-    """Proven tensor maps over moved inputs in one kernel parameter.
+    """Return the proven tensor maps over moved inputs in one kernel parameter.
 
     Args:
         first, second: the parameter's bytes in the two captures, of the same length.
@@ -73,7 +73,7 @@ def _candidates(before: bytes, after: bytes, moves: Moves) -> Iterator[Origin]:
 
 
 class TensorMapCell:
-    """A cell (`host`, Note [Cells]) that holds a tensor map: the one captured, with the address put in.
+    """Hold a tensor map as a cell (`host`, Note [Cells]): the one captured, with the address put in.
 
     Args:
         place: where the 128 bytes go.
@@ -87,7 +87,11 @@ class TensorMapCell:
 
     @property
     def value(self) -> bytes:
-        """Return what is there now."""
+        """Return the 128 bytes that are there now. Setting an address writes the captured map with that address.
+
+        Raises:
+            AddressRefused: the driver does not take the address, when it is set.
+        """
         return ctypes.string_at(self._place, TENSOR_MAP_BYTES)
 
     @value.setter
@@ -99,7 +103,7 @@ class TensorMapCell:
 
 
 def driver_replace_address(driver: Any) -> ReplaceAddress:
-    """`cuTensorMapReplaceAddress` of `cuda.bindings.driver` on a copy of the bytes.
+    """Return a function that calls `cuTensorMapReplaceAddress` of `cuda.bindings.driver` on a copy of the bytes.
 
     The driver writes descriptors only at addresses aligned to 64 bytes, which an object of the bindings need not be.
     It answers `CUDA_ERROR_INVALID_VALUE` for bytes or an address it does not accept; any other failure is raised as a

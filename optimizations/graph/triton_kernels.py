@@ -1,4 +1,4 @@
-"""Finds the PTX of the Triton kernels that a compiled function launches.
+"""Find the PTX of the Triton kernels that a compiled function launches.
 
 Inductor's generated module holds a `CachingAutotuner` per kernel; the launcher it settled on knows the folder of
 Triton's cache that its kernel came from, and there `<name>.ptx` and `<name>.json` (how it was compiled) lie next to the
@@ -25,7 +25,7 @@ from optimizations.graph.ptx import PtxKernel, read_kernel
 
 @dataclass(frozen=True, slots=True)
 class TritonKernel:
-    """A kernel's PTX, what can be dereferenced in it, and the options `ptxas` was given in addition to the target."""
+    """Hold a kernel's PTX, what can be dereferenced in it, and the options of `ptxas` in addition to the target."""
 
     ptx: str
     kernel: PtxKernel
@@ -33,7 +33,7 @@ class TritonKernel:
 
 
 class KernelAtHand(Protocol):
-    """A kernel that can be read, and why each of its parameters cannot be dereferenced (None where it can)."""
+    """Define a readable kernel, and why each of its parameters cannot be dereferenced (None where it can)."""
 
     @property
     def kernel(self) -> TritonKernel: ...
@@ -43,7 +43,7 @@ class KernelAtHand(Protocol):
 
 
 class KernelFile:
-    """A kernel in a folder of Triton's cache.
+    """Read a kernel from a folder of Triton's cache.
 
     Attributes:
         name: as the driver gives it.
@@ -66,8 +66,7 @@ class KernelFile:
 
     @functools.cached_property
     def refusals(self) -> tuple[str | None, ...]:
-        """Return why each parameter cannot be dereferenced, None where it can; empty where the files are not
-        understood."""
+        """Return per parameter why it cannot be dereferenced, or None; empty if the files are not understood."""
         try:
             return self.kernel.kernel.refusals
         except (OSError, ValueError):
@@ -75,7 +74,7 @@ class KernelFile:
 
 
 class Refusals(Mapping[Any, Sequence[str | None]]):
-    """The refusals of each node's kernel, which are read on demand."""
+    """Map each node to the refusals of its kernel, which are read on demand."""
 
     def __init__(self, kernels: Mapping[Any, KernelAtHand]) -> None:
         self._kernels = kernels

@@ -1,4 +1,4 @@
-"""Replay's side of indirection: notices inputs that moved and has the graph read them where they are now.
+"""Find the inputs that moved since the last replay, and make the graph read them where they are now.
 
 Note [When an input is copied after all]. An input that moved is copied into its placeholder for this call, as stock
 does, and the graph reads that, when
@@ -47,7 +47,7 @@ Check = tuple[int, int, int | None, int]
 
 @dataclass(frozen=True, slots=True)
 class TrackedInput:
-    """An input that the graph reads in place, at multiples of `alignment_bytes` (a power of two).
+    """Describe an input that the graph reads in place, at multiples of `alignment_bytes` (a power of two).
 
     `placeholder`: the address it is copied to where it cannot be read in place; None where it has none.
     `size_bytes`: from its first element to the end of its last.
@@ -67,17 +67,17 @@ class TrackedInput:
 
 
 class Pointers(Protocol):
-    """The object that changes the addresses in an executable graph."""
+    """Define an object that changes the addresses in an executable graph."""
 
     def point(self, addresses: Mapping[int, int]) -> int:
-        """Let the next launch find these inputs (by index) at these addresses. Returns the bytes written for it."""
+        """Make the next launch read these inputs (by index) at these addresses; return the bytes written for it."""
 
     def settle(self) -> None:
-        """The next launches find all inputs where the last one did, until `point` is called again."""
+        """Make the next launches read all inputs where the last one did, until `point` is called again."""
 
 
 class AddressTracker:
-    """Keeps the addresses in one executable graph in step with the inputs of each call.
+    """Keep the addresses in one executable graph in step with the inputs of each call.
 
     Args:
         inputs: what is read in place.
@@ -155,7 +155,7 @@ class AddressTracker:
         self._launched = False
 
     def follow(self, inputs: Sequence[Any], *, fixed_in_place: bool = False) -> None:
-        """Bring the graph to these inputs. One comparison in C++ where nothing moved.
+        """Make the graph read these inputs. One comparison in C++ where nothing moved.
 
         `fixed_in_place`: it is known of inputs at fixed addresses that they have not moved.
         """
@@ -198,8 +198,7 @@ class AddressTracker:
         self.moves += 1
 
     def _written_moved(self, inputs: Sequence[Any]) -> bool:
-        """Return whether an input that the graph writes has moved: what others lie in its memory is to be found out
-        again."""
+        """Return whether an input that the graph writes has moved: other inputs may then lie in its memory."""
         followed = self._followed_and_written
         moved = [index for index in followed if inputs[index].data_ptr() != self.addresses[index]]
         for index in moved:
@@ -220,9 +219,9 @@ class AddressTracker:
             raise
 
     def rest(self, resting: bool) -> None:
-        """Let the graph read inputs that have a placeholder from there, whoever fills it, until told otherwise.
+        """Make the graph read inputs from their placeholders, if they have one, until `rest(False)` is called.
 
-        Ended in between, by an interrupt say, it is to be called again before the next `follow`.
+        The caller fills the placeholders. If an interrupt ends this, call it again before the next `follow`.
         """
         checks = [one for one in self._all_checks if one[2] is None] if resting else self._all_checks
         self._checks = checks

@@ -1,4 +1,4 @@
-"""When the work beyond a recording is done, as a rule in replays: no clock decides when it begins and ends.
+"""Decide when the work beyond a recording is done, by counts of replays: no clock decides when it begins and ends.
 
 1. Nothing is done in the first `FEWEST_REPLAYS` replays of a recording. In these it is counted which inputs move.
 2. Then the graph is read, and where that does not tell enough, captured once more. Captures take at most as long as the
@@ -42,7 +42,7 @@ FREE_SHARE = 0.5
 
 @dataclass(slots=True)
 class Use:
-    """How often a recording was replayed, and what may be done with it.
+    """Count how often a recording was replayed, and say what may be done with it.
 
     Attributes:
         replays: calls that it served.

@@ -1,4 +1,4 @@
-"""Turns the state of a recording into its report."""
+"""Turn the state of a recording into its report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESTING = "copying the inputs was measured to be faster"
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The counts of a recording's node.
+    """Hold the counts of a recording's node.
 
     `copied_bytes` are those of all replays, `copied_per_replay` those of the next.
     """

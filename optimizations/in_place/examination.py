@@ -42,7 +42,7 @@ SHIFT_BYTES = 4096
 
 
 class Tools(TrialTools, Protocol):
-    """The tools that a recording uses of its device and function; `graph.device.RecordingTools` has it."""
+    """Define the tools that a recording uses of its device and function; `graph.device.RecordingTools` has them."""
 
     def available(self, graph: CapturedGraph) -> Available:
         """Return what can be used on the nodes of `graph`."""
@@ -55,7 +55,7 @@ class Tools(TrialTools, Protocol):
 
 
 class KeptGraph(Protocol):
-    """A `torch.cuda.CUDAGraph` captured with `keep_graph=True`."""
+    """Define what is used of a `torch.cuda.CUDAGraph` that was captured with `keep_graph=True`."""
 
     def raw_cuda_graph(self) -> int: ...
 
@@ -66,7 +66,7 @@ class KeptGraph(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A recording as stock made it. No tensor here owns its memory.
+    """Describe a recording as stock made it. No tensor here owns its memory.
 
     Attributes:
         graph: what is replayed.
@@ -95,7 +95,7 @@ class Recorded:
 
 
 class Host(Protocol):
-    """The node of a session, as the session uses it."""
+    """Define what a session uses of its node."""
 
     def effects(self, inputs: Sequence[Any]) -> Effects:
         """Return what a run on these inputs changes."""
@@ -107,12 +107,12 @@ class Host(Protocol):
         """Return the recording input `index` as a tensor at another address, which it does not own."""
 
     def use_tracker(self, tracker: AddressTracker, unused: frozenset[int]) -> None:
-        """From now on the tracker's inputs are read in place, and `unused` ones not looked at."""
+        """Read the tracker's inputs in place from now on, and ignore `unused` ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The findings on a recording, and a plan made from them.
+    """Hold the findings on a recording, and a plan made from them.
 
     `triton` are the nodes that launch Triton kernels; `unused` are inputs that the generated code does not use at all.
     """
@@ -131,7 +131,7 @@ class Findings:
 
 
 class Examination:
-    """See the module. What is asked of function and device is asked once, when it is first needed.
+    """Examine one recording, as the module says. Facts about function and device are fetched once, when first needed.
 
     Args:
         recorded: the recording.
@@ -220,7 +220,7 @@ class Examination:
         return None
 
     def short_of_memory(self, candidates: Mapping[int, MemoryRange]) -> str | None:
-        """Return what of memory a capture has to wait for; None where it may be made.
+        """Return why a capture has to wait for memory; None where it may be made.
 
         The function itself needs at most as much as its graph's pool has.
         """
@@ -250,8 +250,7 @@ class Examination:
     def _findings(
         self, captured: CapturedGraph, analysis: Analysis, choice: Choice, available: Available, *, tried_out: bool
     ) -> Findings:
-        """Return what follows from where the graph holds addresses, once the inputs are left out that must be
-        copied."""
+        """Return the findings that follow from an analysis, with reasons against inputs that must be copied."""
         candidates = [verdict.input for verdict in analysis.verdicts]
         aliased = [index for index in candidates if index in self.recorded.returned]
         analysis = self._without_reused(limit(analysis, captured, aliased, tried_out=tried_out), candidates)
@@ -361,8 +360,7 @@ class Examination:
         return replace(findings, analysis=analysis, plan=plan, available=available)
 
     def unproven(self, findings: Findings, indices: Iterable[int]) -> list[int]:
-        """Return the inputs that may be used by more than what the generated code names: Triton kernels, and
-        products."""
+        """Return the inputs that may be used by more than the Triton kernels and products in the generated code."""
         verdicts = {verdict.input: verdict for verdict in findings.analysis.verdicts}
         code = self.code
         return [
@@ -375,8 +373,7 @@ class Examination:
     def restricted(
         self, findings: Findings, keep: Collection[int], choice: Choice, reasons: Mapping[int, str]
     ) -> Findings:
-        """Return the findings with a plan that reads no other inputs than these in place. `reasons` against some of
-        them."""
+        """Return the findings with a plan that reads only the inputs `keep` in place, with `reasons` against others."""
         others = {
             verdict.input: reasons.get(verdict.input, "it is copied as before")
             for verdict in findings.analysis.verdicts

@@ -98,15 +98,17 @@ _VIEWS = frozenset(("view", "to"))
 
 
 def written_through_views(definition: ast.FunctionDef, inputs: Mapping[str, int]) -> Memory:
-    """Return the positions of inputs that operators write, in a function's syntax tree; `inputs` are the positions by
-    name."""
+    """Return the positions of inputs that operators write, in a function's syntax tree.
+
+    `inputs` are the positions by name.
+    """
     writes = _Writes(inputs)
     writes.visit(definition)
     return frozenset(writes.written)
 
 
 class _Writes(ast.NodeVisitor):
-    """Follows the memory of inputs through straight-line code. `written`: the inputs that are written so far."""
+    """Follow the memory of inputs through straight-line code. `written`: the inputs that are written so far."""
 
     def __init__(self, inputs: Mapping[str, int]) -> None:
         self.written: set[int] = set()
@@ -167,7 +169,7 @@ def _given(call: ast.Call) -> Iterator[tuple[Any, ast.expr]]:
 
 
 def _operator(name: str) -> Any:
-    """`torch.ops.aten.slice.Tensor`, or as generated code shortens it, `aten.slice.Tensor`."""
+    """Return the operator of a name, `torch.ops.aten.slice.Tensor` or in short `aten.slice.Tensor`; None for others."""
     parts = name.removeprefix("torch.ops.").split(".")
     if not name.startswith(("torch.ops.", "aten.")) or len(parts) != 3:
         return None
@@ -263,8 +265,11 @@ in the GPU's memory."""
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch of a Triton kernel: the name that the driver knows it by, and the inputs among its arguments (their
-    positions, each as often as it is passed)."""
+    """Describe a launch of a Triton kernel.
+
+    `kernel` is the driver's name of it, `inputs` the positions of inputs among its arguments, each as often as it is
+    passed.
+    """
 
     kernel: str
     inputs: tuple[int, ...]
@@ -272,7 +277,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedCode:
-    """The facts that are known about a generated function.
+    """Hold the facts that are known about a generated function.
 
     Attributes:
         opaque: what it calls that could notice one more capture; None where nothing does.
@@ -329,7 +334,7 @@ def read_generated(function: Callable[..., Any]) -> GeneratedCode:
 
 
 def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> GeneratedCode:
-    """`read_generated` of a function's syntax tree; `kernels` are the driver's names of Triton kernels by its own."""
+    """Return what is known of a function's syntax tree; `kernels` maps its names of Triton kernels to the driver's."""
     definition = _WithoutAlignment().visit(definition)
     inputs = input_names(definition)
     if inputs is None:
@@ -429,7 +434,7 @@ def _call_nodes(definition: ast.FunctionDef) -> list[ast.Call]:
 
 
 def _collective(call: ast.Call, kernels: Collection[str]) -> str | None:
-    """`_c10d_functional.all_reduce_('sum', '0')` where a call involves other processes; None where it does not."""
+    """Return a call that involves other processes, as `_c10d_functional.all_reduce_('sum', '0')`; None for others."""
     name = dotted(call.func)
     parts = name.split(".")
     if parts[:2] == ["torch", "ops"] and len(parts) > 3:
@@ -471,14 +476,14 @@ def _objection(called: ast.expr, kernels: Collection[str]) -> str | None:
 
 
 def _is_tensor(node: ast.expr) -> bool:
-    """Return whether it is a buffer, a part of one, or what a call gave, which is judged by itself."""
+    """Return whether it is a buffer, a part of one, or the result of a call, which is judged by itself."""
     while isinstance(node, ast.Subscript):
         node = node.value
     return isinstance(node, (ast.Name, ast.Call))
 
 
 class _Uses(ast.NodeVisitor):
-    """Collects which inputs are used otherwise than as arguments of Triton kernels.
+    """Collect the inputs with uses that are not arguments of Triton kernels.
 
     `unknown`: names with any such use; `elsewhere`: those that are used by more than products, too. `reused`: names
     whose memory another name was given to, in another shape or the same.
@@ -516,7 +521,7 @@ class _Uses(ast.NodeVisitor):
         if isinstance(renamed, ast.Name) and renamed.id in self._inputs:
             self.reused.add(renamed.id)
         for target in node.targets:
-            # A second binding of an input's name would make later uses somebody else's.
+            # A second binding of an input's name would make later uses those of another value.
             named = [target] if isinstance(target, ast.Name) else getattr(target, "elts", [])
             defines = isinstance(node.value, ast.Name) and node.value.id == "args"
             bound = [one.id for one in named if isinstance(one, ast.Name) and not defines]
@@ -535,7 +540,7 @@ class _Uses(ast.NodeVisitor):
 
 
 def dotted(node: ast.expr) -> str:
-    """`a.b.c` as text; "" for other expressions."""
+    """Return `a.b.c` as text; "" for other expressions."""
     if isinstance(node, ast.Attribute):
         inner = dotted(node.value)
         return f"{inner}.{node.attr}" if inner else ""

@@ -1,4 +1,4 @@
-"""Patches a recording for inputs at fixed addresses that keep moving and that no copy can stand for.
+"""Patch a recording for inputs at fixed addresses that keep moving and that no copy can replace.
 
 A function that writes an input writes the caller's memory, so a graph of it must be given the address. The graph is
 read by name, or the function is captured once more and the graphs are compared, as for ordinary inputs. Nothing is
@@ -21,7 +21,7 @@ USES_UNKNOWN = "it moves and cannot be copied, and not every use of its address 
 
 
 class PatchedInputs:
-    """The inputs at fixed addresses that one recording is patched for.
+    """Keep the inputs at fixed addresses that one recording is patched for.
 
     Args:
         session: the recording's.
@@ -39,7 +39,7 @@ class PatchedInputs:
         self.indices: tuple[int, ...] = ()
 
     def patch(self, moved: Iterable[int]) -> None:
-        """Let replays find these inputs wherever they are; `refused` says why not."""
+        """Make replays read these inputs wherever they are; `refused` says why not."""
         session = self._session
         if self.refused is not None or session.inside():
             return

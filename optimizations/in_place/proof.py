@@ -1,4 +1,4 @@
-"""Proof by outcome: what has to be seen before a graph that reads inputs in place may stand in for the copying one.
+"""Prove by outcome that a graph that reads inputs in place may replace the copying one.
 
 Both graphs run on calls of the program, on the inputs of that call: the copying graph gives the result that the program
 gets, the candidate runs next to it, while the placeholders of unproven inputs hold the data of an earlier call. A
@@ -53,7 +53,7 @@ MOST_CALLS = 12
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One trial call.
+    """Hold what was observed in one trial call.
 
     Attributes:
         differed: unproven inputs whose data was not that of the earlier call.
@@ -77,7 +77,7 @@ class Standing(StrEnum):
 
 @dataclass(slots=True)
 class Proof:
-    """Collects trial calls until they decide.
+    """Collect trial calls until they decide.
 
     Attributes:
         unproven: inputs whose uses are not known by construction.
@@ -95,7 +95,7 @@ class Proof:
     _spread: tuple[float, ...] = ()
 
     def add(self, observed: Observed) -> Standing:
-        """Takes one call into account."""
+        """Take one call into account, and return where the proof stands."""
         self.calls += 1
         if any(observed.deviations) and observed.spread is None:
             # The function may not repeat itself. Only a second run of the copying graph can tell.
@@ -158,7 +158,7 @@ ARITHMETIC_BYTES = 2
 
 
 class TrialTools(ApplierTools, Protocol):
-    """The tools of a device that a trial uses in addition to those of the updaters."""
+    """Define the tools of a device that a trial uses in addition to those of the updaters."""
 
     driver: Any
 
@@ -167,7 +167,7 @@ class TrialTools(ApplierTools, Protocol):
 
 
 class Candidate:
-    """A copy of a captured graph, changed as planned and instantiated. To be closed.
+    """Hold a copy of a captured graph, changed as planned and instantiated. Call `close` at the end.
 
     Raises:
         CudaCallFailed, AddressRefused, TableUnavailable: the plan cannot be carried out.
@@ -198,7 +198,7 @@ class Candidate:
         return self._applied.failure() if self._applied is not None else None
 
     def still_read(self, stream: torch.cuda.Stream | None = None) -> None:
-        """See `AppliedPlan.still_read`."""
+        """Keep the memory that launches read until the work of a stream is done. See `AppliedPlan.still_read`."""
         if self._applied is not None:
             self._applied.still_read(stream)
 
@@ -215,7 +215,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """Memory that a run of the recorded graph changes and somebody else reads. None of these tensors owns it.
+    """Hold memory that a run of the recorded graph changes and others read. None of these tensors owns it.
 
     Attributes:
         destroyed: whole storages (uint8) of results of earlier graphs that are inputs.
@@ -230,7 +230,7 @@ class Effects:
     values: Sequence[torch.Tensor]
 
     def copied_bytes(self, *, spread: bool) -> int:
-        """Return what a trial call takes for a while. Distances between two runs are computed in 64 bits."""
+        """Return the bytes that a trial call takes for a while. Distances between runs are computed in 64 bits."""
         changed = (*self.destroyed, *self.written)
         copies = sum(one.nbytes for one in (*changed, *changed, *self.outputs))
         values = (one.numel() * SPREAD_BYTES for one in (*self.values, *self.written))
@@ -241,7 +241,7 @@ _NONE = Effects((), (), (), ())
 
 
 class Pending:
-    """Numbers on their way from the device. `take` gives them, once they are there."""
+    """Hold numbers that are being copied from the device. `take` returns them once they are there."""
 
     def __init__(self, numbers: Sequence[torch.Tensor], device: torch.device) -> None:
         self._event: Any = None
@@ -265,7 +265,7 @@ class Pending:
 
 
 class TrialCall:
-    """One call on both graphs. Notes [What the program sees], [What the placeholders hold].
+    """Run one call on both graphs. Notes [What the program sees], [What the placeholders hold].
 
     Creating it takes all the memory it needs, and nothing else; then `run`; then, in later calls, `result`.
 
@@ -301,7 +301,7 @@ class TrialCall:
         self._pending: Pending | None = None
 
     def run(self, inputs: Mapping[int, torch.Tensor], replay: Callable[[], Any], candidate: Callable[[], None]) -> Any:
-        """Return the program's call: `replay` is what it would be without a trial, and gives what is returned.
+        """Run the program's call and the candidate; return the results of `replay`, the call without a trial.
 
         `inputs` are the call's own, by input; they are kept until the end.
         """
@@ -330,7 +330,7 @@ class TrialCall:
         return results
 
     def result(self) -> Observed | None:
-        """Return what was observed; None while the device is at it. Does not wait."""
+        """Return what was observed; None while the device computes it. Does not wait."""
         numbers = self._pending.take() if self._pending is not None else None
         if numbers is None:
             return None
@@ -343,8 +343,10 @@ class TrialCall:
 
     @property
     def _outcome(self) -> list[torch.Tensor]:
-        """Return what the program is to find as the copying graph left it. A result of an earlier graph that the
-        function writes is among what is `destroyed`."""
+        """Return the tensors that must be left as the copying graph left them.
+
+        A result of an earlier graph that the function writes is among those that are `destroyed`.
+        """
         return [*self._effects.outputs, *self._effects.written, *self._effects.destroyed]
 
     @property
@@ -375,14 +377,14 @@ class TrialCall:
 
 
 def differs(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Return whether two tensors of one shape, strides and dtype differ in a bit, as a number on their device."""
+    """Return whether two tensors of one shape, strides and dtype differ in a bit, as a bool scalar on their device."""
     return (_bits(first) != _bits(second)).any()
 
 
 def deviation(first: torch.Tensor, second: torch.Tensor, typed: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the largest absolute difference of two tensors of one shape, on their device. See `proof.Observed`.
+    """Return the largest absolute difference of two tensors of one shape, as a float64 scalar on their device.
 
-    `typed` says what numbers the bytes are where the tensors are whole storages.
+    `typed` says what numbers the bytes are where the tensors are whole storages. See `proof.Observed`.
     """
     equal = ~(_bits(first) != _bits(second)).any()
     dtype = typed.dtype if typed is not None else first.dtype

@@ -90,7 +90,7 @@ class Stage(StrEnum):
 
 
 class Session:
-    """See the module.
+    """Turn one recording into one that reads its inputs in place, as the module says.
 
     Args:
         recorded: the recording.
@@ -228,7 +228,7 @@ class Session:
 
     @property
     def kernels(self) -> int | None:
-        """Return kernels of the recorded graph; None where it was not read."""
+        """Return the number of kernels of the recorded graph; None where it was not read."""
         if self.findings is None:
             return None
         return sum(isinstance(node, KernelNode) for _, node in self.findings.captured.walk())
@@ -239,13 +239,15 @@ class Session:
         return self.stage is not Stage.DONE
 
     def close(self) -> None:
-        """Give back what is held on the device."""
+        """Free what is kept on the device."""
         if self._trials is not None:
             self._trials.close()
 
     def still_read(self, stream: torch.cuda.Stream) -> None:
-        """Keep the memory that launches on this stream read until they are done. Call it before the session is
-        dropped."""
+        """Keep the memory that launches on this stream read until they are done.
+
+        Call it before the session is dropped.
+        """
         for applied in self._applied:
             applied.still_read(stream)
         if self._trials is not None:
@@ -264,7 +266,7 @@ class Session:
             self._give_up(reason)
 
     def resume_with(self, fixed: Iterable[int]) -> None:
-        """Look at the copied inputs again, now that these inputs at fixed addresses are followed."""
+        """Examine the copied inputs again, now that these inputs at fixed addresses are followed."""
         if not self.in_place and self._may_gain():
             self._fixed = tuple(fixed)
             self.off = None
@@ -272,7 +274,7 @@ class Session:
             self.use.extend(REPLAYS_AFTER_A_MOVE)
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        """Note [Doubt]."""
+        """Run a step, and give up where it fails. Note [Doubt]."""
         try:
             step()
         except Exception as error:
@@ -398,8 +400,10 @@ class Session:
             self._take(examination.compare(candidates, Choice.HOST if self._fixed else self._choice))
 
     def _take_by_name(self, refusal: str | None) -> bool:
-        """Return whether what the generated code names settles it: all of it, or all there will be after a
-        `refusal`."""
+        """Carry out what the generated code names; return whether this settles the recording.
+
+        It does if all inputs are named, or if a `refusal` excludes a further capture and some are.
+        """
         examination = self.examination
         candidates = examination.candidates(self.recorded.copied)
         named = [index for index in candidates if examination.code.triton_uses.get(index)]
@@ -499,7 +503,7 @@ class Session:
         return results[0]
 
     def _conclude_trials(self, trials: Trials) -> None:
-        """Conclude from the trials that there were, once their outcomes are known. No other begins."""
+        """Conclude from the trials so far, once their outcomes are known. No other begins."""
         if trials.under_way:
             self.waiting = self._trials_so_far()
         elif trials.short_of_memory is not None:
@@ -514,7 +518,7 @@ class Session:
 
     @property
     def trial_calls(self) -> int:
-        """Return trial calls so far."""
+        """Return the number of trial calls so far."""
         return self._trials.calls if self._trials is not None else 0
 
     @property

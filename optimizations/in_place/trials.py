@@ -28,7 +28,7 @@ NOT_READABLE = "an input was not aligned, or in memory that the graph writes, in
 
 
 class Trials:
-    """See the module. To be closed.
+    """Run trial calls of one candidate, as the module says. Call `close` at the end.
 
     Args:
         examination: that of the recording; `host` is its node.
@@ -58,7 +58,7 @@ class Trials:
 
     @property
     def under_way(self) -> int:
-        """Return trial calls whose outcome is not known yet."""
+        """Return the number of trial calls whose outcome is not known yet."""
         return len(self._begun)
 
     @property
@@ -141,7 +141,7 @@ class Trials:
         self._keep(tensors)
 
     def close(self) -> None:
-        """Give back what is held on the device."""
+        """Free what is kept on the device."""
         candidate, self._candidate = self._candidate, None
         self._begun.clear()
         self._earlier = {}
@@ -149,7 +149,7 @@ class Trials:
             candidate.close()
 
     def still_read(self, stream: torch.cuda.Stream) -> None:
-        """See `AppliedPlan.still_read`."""
+        """Keep the memory that launches read until the work of the stream is done. See `AppliedPlan.still_read`."""
         if self._candidate is not None:
             self._candidate.still_read(stream)
 

@@ -1,4 +1,4 @@
-"""What goes into a rewritten graph and comes out of it, and the feed plan that follows from that."""
+"""Collect the inputs and outputs of a rewritten graph, and build its feed plan from them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from optimizations.placement.sources import as_in_program, stays_between_calls
 
 @dataclass(slots=True)
 class Connections:
-    """Values that cross the border of the rewritten graph, as the surgery finds them. Names are of the original.
+    """Hold the values that enter or leave the rewritten graph. Names are those of the original graph.
 
     `passed` are evaluated before the graph and read in it; `outputs` are what it returns, and `results` say where the
-    results of the original are found. What is evaluated before it returns `before_results`; what is evaluated behind it
+    results of the original are found. What is evaluated before it returns `before_results`; what is evaluated after it
     takes `after_inputs`, which are found at `after_sources`, and returns `after_results`.
     """
 
@@ -32,20 +32,20 @@ class Connections:
     after_results: list[str] = field(default_factory=list)
 
     def output(self, node: torch.fx.Node) -> Source:
-        """Where a result of the graph is found. It is added to what the graph returns if it is not there yet."""
+        """Return where a result of the graph is found. The graph returns it from now on if it did not yet."""
         return Source("graph", _place_in(self.outputs, node))
 
     def before(self, name: str) -> Source:
-        """Where a value that is evaluated before the graph is found."""
+        """Return where a value that is evaluated before the graph is found."""
         return Source("before", _place_in(self.before_results, name))
 
     def after(self, name: str) -> Source:
-        """Where a value that is evaluated behind the graph is found."""
+        """Return where a value that is evaluated after the graph is found."""
         return Source("after", _place_in(self.after_results, name))
 
 
 def feed_plan(original: Original, connections: Connections, present: Collection[str]) -> FeedPlan:
-    """How a call of the original becomes one of the rewritten graph, in which the inputs `present` are left."""
+    """Return how to call the rewritten graph in place of the original; it still has the original's inputs `present`."""
     plan = original.plan
     groups = tuple(
         HoistedGroup(
@@ -107,13 +107,13 @@ def _evaluation_behind(original: Original, connections: Connections) -> Evaluati
 
 
 def _with_switches(original: Original, wanted: Collection[str]) -> set[str]:
-    """Gradients are switched on and off before and behind the graph as in the original graph."""
+    """Return `wanted` with all nodes that switch gradients, so that these are switched as in the original graph."""
     switches = (name for name, node in original.nodes.items() if node.target is torch_internals.set_grad_enabled)
     return {*wanted, *switches}
 
 
 def _apart(original: Original, connections: Connections) -> tuple[tuple[int, int], ...]:
-    """See `FeedPlan`. AOTAutograd looks after memory that the graph's own inputs share."""
+    """Return `FeedPlan.apart`. AOTAutograd handles memory that the graph's own inputs share."""
     on_cpu = list(filter(original.is_cpu_input, original.placeholders))
     written = original.written_by(original.nodes)
     elsewhere = {*original.fed_from, *original.inputs_of(original.plan.before), *connections.after_inputs}
@@ -128,7 +128,7 @@ def _apart(original: Original, connections: Connections) -> tuple[tuple[int, int
 
 
 def _attributes(original: Original) -> tuple[tuple[int, str], ...]:
-    """See `FeedPlan`."""
+    """Return `FeedPlan.attributes`."""
     sources = [torch_internals.dynamo_source(original.nodes[name]) for name in original.placeholders]
     return tuple(
         (index, as_in_program(source.name))
@@ -141,7 +141,7 @@ def _attributes(original: Original) -> tuple[tuple[int, str], ...]:
 
 
 def _place_in(values: list[Any], value: Any) -> int:
-    """The position of `value`, which is added if it is not there."""
+    """Return the position of `value`, which is added if it is not there."""
     if value not in values:
         values.append(value)
     return values.index(value)

@@ -1,4 +1,4 @@
-"""Parts of a graph as separate graphs. They are evaluated on the CPU by the operators that the program named."""
+"""Extract parts of a graph as graphs that are evaluated on the CPU, by the operators that the program named."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 def evaluation(
     graph_module: torch.fx.GraphModule, wanted: Set[str], inputs: Sequence[str], results: Iterable[str]
 ) -> torch.fx.GraphModule:
-    """The nodes `wanted` of a graph, in their order, as a function of `inputs` that returns the values `results`.
+    """Return the nodes `wanted` of a graph, in their order, as a function of `inputs` that returns `results`.
 
     All these are node names. Constants are made on the CPU even under another default device: the program's constants
     for other devices say so themselves.
@@ -35,7 +35,7 @@ def evaluation(
 
 
 def inputs_of(graph_module: torch.fx.GraphModule, wanted: Set[str]) -> tuple[str, ...]:
-    """What the nodes `wanted` read of other nodes, in order of the graph."""
+    """Return the names of the other nodes that the nodes `wanted` read, in order of the graph."""
     read = {
         operand.name
         for node in graph_module.graph.nodes

@@ -1,4 +1,4 @@
-"""How a call of the original graph becomes a call of the rewritten one: plain records, nothing allocated."""
+"""Define the plain records that say how a call of the original graph becomes a call of the rewritten one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optimizations.placement.sources import Guard
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """Shape, strides and dtype of a tensor on the GPU. Sizes are symbolic where they differ from call to call."""
+    """Hold shape, strides and dtype of a tensor on the GPU. Sizes are symbolic where they differ from call to call."""
 
     shape: tuple[Any, ...]
     stride: tuple[Any, ...]
@@ -25,7 +25,7 @@ class TensorLayout:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the memory it spans, of a static layout."""
+        """Return the bytes of memory that a static layout spans."""
         if 0 in self.shape:
             return 0
         sizes = zip(self.shape, self.stride, strict=True)
@@ -34,7 +34,7 @@ class TensorLayout:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """An attribute that hoisted values depend on: argument `index` of the graph, or `constant` held by the graph."""
+    """Name an attribute that hoisted values depend on: argument `index` of the graph, or its `constant`."""
 
     guard: Guard
     index: int | None
@@ -43,7 +43,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class HoistedGroup:
-    """Values that depend on the same attributes. `compute` takes these, in order, and returns the values.
+    """Hold values that depend on the same attributes. `compute` takes these, in order, and returns the values.
 
     `awaited`: for each value, whether the program may change what it is copied from as soon as the copy is through.
     """
@@ -56,7 +56,7 @@ class HoistedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a value of a call is found: an argument, or a result of what runs before, as, or behind the graph."""
+    """Say where a value is found: an argument, a constant, or a result of the graph or the evaluations around it."""
 
     where: Literal["argument", "before", "graph", "after", "constant"]
     index: int
@@ -65,7 +65,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A CPU value that goes over with each call. `awaited`: as in `HoistedGroup`."""
+    """Describe a CPU value that is copied to the GPU in each call. `awaited`: as in `HoistedGroup`."""
 
     source: Source
     layout: TensorLayout
@@ -74,7 +74,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Operations of the original graph that are evaluated on the CPU in each call, as they stand.
+    """Hold operations of the original graph that are evaluated unchanged on the CPU in each call.
 
     `compute` takes `inputs` and returns a tuple of values.
     """
@@ -85,7 +85,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class FeedPlan:
-    """How the rewritten graph's arguments and results come from and go to the original's.
+    """Say how arguments and results of the original graph map to those of the rewritten graph.
 
     The arguments are: those `kept` (indices into the original's), then the results of `before` at the indices `passed`,
     which stay on the CPU, then the values of all `hoisted` groups in order, then the `staged` ones.
@@ -112,7 +112,7 @@ class FeedPlan:
 
     @property
     def device_bytes(self) -> int:
-        """What stays on the GPU between calls, as far as sizes are known."""
+        """Return the bytes that stay on the GPU between calls, as far as sizes are known."""
         layouts = [layout for group in self.hoisted for layout in group.layouts]
         if self.keep_addresses:
             layouts += [staged.layout for staged in self.staged]

@@ -1,21 +1,21 @@
-"""Run time of placement: what is evaluated on the CPU before and behind a graph, and what the graph is fed with.
+"""Run rewritten graphs: evaluate CPU operations before and after the graph, and supply its inputs on the GPU.
 
 Note [Steady state]
 A call in which no attribute changed compares each guarded attribute with what it was, by tuples made beforehand, and
 does nothing else for hoisted values. The host waits for the device in two cases only: where it evaluates something
-behind the graph from the graph's results, and where the program copies from pinned memory and may change that memory
+after the graph from the graph's results, and where the program copies from pinned memory and may change that memory
 once its copy is through.
 
 Note [Overwriting in place]
 A hoisted value that changed is overwritten where it is, because a new address makes CUDA graphs record again. That is
-right as long as nobody still needs the old value. On the device, work is ordered by the stream, and a change of stream
+right as long as nothing else needs the old value. On the device, work is ordered by the stream, and a change of stream
 is noticed and waited for there. Autograd, a hook for saved tensors, or AOTAutograd on its own account may have saved
 the tensor for a backward yet to come. That shows in reference counts, of the tensor, of its memory, or of the Python
 object; then the value gets new memory.
 
 Note [Threads]
 What is fed lies in memory that the next call overwrites, and the graph reads it when it is launched. So calls from
-several threads take turns from feeding to launching. What is evaluated before and behind the graph needs no turn.
+several threads take turns from feeding to launching. What is evaluated before and after the graph needs no turn.
 
 Note [Captures of the program's own]
 A CUDA graph that the program captures by hand repeats copies from the addresses, and reads the device memory, that it
@@ -49,7 +49,7 @@ from optimizations.torch_internals.geometry import FixedGeometry, Geometry
 
 
 class Feeds:
-    """Calls of a rewritten graph from calls of its original. Allocates at the first call, on the device.
+    """Call a rewritten graph in place of its original. The first call allocates memory on the device.
 
     One instance belongs to one compiled graph. `original` is the graph before placement, as a function: it is called
     in its stead where arguments share memory that were apart when the graph was compiled.
@@ -74,24 +74,25 @@ class Feeds:
 
     @property
     def device_bytes(self) -> int:
-        """What this graph keeps on the device between calls, as far as sizes are known when it is compiled."""
+        """Return the bytes this graph keeps on the device between calls, where sizes are known at compile time."""
         return self._plan.device_bytes
 
     @property
     def is_plain(self) -> bool:
-        """Whether `bind` is all there is to a call."""
+        """Return whether a call needs nothing but `bind`."""
         plan = self._plan
         return not (plan.before or plan.copied_out or plan.results is not None or plan.apart)
 
     def inside_a_capture(self) -> bool:
-        """Whether the caller's stream captures. Note [Captures of the program's own]."""
+        """Return whether the caller's stream is being captured. Note [Captures of the program's own]."""
         return self._on_gpu and torch.cuda.is_current_stream_capturing()
 
     def call(self, compiled: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """What the original graph returns for `arguments`. `compiled` is the rewritten graph.
+        """Return what the original graph returns for `arguments`. `compiled` is the rewritten graph.
 
         Raises:
             Exception: what the program's CPU operations raise.
+            RuntimeError: an attribute has another shape or dtype than the graph was compiled for.
         """
         if self._plan.apart and self._original is not None and _overlap(self._plan.apart, arguments):
             return self._original(*arguments)
@@ -101,14 +102,18 @@ class Feeds:
         return self.results(arguments, values, results)
 
     def before(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What is evaluated on the CPU before the graph."""
+        """Return the values that are evaluated on the CPU before the graph."""
         part = self._plan.before
         if part is None:
             return ()
         return _evaluated(part, arguments, (), ())
 
     def bind(self, arguments: tuple[Any, ...], values: tuple[Any, ...] = ()) -> tuple[Any, ...]:
-        """The rewritten graph's arguments for this call; `values` are those of `before`."""
+        """Return the rewritten graph's arguments for this call; `values` are those of `before`.
+
+        Raises:
+            RuntimeError: an attribute has another shape or dtype than the graph was compiled for.
+        """
         self._stream.follow()
         self._compare_geometry(arguments)
         # No name for the old values here: it would count as a use of them.
@@ -123,7 +128,7 @@ class Feeds:
         return bound + hoisted + self._staging.stage(arguments, values)
 
     def results(self, arguments: tuple[Any, ...], values: tuple[Any, ...], results: Sequence[Any]) -> Any:
-        """What the caller gets: the graph's results, and what is evaluated before and behind it."""
+        """Return what the caller gets: the graph's results, and values that are evaluated before and after it."""
         plan = self._plan
         if plan.results is None and not plan.copied_out:
             return results
@@ -138,7 +143,7 @@ class Feeds:
         return tuple(_found(source, arguments, values, given, behind) for source in plan.results)
 
     def release(self) -> None:
-        """Gives the device memory back; the next call allocates it again."""
+        """Free the device memory; the next call allocates it again."""
         with self.turn:
             self._hoisted = None
             for group in self._groups:
@@ -147,10 +152,10 @@ class Feeds:
                 self._staging.release()
 
     def _compare_geometry(self, arguments: Sequence[Any]) -> None:
-        """Note [Geometry at an unchanged address] in `torch_internals.geometry`.
+        """Check shapes, strides and dtypes of attributes, also at unchanged addresses.
 
         Attributes with other strides have other values, which are computed anew. The graph was made for their shapes
-        and dtypes.
+        and dtypes. Note [Geometry at an unchanged address] in `torch_internals.geometry`.
 
         Raises:
             RuntimeError: an attribute has another shape or another dtype.
@@ -184,7 +189,7 @@ class Feeds:
 
 
 class _Group:
-    """Hoisted values that depend on the same attributes, on the device."""
+    """Keep hoisted values that depend on the same attributes on the device."""
 
     def __init__(self, group: HoistedGroup, device: torch.device) -> None:
         self._group = group
@@ -194,7 +199,7 @@ class _Group:
         self.checks: Checks | None = None
 
     def refresh(self, arguments: Sequence[Any]) -> None:
-        """Computes the values on the CPU, as the original graph would, and brings them to the device."""
+        """Compute the values on the CPU, as the original graph would, and copy them to the device."""
         before, self.checks = self.checks, None
         attributes = [_value(attribute, arguments) for attribute in self._group.attributes]
         # What is kept has to work in later calls of any mode, so it is not made in this call's.
@@ -222,19 +227,19 @@ class _Group:
         self._alive = []
 
     def _upload(self, position: int, value: torch.Tensor, layout: TensorLayout) -> None:
-        """See Note [Overwriting in place]."""
+        """Copy one value to the device. See Note [Overwriting in place]."""
         if position == len(self.tensors):
             self.tensors.append(_device_tensor(layout, self._device))
         elif _is_used_elsewhere(self.tensors, position):
             self.tensors[position] = _device_tensor(layout, self._device)
-        # Pageable memory is used up when the copy returns. Pinned memory is read in stream order, behind copies into it
+        # Pageable memory is used up when the copy returns. Pinned memory is read in stream order, after copies into it
         # that are still in flight; the host waits only if the program may change it at once.
         awaited = not self._group.awaited or self._group.awaited[position]
         copy_in_stream_order(self.tensors[position], value, wait=awaited and is_pinned(value))
 
 
 class _StreamOrder:
-    """Keeps work on shared device memory in order when the caller changes the stream between calls."""
+    """Keep work on shared device memory in order when the caller changes the stream between calls."""
 
     def __init__(self, device: torch.device, memory: Callable[[], Sequence[torch.Tensor]]) -> None:
         self._device = device
@@ -245,9 +250,9 @@ class _StreamOrder:
         self._seen: dict[int, torch.cuda.Stream] = {}
 
     def follow(self) -> None:
-        """Lets the current stream wait, on the device, for the stream of the last call if that was another.
+        """Make the current stream wait, on the device, for the stream of the last call if that was another.
 
-        Not where a step is captured: a capture may wait for nothing outside of it, and the device was idle before.
+        Do nothing where a step is captured: a capture may wait for nothing outside of it, and the device was idle.
         """
         if self._on_gpu and torch_internals.current_raw_stream(self._device.index) != self._raw:
             current = torch.cuda.current_stream(self._device)
@@ -263,8 +268,10 @@ class _StreamOrder:
             self._seen[self._raw] = current
 
     def overwrite(self) -> None:
-        """Lets the current stream wait for all streams that calls came on: on each of them a backward may have been
-        given to the device since, which reads what is about to be overwritten."""
+        """Make the current stream wait for all streams that calls came on.
+
+        A backward may have been launched on each of them since, which reads what is about to be overwritten.
+        """
         if self._last is None or len(self._seen) == 1:
             return
         current = torch.cuda.current_stream(self._device)
@@ -315,7 +322,7 @@ def _device_tensor(layout: TensorLayout, device: torch.device) -> torch.Tensor:
 
 
 def _overlap(pairs: Sequence[tuple[int, int]], arguments: Sequence[Any]) -> bool:
-    """Whether the memory of any two of these arguments overlaps."""
+    """Return whether the memory of any of these pairs of arguments overlaps."""
     for one, other in pairs:
         (start, size), (also, bytes_of_other) = _memory_of(arguments[one]), _memory_of(arguments[other])
         if start < also + bytes_of_other and also < start + size:
@@ -329,7 +336,7 @@ def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _is_used_elsewhere(tensors: list[torch.Tensor], position: int) -> bool:
-    """Whether something besides the list keeps the tensor or its memory, as a backward yet to come does."""
+    """Return whether anything but the list references the tensor or its memory, such as a pending backward."""
     if _python_references(tensors, position) > _UNUSED:
         return True
     tensor = tensors[position]

@@ -1,4 +1,4 @@
-"""What editing an FX graph needs and `torch.fx` leaves to its users."""
+"""Copy FX graphs, change the device of their calls, and read their outputs and attributes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from optimizations import torch_internals
 
 
 def copy_of(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A graph module with its own nodes, under the same names, and everything that Dynamo noted on the original.
+    """Return a copy of a graph module with nodes of the same names and everything that Dynamo noted on the original.
 
     Dynamo's records of real inputs are not taken along: they would keep these alive.
     """
@@ -33,7 +33,7 @@ def copy_of(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def retarget(node: torch.fx.Node, device: torch.device) -> None:
-    """Lets a call that works on the CPU work on `device`, as far as its arguments tell where that is."""
+    """Change a call that runs on the CPU to run on `device`, where its arguments name the device."""
 
     def moved(argument: Any) -> Any:
         on_cpu = isinstance(argument, (str, torch.device)) and str(argument) in ("cpu", "cpu:0")
@@ -53,14 +53,14 @@ def retarget(node: torch.fx.Node, device: torch.device) -> None:
 
 
 def returned(graph_module: torch.fx.GraphModule) -> Sequence[Any]:
-    """What the graph returns, in order."""
+    """Return the values that the graph returns, in order."""
     output = next(node for node in reversed(graph_module.graph.nodes) if node.op == "output")
     (values,) = output.args
     return values if isinstance(values, (tuple, list)) else (values,)
 
 
 def attribute(module: torch.nn.Module, target: Any) -> Any:
-    """What a `get_attr` node of this target reads."""
+    """Return the value that a `get_attr` node of this target reads."""
     value: Any = module
     for part in str(target).split("."):
         value = getattr(value, part)

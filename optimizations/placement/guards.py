@@ -1,11 +1,11 @@
-"""How a call notices that an attribute changed: by bytes, or by address and version counter where that is trusted.
+"""Detect in each call that an attribute changed: by bytes, or by address and version counter where that is trusted.
 
 Note [Pinned attributes]
 A copy into a pinned tensor may be in flight when a call starts, and eager PyTorch's own copy to the GPU waits for it in
 stream order. The host, which compares at once, would see the bytes from before. So pinned attributes are not compared:
 what depends on one is brought over in each call, in stream order (see `feeds`). An attribute is asked whether it is
 pinned when it is first seen and whenever it turns up at another address. The question takes about 1 us, and tensors of
-rank 0 are often new in each call; the allocator gives them few addresses in turns, so these are remembered.
+rank 0 are often new in each call; the allocator reuses few addresses for them, so these are remembered.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _Bytes = Callable[[int], Any]
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What tells that attributes have the values they had.
+    """Hold the recorded values of attributes, to check that they are unchanged.
 
     `scalars` are of rank 0, and may be new tensors in each call: (argument, how to read the bytes, what they were, the
     addresses that are known not to be pinned).
     `small` and `large` are compared where they are, and looked at again if they are elsewhere: (argument, address,
     how to read or how many bytes, what they were). `versions` are compared by identity: (argument, address, version
-    counter); whoever holds them keeps the memory at that address alive, so that no other tensor can turn up there.
+    counter); `feeds` keeps these tensors' memory alive, so that no other tensor can be allocated at that address.
     `constants` are tensors that the graph holds: the same with the tensor itself, by bytes. `always`: something is
     pinned, so that nothing can be told.
     """
@@ -73,7 +73,7 @@ class Checks:
         return self.always or any(map(_constant_changed, self.constants))
 
     def same_values_as(self, other: Checks) -> bool:
-        """Whether both tell of the same values, wherever these are."""
+        """Return whether both recorded the same values, wherever these are."""
         if self.always or other.always or self.versions != other.versions:
             return False
         return self._values() == other._values()
@@ -85,7 +85,7 @@ class Checks:
 
     @classmethod
     def joined(cls, parts: Iterable[Checks]) -> Checks:
-        """All of `parts`, each attribute once."""
+        """Return the checks of all `parts`, each attribute once."""
         parts = list(parts)
         return cls(
             tuple({check[0]: check for part in parts for check in part.scalars}.values()),
@@ -98,9 +98,9 @@ class Checks:
 
 
 def checks_for(attributes: Iterable[tuple[Guard, int | None, torch.Tensor]]) -> Checks:
-    """What the attributes are now: (guard, argument or None for a constant of the graph, tensor) of each.
+    """Record the current values of attributes, each (guard, argument or None for a constant of the graph, tensor).
 
-    Of pinned tensors no byte is read; see Note [Pinned attributes].
+    No byte of a pinned tensor is read; see Note [Pinned attributes].
     """
     scalars, small, large = [], [], []
     versions, constants = [], []
@@ -126,12 +126,12 @@ def checks_for(attributes: Iterable[tuple[Guard, int | None, torch.Tensor]]) -> 
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Whether copies from and into `tensor` may be under way while the host goes on."""
+    """Return whether copies from and into `tensor` may still run while the host goes on."""
     return tensor.is_pinned()
 
 
 def _turns_up_pinned(tensor: torch.Tensor, known: set[int]) -> bool:
-    """Whether a tensor at an address that is not `known` is pinned; if it is not, the address is known from now on."""
+    """Return whether a tensor at an address that is not `known` is pinned; if it is not, add the address to `known`."""
     if is_pinned(tensor):
         return True
     if len(known) >= ADDRESSES_LIMIT:

@@ -1,4 +1,4 @@
-"""Runs an FX graph on fake tensors and writes down what every node really does: values, aliases, writes, operators.
+"""Run an FX graph on fake tensors and record what every node really does: values, aliases, writes, operators.
 
 Dynamo's graphs hold Python-level calls (`operator.add`, `Tensor.to`, user operators), and no table of such names could
 say which of them alias, mutate, draw random numbers or look at values. So the graph is executed once without data, and
@@ -48,9 +48,9 @@ class CannotObserve(RuntimeError):
 
 @dataclass(slots=True)
 class Effects:
-    """What one node does beyond computing its value. Storages are numbered as in `Observation`.
+    """Record what one node does beyond computing its value. Storages are numbered as in `Observation`.
 
-    `opaque` says why nobody can know what the node does; `gpu_obstacle` why its CPU operands cannot be GPU tensors.
+    `opaque` says why the node's effects cannot be known; `gpu_obstacle` why its CPU operands cannot be GPU tensors.
     `exact`: all it does on the CPU gives the same bits on every device. `only_checks`: it looks at values on the host
     only to raise an error. `awaited`: it does not leave a copy of a CPU operand to the GPU to be awaited by others.
     `reads_past`: memory that it reads outside of the tensors it is given.
@@ -69,7 +69,7 @@ class Effects:
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """A tensor at the moment its node was done. Sizes and strides may be symbolic."""
+    """Record a tensor's metadata at the time its node was done. Sizes and strides may be symbolic."""
 
     shape: tuple[Any, ...]
     stride: tuple[Any, ...]
@@ -81,7 +81,7 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One run. Keys are node names; `storages` maps a storage to the device it is on.
+    """Hold the records of one run. Keys are node names; `storages` maps a storage to the device it is on.
 
     `values` are fake tensors (and symbolic numbers) of `mode`; inputs that share memory are given one storage number.
     """
@@ -93,7 +93,7 @@ class Observation:
     storages: Mapping[int, torch.device]
 
     def share_memory(self, one: str, other: str) -> bool:
-        """Whether the values of two nodes have a storage in common."""
+        """Return whether the values of two nodes have a storage in common."""
         storages = {facts.storage for facts in self.tensors[one]}
         return any(facts.storage in storages for facts in self.tensors[other])
 
@@ -149,7 +149,7 @@ def observe(
 
 
 class _Observer(torch.fx.Interpreter):
-    """The interpreter of `observe`. All values stay alive, so that no storage number is given twice."""
+    """Interpret the graph for `observe`. All values stay alive, so that no storage number is given twice."""
 
     def __init__(self, graph_module: torch.fx.GraphModule, mode: Any, log: Any) -> None:
         super().__init__(graph_module, garbage_collect_values=False)
@@ -163,7 +163,7 @@ class _Observer(torch.fx.Interpreter):
         self.effects: dict[str, Effects] = {}
 
     def fake_inputs(self, inputs: Sequence[Any], same_memory_as: Sequence[Any]) -> list[Any]:
-        """One fake tensor per input, laid out as the input is; views of one memory get one storage number."""
+        """Return one fake tensor per input, laid out as the input is; views of one memory get one storage number."""
         fakes: list[Any] = []
         numbers: dict[int, int] = {}
         for value, real in zip(inputs, same_memory_as, strict=True):
@@ -196,7 +196,7 @@ class _Observer(torch.fx.Interpreter):
         return self.mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
 
     def _run(self, n: torch.fx.Node, effects: Effects) -> Any:
-        """The value of a node. One that depends on data is what Dynamo noted: its symbols are the graph's."""
+        """Return the value of a node; where it depends on data, return what Dynamo noted, with the graph's symbols."""
         try:
             value = super().run_node(n)
         except torch_internals.DataDependentOutputException:
@@ -206,7 +206,7 @@ class _Observer(torch.fx.Interpreter):
         return self._noted(n) if effects.host_reads and "example_value" in n.meta else value
 
     def _not_run(self, n: torch.fx.Node, effects: Effects) -> Any:
-        """The value Dynamo saw for an operator that runs graphs of its own; what these do to operands is not known."""
+        """Return what Dynamo noted for an operator that runs graphs of its own; it may write to all operands."""
         effects.opaque = f"{n.target} runs its own graph"
         effects.writes.update(self._operand_storages(n))
         return self._noted(n)
@@ -232,7 +232,7 @@ class _Observer(torch.fx.Interpreter):
 
 
 def _operator_log() -> type:
-    """The dispatch mode that notes effects; a class made late, because its base is one of PyTorch's private names."""
+    """Return the class of the dispatch mode that notes effects; made late because its base is private in PyTorch."""
 
     class OperatorLog(torch_internals.TorchDispatchMode):
         def __init__(self) -> None:
@@ -288,8 +288,11 @@ def _is_functorch(target: Any) -> bool:
 
 
 def _changes_state(target: Any) -> bool:
-    """Whether PyTorch's function `target` sets what operations depend on besides their operands: default dtype,
-    inference mode, deterministic algorithms. Gradients and autocast are looked after (`ResidentNode.switches`)."""
+    """Return whether PyTorch's function `target` sets global state that operations depend on.
+
+    Such are default dtype, inference mode and deterministic algorithms; `ResidentNode.switches` handles gradients and
+    autocast.
+    """
     if target in (torch_internals.set_grad_enabled, torch_internals.enter_autocast, torch_internals.exit_autocast):
         return False
     is_torchs = (getattr(target, "__module__", None) or "torch").startswith("torch")
@@ -302,8 +305,10 @@ def _name_of(node: torch.fx.Node) -> str:
 
 
 def _orders_streams(node: torch.fx.Node) -> bool:
-    """Whether a node waits for the GPU, chooses a stream or records an event: copies that nobody waits for are then
-    where and when the program can tell that they are done."""
+    """Return whether a node waits for the GPU, chooses a stream or records an event.
+
+    The program may then use such nodes to find out that its own asynchronous copies are done.
+    """
     if node.op not in ("call_function", "call_method"):
         return False
     name = _name_of(node)
@@ -312,7 +317,7 @@ def _orders_streams(node: torch.fx.Node) -> bool:
 
 
 def _fake_like(value: Any, mode: Any) -> Any:
-    """A tensor of `mode` with the layout of `value` and no data; anything else as it is."""
+    """Return a tensor of `mode` with the layout of `value` and no data; return anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch_internals.FakeTensor):
@@ -337,7 +342,7 @@ def _storage_key(tensor: torch.Tensor) -> int:
 
 
 def _shape_env(inputs: Sequence[Any]) -> Any:
-    """Where the symbols among `inputs` come from; None where all sizes are numbers."""
+    """Return the shape environment of the symbols among `inputs`; None where all sizes are numbers."""
     for value in inputs:
         if isinstance(value, torch_internals.FakeTensor) and value.fake_mode.shape_env is not None:
             return value.fake_mode.shape_env
@@ -348,7 +353,7 @@ def _shape_env(inputs: Sequence[Any]) -> Any:
 
 @contextlib.contextmanager
 def _global_state_kept() -> Iterator[None]:
-    """Graphs switch autocast, gradients and attention's kernels by calls; one that breaks off leaks nothing."""
+    """Restore autocast, gradients and the choice of attention kernels, which calls in the graph may switch."""
     devices = ("cpu", "cuda")
     autocast = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices]
     cache = torch.is_autocast_cache_enabled()

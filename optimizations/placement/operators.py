@@ -1,4 +1,4 @@
-"""What the schemas and tags of operators tell: what they write, whether they look at values, and where they may run."""
+"""Read from schemas and tags of operators what they write, whether they read values, and where they may run."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ OTHER_MEMORY = frozenset({"aten::set_", "aten::set", "aten::set_data"})
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors in nested lists, tuples, dictionaries and slices."""
+    """Yield the tensors in nested lists, tuples, dictionaries and slices."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -92,7 +92,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """The operands that a call of the operator `func` changes."""
+    """Yield the operands that a call of the operator `func` changes."""
     given = _by_name(func, args, kwargs)
     flag, undeclared = UNDECLARED_WRITES.get(func._schema.name, (None, ()))
     if flag is not None and not given.get(flag, True):
@@ -104,10 +104,10 @@ def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterat
 
 
 def reads_past(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """The operands whose memory a call of `func` uses outside of the operand, as far as it can be told inside.
+    """Yield the operands whose memory a call of `func` may use outside of the operand.
 
-    A place that is counted from the beginning of the memory cannot: a tensor without data does not know where in it
-    the real one begins.
+    Any place that is counted from the beginning of the memory may be outside: the offset of the real tensor is not
+    known from one without data.
     """
     if func._schema.name not in STRIDED:
         return
@@ -120,7 +120,7 @@ def reads_past(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ite
 
 
 def _span(size: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first to the end of the last."""
+    """Return the number of elements from the first to the end of the last."""
     return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if all(size) else 0
 
 
@@ -130,7 +130,7 @@ def _by_name(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[
 
 
 def needs_values(func: Any, operands: Iterable[torch.Tensor]) -> bool:
-    """Whether the host has to look at values of operands: to return a number, to choose a shape, to check something."""
+    """Return whether the host reads values of operands: to return a number, to choose a shape, or to check them."""
     if func._schema.name in INDEXING:
         return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in list(operands)[1:])
     return (
@@ -141,14 +141,14 @@ def needs_values(func: Any, operands: Iterable[torch.Tensor]) -> bool:
 
 
 def checks_values(func: Any) -> bool:
-    """Whether `func` looks at values only to raise an error."""
+    """Return whether `func` reads values only to raise an error."""
     return bool(func._schema.name.startswith("aten::_assert_async"))
 
 
 def awaited_transfer(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the program may use a CPU operand of `func` again as soon as the call is through.
+    """Return whether the program may change a CPU operand of `func` as soon as the call has returned.
 
-    That is so unless it asked for a transfer that does not block.
+    It may unless it asked for a transfer that does not block.
     """
     for position, parameter in enumerate(func._schema.arguments):
         if parameter.name == "non_blocking":
@@ -157,7 +157,7 @@ def awaited_transfer(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def gpu_obstacle(func: Any, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> str | None:
-    """Why `func` cannot take its CPU operands from the GPU, or None."""
+    """Return why `func` cannot take its CPU operands from the GPU, or None."""
     name = func._schema.name
     on_cpu = [tensor for tensor in operands if tensor.device.type == "cpu"]
     mixed = any(tensor.device.type != "cpu" for tensor in (*operands, *results))
@@ -169,9 +169,9 @@ def gpu_obstacle(func: Any, operands: Sequence[torch.Tensor], results: Sequence[
 
 
 def is_exact(func: Any, args: Sequence[Any], operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> bool:
-    """Whether the definition of `func` leaves one result, bit for bit, whatever device it runs on.
+    """Return whether `func` is defined to give the same result, bit for bit, on every device.
 
-    Copies, fills, views, casts that cannot lose more than IEEE 754 says, and integer and boolean element-wise
+    It is for copies, fills, views, casts that cannot lose more than IEEE 754 says, and integer and boolean element-wise
     operations that neither divide nor shift. `args` are the call's arguments, for the numbers among them.
     """
     name = func._schema.name
@@ -193,7 +193,7 @@ def is_exact(func: Any, args: Sequence[Any], operands: Sequence[torch.Tensor], r
 
 
 def _exact_cast(old: torch.dtype, new: torch.dtype) -> bool:
-    """Whether a cast is defined to the last bit, and no kernel leaves out its rounding."""
+    """Return whether a cast is defined to the last bit, and no kernel leaves out its rounding."""
     if old == new:
         return True
     if new is torch.bool:
@@ -208,7 +208,7 @@ def _exact_cast(old: torch.dtype, new: torch.dtype) -> bool:
 
 
 def _holds(dtype: torch.dtype, number: complex) -> bool:
-    """Whether `dtype` has this very number, or rounds it the same way everywhere."""
+    """Return whether `dtype` has exactly this number, or rounds it the same way everywhere."""
     if dtype not in _STORED_AS_COMPUTED:
         # A kernel may use the number as it stands, unrounded.
         return isinstance(number, (bool, int, float)) and _is_the_same(number, dtype)

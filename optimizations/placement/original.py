@@ -1,4 +1,4 @@
-"""The graph before a rewrite: the layouts of its values, what writes them, and parts of it as graphs of their own."""
+"""Describe the graph before a rewrite: layouts of its values, nodes that write them, and parts as separate graphs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from optimizations.placement.plan import Hoist, PlacementPlan
 
 
 class Original:
-    """A graph, the plan for it, and what was `observed` of it on `inputs`. Values go by the names of their nodes."""
+    """Hold a graph, its plan, and what was `observed` of it on `inputs`. Values have the names of their nodes."""
 
     def __init__(
         self,
@@ -37,32 +37,32 @@ class Original:
         self.fed_from = {*plan.stages, *(name for hoist in plan.hoists for name in hoist.attributes)}
 
     def storages(self, name: str) -> set[int]:
-        """Numbers of the storages that a value lies in, as in `Observation`."""
+        """Return the numbers of the storages that a value lies in, as in `Observation`."""
         return {facts.storage for facts in self.observed.tensors[name]}
 
     def is_cpu_input(self, name: str) -> bool:
-        """Whether an input is a tensor on the CPU."""
+        """Return whether an input is a tensor on the CPU."""
         facts = self.observed.tensors[name]
         return bool(facts) and facts[0].device.type == "cpu"
 
     def is_as_given(self, name: str) -> bool:
-        """Whether a value is an argument that the graph does not write on the GPU."""
+        """Return whether a value is an argument that is on the CPU or that the graph does not write."""
         return name in self.inputs and (self.is_cpu_input(name) or not self.last_write(name))
 
     def last_write(self, name: str) -> int:
-        """The position of the last node that writes to the memory of a value; 0 if none does."""
+        """Return the position of the last node that writes to the memory of a value; 0 if none does."""
         storages = self.storages(name)
         effects = self.observed.effects.items()
         writers = (other for other, found in effects if not storages.isdisjoint(found.writes))
         return max((self.positions[writer] for writer in writers), default=0)
 
     def written_by(self, names: Iterable[str]) -> set[int]:
-        """The storages that these nodes write."""
+        """Return the numbers of the storages that these nodes write."""
         effects = self.observed.effects
         return {storage for name in names if name in effects for storage in effects[name].writes}
 
     def groups(self) -> list[tuple[Hoist, ...]]:
-        """Values that are kept in memory, by the attributes they depend on, in order of the first of each group."""
+        """Group the values that are kept in memory by the attributes they depend on, ordered by first member."""
         groups: dict[tuple[str, ...], list[Hoist]] = {}
         for hoist in self.plan.hoists:
             if hoist.form == "kept":
@@ -70,7 +70,7 @@ class Original:
         return [tuple(hoists) for hoists in groups.values()]
 
     def layout(self, value: str) -> TensorLayout:
-        """The layout of a copy on the GPU: that of `value` if it is dense, else without its gaps and overlaps."""
+        """Return the layout of a copy on the GPU: that of `value` if it is dense, else without gaps and overlaps."""
         (facts,) = self.observed.tensors[value]
         with self.observed.mode:
             copy = torch.empty_like(
@@ -79,27 +79,27 @@ class Original:
         return TensorLayout(tuple(copy.shape), tuple(copy.stride()), copy.dtype)
 
     def cpu_layout(self, name: str) -> TensorLayout:
-        """The layout of a value where it is."""
+        """Return the layout of a value on its own device."""
         (facts,) = self.observed.tensors[name]
         return TensorLayout(facts.shape, facts.stride, facts.dtype)
 
     def attribute(self, name: str) -> Attribute:
-        """The attribute of this name, as an argument or a constant of the graph, and its guard."""
+        """Return the attribute of this name, as an argument or a constant of the graph, with its guard."""
         if name in self.placeholders:
             return Attribute(self.plan.guards[name], self.placeholders.index(name), None)
         return Attribute(self.plan.guards[name], None, attribute(self.graph_module, self.nodes[name].target))
 
     def computation(self, hoists: Sequence[Hoist]) -> torch.fx.GraphModule:
-        """A graph on the CPU that computes the values of one group from its attributes."""
+        """Return a graph on the CPU that computes the values of one group from its attributes."""
         wanted = {name for hoist in hoists for name in hoist.nodes}
         return evaluation(self.graph_module, wanted, hoists[0].attributes, [hoist.value for hoist in hoists])
 
     def inputs_of(self, wanted: Iterable[str]) -> tuple[str, ...]:
-        """What these nodes read of other nodes, in order of the graph."""
+        """Return the names of the other nodes that these nodes read, in order of the graph."""
         return inputs_of(self.graph_module, set(wanted))
 
     def evaluation(
         self, wanted: Iterable[str], inputs: Sequence[str], sources: Sequence[Source], results: Sequence[str]
     ) -> Evaluation:
-        """The nodes `wanted` as a graph that computes `results` of `inputs`, which are found at `sources`."""
+        """Return the nodes `wanted` as a graph that computes `results` from `inputs`, which are found at `sources`."""
         return Evaluation(evaluation(self.graph_module, set(wanted), inputs, results), tuple(sources))

@@ -1,4 +1,4 @@
-"""Picks some of a call's arguments, always as a tuple, and as fast as Python can."""
+"""Pick some of a call's arguments, always as a tuple, and as fast as Python can."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def picker(indices: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """A function that picks the elements at `indices` of a tuple."""
+    """Return a function that picks the elements at `indices` of a tuple."""
     if not indices:
         return lambda values: ()
     first, last = indices[0], indices[-1]

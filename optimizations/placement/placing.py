@@ -1,4 +1,4 @@
-"""Placement of one FX graph: observe, plan, rewrite, and plan again around what did not work out."""
+"""Place the values of one FX graph: observe, plan, rewrite, and plan again without the parts that failed."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ NOTHING_ON_A_GPU = (
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A graph after placement. `feeds` None: it is the original, and takes the original's arguments."""
+    """Hold a graph after placement. `feeds` None: it is the original, and takes the original's arguments."""
 
     graph_module: torch.fx.GraphModule
     feeds: FeedPlan | None
     report: PlacementReport
 
     def example_inputs(self, original: Sequence[Any]) -> list[Any]:
-        """Inputs to compile `graph_module` with: the kept ones of `original`, and fake tensors for the added ones.
+        """Return inputs to compile `graph_module` with: the kept ones of `original`, and fake tensors for added ones.
 
         Nothing is allocated on a device.
         """
@@ -61,7 +61,7 @@ def place(
     *,
     held_bytes: int = 0,
 ) -> Placement:
-    """Rewrite a graph of Dynamo so that its CPU values come to the GPU without a blocking copy.
+    """Rewrite a graph of Dynamo so that its CPU values reach the GPU without a blocking copy.
 
     Works on real and on fake inputs, and needs no GPU. `graph_module` is not changed. Where nothing can be done the
     result holds it as it is, with the reason in the report. `held_bytes` is what placement keeps on the GPU already
@@ -85,7 +85,7 @@ def place(
 
 
 def residency_of(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Residency:
-    """Where every value of a graph of Dynamo lives, on which `place` decides.
+    """Return where every value of a graph of Dynamo lives, the facts that `place` decides on.
 
     Raises:
         CannotObserve: the graph cannot be run on fake tensors.
@@ -148,7 +148,7 @@ class _Attempts:
             return Placement(rewritten.graph_module, rewritten.feeds, self._report(decided, rewritten))
 
     def _unit_behind(self, node: str, decided: PlacementPlan) -> str | None:
-        """The nearest operation with fed or moved operands that `node` is, or is computed from."""
+        """Return the nearest moved operation, or one with fed operands, that `node` is or is computed from."""
         pending, seen = [node], {node}
         while pending:
             name = pending.pop(0)
@@ -225,7 +225,7 @@ def untouched(
     before: PlacementReport | None = None,
     left: tuple[Left, ...] = (),
 ) -> Placement:
-    """The placement that leaves a graph as it is. `before` tells what is known of it."""
+    """Return the placement that leaves a graph as it is. `before` holds what is known of it."""
     cpu_nodes = before.cpu_nodes_before if before is not None else ()
     copies = before.copies_before if before is not None else ()
     report = PlacementReport(
@@ -242,14 +242,14 @@ def untouched(
 
 
 def _layouts(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
-    """What Dynamo knows of each input (with symbolic sizes), else the example itself."""
+    """Return what Dynamo noted of each input (with symbolic sizes), else the example itself."""
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     pairs = zip(placeholders, example_inputs, strict=True)
     return [_layout(node.meta.get("example_value", example), example) for node, example in pairs]
 
 
 def _layout(noted: Any, example: Any) -> Any:
-    """`noted`, unless the graph changes an input's shape: then Dynamo's note is of the shape afterwards."""
+    """Return `noted`, or `example` where the graph changes the input's shape and Dynamo noted the shape afterwards."""
     if not isinstance(noted, torch.Tensor):
         return noted
     sizes = [(a, b) for a, b in zip(noted.shape, example.shape, strict=False) if isinstance(a, int)]
@@ -259,7 +259,7 @@ def _layout(noted: Any, example: Any) -> Any:
 
 
 def _missing_device(graph_module: torch.fx.GraphModule, layouts: Sequence[Any]) -> str | None:
-    """Why placement has nothing to do, as far as the values that Dynamo noted tell; None where it may have."""
+    """Return why placement has nothing to do, judged by the values that Dynamo noted; None where it may have."""
     noted = [*layouts, *(node.meta.get("example_value") for node in graph_module.graph.nodes)]
     devices = {tensor.device.type for tensor in tensors_in(noted)}
     came_from_dynamo = "dynamo_compile_id" in graph_module.meta

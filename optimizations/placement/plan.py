@@ -1,8 +1,8 @@
-"""Decides what is hoisted, staged, moved, evaluated before or behind the graph, or left, from records alone.
+"""Decide what is hoisted, staged, moved, evaluated before or after the graph, or left, from records alone.
 
 Placement moves values, not arithmetic. CPU values that depend on constants and attributes only are evaluated once
 (*hoisted*), those that depend on arguments are evaluated before each call of the graph and sent over (*staged*), those
-that depend on GPU values and go to the caller are evaluated behind it; see `regions`. What remains is between GPU
+that depend on GPU values and go to the caller are evaluated after it; see `regions`. What remains is between GPU
 values, and has to stay in the graph. There it moves to the GPU if its definition leaves one result on any device.
 """
 
@@ -30,7 +30,10 @@ GUARDED_LIMIT_BYTES = 4 * VALUE_GUARD_LIMIT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Hoist:
-    """`value` is computed by `nodes` (in order, itself the last member or an input) from `attributes`, once."""
+    """Say how to compute `value` once from `attributes`: by `nodes`, in order.
+
+    The last node is `value` itself, unless `value` is one of the attributes.
+    """
 
     value: str
     nodes: tuple[str, ...]
@@ -40,7 +43,7 @@ class Hoist:
 
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
-    """What placement will do. All fields hold node names.
+    """Hold what placement will do. All fields hold node names.
 
     Attributes:
         device: the GPU that values go to.
@@ -49,11 +52,11 @@ class PlacementPlan:
         stages: CPU values that go over with each call: inputs, or values among `before`.
         awaited: of these, and of hoisted attributes, the ones that the program may change once its own copy is through.
         before: CPU operations that are evaluated in each call before the graph.
-        after: CPU operations that are evaluated behind it.
+        after: CPU operations that are evaluated after it.
         moves: CPU operations between GPU values that will run on the GPU.
         fed: for each operation, which of its CPU operands will be GPU values.
         snapshots: operations that made a copy by changing the device; the copy must stay one if the move would make it
-            an alias, because somebody later writes to it or to what it was copied from, or the caller gets it.
+            an alias, because a later operation writes to it or to what it was copied from, or the caller gets it.
         keep_addresses: staged values may be overwritten by the next call, because no backward reads them later.
         left: nodes that stay, with reasons.
     """
@@ -77,13 +80,13 @@ class PlacementPlan:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The hoisted values that take memory on the GPU."""
+        """Return the hoisted values that take memory on the GPU."""
         return tuple(hoist.value for hoist in self.hoists if hoist.form == "kept")
 
 
 @dataclass(frozen=True, slots=True)
 class _Component:
-    """CPU operations between GPU values that move to the GPU together, or stay together for `reason`."""
+    """Hold CPU operations between GPU values that move to the GPU together, or stay together for `reason`."""
 
     members: tuple[str, ...]
     blocker: str | None = None
@@ -93,7 +96,7 @@ class _Component:
 def plan(
     graph: Residency, options: Options, vetoes: Mapping[str, str] | None = None, *, held_bytes: int = 0
 ) -> PlacementPlan:
-    """The plan for `graph`, which must have exactly one GPU in `devices`.
+    """Return the plan for `graph`, which must have exactly one GPU in `devices`.
 
     `vetoes` are reasons against single operations and values, from an earlier attempt. `held_bytes` is what other
     graphs of the process keep on the GPU.
@@ -149,7 +152,7 @@ class _Planner:
     # What can be fed, and how
 
     def _hoistable_attributes(self) -> frozenset[str]:
-        """Attributes whose bytes, or version counters, tell in each call whether they changed."""
+        """Return the attributes whose bytes, or version counters, show in each call whether they changed."""
         found, compared = set(), 0
         past = {storage for node in self.nodes.values() for storage in node.reads_past}
         attributes = [node for node in self.nodes.values() if not node.is_call and node.on_cpu and node.tensors == 1]
@@ -169,7 +172,7 @@ class _Planner:
         return frozenset(found)
 
     def _hoistable(self) -> frozenset[str]:
-        """CPU operations on constants and attributes alone whose results stay the same from call to call."""
+        """Return CPU operations on constants and attributes alone whose results stay the same from call to call."""
         found = {name for name in self.regions.before if self._could_be_hoisted(self.nodes[name])}
         while True:
             keep = {
@@ -185,7 +188,7 @@ class _Planner:
         return node.on_cpu and node.static and not node.random_on_cpu and not node.host_reads
 
     def _memory_settled(self, node: ResidentNode, found: set[str]) -> bool:
-        """Whether all that shares or writes its memory is hoisted too, and nobody else reads before the last write."""
+        """Return whether all users of its memory are hoisted too, and no other node reads it before the last write."""
         for storage in (node.storages | node.writes) - self.graph.input_storages:
             if not found.issuperset(self.memory.users(storage)):
                 return False
@@ -198,7 +201,7 @@ class _Planner:
         return True
 
     def _wanted(self) -> list[str]:
-        """CPU values that operations on the GPU, or between GPU values, read."""
+        """Return the CPU values that operations on the GPU, or between GPU values, read."""
         between = {name for members in self._between() for name in members}
         readers = [name for name in self._readers(between) if self._against_reader(self.nodes[name]) is None]
         return list(self._in_order({value for name in readers for value in self._cpu_operands(name)}))
@@ -211,9 +214,9 @@ class _Planner:
         return (operand for operand in self.nodes[name].operands if self.nodes[operand].device in ("cpu", MIXED))
 
     def _how(self, wanted: Iterable[str]) -> dict[str, str]:
-        """For each CPU value "kept", "literal", "rebuilt" or "stage", or why it cannot be brought to the GPU.
+        """Return for each CPU value "kept", "literal", "rebuilt" or "stage", or why it cannot be copied to the GPU.
 
-        Memory goes to the smallest values first, so that a large one is not an obstacle to others.
+        Memory is assigned to the smallest values first, so that a large one does not exclude others.
         """
         how: dict[str, str] = {}
         kept = staged = 0
@@ -276,7 +279,7 @@ class _Planner:
         return sum(self.nodes[name].value_bytes or 0 for name in self._needed_for(value))
 
     def _against_reader(self, node: ResidentNode) -> str | None:
-        """Why an operation cannot take its CPU operands from the GPU."""
+        """Return why an operation cannot take its CPU operands from the GPU; None where it can."""
         if node.name in self.vetoes:
             return self.vetoes[node.name]
         if node.opaque is not None:
@@ -286,7 +289,7 @@ class _Planner:
         return node.gpu_obstacle or self._against_times(node)
 
     def _against_times(self, node: ResidentNode) -> str | None:
-        """What is sent over before the graph must be what the operation would read in its place."""
+        """Return why a copy made before the graph may differ from what the operation would read; else None."""
         for operand in self._cpu_operands(node.name):
             for writer in self.memory.written_by(self.nodes[operand].storages):
                 if self.order[writer] < self.order[node.name] and writer not in self.regions.before:
@@ -296,7 +299,7 @@ class _Planner:
     # Operations between GPU values
 
     def _between(self) -> list[tuple[str, ...]]:
-        """CPU operations that neither go before nor behind the graph, by the values and the memory they share."""
+        """Group the CPU operations that go neither before nor after the graph, by the values and memory they share."""
         inside = {
             node.name: node
             for node in self.nodes.values()
@@ -378,7 +381,7 @@ class _Planner:
         return tuple(sorted(names, key=self.order.__getitem__))
 
     def _before(self, stages: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:
-        """What has to be evaluated before the graph: what is staged, returned, or read behind the graph; all checks."""
+        """Return what is evaluated before the graph: all checks, and values staged, returned, or read after it."""
         wanted = {value for value in stages if self.nodes[value].op != "placeholder"}
         wanted |= {operand for name in after for operand in self.nodes[name].operands}
         wanted |= set(self.graph.returned)
@@ -410,7 +413,7 @@ class _Planner:
         )
 
     def _needed_for(self, value: str) -> list[str]:
-        """`value` and everything it is computed from, writers of the same memory included, in order."""
+        """Return `value` and everything it is computed from, writers of the same memory included, in order."""
         pending, needed = [value], {value}
         while pending:
             node = self.nodes[pending.pop()]

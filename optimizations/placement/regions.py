@@ -1,9 +1,9 @@
-"""Which CPU operations of a graph can be evaluated before it, which behind it, and which have to stay in it.
+"""Decide which CPU operations of a graph can be evaluated before it, which after it, and which have to stay in it.
 
 Operations run on the CPU, by the operators that the program named and in its order, wherever they are evaluated; what
-changes is only whether that is before the GPU's part of the graph, in its midst, or behind it. Two operations keep
+changes is only whether that is before the GPU's part of the graph, within it, or after it. Two operations keep
 their order if one reads what the other computed, or if both touch the same CPU memory (or the CPU's random numbers) and
-one of them writes. So an operation goes before the graph if all that has to precede it does, and behind the graph if
+one of them writes. So an operation goes before the graph if all that has to precede it does, and after the graph if
 all that has to follow it does.
 """
 
@@ -20,7 +20,7 @@ RANDOM_NUMBERS = -1
 
 @dataclass(slots=True)
 class Memory:
-    """Who has, and who writes, the memory of each storage, in order."""
+    """List the nodes whose values lie in each storage, and the nodes that write it, in order."""
 
     members: dict[int, list[str]] = field(default_factory=dict)
     writers: dict[int, list[str]] = field(default_factory=dict)
@@ -44,11 +44,11 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """Names of nodes.
+    """Hold the regions of a graph as names of nodes.
 
     Attributes:
         before: operations that can be evaluated before the graph.
-        after: operations that can be evaluated behind it. They depend on GPU values.
+        after: operations that can be evaluated after it. They depend on GPU values.
         reasons: why each other CPU operation can be neither.
         precede: the nodes that have to come before each node: its operands, and others that use its CPU memory.
     """
@@ -60,7 +60,7 @@ class Regions:
 
 
 def regions(graph: Residency) -> Regions:
-    """The regions of all CPU operations of `graph`, and of what they take sizes and numbers from."""
+    """Return the regions of all CPU operations of `graph`, and of the nodes they take sizes and numbers from."""
     precede = _order(graph)
     follow: dict[str, set[str]] = {name: set() for name in graph.nodes}
     for name, earlier in precede.items():
@@ -88,7 +88,7 @@ def regions(graph: Residency) -> Regions:
 
 
 def _order(graph: Residency) -> dict[str, frozenset[str]]:
-    """What has to precede each node. Memory on the GPU is left out: the graph itself keeps that order."""
+    """Return the nodes that have to precede each node. The graph itself keeps the order of uses of GPU memory."""
     on_cpu = {storage for node in graph.nodes.values() if node.device in ("cpu", MIXED) for storage in node.storages}
     readers: dict[int, list[str]] = {}
     writers: dict[int, list[str]] = {}
@@ -113,14 +113,14 @@ def _order(graph: Residency) -> dict[str, frozenset[str]]:
 
 
 def _is_candidate(node: ResidentNode) -> bool:
-    """CPU operations, checks of CPU values, and arithmetic on sizes and numbers."""
+    """Return whether it is a CPU operation, a check of CPU values, or arithmetic on sizes and numbers."""
     if not node.is_call or node.switches:
         return False
     return node.device in ("cpu", MIXED) or (node.device is None and (node.reads_nothing or bool(node.host_reads)))
 
 
 def _is_on_gpu(earlier: ResidentNode, node: ResidentNode) -> bool:
-    """Whether `node` has to wait for a value on the GPU. The size of an input is known before the graph."""
+    """Return whether `node` has to wait for a value on the GPU. The size of an input is known before the graph."""
     return (earlier.on_gpu or earlier.device == MIXED) and (earlier.is_call or not node.reads_nothing)
 
 
@@ -168,7 +168,7 @@ def _after(
 
 
 def _reachable(graph: Residency, name: str, before: set[str], after: set[str]) -> bool:
-    """Whether all operands are available behind the graph; a graph gives out single tensors only."""
+    """Return whether all operands are available after the graph, which returns single tensors only."""
     operands = (graph.nodes[operand] for operand in graph.nodes[name].operands)
     return all(
         not operand.is_call or operand.name in before or operand.name in after or operand.tensors == 1

@@ -1,4 +1,4 @@
-"""Where every value of an FX graph lives, and what keeps it there: an `Observation` turned into plain records.
+"""Turn an `Observation` into plain records that say where every value of an FX graph lives and what keeps it there.
 
 Node names stand for nodes, numbers for storages. Nothing here refers to FX, so that planning needs no graph.
 """
@@ -29,20 +29,20 @@ MIXED = "several devices"
 
 @dataclass(frozen=True, slots=True)
 class ResidentNode:
-    """One node of a graph.
+    """Describe one node of a graph.
 
     Attributes:
         device: where its value lives ("cpu", "cuda:0"), or where it writes if it has none; `MIXED`, or None for a node
             without tensors.
         operands: nodes it reads, in order, each once.
-        storages: memory its value is in. `writes`, `host_reads`: memory it changes, or looks at on the host.
+        storages: memory its value is in. `writes`, `host_reads`: memory it changes, or reads on the host.
         reads_past: memory it reads outside of the tensors it is given.
-        only_checks: it looks at values on the host to raise an error, and for nothing else.
+        only_checks: it reads values on the host to raise an error, and for nothing else.
         exact: it gives the same bits on every device.
         awaited: what it copies to the GPU may be changed by the program as soon as it is done.
         switches: it changes a mode (gradients, autocast) that the calls after it run in.
         tensors: how many tensors its value holds.
-        transfers: its business is to bring a value to another device.
+        transfers: its purpose is to copy a value to another device.
         asynchronous: it asks for a copy that the host does not wait for.
         static: all sizes are numbers, none of them of a symbolic operand.
         requires_grad: autograd may want a gradient for it.
@@ -89,13 +89,13 @@ class ResidentNode:
 
     @property
     def reads_nothing(self) -> bool:
-        """It has to do with numbers and sizes only, not with what tensors hold."""
+        """Return whether it uses numbers and sizes only, and not the values of tensors."""
         return not self.tensors and not self.writes and not self.host_reads and self.opaque is None
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """All nodes of a graph in order, without its output node.
+    """Hold all nodes of a graph in order, without its output node.
 
     Attributes:
         returned: nodes that the graph returns.
@@ -112,18 +112,18 @@ class Residency:
     input_storages: frozenset[int] = field(default=frozenset())
 
     def kind(self, node: ResidentNode) -> CpuKind:
-        """Where a CPU value comes from, as reports say it."""
+        """Return where a CPU value comes from, as reports say it."""
         if node.source is not None:
             return "attribute" if node.source.kind == "attribute" else "argument"
         reads_tensors = any(self.nodes[operand].tensors for operand in node.operands)
         return "computed" if reads_tensors else "constant"
 
     def cpu_nodes(self) -> Iterator[ResidentNode]:
-        """The nodes whose value lives on the CPU, in order."""
+        """Return the nodes whose value lives on the CPU, in order."""
         return (node for node in self.nodes.values() if node.on_cpu and node.tensors)
 
     def copies(self) -> Iterator[Copy]:
-        """A host-to-device copy for each CPU value that a node on the GPU reads, as the graph is written."""
+        """Yield a host-to-device copy for each CPU value that a node on the GPU reads, as the graph is written."""
         for node in self.nodes.values():
             read = [self.nodes[operand] for operand in node.operands] if node.is_call and node.on_gpu else []
             transfers = node.transfers or not any(value.on_gpu for value in read)
@@ -145,7 +145,7 @@ def residency(
     sources: Mapping[str, InputSource],
     requires_grad: Mapping[str, bool],
 ) -> Residency:
-    """Records of `graph_module` as observed. `requires_grad` tells it of placeholders."""
+    """Return the records of `graph_module` as observed. `requires_grad` holds that of each placeholder, by name."""
     differentiable = _differentiable(graph_module, any(requires_grad.values()), observation)
     if not differentiable:
         requires_grad = {}
@@ -171,7 +171,10 @@ def residency(
 
 
 def source_line(node: torch.fx.Node) -> str | None:
-    """The user's innermost line behind a node, as "path:line in function: code"; for an input, its first reader's."""
+    """Return the user's innermost line of a node as "path:line in function: code"; for an input, its first reader's.
+
+    None where there is no stack trace.
+    """
     trace = node.meta.get("stack_trace")
     if trace is None and not node.op.startswith("call_"):
         traces = (user.meta.get("stack_trace") for user in node.users)
@@ -249,7 +252,7 @@ def _bytes(facts: Sequence[TensorFacts]) -> int | None:
 
 
 def _switches() -> tuple[Any, ...]:
-    """Functions that change a mode for the calls after them."""
+    """Return the functions that change a mode for the calls after them."""
     return torch_internals.set_grad_enabled, torch_internals.enter_autocast, torch_internals.exit_autocast
 
 
@@ -259,7 +262,7 @@ def _requires_grad(
     requires_grad: Mapping[str, bool],
     earlier: Mapping[str, ResidentNode],
 ) -> bool:
-    """What Dynamo saw, which knows where gradients are switched off; without it, whether any operand requires one."""
+    """Return whether Dynamo noted that it requires a gradient; without a note, whether any operand requires one."""
     if not fx_node.op.startswith("call_"):
         return requires_grad.get(fx_node.name, False) or any(tensor.requires_grad for tensor in facts)
     noted = list(tensors_in(fx_node.meta.get("example_value")))
@@ -269,7 +272,7 @@ def _requires_grad(
 
 
 def _differentiable(graph_module: torch.fx.GraphModule, inputs_require_grad: bool, observation: Observation) -> bool:
-    """Whether autograd may record this graph: gradients wanted, and enabled around it or by a call in it."""
+    """Return whether autograd may record this graph: gradients wanted, and enabled around it or by a call in it."""
     enables: Any = torch_internals.set_grad_enabled
     enabled = torch.is_grad_enabled() or any(node.target is enables for node in graph_module.graph.nodes)
     wanted = inputs_require_grad or any(t.requires_grad for facts in observation.tensors.values() for t in facts)

@@ -1,7 +1,7 @@
-"""FX surgery: turns a plan into a graph whose CPU values are inputs on the GPU, and a description of these inputs.
+"""Turn a plan into an FX graph whose CPU values are inputs on the GPU, and a description of these inputs.
 
 The user's graph stays as it is: Dynamo generates its calling code from it after the backend is done. Nothing is
-allocated here; the inputs come to life in `feeds`, at the first call.
+allocated here; `feeds` allocates the inputs at the first call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PASSED = f"{ADDED}passed"
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """The new graph, and how its arguments and results come from and go to the original's."""
+    """Hold the new graph, and how arguments and results of the original map to its own."""
 
     graph_module: torch.fx.GraphModule
     feeds: FeedPlan
@@ -44,7 +44,7 @@ def rewrite(
     observation: Observation,
     inputs: Sequence[Any],
 ) -> Rewritten:
-    """The graph after `plan`, checked against the original's `observation` node by node.
+    """Return the graph after `plan`, checked against the original's `observation` node by node.
 
     `inputs` are the ones that `observation` was made on.
 
@@ -83,7 +83,7 @@ class _Surgery:
         self.last_added = self.nodes[original.placeholders[-1]] if original.placeholders else None
 
     def feed(self) -> None:
-        """Adds values on the GPU behind the inputs and lets the readers read them."""
+        """Add values on the GPU after the inputs and make the readers read them."""
         replacements: dict[str, torch.fx.Node] = {}
         kept = [hoist.value for group in self.original.groups() for hoist in group]
         for position, value in enumerate(kept):
@@ -104,7 +104,7 @@ class _Surgery:
                     self.nodes[reader].replace_input_with(self.nodes[value], replacements[value])
 
     def move(self) -> None:
-        """Lets operations between GPU values run on the GPU. What made a copy there and back makes one still."""
+        """Move operations between GPU values to the GPU. Operations that copied across devices still make a copy."""
         for name in self.plan.moves:
             node = self.nodes[name]
             retarget(node, self.device)
@@ -118,7 +118,7 @@ class _Surgery:
             self.nodes[name] = clone
 
     def _cloned_for_readers(self, name: str) -> torch.fx.Node:
-        """A clone of a node that all its readers read instead.
+        """Return a clone of a node, which all its readers read instead.
 
         Inductor takes any `clone` of something that the graph computes away, also where two of them are returned, which
         then share memory. The operator that is taken here it leaves where it is, but that has no derivative.
@@ -140,7 +140,7 @@ class _Surgery:
         return clone
 
     def give_out(self) -> None:
-        """Lets the graph return what it computes itself, and says where each result of the original is found."""
+        """Make the graph return what it computes itself, and note where each result of the original is found."""
         after, before = set(self.plan.after), set(self.plan.before)
         connections = self.connections
         connections.after_inputs = self.original.inputs_of(after)
@@ -174,7 +174,7 @@ class _Surgery:
             raise RewriteFailed(left_over[0], "is read in the graph as well as behind it")
 
     def _at_its_time(self, name: str) -> torch.fx.Node:
-        """A value that is read behind the graph, as it is where the original graph reads it."""
+        """Return a value that is read after the graph, as it is where the original graph reads it."""
         readers = [user.name for user in self.original.nodes[name].users if user.name in self.plan.after]
         if self.original.last_write(name) <= min(self.original.positions[reader] for reader in readers):
             return self.nodes[name]
@@ -186,7 +186,7 @@ class _Surgery:
         return clone
 
     def sweep(self) -> None:
-        """Removes what is evaluated elsewhere, and CPU inputs that nobody reads any more."""
+        """Remove what is evaluated elsewhere, and CPU inputs that are not read any more."""
         original = self.original
         needed = self._still_needed()
         for node in reversed(list(self.graph.nodes)):
@@ -211,7 +211,7 @@ class _Surgery:
         self.result.recompile()
 
     def _still_needed(self) -> set[str]:
-        """Hoisted operations that something else in the graph still reads, with all they depend on."""
+        """Return hoisted operations that other nodes in the graph still read, with all they depend on."""
         hoisted = {name for name in self.original.hoisted if name in self.nodes}
         storages = {name: self.original.storages(name) for name in hoisted}
         elsewhere = {*hoisted, *self.plan.before}
@@ -228,7 +228,7 @@ class _Surgery:
         return needed
 
     def _pass_on(self, node: torch.fx.Node) -> None:
-        """Lets what stays in the graph read a value that is evaluated before it."""
+        """Make the nodes that stay in the graph read a value that is evaluated before it."""
         name = node.name
         if len(self.before.tensors[name]) != 1:
             # Its members are values of their own; what takes them apart can do so here as well.
@@ -249,7 +249,7 @@ class _Surgery:
         node.replace_all_uses_with(passed)
 
     def check(self) -> Observation:
-        """Observes the rewritten graph and compares each node with its original."""
+        """Observe the rewritten graph and compare each node with its original."""
         added = {node.name: node.meta["example_value"] for node in self.graph.nodes if node.name.startswith(ADDED)}
         given = [added[name] if name in added else self.original.inputs[name] for name in self._inputs()]
         try:
@@ -263,7 +263,7 @@ class _Surgery:
         return [node.name for node in self.graph.nodes if node.op == "placeholder"]
 
     def keep_copies(self, after: Observation) -> bool:
-        """Clones what used to be a copy to another device and now is an alias; says whether there was any."""
+        """Clone what used to be a copy to another device and now is an alias; return whether there was any."""
         candidates = [name for name in self.plan.fed if name in self.plan.snapshots]
         aliases = [name for name in candidates if new_alias(self.nodes[name], self.before, after)]
         for name in aliases:
@@ -274,26 +274,26 @@ class _Surgery:
         return bool(aliases)
 
     def protect(self, after: Observation) -> None:
-        """Checks that nobody writes to what is kept for later calls, and that the caller does not get it."""
+        """Check that no node writes to what is kept for later calls, and that the caller does not get it."""
         outputs = returned(self.result)
         given_out = {outputs[source.index] for source in self.connections.results if source.where == "graph"}
         check_kept(self.fed, given_out, after)
 
     def note_values(self, after: Observation) -> None:
-        """Gives changed nodes the value Dynamo would have noted, for passes and reports that read it."""
+        """Give changed nodes the value Dynamo would have noted, for passes and reports that read it."""
         for node in self.graph.nodes:
             facts = after.tensors.get(node.name)
             if facts and facts != self.before.tensors.get(node.name) and node.op != "placeholder":
                 node.meta["example_value"] = after.values[node.name]
 
     def feed_plan(self) -> FeedPlan:
-        """How a call of the original becomes a call of the result."""
+        """Return how a call of the original becomes a call of the result."""
         return feed_plan(self.original, self.connections, set(self._inputs()))
 
     # What is added to the graph.
 
     def _add(self, make: Callable[[], torch.fx.Node]) -> torch.fx.Node:
-        """A new node behind the inputs and what was added before."""
+        """Add a node after the inputs and after the nodes added before."""
         if self.last_added is not None:
             context = self.graph.inserting_after(self.last_added)
         else:
@@ -326,7 +326,7 @@ class _Surgery:
         return next(node for node in self.graph.nodes if node.op != "placeholder")
 
     def _literal(self, hoist: Hoist) -> torch.fx.Node:
-        """The value as a number in the graph, which Inductor folds into the kernels that read it."""
+        """Add the value as a number in the graph, which Inductor folds into the kernels that read it."""
         with torch.inference_mode(False), torch.no_grad(), torch_internals.disable_current_modes():
             try:
                 (value,) = self.original.computation([hoist])()
@@ -342,7 +342,7 @@ class _Surgery:
         return node
 
     def _rebuilt(self, hoist: Hoist) -> torch.fx.Node:
-        """The operations behind a value once more, on the GPU."""
+        """Add the operations that compute a value once more, on the GPU."""
         copies: dict[str, torch.fx.Node] = {}
 
         def copied(node: torch.fx.Node) -> torch.fx.Node:

@@ -1,4 +1,4 @@
-"""Where the inputs of a Dynamo graph come from: with each call, or from a module or global that stays between calls."""
+"""Find out where inputs of a Dynamo graph come from: each call, or an object that stays between calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 
 
 class SourceKind(StrEnum):
-    """How long the object behind an input lives."""
+    """Say how long the object that is an input lives."""
 
     ATTRIBUTE = "attribute"
     """Held by a module, a global or a closure: the same object in each call, until the program puts another there."""
@@ -30,17 +30,17 @@ class SourceKind(StrEnum):
 
 
 class Guard(StrEnum):
-    """How one can tell in a later call that an attribute still has the value it had."""
+    """Say how a later call checks that an attribute still has its value."""
 
     VALUE = "value"
-    """Its bytes. Whoever wrote them, in whatever way, this notices."""
+    """Its bytes, which show every write, whatever code made it."""
     VERSION = "version"
     """Its address and version counter, which NumPy, collectives and other processes do not count up."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputSource:
-    """Source of one input. `text` is how the program writes it ("self.mask"); `guard` None: it has no guard."""
+    """Hold the source of one input. `text` is what the program writes ("self.mask"); `guard` None: it has no guard."""
 
     kind: SourceKind
     text: str
@@ -54,7 +54,7 @@ VALUE_GUARD_LIMIT_BYTES = 2**20
 def input_sources(
     graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], attributes: Attributes = "hoist"
 ) -> dict[str, InputSource]:
-    """The source of each placeholder and of each tensor that `get_attr` reads, by node name.
+    """Return the source of each placeholder and of each tensor that `get_attr` reads, by node name.
 
     `attributes` is the option of this name, which says how attributes of rank 1 and more may be guarded.
     """
@@ -81,13 +81,13 @@ def _placeholder_source(node: torch.fx.Node, example: Any, attributes: Attribute
 
 
 def as_in_program(source_name: str) -> str:
-    """Dynamo's name of an input, L['self']._modules['text'].mask, as the program would write it: self.text.mask."""
+    """Turn Dynamo's name of an input, L['self']._modules['text'].mask, into what the program writes: self.text.mask."""
     name = _VARIABLE.sub(r"\1", _FROM_NUMPY.sub(r"\1", source_name))
     return _MEMBER.sub(lambda match: f"[{match[1]}]" if match[1].isdigit() else f".{match[1]}", name)
 
 
 def stays_between_calls(source: Any) -> bool:
-    """Whether an input with this source of Dynamo's is reached through a module, a global or a closure."""
+    """Return whether Dynamo reaches an input with this source through a module, a global or a closure."""
     kind = source.guard_source
     return (
         kind.is_unspecialized_nn_module()
@@ -114,7 +114,7 @@ def _guard(example: Any, attributes: Attributes, *, made_per_call: bool) -> Guar
 
 
 def span_bytes(tensor: torch.Tensor) -> Any:
-    """Bytes from a tensor's first element to the end of its last, gaps included."""
+    """Return the bytes from a tensor's first element to the end of its last, gaps included."""
     if tensor.numel() == 0:
         return 0
     sizes = zip(tensor.shape, tensor.stride(), strict=True)

@@ -1,15 +1,15 @@
-"""Staging: the CPU values of one call go over in one pinned buffer and one asynchronous copy.
+"""Copy the CPU values of one call to the GPU together: one pinned buffer and one asynchronous copy.
 
 Note [Buffers in flight]
-A copy reads its pinned buffer after the call has returned, so a buffer is free again only when the event behind its
+A copy reads its pinned buffer after the call has returned, so a buffer is free again only when the event after its
 copy has passed. There is a ring of buffers: the next call takes the oldest if it is free, else a new one, and waits
-only when `BUFFERS_LIMIT` calls are in flight. On the device one buffer is enough where nobody keeps arguments: copies
+only when `BUFFERS_LIMIT` calls are in flight. One device buffer is enough where autograd keeps no arguments: copies
 and the kernels that read them follow one another on the stream. Where autograd may keep them for backward, each call
 gets device memory of its own.
 
 Note [Pinned sources]
 What is pinned already may have a copy into it in flight. The host does not read it: it is copied to the device from
-where it is, in stream order, behind the copy that fills it, as the program's own transfer would be. The host waits for
+where it is, in stream order, after the copy that fills it, as the program's own transfer would be. The host waits for
 such a copy where it would in the program.
 """
 
@@ -36,7 +36,7 @@ LAYOUTS_LIMIT_BYTES = 64 * 2**20
 
 
 class Staging:
-    """Brings the staged arguments of one graph to its device."""
+    """Copy the staged arguments of one graph to its device."""
 
     def __init__(self, plan: FeedPlan) -> None:
         self._device = plan.device
@@ -49,7 +49,7 @@ class Staging:
         self._by_shape: OrderedDict[tuple[Any, ...], _Area] = OrderedDict()
 
     def stage(self, arguments: tuple[Any, ...], values: tuple[Any, ...] = ()) -> tuple[torch.Tensor, ...]:
-        """The staged values on the device, in order. The copy is under way; the stream orders it before readers.
+        """Return the staged values on the device, in order. The stream orders their asynchronous copy before readers.
 
         `arguments` are those of the original graph, `values` what was evaluated before it.
         """
@@ -61,7 +61,7 @@ class Staging:
         return area.send(tensors, pinned, self._awaited) if any(pinned) else area.send(tensors)
 
     def buffers(self) -> list[torch.Tensor]:
-        """Device memory that stays between calls."""
+        """Return the device buffers (uint8) that stay between calls."""
         areas = [*self._by_shape.values(), *([self._fixed] if self._fixed is not None else [])]
         return [area.device_buffer for area in areas if area.device_buffer is not None]
 
@@ -87,7 +87,7 @@ class Staging:
 
 
 def _picker(sources: Sequence[Source]) -> Any:
-    """A function of arguments and values that gives those that `sources` name."""
+    """Return a function of arguments and values that returns those that `sources` name."""
     places = tuple((source.where == "before", source.index) for source in sources)
 
     def pick(arguments: Sequence[Any], values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -97,7 +97,7 @@ def _picker(sources: Sequence[Source]) -> Any:
 
 
 class _Area:
-    """Buffers for one set of layouts."""
+    """Hold the buffers for one set of layouts."""
 
     def __init__(self, layouts: Sequence[TensorLayout], device: torch.device, keep_address: bool) -> None:
         self._layouts = tuple(layouts)
@@ -118,7 +118,7 @@ class _Area:
     def send(
         self, tensors: Sequence[torch.Tensor], pinned: Sequence[bool] = (), awaited: Sequence[bool] = ()
     ) -> tuple[torch.Tensor, ...]:
-        """See Note [Pinned sources] for those that are `pinned`, some of them `awaited`."""
+        """Copy tensors to the device and return them there. Note [Pinned sources] is on `pinned` and `awaited` ones."""
         if self.device_buffer is not None:
             memory, views = self.device_buffer, self._device_views
         else:
@@ -136,7 +136,7 @@ class _Area:
         return views
 
     def _free_host_buffer(self) -> _HostBuffer:
-        """See Note [Buffers in flight]."""
+        """Return a pinned buffer that no copy is reading. See Note [Buffers in flight]."""
         if self._ring and self._ring[0].is_free():
             self._ring.rotate(-1)
         elif len(self._ring) < self._buffers_limit:
@@ -163,12 +163,12 @@ class _Area:
 
 
 def copy_in_stream_order(destination: torch.Tensor, source: torch.Tensor, *, wait: bool) -> None:
-    """Lets the device copy `source` when all that was put into the stream before is done. See Note [Pinned sources]."""
+    """Copy `source` on the device after all earlier work of the stream. See Note [Pinned sources]."""
     destination.copy_(source, non_blocking=not wait)
 
 
 class _HostBuffer:
-    """Pinned memory, and the event behind the last copy that read it."""
+    """Hold pinned memory, and the event after the last copy that read it."""
 
     def __init__(self, memory: torch.Tensor, views: tuple[torch.Tensor, ...]) -> None:
         self.memory = memory

@@ -1,4 +1,4 @@
-"""Whether a rewritten graph is the original's twin on the GPU: each node compared, and nothing kept is written."""
+"""Check a rewritten graph: compare each node with its original, and check that nothing kept is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RewriteFailed(RuntimeError):
 
 
 def compare(original: Original, after: Observation, rebuilt: Mapping[str, str]) -> None:
-    """Compares each node of the rewritten graph with its original; `rebuilt` names values that have another name there.
+    """Compare each node of the rewritten graph with its original; `rebuilt` maps values to their new names there.
 
     Raises:
         RewriteFailed: one differs in shape, strides, dtype or device from what it should be.
@@ -39,7 +39,7 @@ def compare(original: Original, after: Observation, rebuilt: Mapping[str, str]) 
 def _compare(
     name: str, before: Sequence[TensorFacts], after: Sequence[TensorFacts], device: torch.device | None
 ) -> None:
-    """Raises unless `after` is as `before`, on `device` if that is given."""
+    """Raise unless `after` is as `before`, on `device` if that is given."""
     if len(before) != len(after):
         raise RewriteFailed(name, "holds another number of tensors on the GPU")
     for old, new in zip(before, after, strict=True):
@@ -62,7 +62,7 @@ def _same(expected: Any, found: Any) -> bool:
 
 
 def new_alias(node: torch.fx.Node, before: Observation, after: Observation) -> bool:
-    """Whether `node` shares memory with an operand that it did not share memory with before."""
+    """Return whether `node` shares memory with an operand that it did not share memory with before."""
     for operand in node.all_input_nodes:
         shared_before = operand.name in before.tensors and before.share_memory(node.name, operand.name)
         if after.share_memory(node.name, operand.name) and not shared_before:
@@ -71,7 +71,7 @@ def new_alias(node: torch.fx.Node, before: Observation, after: Observation) -> b
 
 
 def check_kept(fed: Iterable[torch.fx.Node], given_out: Iterable[Any], after: Observation) -> None:
-    """Nobody may write to what is kept for later calls, and the caller may not get it.
+    """Check that no node writes to what is kept for later calls, and that the caller does not get it.
 
     `fed` are the inputs that are kept, `given_out` what the graph returns to the caller.
 
@@ -88,10 +88,10 @@ def check_kept(fed: Iterable[torch.fx.Node], given_out: Iterable[Any], after: Ob
 
 
 def check_passed(original: Original, passed: Sequence[str], present: Collection[str]) -> None:
-    """Arguments of the graph are compiled as memory apart from each other.
+    """Check that no value of `passed` shares memory that the graph writes with another argument.
 
-    So no two of them that share memory may be given to the graph where it writes that memory. `passed` are values that
-    are evaluated before the graph, `present` the nodes that are in it.
+    Generated code assumes that arguments do not overlap. `passed` are values that are evaluated before the graph,
+    `present` the nodes that are in it.
 
     Raises:
         RewriteFailed: two of them do.
