@@ -1,4 +1,4 @@
-"""The memory that the backward graphs of a callable write the gradients of its parameters to, and who gets it.
+"""Decide when the program gets the memory that a callable's backward graphs write the gradients of parameters to.
 
 Note [Gradients that are given away]. A program that sets its gradients to None in each step gets this memory for the
 new ones, and nothing is copied. The graph writes it again in the next step, and graphs that were captured before in the
@@ -57,7 +57,7 @@ Kept = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
 
 
 class GradientMemory:
-    """See Note [Gradients that are given away].
+    """Donate the memory of gradients to the program where that is safe. Note [Donated gradients].
 
     Args:
         gradients: those of a callable's parameters, in memory that its graphs write. Only the graphs' owner holds them.
@@ -95,27 +95,28 @@ class GradientMemory:
 
     @property
     def lost(self) -> bool:
-        """Whether something else than a launch must not write lies there, or it lies elsewhere. See the Note."""
+        """Return whether memory that the program got lies elsewhere now, as after a resize. See the Note."""
         if self._out and not self._lost:
             there = torch_internals.data_ptrs_equal(self._holders.tensors, self._addresses, self._indices)
             self._lost = not there
         return self._lost
 
     def among(self, left: MemoryRanges) -> frozenset[int]:
-        """Places of those that share memory with what a graph left for a later one."""
+        """Return places of the gradients that share memory with what a graph left for a later one."""
         storages = [one.untyped_storage() for one in self._holders.tensors]
         return frozenset(place for place, one in enumerate(storages) if left.overlap(one.data_ptr(), one.nbytes()))
 
     def held_in(self, places: Collection[int]) -> list[int]:
-        """Behind `before_launch`: in which of these places somebody holds what lies there."""
+        """Return in which of these places the memory is held. To be called after `before_launch`."""
         return sorted(self._held.intersection(places))
 
     def storage(self, place: int) -> torch.UntypedStorage:
-        """The memory. To be let go of before the next launch: who has it counts as holding it."""
+        """Return the storage at a place. Let go of it before the next launch: a reference to it counts as holding
+        it."""
         return self._holders.tensors[place].untyped_storage()
 
     def before_launch(self) -> bool:
-        """Before a launch that may overwrite it: whether the device is to be waited for, before `set_aside`."""
+        """Prepare for a launch that may overwrite it; return whether to wait for the device before `set_aside`."""
         self._too_late = self._too_late or any(not copy.expired() for copy in self._copies)
         self._held = frozenset()
         if not self._out:
@@ -127,7 +128,7 @@ class GradientMemory:
         return waits
 
     def set_aside(self) -> Kept:
-        """Before that launch, where somebody holds some of it: what is to be put back behind it."""
+        """Return what held memory is to be put back after that launch, and copies of what it holds."""
         if not self._held:
             return []
         if self.times_put_back == PATIENCE:
@@ -144,7 +145,7 @@ class GradientMemory:
         return [(storage, storage.clone()) for storage in storages]
 
     def _held_now(self) -> list[int]:
-        """Places of what somebody holds."""
+        """Return the places whose memory is held."""
         counts = self._holders.now()
         if (content := counts.tobytes()) == self._unheld:
             return []
@@ -154,7 +155,7 @@ class GradientMemory:
         return [int(index) for index in numpy.flatnonzero(differs)]
 
     def begin_round(self) -> None:
-        """Behind `before_launch` of a backward of the callable."""
+        """Begin a round of a backward of the callable. To be called after `before_launch`."""
         if (self._copies or self.gives) and self._kept_elsewhere():
             self.end()
         if self._copies:
@@ -163,8 +164,8 @@ class GradientMemory:
         self._copies, self._too_late = [], False
 
     def hands_out(self, gradient: torch.Tensor, *, to_add: bool) -> bool:
-        """Whether the launch that was made hands out this memory of one of its gradients, and no copy. It is `to_add`
-        where it is only added to a `.grad`; otherwise it becomes one."""
+        """Return whether the launch that was made gives the program this memory of one of its gradients, and no copy.
+        It is `to_add` where it is only added to a `.grad`; otherwise it becomes one."""
         place = self._places.get(id(gradient))
         if place is None:
             return False
@@ -174,23 +175,23 @@ class GradientMemory:
         return found
 
     def became(self, copies: Sequence[torch.Tensor]) -> None:
-        """These copies go to places where the memory itself could have gone."""
+        """Note that these copies go to places where the memory itself could have gone."""
         if not self.gives and self._tries > 0:
             self._tries -= 1
             self._copies = [StorageWeakRef(one.untyped_storage()) for one in copies]
 
     def end(self) -> None:
-        """Give none away from now on."""
+        """Donate none from now on."""
         self.gives, self._tries, self._copies = False, 0, []
 
     def read_on_several_streams(self) -> None:
-        """Calls have come on a second stream."""
+        """Note that calls have come on a second stream."""
         self._read_elsewhere = self._read_elsewhere or self._given
         self.end()
 
 
 def before_launch(memories: Sequence[GradientMemory], wait: Callable[[], None]) -> Kept:
-    """Before a launch that may overwrite these: what `put_back` takes behind it.
+    """Prepare for a launch that may overwrite these; return what `put_back` takes after it.
 
     `wait`: makes the host wait for all of the device's work.
     """
@@ -202,7 +203,7 @@ def before_launch(memories: Sequence[GradientMemory], wait: Callable[[], None]) 
 
 
 class LeftAside:
-    """What a forward left for its backward in memory where something that is held is put back. See the Note.
+    """Keep what a forward left for its backward in memory where something that is held is put back. See the Note.
 
     `there`: places of gradients in which a forward leaves something. To be made before the launch, for it takes memory.
     """
@@ -215,20 +216,20 @@ class LeftAside:
                 self._copies.append((memory, place, torch.UntypedStorage(of.nbytes(), device=of.device)))
 
     def take(self) -> None:
-        """Behind the launch of the forward, before anything is put back."""
+        """Copy what the forward left, after its launch and before anything is put back."""
         for memory, place, copy in self._copies:
             copy.copy_(memory.storage(place))
 
     def give_back(self) -> None:
-        """Before the launch of the backward, when what is held is set aside once more."""
+        """Put it there again before the launch of the backward, when what is held has been copied once more."""
         for memory, place, copy in self._copies:
             memory.storage(place).copy_(copy)
         self._copies = []
 
 
 def put_back(kept: Kept, wait: Callable[[], None]) -> None:
-    """Behind the launch, and behind what reads its gradients. `kept` is empty then: an exception that the program keeps
-    keeps the frames it came through, and what is in them would count as held."""
+    """Put held memory back, after the launch and after what reads its gradients. `kept` is empty then: an exception
+    that the program keeps keeps the frames it came through, and what is in them would count as held."""
     for storage, content in kept:
         storage.copy_(content)
     if kept:
@@ -238,7 +239,7 @@ def put_back(kept: Kept, wait: Callable[[], None]) -> None:
 
 
 def writable(gradients: Iterable[torch.Tensor | None], pool: MemoryRanges, used: Collection[int]) -> list[torch.Tensor]:
-    """Those of the gradients that may be written by whoever gets them.
+    """Return those of the gradients that the program may write when it gets them.
 
     `used`: addresses of storages that graphs read or write for something else.
     """
@@ -253,7 +254,7 @@ def writable(gradients: Iterable[torch.Tensor | None], pool: MemoryRanges, used:
 
 
 def _held_by_nobody(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Those whose memory nothing holds but these tensors and what Encore knows to be its own."""
+    """Return those whose memory nothing holds but these tensors and what Encore knows to be its own."""
     if not gradients:
         return []
     holders, own = taken_by(partial(Holders, gradients), gradients)
@@ -263,10 +264,10 @@ def _held_by_nobody(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _start(tensor: torch.Tensor) -> int:
-    """Where its storage begins."""
+    """Return the address at which its storage begins."""
     return tensor.untyped_storage().data_ptr()
 
 
 def _of_memory(counts: numpy.ndarray) -> numpy.ndarray:
-    """The counts of the storages, a row for each: tensors are the graphs' own, and handed to nobody."""
+    """Return the counts of the storages, a row for each: tensors are the graphs' own, and the program gets none."""
     return counts.reshape(-1, COUNTS)[:, 2:].copy()

@@ -29,7 +29,7 @@ _random = random.Random(0)  # the program's random numbers stay as they are
 
 @dataclass(slots=True)
 class Audits:
-    """When calls of one recording are audited.
+    """Decide when calls of one recording are audited.
 
     Attributes:
         every: the option `check_every`.

@@ -29,7 +29,7 @@ Tokens = Mapping[str, Hashable]
 
 
 class Changes:
-    """The values of one step. `ignored` are the names given as `ignore=`.
+    """Hold the values of one step. `ignored` are the names given as `ignore=`.
 
     Attributes:
         dropped: names of what is left out of the comparison.

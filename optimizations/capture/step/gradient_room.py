@@ -1,4 +1,4 @@
-"""How much memory new gradients of a step take, so that it is had in one piece before anything else is captured.
+"""Compute how much memory new gradients of a step take, to have it in one piece before anything else is captured.
 
 Note [Room for gradients]. In eager the gradients of the iteration before are free memory when the next one begins:
 what the forward computes lies there, and behind it the new gradients do. The pool of a graph begins with nothing. What
@@ -31,7 +31,7 @@ _KEEP_WHOLE = ("max_split_size_mb", "roundup_power2_divisions", "cudaMallocAsync
 
 
 def carves(environment: Mapping[str, str]) -> bool:
-    """Whether PyTorch's allocator carves what it is asked for out of free pieces of any size, by its options there."""
+    """Return whether PyTorch's allocator, by its options there, carves requests out of free pieces of any size."""
     return not any(option in environment.get(name, "") for name in _OPTIONS for option in _KEEP_WHOLE)
 
 
@@ -43,7 +43,7 @@ def room_for_gradients(
     dropped: bool,
     made: Set[int],
 ) -> int:
-    """Bytes of the gradients that a call makes. Note [Room for gradients].
+    """Return the bytes of the gradients that a call makes. Note [Room for gradients].
 
     `before`: the gradient of each parameter before the call. `dropped`: the call lets go of these. `made`: identities
     of parameters that had one behind an earlier call.

@@ -1,4 +1,4 @@
-"""`.grad` of the parameters around a recording: attributes of Python that the work of the GPU depends on.
+"""Manage `.grad` of the parameters around a recording: attributes of Python that the work of the GPU depends on.
 
 Note [Gradients before and after]. A backward puts a new tensor into a `.grad` that is None and adds to one that is
 there. These are different graphs, and the second has the address of the gradient in it. So a recording notes each
@@ -58,17 +58,17 @@ _get: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("grad"
 
 
 def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
-    """`.grad` of each."""
+    """Return `.grad` of each."""
     return list(map(_get, parameters))
 
 
 def pattern(found: Sequence[torch.Tensor | None]) -> tuple[bool, ...]:
-    """Which of the gradients are there."""
+    """Return which of the gradients are there."""
     return tuple([gradient is not None for gradient in found])
 
 
 def memory(found: Iterable[torch.Tensor | None]) -> list[MemoryRange]:
-    """Where the gradients lie."""
+    """Return where the gradients lie."""
     return [
         MemoryRange(address=gradient.data_ptr(), size_bytes=size_bytes(gradient))
         for gradient in found
@@ -77,7 +77,8 @@ def memory(found: Iterable[torch.Tensor | None]) -> list[MemoryRange]:
 
 
 class Gradients:
-    """See Note [Gradients before and after]. `indifferent`: the step does not depend on those before.
+    """Manage gradients around launches. Note [Gradients before and after]. `indifferent`: the step does not depend on
+    those before.
 
     `written`: of each that is there before and after, whether the graph writes it. `made`: of each that is left in the
     place of another, or of none, whether the call made its memory. `given_out`: what the step returns lies in the
@@ -112,7 +113,7 @@ class Gradients:
 
     @classmethod
     def _taken_in(cls, *args: Any) -> Gradients:
-        """What holds all that one holds."""
+        """Return an object that holds all that one holds."""
         made = cls.__new__(cls)
         made._take_in(*args)
         return made
@@ -163,7 +164,7 @@ class Gradients:
         return bool(self._as_after(self.parameters))
 
     def _renew(self) -> bool:
-        """Those that are others now are others here, for their memory gets new tensors. False if one is lost."""
+        """Replace those that are others now here, too: their memory gets new tensors. Return False if one is lost."""
         others = self.places.renewed()
         if not others:
             return others is not None
@@ -177,24 +178,24 @@ class Gradients:
 
     @property
     def family(self) -> Family:
-        """All that is left by recordings which share a pool with this one's."""
+        """Return all that is left by recordings which share a pool with this one's."""
         return self._left.family
 
     def join(self, other: Gradients) -> None:
-        """Be of its family: the recordings share a pool."""
+        """Join its family: the recordings share a pool."""
         self._left.join(other.family)
 
     def outlive(self) -> None:
-        """Its recording is about to be freed, and others of its family are not."""
+        """Pass what is held to the family: the recording is about to be freed, and others of its family are not."""
         self._left.outlive()
 
     def unheld(self) -> Callable[[], bool]:
-        """Tells before a launch that nobody holds what launches left. For calls like the last one."""
+        """Return what tells before a launch that only Encore holds what launches left. For calls like the last one."""
         stands = self._left if self._indifferent and self.stood else None
         return functools.partial(self.family.unheld, stands)
 
     def written(self) -> list[torch.Tensor]:
-        """Those that a launch writes, whose versions are to be counted up."""
+        """Return those that a launch writes, whose versions are to be counted up."""
         return self._written
 
     def fit(self) -> bool:
@@ -228,23 +229,23 @@ class Gradients:
         )
 
     def _show_otherwise(self, there: torch.Tensor, expected: torch.Tensor, size: int) -> bool:
-        """Whether one lies elsewhere than the other, and one of both, of so many bytes, where the graph uses what lies
-        there otherwise."""
+        """Return whether one lies elsewhere than the other, and one of both, of so many bytes, where the graph uses
+        what lies there otherwise."""
         if not size:
             return False
         places = {there.data_ptr(), expected.data_ptr()}
         return len(places) > 1 and any(self._uses_there.overlap(place, size) for place in places)
 
     def shared_with(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether one of these lies in a gradient that is there now, and is another than the graph's own, which gets
-        what it holds. What the step does to the one would not show in the other before the end of a launch. Or whether
-        one lies in the graph's own, which gets that before the graph reads its inputs."""
+        """Return whether one of these lies in a gradient that is there now, and is another than the graph's own, which
+        gets what it holds. What the step does to the one would not show in the other before the end of a launch. Or
+        whether one lies in the graph's own, which gets that before the graph reads its inputs."""
         if self._as_before is None or self._as_before(self.parameters):
             return False
         return _overlap(MemoryRanges(memory(filter(is_plain, [*gradients(self.parameters), *self._before]))), tensors)
 
     def bring(self) -> None:
-        """Before a launch: copy gradients that lie elsewhere to where the graph reads them.
+        """Copy gradients that lie elsewhere to where the graph reads them, before a launch.
 
         And keep what lies where the launch writes and the program looks.
         """
@@ -268,8 +269,8 @@ class Gradients:
     def _left_and_held(
         self, now: Sequence[int], left: Iterable[_LeftAndHeld]
     ) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-        """The memory of gradients that launches left and the program holds, each behind the identity of the gradient
-        and with a copy; and of those in the memory of such.
+        """Return the memory of gradients that launches left and the program holds, each after the identity of the
+        gradient and with a copy; and of those in the memory of such.
 
         But for those that this one finds where eager does, and those where it writes what it is given: what it writes
         there, eager writes. `now`: the identities of the gradients that are there.
@@ -289,8 +290,9 @@ class Gradients:
         return _overlap(self._writes_there, [there])
 
     def _bring_others(self, in_use: Collection[int], let_go: Collection[int], kept: Collection[int]) -> None:
-        """`in_use`: the identities of those of the graph's own that the program holds; `kept` are the places of those
-        that launches left, in which another tensor may stand than the one that was left."""
+        """Copy gradients that are others to where the graph reads them. `in_use`: the identities of those of the
+        graph's own that the program holds; `kept` are the places of those that launches left, in which another tensor
+        may stand than the one that was left."""
         now = gradients(self.parameters)
         alone = held_by_nobody_else(now, as_gradients=True)
         alone = [nobody or id(there) in let_go for nobody, there in zip(alone, now, strict=True)]
@@ -330,14 +332,15 @@ class Gradients:
         copy_over(targets, sources)
 
     def take_back(self) -> None:
-        """Before the first launch, or instead: what the capture left is not there. Those before it are there again.
+        """Put back the gradients from before the capture, before the first launch or instead: what it left is not
+        there.
 
         If they play no part, they are None.
         """
         put(self.parameters, self._before or [None] * len(self.parameters))
 
     def leave(self) -> None:
-        """After a launch: every parameter has the gradient that the recording left."""
+        """Give every parameter the gradient that the recording left, after a launch."""
         self.stood = self._stands or self._stand()
         if not self.stood:
             # Most are others then: to set them takes less than to ask first, as `put` does.
@@ -363,7 +366,8 @@ class Gradients:
             self.parameters[index].grad = there
 
     def _leave_copies_of(self, held: Collection[int], places: Collection[int]) -> None:
-        """In the place of those that the program holds from before, and of those that lie where one of them lay."""
+        """Leave copies in the place of those that the program holds from before, and of those that lie where one
+        lay."""
         memory: dict[int, torch.UntypedStorage] = {}
         there = [one for one in self._after if one is not None]
         found = {id(one): one for one in there if id(one) in held or (is_plain(one) and one.data_ptr() in places)}
@@ -382,7 +386,7 @@ _LeftAndHeld = tuple[Holders, set[int]]
 
 
 def _let_go(left: Iterable[_LeftAndHeld]) -> set[int]:
-    """The identities of what recordings left that nobody but them and a `.grad` holds: a graph's own may take its
+    """Return the identities of what recordings left that only they and a `.grad` hold: a graph's own may take its
     place, as that of what the program let go of."""
     found: set[int] = set()
     for holders, held in left:
@@ -392,14 +396,14 @@ def _let_go(left: Iterable[_LeftAndHeld]) -> set[int]:
 
 
 def _overlap(ranges: MemoryRanges, tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether one of these lies there, wholly or in part."""
+    """Return whether one of these lies there, wholly or in part."""
     return any(ranges.overlap(one.data_ptr(), size_bytes(one)) for one in tensors)
 
 
 def _without_bases(
     before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """Those after the call. A new one that is a view, as `autograd.grad` gives, is detached: it would hold its base.
+    """Return those after the call. A new one that is a view, as of `autograd.grad`, is detached from its base.
 
     Both share memory, which would count as held.
     """
@@ -410,12 +414,12 @@ def _without_bases(
 
 
 def _times(found: Iterable[torch.Tensor | None]) -> Counter[int]:
-    """How often each is among these, by its identity."""
+    """Count how often each is among these, by its identity."""
     return Counter(id(gradient) for gradient in found if gradient is not None)
 
 
 def _shared(found: Sequence[torch.Tensor | None]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """For each the place of the first that is the same tensor, and of the first that lies where it does."""
+    """Return for each the place of the first that is the same tensor, and of the first that lies where it does."""
     tensors = [id(one) for one in found]
     starts = [one.data_ptr() if one is not None and is_plain(one) else 0 for one in found]
     return first_places(tensors), first_places([start or key for start, key in zip(starts, tensors, strict=True)])

@@ -23,8 +23,8 @@ def hooks_of(tensors: Iterable[torch.Tensor], attributes: Iterable[dict[str, Any
 
 
 class Hooks:
-    """The hooks that run now. `tensors` are those whose gradients a step computes. It does not hold the modules: one
-    that was an argument may go."""
+    """Hold the hooks that run now. `tensors` are those whose gradients a step computes. It does not hold the modules:
+    one that was an argument may go."""
 
     def __init__(self, tensors: Iterable[torch.Tensor], modules: Iterable[torch.nn.Module] = ()) -> None:
         self._tensors, self._attributes = list(tensors), [vars(module) for module in modules]

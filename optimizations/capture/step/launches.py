@@ -1,4 +1,4 @@
-"""What put the nodes into a graph while a step was captured: Triton kernels by name, operators, or something unknown.
+"""Record what put nodes into a graph while a step was captured: named Triton kernels, operators, or unknown code.
 
 An input of a step can go anywhere: into compiled code, an operator, a kernel of the program's own. So generated code
 alone does not tell which nodes can read it. Counting does: around every operator, and every launch of a Triton kernel
@@ -35,7 +35,8 @@ _TUNERS = "torch._inductor.runtime.triton_heuristics"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch of a Triton kernel: its node, the driver's name of it, where each of its tensors begins and lies.
+    """Describe one launch of a Triton kernel: its node, the driver's name of it, where each of its tensors begins and
+    lies.
 
     `tensors` are pairs of the address of the first element and that of the storage, as often as they are passed.
     """
@@ -73,7 +74,7 @@ class Launches:
         self._last = self._count()
 
     def _count(self) -> int:
-        """The nodes there are; where that cannot be told, nothing is known, and the capture goes on."""
+        """Return how many nodes there are; where that cannot be told, nothing is known, and the capture goes on."""
         if self.unknown is not None:
             return self._last
         try:
@@ -84,14 +85,15 @@ class Launches:
 
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
-        """The nodes that come in the block are the library's own copies of inputs."""
+        """Note that the nodes that come in the block are the library's own copies of inputs."""
         yield
         now = self._count()
         self.own, self._last = range(self._last, now), now
 
     @contextlib.contextmanager
     def operator(self, func: Any, given: Iterable[int], *, sparse: bool = False) -> Iterator[None]:
-        """Around an operator on tensors with these storages, and on these numbers. They are asked for if it counts.
+        """Count nodes around an operator on tensors with these storages, and on these numbers, read only if it adds
+        some.
 
         `sparse`: whether some of its tensors have no storage of their own.
         """
@@ -115,8 +117,8 @@ class Launches:
         self._last = now
 
     def read_behind(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Who reads these behind a launch finds what the graph left there, without a node: gradients, and results that
-        are copied then."""
+        """Note tensors that are read after a launch: gradients, and results that are copied then. What reads them finds
+        what the graph left there, without a node."""
         for tensor in tensors:
             try:
                 self.read_elsewhere.add(tensor.untyped_storage().data_ptr())
@@ -125,7 +127,7 @@ class Launches:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """In the block, launches of Inductor's kernels for this capture are noted."""
+        """Note launches of Inductor's kernels for this capture in the block."""
         if _TUNERS not in sys.modules:  # nothing was compiled, and nothing may be now
             yield
             self._look("at the end")
@@ -169,7 +171,7 @@ _LEAST_ADDRESS = 1 << 32
 
 
 def numbers_of(values: Iterable[Any], holds: Callable[[torch.Tensor], bool]) -> Iterator[int]:
-    """The numbers among an operator's arguments, and in tensors on the CPU, that may be addresses.
+    """Yield the numbers among an operator's arguments, and in tensors on the CPU, that may be addresses.
 
     `holds`: whether a tensor is the device's.
     """
@@ -185,7 +187,7 @@ def numbers_of(values: Iterable[Any], holds: Callable[[torch.Tensor], bool]) -> 
 
 
 def _holds_numbers(tensor: torch.Tensor) -> bool:
-    """Whether an address can be an element. Memory that was given back holds nothing, and asking for it would raise."""
+    """Return whether an address can be an element. Memory that was given back holds nothing, and a read would raise."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in _OF_ADDRESSES:
         return False
     return bool(tensor.untyped_storage().nbytes())

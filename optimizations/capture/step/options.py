@@ -1,4 +1,4 @@
-"""What a user may set for a step: see `optimizations.graph_step`."""
+"""Check what a user may set for a step: see `optimizations.graph_step`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
-    """Checked settings of one step.
+    """Hold the checked settings of one step.
 
     Raises:
         TypeError: a number is not a whole number.

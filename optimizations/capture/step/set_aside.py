@@ -1,4 +1,4 @@
-"""Gradients from before a call whose memory the device has back while the call is captured.
+"""Offload gradients from before a call, so that the device has their memory back while the call is captured.
 
 Note [Set aside]. A step that sets gradients to None before it computes others lets go of the memory of those first, and
 eager computes the others in it. A capture computes nothing: where it fails, the gradients from before have to be there,
@@ -46,11 +46,11 @@ GONE = "this stood for a gradient while a step was recorded, and the recording f
 
 
 class GradientsNeeded(RuntimeError):
-    """A captured call reads, or keeps, a gradient that was set aside."""
+    """Report that a captured call reads, or keeps, a gradient that was offloaded."""
 
 
 class SetAside:
-    """What is set aside for one capture. Note [Set aside]. `needed`: something led to it."""
+    """Hold what is offloaded for one capture. Note [Offloaded gradients]. `needed`: something led to it."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -63,7 +63,7 @@ class SetAside:
         return bool(self._places)
 
     def take(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Set aside those of the parameters' gradients that may be.
+        """Offload those of the parameters' gradients that may be.
 
         Returns:
             For each what is to be in its place: a stand-in, or itself.
@@ -95,7 +95,7 @@ class SetAside:
         return found
 
     def look(self, storages: Collection[int]) -> None:
-        """To be asked before an operator runs on tensors with these storages.
+        """Check the storages of an operator's tensors before it runs.
 
         Raises:
             GradientsNeeded: one of them is a stand-in's.
@@ -105,7 +105,7 @@ class SetAside:
             raise GradientsNeeded("an operator reads a gradient that observed calls did not read")
 
     def require_gone(self, stand_ins: Sequence[torch.Tensor | None], *, indifferent: bool) -> None:
-        """To be asked behind a capture, where nothing but this list holds them. `indifferent`: nothing read them.
+        """Check after a capture that only this list holds them. `indifferent`: nothing read them.
 
         Raises:
             GradientsNeeded: the step read a stand-in, or keeps one.
@@ -143,16 +143,17 @@ class SetAside:
             self._kept.pop()
 
     def lost(self) -> list[torch.Tensor]:
-        """Gradients that `restore` found no memory for."""
+        """Return gradients that `restore` found no memory for."""
         return [gradient for gradient, _ in self._kept]
 
     def drop(self) -> None:
-        """The step has let go of them."""
+        """Drop the copies: the step has let go of the gradients."""
         self._kept.clear()
 
 
 def _may_go(gradient: torch.Tensor | None, device: Device) -> bool:
-    """Of a tensor that nobody else holds: whether a stand-in may take its place, and its memory is the device's."""
+    """Return whether a stand-in may take the place of a tensor that nothing else holds, and its memory is the
+    device's."""
     return (
         gradient is not None
         and device.holds(gradient)
@@ -166,12 +167,12 @@ def _may_go(gradient: torch.Tensor | None, device: Device) -> bool:
 
 
 def rounded_up(size: int) -> int:
-    """So many bytes as PyTorch's allocator gives for these."""
+    """Return how many bytes PyTorch's allocator gives for so many."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _copies_of(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
-    """Their bytes in host memory.
+    """Return their bytes in host memory.
 
     All are parts of one block: words that nobody wrote may be addresses of the host's small blocks.
     """
@@ -184,7 +185,7 @@ def _copies_of(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedSt
 
 
 def _stand_in(gradient: torch.Tensor, copy: torch.UntypedStorage) -> torch.Tensor:
-    """A tensor that looks like a gradient, at the address of its copy, which it does not keep alive."""
+    """Return a tensor that looks like a gradient, at the address of its copy, which it does not keep alive."""
     with torch.inference_mode(False):
         storage = torch_internals.storage_at(copy.data_ptr(), gradient.device, copy.nbytes())
         made = torch.empty(0, dtype=gradient.dtype, device=gradient.device)

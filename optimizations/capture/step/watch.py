@@ -45,7 +45,7 @@ _UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One compared entry: its name, where it stands, and what stands there.
+    """Hold one compared entry: its name, where it stands, and what stands there.
 
     Attributes:
         key: None for the content of a set or an array, and for the number of members of a container.
@@ -179,7 +179,7 @@ def _and_before(name: str) -> frozenset[str]:
 
 
 class Watch:
-    """The state of a step as it is when this is made.
+    """Hold the state of a step as it is when this is made.
 
     Args:
         ignore: entries that may change.
