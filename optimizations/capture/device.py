@@ -63,9 +63,10 @@ class Device(Protocol):
         thread gets their memory, on the stream that they were made on, when that is done."""
 
     def follow(self) -> bool:
-        """Let what the current stream is given next wait for what the stream of the launch before was given, if that is
-        another. To be called before a launch. Return False where the program captures it: no graph can be launched
-        there."""
+        """Let the current stream wait for what the stream of the launch before was given, if that is another.
+
+        To be called before a launch. Return False where the program captures it: no graph can be launched there.
+        """
 
     @property
     def launched_on(self) -> int | None:
@@ -82,8 +83,10 @@ class Device(Protocol):
         nothing was warmed up."""
 
     def keeps_workspace(self) -> bool:
-        """Return whether a product of matrices that runs now, in this thread and on this stream, computes in memory
-        that is kept for graphs."""
+        """Return whether a product of matrices that runs now computes in memory that is kept for graphs.
+
+        Now is in this thread and on the current stream.
+        """
 
     def computes_in_workspace(self, graph: Any, but: Collection[int] = ()) -> bool:
         """Return whether a captured graph may write to a workspace of cuBLAS that is kept for graphs. `but` as in

@@ -76,8 +76,7 @@ class FusedCopy:
 
 
 def fused_copies(copies: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> list[FusedCopy]:
-    """Return those of these copies of contiguous tensors, by input, that few kernels can make. One alone is left
-    out."""
+    """Return those of these copies of contiguous tensors, by input, that few kernels make. One alone is left out."""
     alike: defaultdict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
     for index, (given, _) in copies.items():
         fits = given.nbytes <= MOST_BYTES and given.dtype in WHOLE_NUMBERS

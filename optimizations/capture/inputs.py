@@ -28,9 +28,9 @@ class CopiedInputs:
     memory is copied once, so that placeholders overlap in the same way. Inputs at the indices `in_place` have none: the
     recording runs on them, they are kept alive, and calls are served while inputs lie where they lay.
 
-    Copies become part of a graph where it captured them: as nodes that are led to the inputs (`carry`), or as kernels
-    that make several (`follow`). Where the graph reads an input itself, its placeholder need have no memory (`free`),
-    and gets some again for an input that cannot be read where it lies.
+    Copies become part of a graph where it captured them: as nodes whose sources are set to the inputs (`carry`), or as
+    kernels that make several (`follow`). Where the graph reads an input itself, its placeholder need have no memory
+    (`free`), and gets some again for an input that cannot be read where it lies.
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()) -> None:
@@ -75,8 +75,7 @@ class CopiedInputs:
 
     @property
     def pointer_bytes(self) -> int:
-        """Return the bytes written so far to set addresses of inputs in the graph and its kernels for several
-        copies."""
+        """Return the bytes written so far to set addresses of inputs in the graph and its kernels for copies."""
         return self._tracker.pointer_bytes if self._tracker is not None else 0
 
     def placeholders(self) -> dict[int, torch.Tensor]:
@@ -121,8 +120,10 @@ class CopiedInputs:
         self._count_copies()
 
     def free(self) -> None:
-        """Free the memory of placeholders that the graph reads no more, and that nothing else holds, such as a list of
-        the program's that was not seen. The step may have kept them until the capture was over."""
+        """Free the memory of placeholders that the graph reads no more, and that nothing else holds.
+
+        A list of the program's that was not seen may hold one. The step may have kept them until the capture was over.
+        """
         alone = held_by_nobody_else(self.recording_inputs, as_gradients=False)
         for index in self.followed:
             if alone[index]:
@@ -162,8 +163,10 @@ class CopiedInputs:
     def to_carry(
         self, inputs: Sequence[torch.Tensor], fused: Sequence[FusedCopy] = ()
     ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        """Return, by index, inputs and placeholders whose copies may be nodes of the graph: those of contiguous memory,
-        but for those that are `fused`."""
+        """Return, by index, inputs and placeholders whose copies may be nodes of the graph.
+
+        These are inputs of contiguous memory, but for those that are `fused`.
+        """
         others = {index for copy in fused for index in copy.indices}
         found = {index: ends for index, ends in self._of_contiguous_memory(inputs).items() if index not in others}
         return found if len(found) <= MOST_CARRIED else {}

@@ -11,15 +11,15 @@ those have them in their pools, would do the same to others: a graph that the pr
 address of any workspace. So those of a `SideStream` are allocated in a pool of its own, before anything else runs on
 it. Freed, they go back to that pool, from which nothing else is allocated, and the next use takes them again. Two
 things can put one elsewhere. Something else may use the stream: so it is not one of the 32 that PyTorch gives everybody
-in turn. Or workspaces are freed in the midst of a warm-up, or of a capture, by a recording in another thread.
-`keep_workspaces` notices both, so it is asked again behind each capture: PyTorch does not tell where a workspace lies,
+in turn. Or workspaces are freed during a warm-up, or of a capture, by a recording in another thread.
+`keep_workspaces` notices both, so it is called again after each capture: PyTorch does not tell where a workspace lies,
 but one that is not there yet is allocated where it is told to.
 
 Note [Workspaces that no graph writes]. On Hopper one takes 32 MiB, and there are two, of the caller's thread and of
-autograd's. Whether a step multiplies matrices is known behind its capture: where no operator did and no word of the
-graph lies in a workspace, nobody needs them. PyTorch frees all workspaces of a process or none. So all are freed, but
-not where the program has graphs of its own, and each is made again by who needs it next: those of other side streams in
-their own pools.
+autograd's. Whether a step multiplies matrices is known after its capture: where no operator did and no node parameter
+points into a workspace, none is needed. PyTorch frees all workspaces of a process or none. So all are freed, but not
+where the program has graphs of its own, and each is made again by the next stream that needs it: those of other side
+streams in their own pools.
 
 Note [Memory of two streams]. Gradients and results of a warm-up are in memory of the side stream. The program works
 with them on its own stream and lets them go, and the side stream may have that memory again at once, while the other
@@ -64,8 +64,9 @@ class SideStream:
         self._followed: dict[int, torch.cuda.Stream] = {}
 
     def follow(self) -> None:
-        """Let what comes next on the stream wait for what the current stream, and those that were so here before, were
-        given so far. Note [Memory of two streams].
+        """Let the stream wait for what the current stream, and those that were so here before, were given so far.
+
+        Note [Memory of two streams].
 
         A stream that PyTorch did not make may be gone when another one is current, so it is forgotten then.
         """

@@ -300,8 +300,10 @@ def copies(nest: Any) -> bool:
 
 
 def tensor_key(tensor: torch.Tensor) -> Hashable:
-    """Return class, shape, strides, dtype, device, and whether it takes part in differentiation, or is read as the
-    conjugate or negative of its memory."""
+    """Return class, shape, strides, dtype, device, `requires_grad`, and whether it is a lazy conjugate or negative.
+
+    A tensor without strides, such as a compressed or nested one, has its layout instead.
+    """
     try:
         lazy = tensor.is_conj(), tensor.is_neg()
         return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, lazy

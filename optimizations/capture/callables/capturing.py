@@ -89,7 +89,7 @@ def check_kept(member: Member, before: HostState) -> None:
 
 
 class Captures:
-    """Captures all events of an order. `slots` are the graphs by callable and micro-batch, as they are made."""
+    """Capture all events of an order. `slots` are the graphs by callable and micro-batch, as they are made."""
 
     def __init__(
         self,
@@ -147,8 +147,8 @@ class Captures:
     def _share_out(self, pools: Mapping[int, Any]) -> None:
         """Tell the graphs whose gradients of parameters they overwrite. Note [Donated gradients].
 
-        Memory is in use while the graphs behind are captured. So it is those of the callable, and those before in the
-        pool of the first, which made it.
+        The memory is in use while later graphs are captured. So the graphs of the callable overwrite it, and those
+        before in the pool of the first, which made it.
         """
         fixed = [one for member in self._members for one in [*member.state.tensors.values(), *member.run.parameters]]
         for slot in self.slots.values():
@@ -385,7 +385,7 @@ FREED_MEANWHILE = Refusal(
 
 
 def _memory_of_its_own(gradient: torch.Tensor | None, others: set[int]) -> torch.Tensor | None:
-    """Return the gradient if it can be written; new memory if its elements overlap, or it lies in other memory."""
+    """Return the gradient if it can be written; new memory if its elements overlap, or lie in something else's."""
     if gradient is None or not (overlaps(gradient) or storage(gradient) in others):
         return gradient
     return torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)

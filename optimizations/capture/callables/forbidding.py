@@ -93,8 +93,9 @@ class Forbidding:
 
 
 def refuse_changes(state: HostState, snapshot: list[Any], observer: Observer, *, bound: bool = True) -> list[Rebound]:
-    """Return attributes and variables that a run bound to what it made, where that is allowed (`bound`); refuse any
-    other change in Python.
+    """Return attributes and variables that a run bound to what it made; refuse any other change in Python.
+
+    `bound`: whether it may bind any.
 
     Raises:
         StepRefused: it has.

@@ -1,27 +1,27 @@
 """Decide when the program gets the memory that a callable's backward graphs write the gradients of parameters to.
 
-Note [Gradients that are given away]. A program that sets its gradients to None in each step gets this memory for the
-new ones, and nothing is copied. The graph writes it again in the next step, and graphs that were captured before in the
-same pool may do so earlier, for it was free then. So before each of these launches it is asked in counts whether anyone
-holds it, as `gradient_holders` does for steps. What is held, by whatever (a `.grad`, a list, a view, a history of
-autograd, DLPack), is copied aside before that launch and put back behind it, and the launch's own gradients are handed
-out as copies. The holder may read it on any stream, so the device waits before and after. That is slow and is done
-for what is out already: from then on gradients are copied.
+Note [Donated gradients]. A program that sets its gradients to None in each step gets this memory for the new ones, and
+nothing is copied. The graph writes it again in the next step, and graphs that were captured before in the same pool may
+do so earlier, for it was free then. So before each of these launches it is asked in counts whether anyone holds it, as
+`gradient_holders` does for steps. What is held, by whatever (a `.grad`, a list, a view, a history of autograd, DLPack),
+is copied before that launch and put back after it, and the program gets copies of the launch's own gradients. The
+holder may read it on any stream, so the device waits before and after. That is slow and is done for what is out
+already: from then on gradients are copied.
 
-Memory is given away when gradients were copied for some backwards in a row, and each copy was gone before it would have
+Memory is donated when gradients were copied for some backwards in a row, and each copy was gone before it would have
 been overwritten. Then none of them could have stayed in its place, so no address of a `.grad` was worth knowing. Calls
-on a second stream end it, as reads may be under way there of what nobody holds any more. So does a `graph_step` in the
+on a second stream end it, as reads may be under way there of what is not held any more. So does a `graph_step` in the
 same program, of the optimizer as it may be: its recording would keep what it finds in a `.grad`.
 
 Memory that a backward writes may be memory in which its forward left something for it: it was free again by then. What
-is put back there behind the forward would take the place of what the backward has to read. So a copy of what was left
+is put back there after the forward would take the place of what the backward has to read. So a copy of what was left
 is kept, and is there again when the backward is launched.
 
 It is asked of each gradient first whether it may be written by the program: it lies in the graph's pool, in memory of
 its own that nothing else holds, and in none that a graph reads at a fixed address. One for which that does not hold is
-always copied: a hook may take the `.grad` away to which it was to be added, and it would become one itself.
+always copied: a hook may remove the `.grad` to which it was to be added, and it would become one itself.
 
-A program that resizes a gradient that was given away gives its storage other memory. Then what graphs write is not
+A program that resizes a gradient that was donated gives its storage other memory. Then what graphs write is not
 what the gradient reads, and none of the graphs that write there is launched any more. Readers in other processes, with
 which a gradient was shared, are not counted.
 """
@@ -44,13 +44,13 @@ from optimizations.lazy_view import is_lazy_view
 from optimizations.torch_internals.reference_counts import COUNTS
 
 ROUNDS = 2
-"""Backwards in a row behind which copies must be gone in time."""
+"""Backwards in a row after which copies must be gone in time."""
 
 TRIES = 16
 """Backwards whose copies are looked after, at most."""
 
 PATIENCE = 8
-"""Launches behind which held gradients are put back before a warning says so."""
+"""Launches after which held gradients are put back before a warning says so."""
 
 Kept = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
 """Memory that a launch overwrites although it is held, and what it held."""
@@ -63,7 +63,7 @@ class GradientMemory:
         gradients: those of a callable's parameters, in memory that its graphs write. Only the graphs' owner holds them.
         name: the callable, in a warning.
         kept_elsewhere: whether something may keep gradients for good.
-        tries: backwards within which it has to show that memory can be given away; 0 if it never is.
+        tries: backwards within which it has to show that memory can be donated; 0 if it never is.
     """
 
     def __init__(
@@ -111,8 +111,7 @@ class GradientMemory:
         return sorted(self._held.intersection(places))
 
     def storage(self, place: int) -> torch.UntypedStorage:
-        """Return the storage at a place. Let go of it before the next launch: a reference to it counts as holding
-        it."""
+        """Return the storage at a place. Let go of it before the next launch: a reference to it counts as held."""
         return self._holders.tensors[place].untyped_storage()
 
     def before_launch(self) -> bool:

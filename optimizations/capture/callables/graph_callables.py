@@ -56,7 +56,7 @@ from optimizations.report.steps import CallableReport
 from optimizations.weak_registry import WeakRegistry
 
 PATIENCE = 16
-"""Calls in a row without a graph behind which a warning says so."""
+"""Calls in a row without a graph after which a warning says so."""
 
 OTHER_MODE = "it is called in another mode than when they were captured: training, autocast or another setting"
 
@@ -178,7 +178,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             lambda tensor: True,
             [parameter for parameter in member.run.parameters if id(parameter) not in reached],
             host=HostTensors(on_the_host(member.state.tensors, self._device.holds)),
-            hooks_of_tensors=False,  # they run behind the graph
+            hooks_of_tensors=False,  # they run after the graph
         )
 
     def restart(self) -> None:
@@ -318,8 +318,10 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 self._run_update()
 
     def _unchanged(self, number: int) -> bool:
-        """Return whether all stands that the graphs of a callable were made with, and the entries that its calls add to
-        dicts are all there, or none of them."""
+        """Return whether all stands that the graphs of a callable were made with.
+
+        The entries that its calls add to dicts are all there, or none of them.
+        """
         watch, other = self._watches[number - 1], self._filled.get(number)
         if watch.unchanged():
             return True

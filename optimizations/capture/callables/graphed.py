@@ -3,19 +3,19 @@
 Note [Gradients of parameters]. A backward graph writes the gradients of parameters to fixed memory, the same for all
 micro-batches of a callable. Autograd makes that memory the parameter's `.grad` where there is none, and the next launch
 would overwrite it. So a gradient that would become a `.grad` is copied out, until it is known that the program lets go
-of it in time (`gradient_memory`). One that somebody else gets is always copied: a hook of the parameter, or of its node
-in the graph of autograd, or the caller of `torch.autograd.grad`. One that is only added to a `.grad` is read at once,
-and is not.
+of it in time (`gradient_memory`). One that another reader gets is always copied: a hook of the parameter, or of its
+node in the graph of autograd, or the caller of `torch.autograd.grad`. One that is only added to a `.grad` is read at
+once, and is not.
 
 Note [Between forward and backward]. A backward reads what its forward left in the graphs' memory, and parameters and
 buffers where they lie. In eager, autograd notices if these are written meanwhile, and raises. So versions of those that
 the backward reads are compared here, results of the forward among them; addresses, because a graph would read memory
 that was given back; and that the forward did not run again since.
 
-Note [Results that nobody uses]. A backward graph computes with a gradient for each result that takes part in
-differentiation, zeros for one that the loss does not lead to. What depends on such results only gets no gradient in
-eager, which is another thing than zeros to an optimizer, so it gets none here. Autograd calls a leaf's hooks all the
-same, which may not take None: such a leaf gets the zeros, and so does an argument that was computed from one.
+Note [Unused results]. A backward graph computes with a gradient for each result that takes part in differentiation,
+zeros for one that the loss does not lead to. What depends on such results only gets no gradient in eager, which is
+another thing than zeros to an optimizer, so it gets none here. Autograd calls a leaf's hooks all the same, which may
+not take None: such a leaf gets the zeros, and so does an argument that was computed from one.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Slot:
 
     `gradients`: fixed memory of the gradients of inputs and parameters, None where there is none, and `depends` on
     which of the differentiable results each depends; `differentiable`: which results take part in differentiation.
-    `begins` is told of a backward before its launch, `ended` behind it. `wait`: makes the host wait for the device.
+    `begins` is called before the launch of a backward, `ended` after it. `wait`: makes the host wait for the device.
     `bound` are attributes and variables that the forward binds to tensors it makes, in the order in which dicts have
-    them: each call binds them to copies, `made`. Those that take part in differentiation are among the results, behind
+    them: each call binds them to copies, `made`. Those that take part in differentiation are among the results, after
     what is returned, and have an index. `written` are inputs that the forward writes, `mutated` other tensors, in
     `written_memory`, and `mutated_back` those that the backward writes; `read_memory` is what it reads, where it writes
     inputs too; `read_back` are parameters and buffers whose values the backward reads. `in_place`: whether what the

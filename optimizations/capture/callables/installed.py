@@ -15,7 +15,7 @@ import torch
 
 
 class Installed:
-    """Calls `serve`, or `before` where code around it is compiled or traced.
+    """Call `serve`, or `before` where code around it is compiled or traced.
 
     Args:
         serve: runs the graphs.

@@ -172,7 +172,7 @@ def _all_warmed_up(
 def _putting_back(device: Device, states: Sequence[HostState]) -> Iterator[FirstWrites]:
     """Put back after the block what tensors hold that these reach, their gradients and random states.
 
-    Yields what is to be told of writes to tensors that take part in differentiation: of those no copy is made ahead.
+    Yields what notes writes to tensors that take part in differentiation: of those no copy is made ahead.
     """
     random_states = device.random_states()
     tensors = {id(one): one for state in states for one in state.tensors.values()}.values()

@@ -1,13 +1,13 @@
 """Return results of a graph where they lie, and give those that are kept memory of their own.
 
 The next launch of the graph writes its results to the same memory, and so may a launch of any other in its pool: what
-one graph computes on its way may lie where another, captured later, has its results. A tensor that somebody still holds
-then gets memory of its own before that, with its values. Views of it (DLPack's, too), and an autograd graph whose
-backward did not run, cannot be given memory of their own; a forward that would overwrite them runs without its graph,
-and a backward raises an error before anything is overwritten.
+one graph computes on its way may lie where another, captured later, has its results. A tensor that is still held then
+gets memory of its own before that, with its values. Views of it (DLPack's, too), and an autograd graph whose backward
+did not run, cannot be given memory of their own; a forward that would overwrite them runs without its graph, and a
+backward raises an error before anything is overwritten.
 
-Who resizes a result gives its storage other memory, and the graph would go on writing what nobody reads. So it is not
-launched any more. A result without memory is a new tensor in each call, for its holder may give it some.
+A program that resizes a result gives its storage other memory, and the graph would go on writing unread memory. So it
+is not launched any more. A result without memory is a new tensor in each call, for its holder may give it some.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class HandedOut:
             if _uses(tensor) > idle + places[tensor.untyped_storage().data_ptr()]:
                 return False
         held = [tensor for tensor in alive if tensor.untyped_storage().data_ptr() in self._addresses]
-        # DLPack holds the tensor, and whoever was given that the address: memory of its own would part the two.
+        # DLPack holds the tensor, and its consumer the address: memory of its own would part the two.
         if any(torch_internals.tensor_use_count(tensor) > 1 for tensor in held):
             return False
         for tensor, copy in zip(held, copies(held), strict=True):

@@ -1,4 +1,4 @@
-"""Checks recordings: from time to time a call runs uncaptured, and its operators are compared with the recording's.
+"""Check recordings: from time to time a call runs uncaptured, and its operators are compared with the recording's.
 
 What a recording depends on is compared before each replay as far as the contract of `graph_step` lists it. Everything
 else that decides which operators run, or with which numbers, shows here: the audited call runs as it is under the

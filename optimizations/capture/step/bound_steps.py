@@ -1,4 +1,4 @@
-"""Keeps what a decorated method is for each object: a step of its own.
+"""Keep what a decorated method is for each object: a step of its own.
 
 Note [Kept under another name]. Python asks the class before it makes a method of an object, so that a derived class may
 override the method and call it by `super()`, the class may get another one later, and a copy of the object

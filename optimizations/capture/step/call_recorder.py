@@ -57,7 +57,7 @@ class Mentioned(enum.Enum):
 
 
 class CallRecorder(ABC):
-    """Observes and records calls of `step`, or runs them as they are. `_call` says what becomes of a call."""
+    """Observe and record calls of `step`, or run them as they are. `_call` says what becomes of a call."""
 
     def __init__(self, step: Callable[..., Any], device: Device | None, options: StepOptions) -> None:
         self._step = step
@@ -83,9 +83,11 @@ class CallRecorder(ABC):
         """Run a call from its beginning."""
 
     def _changes_streams(self, device: Device | None, *, observes: bool) -> None:
-        """Give memory back before a call that changes streams: those that are observed are on another stream than the
-        program's. The allocator keeps the memory of each stream for itself, so that a step would have its memory
-        twice."""
+        """Give memory back before a call that runs on another stream than the calls before it.
+
+        Calls that are observed are on another stream than the program's. The allocator keeps the memory of each stream
+        for itself, so that a step would have its memory twice.
+        """
         if self._observes is not observes and device is not None and not device.is_capturing():
             self._observes = observes
             device.give_back()
@@ -237,7 +239,7 @@ class CallRecorder(ABC):
                 recording.report = replace(recording.report, record_s=time.perf_counter() - began)
                 self._recordings.add(device, key, recording)
                 progress.recorded()
-                call.before.clear()  # gradients that play no part any more
+                call.before.clear()  # gradients that are unused from now on
                 captured.before.clear()
                 set_aside.drop()
                 if not any(one.in_workspace for one in self._recordings):
@@ -360,7 +362,7 @@ def _do_all(actions: list[Callable[[], Any]]) -> None:
     """Do each of these, also where one is interrupted, which is then done again from its beginning.
 
     Raises:
-        KeyboardInterrupt: one was; behind the last.
+        KeyboardInterrupt: one was; after the last.
     """
     try:
         while actions:

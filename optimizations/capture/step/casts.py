@@ -22,8 +22,7 @@ _CAST_TYPES = (torch.bfloat16, torch.float16)
 
 
 def inside_region() -> bool:
-    """Return whether an autocast region surrounds this call, or `set_autocast_enabled` switched autocast on for
-    good."""
+    """Return whether an autocast region surrounds this call, or `set_autocast_enabled` switched autocast on."""
     depth: int = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     on = depth > 0 or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
@@ -49,7 +48,7 @@ class RegionMark:
     def __init__(self, device: torch.device) -> None:
         self._leaf = torch.zeros(1, 1, device=device, requires_grad=True)
         casts = _Casts()
-        torch.autocast_increment_nesting()  # the region below is never the outermost, behind which casts are forgotten
+        torch.autocast_increment_nesting()  # the region below is never the outermost, after which casts are forgotten
         try:
             with torch.enable_grad(), torch.autocast(device.type, dtype=torch.bfloat16), casts:
                 torch.mm(self._leaf, self._leaf)

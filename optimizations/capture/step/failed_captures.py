@@ -10,8 +10,7 @@ from optimizations.report.steps import Refusal
 
 
 def cause(error: BaseException) -> BaseException:
-    """Return what ended a capture: where that was an exception, the end of the capture may raise one of its own for
-    it."""
+    """Return what ended a capture: for an exception, the end of the capture may raise one of its own."""
     while isinstance(error, torch.AcceleratorError) and error.__context__ is not None:
         error = error.__context__
     return error

@@ -1,13 +1,13 @@
 """Let the graph of a step read inputs where they lie, though they lie elsewhere in each call.
 
 Note [By name]. Where only Triton kernels that Inductor wrote were given an input (`launches`), its addresses are
-parameters of these launches (`graph.named_uses`), and the host sets them. The placeholder of an input has memory
-of its own for as long as the recording lives. So no word of the graph may lie in it but these parameters, and the copy
-that filled it, which is switched off; of operators that launch kernels counts what they were given (Note [What an
-operator was given] in `launches`). Nor may a gradient lie in it that the call left, or a result that is copied behind
-the launch. Nothing has to be tried out.
+parameters of these launches (`graph.named_uses`), and the host sets them. The placeholder of an input has memory of its
+own for as long as the recording lives. So no node parameter but these may point into it, but for the copy that filled
+it, which is switched off; of operators that launch kernels counts what they were given (Note [What an operator was
+given] in `launches`). Nor may a gradient lie in it that the call left, or a result that is copied after the launch.
+Nothing has to be tried out.
 
-Small inputs of one type are copied together, whoever reads them (`fused_copies`): that takes one call of the driver.
+Small inputs of one type are copied together, whatever reads them (`fused_copies`): that takes one call of the driver.
 Another one is copied into its placeholder after all, in a call where it is not aligned as the kernels may rely on, or
 lies in memory that the graph writes (`in_place.addresses`).
 """
@@ -38,8 +38,10 @@ MOST_NODES = 4
 
 
 def worth_reading(launches: Launches, memory: Mapping[int, MemoryRange]) -> list[int]:
-    """Return inputs, given by their placeholders' memory, that launches name, and of which nothing else was given a
-    part."""
+    """Return inputs, given by their placeholders' memory, that launches name and that nothing else reads.
+
+    Nothing else was given a part of one.
+    """
     if launches.unknown is not None:
         return []
     named = {storage for launch in launches.launches for _, storage in launch.tensors}

@@ -54,8 +54,9 @@ _OPTIMIZERS = "/torch/optim/"
 
 
 class Asked:
-    """Record what a step asked for: the GPU's random state, to set it again, and whether it is captured, before
-    anything of it was refused.
+    """Record whether a step asked for the GPU's random state, to set it again, and whether it is captured.
+
+    The latter is recorded only until something of the step is refused.
 
     `as_captured`: what it is told. Note [Code that asks whether it is captured].
     """

@@ -2,13 +2,14 @@
 
 Note [Gradients that are held]. A launch writes the memory that its recording knows, whatever is in a `.grad` now. The
 program may see that memory: it took `.grad` into a list, made a view of it, gave it to another parameter, or put a
-tensor of its own there once and others since. So it is asked who holds these tensors and their storages, in counts
+tensor of its own there once and others since. So the references to these tensors and their storages are counted
 (`torch_internals.reference_counts`). Encore holds some references itself. What each part of it takes is counted once,
-when it is made (`OwnReferences`), for as long as it lives. Any count that this does not explain is somebody else's.
+when it is made (`OwnReferences`), for as long as it lives. Any count that this does not explain belongs to another
+holder.
 
-A recording's way may also lead over gradients that another recording of the same pool left: that memory was free when
-it was captured. So one asks for all gradients of its pool (`Family`), in one look at memory for each recording. What
-the program holds of a recording that is freed stays one of these, until nobody holds it any more.
+A recording may also write over gradients that another recording of the same pool left: that memory was free when it was
+captured. So all gradients of its pool (`Family`) are counted, in one call for each recording. What the program holds of
+a recording that is freed stays one of these, until it is held no more.
 """
 
 from __future__ import annotations
@@ -62,8 +63,7 @@ class OwnReferences:
         _changed()
 
     def of_others(self, others: Mapping[int, torch.Tensor]) -> OwnReferences:
-        """Return as many to tensors that took the places of these. `others` are the new ones by identities of the
-        old."""
+        """Return as many to tensors that took the places of these. `others`: the new ones by identities of the old."""
         added = {id(others[key]) if key in others else key: some for key, some in self._added.items()}
         self.release()
         return OwnReferences(added)
@@ -170,7 +170,7 @@ class Holders:
         return self._counts.storages[index].data_ptr() == self._starts[index]
 
     def expected(self, standing: Mapping[int, int]) -> Any:
-        """Return the counts where only Encore holds these, and so many `.grad` those of these identities."""
+        """Return the counts where only Encore holds these, and `standing` tells in how many `.grad` each is."""
         _, in_a_grad, in_another = unheld()
         found = self._in_no_grad().copy()
         if standing:

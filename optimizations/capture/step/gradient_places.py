@@ -87,8 +87,7 @@ class GradientPlaces:
         return found
 
     def some_stand(self) -> bool:
-        """Return whether some have the memory and metadata they had. Which ones changes on every call: all after
-        `TURNS`.
+        """Return whether some have the memory and metadata they had: all are compared in `TURNS` calls.
 
         A program that exchanges the memory of gradients (`.data =`) does so with all of them.
         """

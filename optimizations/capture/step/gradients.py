@@ -5,17 +5,17 @@ there. These are different graphs, and the second has the address of the gradien
 parameter's gradient before (None, or which tensor) and after. It may be launched where the gradients are None for the
 same parameters; one that is another tensor is copied to where the graph expects it. After a launch every parameter has
 the tensor that the recording left, as it would have after the call. A step that throws its gradients away before it
-computes new ones does not depend on those before: neither an operator nor a word of the graph leads to them. That is
+computes new ones does not depend on those before: neither an operator nor a node parameter leads to them. That is
 known of gradients that were there. Where there was none, the call may add to what is there, or leave it.
 
-A gradient whose memory was exchanged since (`.data =`, `set_`), or that looks otherwise (`t_()`, `requires_grad_()`),
+A gradient whose memory was exchanged since (`.data =`, `set_`), or whose metadata differ (`t_()`, `requires_grad_()`),
 counts as another tensor. The memory that the graph knows is kept, and gets a tensor of its own (`gradient_places`). A
 gradient is brought only where it looks as the graph's: what eager leaves looks as what it found.
 
 A program may hold the tensor that it put into a `.grad`, or one that shares its memory, as a flat buffer of all
 gradients does. What the call adds to it is to be seen there. So after a launch the sum is copied back to it, and it
 stays in the `.grad`; but where nothing else holds it, the graph's own takes its place. So it does where only another
-recording holds it, which left it: the first call behind `zero_grad` makes gradients, and a graph with gradients of its
+recording holds it, which left it: the first call after `zero_grad` makes gradients, and a graph with gradients of its
 own adds to them from then on. The program may hold the graph's own as well, such as one of two buffers that it uses in
 turn, or a part of a larger one. So a launch with other gradients puts back what it held, and these stay. Parameters may
 also have exchanged their gradients. Where the step itself gives one's gradient to another, which of them gets what
@@ -30,7 +30,7 @@ Note [Words that are left over]. What launches a kernel may leave a part of its 
 an address of before in it. Kernels of operators read what these were given (Note [What an operator was given] in
 `launches`), so their words do not count where the origin of each node is known. Where only another word leads to the
 gradients, the call is captured once more with copies of them in their place: code that reads them leads to the copies
-then. If nothing does, they play no part.
+then. If nothing does, they are unused.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class Gradients:
 
     `written`: of each that is there before and after, whether the graph writes it. `made`: of each that is left in the
     place of another, or of none, whether the call made its memory. `given_out`: what the step returns lies in the
-    memory of some, other than as what is in a `.grad` behind the call. `writes_there`: what else of the program's the
+    memory of some, other than as what is in a `.grad` after the call. `writes_there`: what else of the program's the
     graph writes where it lies, and `reads_there` what it reads so. `places` are those of all that the graph knows,
     and `times_kept` counts launches that would have overwritten some that the program held, and was to find as they
-    were. `stood`: behind the last launch each was in its `.grad` already. `brought`: that launch copied gradients to
+    were. `stood`: after the last launch each was in its `.grad` already. `brought`: that launch copied gradients to
     where the graph reads them, or put back what was held.
     """
 
@@ -128,7 +128,7 @@ class Gradients:
         made: Callable[[torch.Tensor], bool],
     ) -> None:
         self.parameters = tuple(parameters)
-        # Gradients that play no part are not kept alive.
+        # Unused gradients are not kept alive.
         self._before = [] if indifferent else list(before)
         self._without = tuple(one for one, gradient in zip(self.parameters, before, strict=True) if gradient is None)
         self._after = list(after)
@@ -201,7 +201,7 @@ class Gradients:
     def fit(self) -> bool:
         """Return whether a launch now would find gradients where the recording found some.
 
-        Of gradients that play no part and stand where the last launch left them, only some are compared by their
+        Of unused gradients that stand where the last launch left them, only some are compared by their
         memory (`GradientPlaces.some_stand`).
         """
         self._stands = self._indifferent and self._may_stand and self.stood and self._stand()
@@ -229,17 +229,21 @@ class Gradients:
         )
 
     def _show_otherwise(self, there: torch.Tensor, expected: torch.Tensor, size: int) -> bool:
-        """Return whether one lies elsewhere than the other, and one of both, of so many bytes, where the graph uses
-        what lies there otherwise."""
+        """Return whether the two lie apart, and the graph uses what lies at one of both places in another way.
+
+        `size`: bytes of each.
+        """
         if not size:
             return False
         places = {there.data_ptr(), expected.data_ptr()}
         return len(places) > 1 and any(self._uses_there.overlap(place, size) for place in places)
 
     def shared_with(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether one of these lies in a gradient that is there now, and is another than the graph's own, which
-        gets what it holds. What the step does to the one would not show in the other before the end of a launch. Or
-        whether one lies in the graph's own, which gets that before the graph reads its inputs."""
+        """Return whether one of these lies in a gradient that is there now and that the graph has elsewhere.
+
+        What the step does to the one would not show in the other before the end of a launch. Or whether one lies in the
+        graph's own gradient, which gets what the other holds before the graph reads its inputs.
+        """
         if self._as_before is None or self._as_before(self.parameters):
             return False
         return _overlap(MemoryRanges(memory(filter(is_plain, [*gradients(self.parameters), *self._before]))), tensors)
@@ -252,7 +256,7 @@ class Gradients:
         others = not (self._indifferent or self._in_place)  # `fit` has just seen that
         self._held, self._put_back, self._untouched, self._in_place = [], [], [], False
         stands = not (self._indifferent and self.stood) or self._stands  # or another's `.grad` may count as its own
-        if not others and stands and self.unheld()():  # nearly always: nobody holds what launches left
+        if not others and stands and self.unheld()():  # nearly always: only Encore holds what launches left
             self._kept, self.brought = [], False
             return
         in_use = self._found.held() if others else set()
@@ -269,8 +273,9 @@ class Gradients:
     def _left_and_held(
         self, now: Sequence[int], left: Iterable[_LeftAndHeld]
     ) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Return the memory of gradients that launches left and the program holds, each after the identity of the
-        gradient and with a copy; and of those in the memory of such.
+        """Return the memory of gradients that launches left and the program holds, each with its identity and a copy.
+
+        Also that of gradients in the memory of such.
 
         But for those that this one finds where eager does, and those where it writes what it is given: what it writes
         there, eager writes. `now`: the identities of the gradients that are there.
@@ -290,9 +295,11 @@ class Gradients:
         return _overlap(self._writes_there, [there])
 
     def _bring_others(self, in_use: Collection[int], let_go: Collection[int], kept: Collection[int]) -> None:
-        """Copy gradients that are others to where the graph reads them. `in_use`: the identities of those of the
-        graph's own that the program holds; `kept` are the places of those that launches left, in which another tensor
-        may stand than the one that was left."""
+        """Copy gradients that are others to where the graph reads them.
+
+        `in_use`: the identities of those of the graph's own that the program holds; `kept` are the places of those that
+        launches left, in which another tensor may stand than the one that was left.
+        """
         now = gradients(self.parameters)
         alone = held_by_nobody_else(now, as_gradients=True)
         alone = [nobody or id(there) in let_go for nobody, there in zip(alone, now, strict=True)]
@@ -332,10 +339,11 @@ class Gradients:
         copy_over(targets, sources)
 
     def take_back(self) -> None:
-        """Put back the gradients from before the capture, before the first launch or instead: what it left is not
-        there.
+        """Put back the gradients from before the capture: what the capture left is not there.
 
-        If they play no part, they are None.
+        To be called before the first launch or instead.
+
+        If they are unused, they are None.
         """
         put(self.parameters, self._before or [None] * len(self.parameters))
 
@@ -366,8 +374,7 @@ class Gradients:
             self.parameters[index].grad = there
 
     def _leave_copies_of(self, held: Collection[int], places: Collection[int]) -> None:
-        """Leave copies in the place of those that the program holds from before, and of those that lie where one
-        lay."""
+        """Leave copies in place of those that the program holds from before, and of those that lie where one lay."""
         memory: dict[int, torch.UntypedStorage] = {}
         there = [one for one in self._after if one is not None]
         found = {id(one): one for one in there if id(one) in held or (is_plain(one) and one.data_ptr() in places)}
@@ -382,12 +389,14 @@ class Gradients:
 
 
 _LeftAndHeld = tuple[Holders, set[int]]
-"""What a recording left, and the identities of those of it that somebody else holds."""
+"""What a recording left, and the identities of those of it that anything but Encore holds."""
 
 
 def _let_go(left: Iterable[_LeftAndHeld]) -> set[int]:
-    """Return the identities of what recordings left that only they and a `.grad` hold: a graph's own may take its
-    place, as that of what the program let go of."""
+    """Return the identities of what recordings left that only they and a `.grad` hold.
+
+    A graph's own may take its place, as that of what the program let go of.
+    """
     found: set[int] = set()
     for holders, held in left:
         cells = holders.cells(held)

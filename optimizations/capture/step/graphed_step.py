@@ -157,7 +157,7 @@ class GraphedStep(CallRecorder):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling() or inside.step or self._lock.locked():
             return self._step(*args, **kwargs)  # part of another step, or in another thread at the same time
-        with self._lock:  # behind `acquire()` an interrupt would leave it locked
+        with self._lock:  # after `acquire()` an interrupt would leave it locked
             try:
                 self._thread = _this_thread()
                 self._calls += 1
@@ -346,8 +346,7 @@ class GraphedStep(CallRecorder):
         )
 
     def _others_each_time(self, key: Hashable) -> Refusal | None:
-        """Return why no call is observed any more: an argument is another object each time, and stands for itself
-        only."""
+        """Return why calls are no more observed: an argument is another object each time, equal to itself only."""
         if (unnamed := without_objects(key)) == key:
             return None
         self._objects[unnamed] = self._objects.get(unnamed, set()) | {key}
@@ -361,8 +360,7 @@ class GraphedStep(CallRecorder):
     # Everything else.
 
     def _find_device(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Device | None:
-        """Return the GPU of the batch, or of the tensors the step reaches; None too on a PyTorch that Encore does not
-        know."""
+        """Return the GPU of the batch, or of the tensors the step reaches; None also for an unknown PyTorch."""
         if (unknown := torch_internals.unsupported()) is not None:
             self._all = Refusal(f"needs a PyTorch that Encore knows. {unknown}", "install one of these")
             self._note(self._all)

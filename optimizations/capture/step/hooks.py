@@ -1,4 +1,4 @@
-"""Compares the hooks of parameters, modules and optimizers with those that ran when a step was recorded.
+"""Compare the hooks of parameters, modules and optimizers with those that ran when a step was recorded.
 
 PyTorch numbers registrations, so the latest number is compared first. A removal does not change it, so the sizes of the
 dicts that held hooks are compared too. Only where the number differs are all dicts read.

@@ -2,7 +2,7 @@
 
 Reads by `tolist`, `numpy` and the like pass no operator, so every such tensor may be read. Their bytes are compared
 before each launch, up to a limit in sum; of larger ones the address and the version that PyTorch counts. A tensor that
-differed between two observed calls, which were alike all the same and did nothing with it, plays no part.
+differed between two observed calls, which were alike all the same and did nothing with it, is not compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compares where tensors lie, and their metadata, with what they were, in few calls into C++."""
+"""Compare where tensors lie, and their metadata, with what they were, in few calls into C++."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ appeared in between came from unknown code, and then nothing is concluded for an
 Note [What an operator was given]. The words in the nodes of PyTorch's operators tell less than what they were given.
 Kernels for lists of tensors, such as those of optimizers, take a structure of four kilobytes that PyTorch fills as far
 as it needs it. In the rest stands what was in that memory before, old addresses among it, and where an input has
-gigabytes some are likely to lie in it. An operator reads the tensors it is given, and may hand on a number: one that is
-an address counts as given, in whichever way it was (`numbers_of`). A sparse tensor is made of others, without a node,
-and does not tell where they lie: behind an operator that was given one, nothing is concluded.
+gigabytes some are likely to lie in it. An operator reads the tensors it is given, and may pass a number: one that is an
+address counts as given, in whichever way it was (`numbers_of`). A sparse tensor is made of others, without a node, and
+does not tell where they lie: after an operator that was given one, nothing is concluded.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ _TUNERS = "torch._inductor.runtime.triton_heuristics"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Describe one launch of a Triton kernel: its node, the driver's name of it, where each of its tensors begins and
-    lies.
+    """Describe one launch of a Triton kernel: its node, the driver's name of it, where its tensors begin and lie.
 
     `tensors` are pairs of the address of the first element and that of the storage, as often as they are passed.
     """
@@ -47,7 +46,7 @@ class Launch:
 
 
 class Launches:
-    """Counts nodes while a step is captured. See the module.
+    """Count nodes while a step is captured. See the module.
 
     Args:
         count: how many nodes the graph has that is being captured.
@@ -57,7 +56,7 @@ class Launches:
         launches: in order.
         read_by_operators: storages of tensors that operators were given which added nodes, and large numbers. Note
             [What an operator was given].
-        read_elsewhere: storages of tensors that are read behind a launch.
+        read_elsewhere: storages of tensors that are read after a launch.
         unknown: why nothing is known of some node; None where all are known.
     """
 
@@ -92,8 +91,7 @@ class Launches:
 
     @contextlib.contextmanager
     def operator(self, func: Any, given: Iterable[int], *, sparse: bool = False) -> Iterator[None]:
-        """Count nodes around an operator on tensors with these storages, and on these numbers, read only if it adds
-        some.
+        """Count nodes around an operator on these storages and numbers, which are read only if it adds some.
 
         `sparse`: whether some of its tensors have no storage of their own.
         """

@@ -8,7 +8,7 @@ in double precision, such as `1 - lr * weight_decay`, may differ in the last bit
 
 Note [Betas]. Schedulers with `cycle_momentum` change the first beta. Adam and AdamW take a tensor for it, but not where
 they are fused. That tensor is float64, so that `1 - beta` is what Python makes of the number. The second beta stays a
-number. It stands in a tuple that is another one in each call, so it is compared apart from it.
+number. It stands in a tuple that changes on every call, so it is compared apart from it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ _EXACT = (torch.float32, torch.float64)
 
 
 def made_for_graphs(group: dict[str, Any]) -> bool:
-    """Return whether a parameter group's optimizer keeps its counts on the GPU, and reads a learning rate there that is
-    a tensor."""
+    """Return whether a group's optimizer counts on the GPU, and reads a learning rate there that is a tensor."""
     return bool(group.get("capturable") or group.get("fused"))
 
 
@@ -228,7 +227,7 @@ class LearningRates:
     def as_tensors(self) -> Iterator[None]:
         """Let the tensors stand in their groups inside the block.
 
-        One that the program changes there is the program's number behind it, which waits for the GPU: such a step is
+        One that the program changes there is the program's number after it, which waits for the GPU: such a step is
         refused, and runs with numbers from then on.
         """
         self.write()

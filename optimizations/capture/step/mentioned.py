@@ -121,7 +121,9 @@ def reads_of(
 def decides(
     reads: Callable[[torch.Tensor], bool], returned: Collection[int], given: Iterable[torch.Tensor]
 ) -> Callable[[torch.Tensor], bool]:
-    """Return a function that tells whether it matters which tensor stands in a place: the step reads it, returns it
-    (storages), or is `given` it in each call."""
+    """Return a function that tells whether it matters which tensor stands in a place.
+
+    It does if the step reads it, returns it (storages), or is `given` it in each call.
+    """
     always = set(map(id, given))
     return lambda tensor: reads(tensor) or storage(tensor) in returned or id(tensor) in always

@@ -1,4 +1,4 @@
-"""Sees every operator of a step: what a graph could not repeat, which tensors are read, what is written.
+"""Watch every operator of a step: what a graph could not repeat, which tensors are read, what is written.
 
 Note [Seen before it runs]. A read of a GPU value on the host ends a capture for good: the driver invalidates it, and
 PyTorch's generators and allocator are left as inside of a capture. So the observer is on during the capture too, and
@@ -86,7 +86,7 @@ class Observer(torch_internals.TorchDispatchMode):
         followed: storages by address, to which those are added that hold values computed from these. None: it is not
             asked for.
         read_followed: whether a value of these was read on the host.
-        set_aside: gradients that are set aside meanwhile, which no operator may read.
+        set_aside: gradients that are offloaded meanwhile, which no operator may read.
         sparse: names of sparse tensors that were there before, by their identities: no operator may be given one.
         gone: whether what lay at an address before the call is gone, and with it the name of what lies there.
         taken_over: those of `outside` where that was so when they were read first: of what lay there nothing was read.
@@ -169,8 +169,10 @@ class Observer(torch_internals.TorchDispatchMode):
 
     @contextlib.contextmanager
     def by_a_mask(self, number: complex) -> Iterator[None]:
-        """Note that a number is written where a mask says, in the block. Note [Numbers that are assigned] in
-        `python_values`."""
+        """Note that a number is written where a mask says, in the block.
+
+        Note [Numbers that are assigned] in `python_values`.
+        """
         self._assigned = number
         try:
             yield
@@ -305,20 +307,20 @@ class Observer(torch_internals.TorchDispatchMode):
             self._made_by_host.add(storage(tensor))
 
     def forget_origins(self) -> None:
-        """Forget where tensors come from: what runs from now on is captured on its own, and they come from outside of
-        it."""
+        """Forget where tensors come from: what runs from now on is captured on its own, and they are outside of it."""
         self._origins.clear()
         self._counted_from = len(self.operations)
 
     def of_results(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return what calls are compared by of results: values that operators of the host made, and which tensors they
-        are."""
+        """Return by what results are compared: values that operators of the host made, and which tensors they are."""
         origins = [self._name(one) + self._origin(one) for one in tensors]
         return self.values_made_by_host(tensors), tuple(origins)
 
     def _name(self, tensor: torch.Tensor) -> str:
-        """Return the name of a tensor that was there before the call; "" of others, and of one without elements: a
-        capture gives it no memory."""
+        """Return the name of a tensor that was there before the call; "" of others, and of one without elements.
+
+        A capture gives one without elements no memory.
+        """
         address = storage(tensor) if tensor.numel() else 0
         name = self._known.get(address, "")
         return name if name and not self.gone(address) else ""
@@ -417,8 +419,7 @@ class Observer(torch_internals.TorchDispatchMode):
             self.refuse(f"changes {self._stands_for(written)} of an optimizer", behind)
 
     def is_number(self, tensor: torch.Tensor) -> bool:
-        """Return whether it was computed of learning rates and betas only, and would be a number without the
-        tensors."""
+        """Return whether it was computed of learning rates and betas only, and would be a number without these."""
         found = self._numbers.get(id(tensor))
         return found is not None and found() is tensor and tensor.dim() == 0
 
@@ -564,8 +565,7 @@ def _size_depends_on_values(name: str, tags: Any, args: Any, kwargs: Any) -> boo
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """Yield tensors that an operator writes, by its schema. That of batch normalisation does not name its
-    statistics."""
+    """Yield tensors that an operator writes, by its schema. Batch normalisation's does not name its statistics."""
     schema = getattr(func, "_schema", None)  # operators that run whole graphs have none
     if schema is None:
         return

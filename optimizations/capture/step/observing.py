@@ -64,7 +64,7 @@ class Observed:
     """Record what a call did. `structure` is of what it returned, `outside` where it read tensors it did not make,
     `kept_casts` whether casts that autocast keeps may be among these, `asked` whether it asked if it is captured
     before anything was refused, `host_draws` what it drew on the host, where that decides nothing, `drops_gradients`
-    whether it let go of gradients from before, unread, `gradients` which parameters (identities) had one behind it.
+    whether it let go of gradients from before, unread, `gradients` which parameters (identities) had one after it.
     `set_up`: something was compiled or tuned meanwhile, so that the rest says nothing about the next call."""
 
     returned: Any
@@ -94,7 +94,7 @@ def observe(
     draws_unused: bool = False,
 ) -> Observed:
     """Run the call as it is, on the side stream. `seen_outside` is `Observed.outside` of the call before, if any.
-    Gradients from before are not held: `call.before` is empty behind it.
+    Gradients from before are not held: `call.before` is empty after it.
 
     `generators`: those that the call before drew from, other than the default. `as_captured`: what it is told if it
     asks whether it is captured. `draws_unused`: the caller says that what it draws on the host decides nothing.
@@ -231,8 +231,7 @@ def call_changes(state: HostState, snapshot: list[Any], kept: Sequence[Rebound])
 
 
 def host_change(change: Change, code: Sequence[types.CodeType]) -> Refusal:
-    """Return the refusal for something in Python that a call changed. `code`: of the functions that may have done
-    it."""
+    """Return the refusal for something in Python that a call changed. `code`: of functions that may have done it."""
     advice = OF_A_SCHEDULER if _is_of_a_scheduler(change) else _ADVICE_ON_CHANGES[change.kind]
     if change.name == "training":
         advice = OF_A_MODE
@@ -260,8 +259,7 @@ def _is_of_a_scheduler(change: Change) -> bool:
 
 
 def _is_counted_by_an_optimizer(change: Change) -> bool:
-    """Return whether an optimizer keeps a number of its own in Python: for a parameter, or its steps for a group of
-    them."""
+    """Return whether an optimizer keeps a number of its own in Python, for a parameter or a group of them."""
     counts = ".param_groups[" in change.words and change.name in ("step", "steps", "k")
     return change.kind is ChangeKind.NUMBER and (counts or ".state[" in change.words)
 

@@ -11,8 +11,7 @@ from optimizations.report.steps import Refusal
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Record one operator. `arguments`: its numbers as they are, its tensors by shape, dtype and where they come
-    from."""
+    """Record one operator. `arguments`: its numbers as they are, its tensors by shape, dtype and origin."""
 
     name: str
     arguments: tuple[Any, ...]

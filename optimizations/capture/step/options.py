@@ -19,7 +19,8 @@ HOST_DRAWS = ("refused", "unused")
 
 
 def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """
+    """Check that a setting has one of the values that are allowed.
+
     Raises:
         ValueError: the setting of this name has a value that is not one of those allowed.
     """

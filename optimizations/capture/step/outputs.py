@@ -25,7 +25,7 @@ from optimizations.graph.memory import data_of, is_expanded, size_bytes
 from optimizations.lazy_view import is_lazy_view
 
 MOST_CARRIED_BYTES = 65536
-"""Results above this are copied behind the launch: the graph's own copy needs memory of the same size. What counts is
+"""Results above this are copied after the launch: the graph's own copy needs memory of the same size. What counts is
 the memory from the first element to the last: a mask that is expanded to all heads and rows is as small as it was."""
 
 
@@ -62,9 +62,12 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _lies_in_a_run(tensor: torch.Tensor) -> bool:
-    """Return whether a copy of it is one of the memory from its first element to its last: of one that is expanded that
-    is less than its elements, of a small one not much more. Element by element some could not be written: PyTorch
-    refuses one with a stride of 0, which a column of a matrix has once it is expanded, with gaps between its rows."""
+    """Return whether a copy of it is one of the memory from its first element to its last.
+
+    Of one that is expanded that is less than its elements, of a small one not much more. Element by element some could
+    not be written: PyTorch refuses one with a stride of 0, which a column of a matrix has once it is expanded, with
+    gaps between its rows.
+    """
     if not _is_plain(tensor) or tensor.is_contiguous():
         return False
     return is_expanded(tensor) or size_bytes(tensor) <= MOST_CARRIED_BYTES
@@ -139,7 +142,9 @@ class Outputs:
         self._nested = _maker(self._nest)
 
     def prepare(self) -> list[torch.Tensor]:
-        """Return memory for what the next launch copies out, which is led there, and for what is copied after it.
+        """Return memory for results of the next launch, and let the graph copy its part of them there.
+
+        The rest is copied after the launch.
 
         If there is not enough, that shows before anything is done.
 
@@ -234,8 +239,10 @@ def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def _maker(nest: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
-    """Return what makes a nest like this one of tensors, in the order of `flatten`: with few functions where lists,
-    tuples and dicts are all that it is nested in."""
+    """Return what makes a nest like this one of tensors, in the order of `flatten`.
+
+    It has few functions where lists, tuples and dicts are all that it is nested in.
+    """
     if isinstance(nest, torch.Tensor):
         return next
     kind = type(nest)
@@ -272,8 +279,11 @@ def _given(
 
 
 def view_of(tensor: torch.Tensor, base: torch.Tensor) -> tuple[Any, ...]:
-    """Return how a tensor lies in the memory of another: its shape, strides, offset from there, dtype, and whether it
-    stands for conjugates or negatives of what lies there."""
+    """Return how a tensor lies in the memory of another, for `view_like`.
+
+    That is its shape, strides, offset from there, dtype, and whether it stands for conjugates or negatives of what lies
+    there.
+    """
     offset = tensor.storage_offset() - base.storage_offset()
     return tensor.shape, tensor.stride(), offset, tensor.dtype, tensor.is_conj(), tensor.is_neg()
 

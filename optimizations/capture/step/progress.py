@@ -124,8 +124,7 @@ class Progress:
         self.observed = self.failed = 0
 
     def passed_over(self) -> bool:
-        """Take in a call or capture in which something was compiled; return whether there were so many that it is
-        final."""
+        """Take in a call or capture that compiled something; return whether there were so many that it is final."""
         self.set_ups += 1
         self.agreeing = min(self.agreeing, 1)
         return self.set_ups >= MOST_SET_UPS
@@ -148,7 +147,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Plan:
-    """Decides for all signatures of one step. `warm_up`: calls before a recording, observed ones included."""
+    """Decide for all signatures of one step. `warm_up`: calls before a recording, observed ones included."""
 
     warm_up: int
     calls: int = 0

@@ -66,8 +66,10 @@ class Owner:
 
 
 def is_pytorchs(function: Any) -> bool:
-    """Return whether a function is PyTorch's own, or stands in for it in a step of another thread: the program's
-    stay."""
+    """Return whether a function is PyTorch's own, or stands in for it in a step of another thread.
+
+    The program's own functions stay.
+    """
     return not isinstance(function, FunctionType) or function.__module__ == __name__
 
 

@@ -168,7 +168,7 @@ class Recording:
         self.gradients.bring()
         rates.write()
         self.audits.served += 1
-        self.replays += 1  # an interrupt that comes during the launch is raised behind it
+        self.replays += 1  # an interrupt that comes during the launch is raised after it
         try:
             if is_raced and branches is not None:
                 branches.launch(self.graph.replay)
@@ -179,7 +179,7 @@ class Recording:
             raise
         self.outputs.copy_out(fresh)
         self.gradients.leave()
-        if self.written:  # behind that: an argument may lie where what a gradient held is put back
+        if self.written:  # after that: an argument may lie where what a gradient held is put back
             self.inputs.give_back(tensors, self.written)
         if counted := self.counted():
             torch_internals.increment_version(counted)
@@ -220,7 +220,7 @@ def capture(
 
     Raises:
         GradientsMentioned: it does, and no operator reads them.
-        GradientsNeeded: the call reads or keeps what was set aside.
+        GradientsNeeded: the call reads or keeps what was offloaded.
         NotCarried: copies are not part of the graph in a way that they can be led elsewhere.
         StepDiffers: the captured call is not what was observed.
         StepRefused: it cannot be repeated, or does not fit into the budget.
@@ -453,7 +453,7 @@ def _follow(
     And the kernels `copies` those that they copy (`fused`). Return what sets their addresses, if there are any.
 
     Raises:
-        NotCarried: a copy cannot be taken out of the graph, or led to the inputs.
+        NotCarried: a copy cannot be taken out of the graph, or its source cannot be set.
     """
     of_kernels = {index for copy in fused for index in copy.indices}
     placeholders = {
@@ -484,8 +484,10 @@ def _follow(
 
 @contextlib.contextmanager
 def _no_casts_of_the_graph_kept(observer: Observer, progress: Progress) -> Iterator[None]:
-    """Make casts again inside the block, unless the calls before read kept ones; forget those that lie in the graph's
-    memory after it."""
+    """Make casts again inside the block, unless the calls before read kept ones.
+
+    Those that lie in the graph's memory are forgotten after it.
+    """
     if not progress.kept_casts:
         torch.clear_autocast_cache()
     try:

@@ -1,22 +1,22 @@
 """Offload gradients from before a call, so that the device has their memory back while the call is captured.
 
-Note [Set aside]. A step that sets gradients to None before it computes others lets go of the memory of those first, and
-eager computes the others in it. A capture computes nothing: where it fails, the gradients from before have to be there,
-so they would be alive next to those that the capture allocates. So their bytes go to host memory, and their own memory
-back to the device. The tensors stay the same objects, of no bytes meanwhile, and get memory and bytes again where the
-capture fails. Where it succeeds, the step has set them to None, and nobody can ask for them any more.
+Note [Offloaded gradients]. A step that sets gradients to None before it computes others lets go of the memory of those
+first, and eager computes the others in it. A capture computes nothing: where it fails, the gradients from before have
+to be there, so they would be alive next to those that the capture allocates. So their bytes go to host memory, and
+their own memory back to the device. The tensors stay the same objects, of no bytes meanwhile, and get memory and bytes
+again where the capture fails. Where it succeeds, the step has set them to None, and nothing can read them any more.
 
 During the capture a stand-in is in each `.grad`: a tensor of the same looks, at the address of the bytes in host
 memory. It takes no memory of the device. What reads gradients is led there, so it is noticed: an operator before it
-runs (`Observer`), compiled code by words of the graph. No kernel runs in a capture, so nothing is ever read there.
+runs (`Observer`), compiled code by node parameters. No kernel runs in a capture, so nothing is ever read there.
 Then, and where compiled code does not take such an address, the call is captured once more, with the gradients in their
-places. What is left of a stand-in behind a capture that failed, as in a variable that a traceback holds, raises an
+places. What is left of a stand-in after a capture that failed, as in a variable that a traceback holds, raises an
 error when it is read. Another thread that reads `.grad` at that time would read host memory on the device; it would
 read what was never computed a moment later.
 
-Only such gradients are set aside that the observed calls neither read nor kept, and that nothing but the parameter
-holds: no variable or list, no view, no history. Who holds a tensor is counted, and compared with the counts of one that
-is known to be held by nobody else.
+Only such gradients are offloaded that the observed calls neither read nor kept, and that nothing but the parameter
+holds: no variable or list, no view, no history. The references to a tensor are counted, and compared with the counts of
+one that is known to have no others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from optimizations.capture.step.host_memory import spare_host_bytes
 from optimizations.lazy_view import is_lazy_view
 
 SPARE = 8
-"""Host memory that has to be free, as a multiple of what is set aside: each process of a machine may do so at once."""
+"""Host memory that has to be free, as a multiple of what is offloaded: each process of a machine may do so at once."""
 
 
 ALIGNMENT = 512
@@ -42,7 +42,7 @@ ALIGNMENT = 512
 
 
 GONE = "this stood for a gradient while a step was recorded, and the recording failed: read .grad again"
-"""What is raised where a stand-in is read behind the capture."""
+"""What is raised where a stand-in is read after the capture."""
 
 
 class GradientsNeeded(RuntimeError):
@@ -152,8 +152,7 @@ class SetAside:
 
 
 def _may_go(gradient: torch.Tensor | None, device: Device) -> bool:
-    """Return whether a stand-in may take the place of a tensor that nothing else holds, and its memory is the
-    device's."""
+    """Return whether a stand-in may replace a tensor that nothing else holds, and its memory is the device's."""
     return (
         gradient is not None
         and device.holds(gradient)
@@ -174,7 +173,7 @@ def rounded_up(size: int) -> int:
 def _copies_of(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
     """Return their bytes in host memory.
 
-    All are parts of one block: words that nobody wrote may be addresses of the host's small blocks.
+    All are parts of one block: unwritten words may be addresses of the host's small blocks.
     """
     ends = [0, *itertools.accumulate(rounded_up(storage.nbytes()) for storage in storages)]
     block = torch.UntypedStorage(ends[-1], device="cpu")

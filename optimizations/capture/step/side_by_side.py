@@ -26,7 +26,7 @@ from optimizations.torch_internals.generated_modules import loaded_modules
 
 
 class LedGraph:
-    """Be a `branches.Graph` whose nodes are led elsewhere. Note [Nodes that are led elsewhere].
+    """Implement `branches.Graph` for a graph whose nodes are led elsewhere. Note [Nodes that are led elsewhere].
 
     Args:
         renew: set these nodes in the executable that the graph has now.

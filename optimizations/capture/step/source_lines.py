@@ -16,8 +16,7 @@ _LIBRARIES = ("/torch/", "/site-packages/", "/dist-packages/", "/contextlib.py",
 
 
 def current_line() -> str | None:
-    """Return "path:number in function" of the innermost frame that is neither Encore's nor a library's; None if none
-    is.
+    """Return "path:number in function" of the innermost frame that is neither Encore's nor a library's, or None.
 
     Where another library than PyTorch stands between, its innermost frame is named too.
     """

@@ -1,10 +1,10 @@
-"""Sees quickly that the arguments of a call look like those that were recorded.
+"""Check quickly that the arguments of a call look like those that were recorded.
 
 A signature is a value that can be looked up, and making one goes through all of the arguments in Python. After a
 recording it is known what they look like. So the way to each tensor is kept, and a call whose arguments look the same
 is checked along it: containers are compared by type, length and keys, tensors in bulk, and the settings around the step
-by one call into C++. Whatever differs, or is of a kind that is not known here, goes the full way and is compared by its
-signature.
+by one call into C++. Whatever differs, or is of a kind that is not known here, takes the slow path and is compared by
+its signature.
 """
 
 from __future__ import annotations

@@ -58,8 +58,11 @@ def watched_by_others() -> bool:
 
 
 def saved_tensors_are_watched() -> bool:
-    """Return whether hooks see what is saved for a backward: the program's own, or those of a checkpoint, which calls
-    what is in it once more and counts what is saved. Those that keep tensors on the CPU meanwhile only save memory."""
+    """Return whether hooks see what is saved for a backward: the program's own, or those of a checkpoint.
+
+    A checkpoint calls what is in it once more and counts what is saved. Hooks that keep tensors on the CPU meanwhile
+    only save memory.
+    """
     hooks: Any = saved_tensor_hooks(False)
     return hooks is not None and getattr(hooks[0], "__module__", "") != torch.autograd.graph.__name__
 

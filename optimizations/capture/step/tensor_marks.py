@@ -1,5 +1,7 @@
-"""Compare what Python may change of a tensor itself: class, shape, strides, dtype, `requires_grad`, whether it stands
-for the conjugates or negatives of what lies in its memory, and which memory that is.
+"""Compare what Python may change of a tensor itself, and not what it holds.
+
+That is class, shape, strides, dtype, `requires_grad`, whether it stands for the conjugates or negatives of what lies in
+its memory, and which memory that is.
 
 These changes go through no operator, so a graph would not repeat them. A step that makes one is refused, and a capture
 that fails puts them back.

@@ -16,7 +16,7 @@ _ENCORE = str(Path(__file__).resolve().parents[2])
 
 
 class RanCode:
-    """Collects the code objects of all functions that are called in the block, by `sys.setprofile`.
+    """Collect the code objects of all functions that are called in the block, by `sys.setprofile`.
 
     Attributes:
         codes: the code, by its identity.

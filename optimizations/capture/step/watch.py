@@ -1,4 +1,4 @@
-"""Compares the Python state that a recording was made with, before each replay.
+"""Compare the Python state that a recording was made with, before each replay.
 
 Entries are compared in bulk (`held_values`): a dict by its version, and by its entries once it was written though all
 that counts in it is as it was. Where an entry holds another object, its value counts: an equal number is no change, and
@@ -70,7 +70,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """Stands for an object: by its identity, or by its class where its content is compared by itself."""
+    """Stand for an object: by its identity, or by its class where its content is compared by itself."""
 
     kind: type
     identity: int = 0

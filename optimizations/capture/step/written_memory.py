@@ -62,8 +62,7 @@ class WrittenMemory:
         return _has_memory(tensor) and self._ranges.overlap(tensor.data_ptr(), size_bytes(tensor))
 
     def holds_one_of(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Return whether one of these lies in it, wholly or in part. Inputs have the same shapes and strides each
-        time."""
+        """Return whether one of these lies in it, wholly or in part. Their shapes and strides are always the same."""
         return bool(self._ranges.borders) and self.holds_one_at(inputs, [tensor.data_ptr() for tensor in inputs])
 
     def holds_one_at(self, inputs: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
