@@ -1,4 +1,4 @@
-"""Copies inside of a graph whose ends are set before a launch: inputs are read, and results written, where they lie.
+"""Set the ends of copies inside of a graph before a launch: inputs are read, and results written, where they lie.
 
 A copy that is launched on its own takes the host several microseconds, most of it PyTorch's and the driver's work for
 one more launch. A copy that is a node of the graph is launched with it. Where it reads or writes is set in the
@@ -22,11 +22,11 @@ one kernel copies (`fused_copies`) do not count."""
 
 
 class NotCarried(RuntimeError):
-    """A copy cannot be found among a graph's nodes, or cannot be led elsewhere."""
+    """Report that a copy cannot be found among a graph's nodes, or cannot be led elsewhere."""
 
 
 class CopyNode:
-    """One copy of contiguous memory. `graph` must be kept as long as this.
+    """Set the ends of one copy of contiguous memory. `graph` must be kept as long as this.
 
     Attributes:
         read_from: lets it copy from an address from the next launch on. Raises `NotCarried` where the driver does not
@@ -79,7 +79,7 @@ def _not_taken(call: Any, code: object) -> NotCarried:
 
 
 def find_copies(driver: Any, graph: Any, ends: Sequence[tuple[int, int]]) -> list[CopyNode]:
-    """The copies of an instantiated `torch.cuda.CUDAGraph`, given by the addresses they were captured with.
+    """Return the copies of an instantiated `torch.cuda.CUDAGraph`, given by the addresses they were captured with.
 
     Args:
         driver: the module `cuda.bindings.driver`.

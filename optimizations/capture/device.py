@@ -1,4 +1,4 @@
-"""What captures of whole steps and callables need of CUDA, thin enough that tests can put another one in its place."""
+"""Provide what captures of steps and callables need of CUDA, so thin that tests can put another one in its place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from optimizations.uncollected import uncollected
 
 
 class Graph(Protocol):
-    """A captured graph."""
+    """Launch and free a captured graph."""
 
     def replay(self) -> None:
         """Launch it on the current stream."""
@@ -44,64 +44,68 @@ class Graph(Protocol):
 
 
 class Device(Protocol):
-    """Where steps are captured."""
+    """Provide what captures of steps need of a device."""
 
     has_own_random: bool
     """Whether its random numbers come from another generator than the CPU's."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor's memory is the device's."""
+        """Return whether the tensor's memory is the device's."""
 
     def is_capturing(self) -> bool:
-        """Whether the current stream is being captured."""
+        """Return whether the current stream is being captured."""
 
     def warming_up(self) -> AbstractContextManager[None]:
-        """The side stream of captures, behind and before what the current stream does."""
+        """Run the block on the side stream of captures, after and before what the current stream does."""
 
     def may_read(self, tensors: Iterable[torch.Tensor | None]) -> None:
-        """What the current stream is given next may read these. Where they are freed meanwhile, another thread gets
-        their memory, on the stream that they were made on, when that is done."""
+        """Note that what the current stream is given next may read these. Where they are freed meanwhile, another
+        thread gets their memory, on the stream that they were made on, when that is done."""
 
     def follow(self) -> bool:
-        """To be called before a launch: what the current stream is given next waits for what the stream of the launch
-        before was given, if that is another. False where the program captures it: no graph can be launched there."""
+        """Let the current stream wait for what the stream of the launch before was given, if that is another.
+
+        To be called before a launch. Return False where the program captures it: no graph can be launched there.
+        """
 
     @property
     def launched_on(self) -> int | None:
-        """The stream of the last launch that `follow` was told of."""
+        """Return the stream of the last launch for which `follow` was called."""
 
     def wait_for(self, stream: int) -> None:
-        """What the current stream is given next waits for what another stream was given."""
+        """Let what the current stream is given next wait for what another stream was given."""
 
     def hold(self, stream: int) -> None:
-        """What another stream is given next waits for what the current stream was given."""
+        """Let what another stream is given next wait for what the current stream was given."""
 
     def ready(self) -> bool:
-        """To be called before a capture. False where the side stream had to become another one, on which nothing was
-        warmed up."""
+        """Make the side stream ready, before a capture. Return False where it had to become another one, on which
+        nothing was warmed up."""
 
     def keeps_workspace(self) -> bool:
-        """Whether a product of matrices that runs now, in this thread and on this stream, computes in memory that is
-        kept for graphs."""
+        """Return whether a product of matrices that runs now computes in memory that is kept for graphs.
+
+        Now is in this thread and on the current stream.
+        """
 
     def computes_in_workspace(self, graph: Any, but: Collection[int] = ()) -> bool:
-        """Whether a captured graph may write to a workspace of cuBLAS that is kept for graphs. `but` as in
+        """Return whether a captured graph may write to a workspace of cuBLAS that is kept for graphs. `but` as in
         `mentions`."""
 
     def let_go_of_workspaces(self) -> None:
-        """To be called where no graph that was captured here does."""
+        """Free these workspaces. To be called where no graph that was captured here may write to one."""
 
     def new_pool(self) -> Any:
-        """A memory pool for captures."""
+        """Return a new memory pool for captures."""
 
     def pool_bytes(self, pool: Any) -> int:
-        """Memory that a pool holds."""
+        """Return the bytes of memory that a pool holds."""
 
     def free_bytes(self) -> int | None:
         """Return how much memory a call that runs uncaptured may take; None if that is not known."""
 
     def new_graph(self) -> Graph:
-        """A graph to be captured."""
+        """Return a new graph, to be captured."""
 
     def capturing(
         self, graph: Any, pool: Any, generators: Iterable[torch.Generator] = ()
@@ -109,23 +113,23 @@ class Device(Protocol):
         """Capture what runs in the block; nothing of it is executed."""
 
     def make_room(self, size_bytes: int) -> None:
-        """Inside of a capture: let its pool have so much free memory in one piece, if there is as much."""
+        """Let the pool of the current capture have so much free memory in one piece, if there is as much."""
 
     def copies(self, graph: Any, ends: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[CopyNode]:
-        """The copies of a captured graph from the first to the second of each of these.
+        """Return the copies of a captured graph from the first to the second of each of these.
 
         Raises:
             NotCarried: there is not one node for each.
         """
 
     def mentions(self, graph: Any, memory: Sequence[MemoryRange], but: Collection[int] = ()) -> bool:
-        """Whether a captured graph may hold an address in one of these ranges. The nodes `but` do not tell."""
+        """Return whether a captured graph may hold an address in one of these ranges. The nodes `but` are left out."""
 
     def node_count(self) -> int:
-        """How many nodes the graph has that is being captured."""
+        """Return how many nodes the graph has that is being captured."""
 
     def read(self, graph: Any) -> CapturedGraph:
-        """A captured graph as a record, nodes in the order in which they were captured."""
+        """Return a captured graph as a record, nodes in the order in which they were captured."""
 
     def renew(self, graph: Any, pointers: Pointers) -> None:
         """Let `pointers` set nodes of the executable that the graph has now, as they were set in the one before.
@@ -135,7 +139,7 @@ class Device(Protocol):
         """
 
     def pointers(self, graph: Any, captured: CapturedGraph, plan: Plan) -> Pointers:
-        """What sets the addresses of inputs in an instantiated graph, as planned."""
+        """Return what sets the addresses of inputs in an instantiated graph, as planned."""
 
     def launch_log(self) -> LaunchLog:
         """Return what notes the launches of a capture."""
@@ -147,16 +151,16 @@ class Device(Protocol):
         """Return where workspaces of cuBLAS lie that captures use."""
 
     def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
-        """The memory that a pool holds."""
+        """Return the memory that a pool holds."""
 
     def used_ranges(self, pool: Any) -> Sequence[MemoryRange]:
-        """What of it is some tensor's now."""
+        """Return what of a pool's memory is some tensor's now."""
 
     def default_generator(self) -> torch.Generator:
-        """Where the device's random numbers come from, if nothing else is said."""
+        """Return where the device's random numbers come from, if nothing else is said."""
 
     def random_states(self) -> list[Any]:
-        """States of the device's default generator, to be put back."""
+        """Return states of the device's default generator, to be put back."""
 
     def restore_random_states(self, states: list[Any]) -> None:
         """Put them back."""
@@ -168,11 +172,11 @@ class Device(Protocol):
         """Wait until the device has done all its work."""
 
     def here(self) -> AbstractContextManager[Any]:
-        """The device as the current one."""
+        """Make the device the current one in the block."""
 
 
 class CudaDevice:
-    """A CUDA device. One side stream serves all captures, so that their pools can share memory. See `side_stream`.
+    """Use a CUDA device. One side stream serves all captures, so that their pools can share memory. See `side_stream`.
 
     Note [Calls on several streams]. In eager, calls on two streams need not wait for each other where they share
     nothing. Launches share what they are copied from and to, and what they compute in, so each waits for the one
@@ -210,7 +214,7 @@ class CudaDevice:
             wait_for_stream(current, self.index)
 
     def _follow(self, stream: int) -> bool:
-        """Note [Calls on several streams]. The current device may be another one."""
+        """Wait for the last launch. Note [Calls on several streams]. The current device may be another one."""
         with torch.cuda.device(self.index):
             if torch.cuda.is_current_stream_capturing():
                 return False
@@ -376,7 +380,7 @@ class CudaDevice:
 
 
 def host_pointers(driver: Any, graph: Any, captured: CapturedGraph, plan: Plan) -> HostUpdates:
-    """What sets nodes of an instantiated `torch.cuda.CUDAGraph` from the host. `captured` was read from it.
+    """Return what sets nodes of an instantiated `torch.cuda.CUDAGraph` from the host. `captured` was read from it.
 
     Raises:
         CudaCallFailed: a node cannot be read.
@@ -388,7 +392,7 @@ def host_pointers(driver: Any, graph: Any, captured: CapturedGraph, plan: Plan) 
 
 
 def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange], but: Collection[int] = ()) -> bool:
-    """Whether a word of a kernel's parameters, or an end of a copy or fill, lies in one of the ranges.
+    """Return whether a word of a kernel's parameters, or an end of a copy or fill, lies in one of the ranges.
 
     Every fourth byte may begin a word. A number that looks like such an address counts as one. The nodes `but`, by
     their indices, are left out.
@@ -398,8 +402,8 @@ def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange], but: Collec
 
 
 def kernels_for_lists(graph: CapturedGraph) -> list[int]:
-    """Nodes of PyTorch's kernels for lists of tensors, by their indices. They compute in no workspace, and have words
-    in their arguments that tell nothing: Note [What an operator was given] in `step.launches`."""
+    """Return nodes of PyTorch's kernels for lists of tensors, by their indices. They compute in no workspace, and have
+    words in their arguments that tell nothing: Note [What an operator was given] in `step.launches`."""
     return [
         index
         for index, node in enumerate(graph.nodes)
@@ -412,7 +416,7 @@ _FOR_LISTS = re.compile(r"_ZN2at6native.*multi_tensor_apply_kernel")
 
 
 def words_of(node: object) -> Iterator[int]:
-    """Everything in a node that may be an address."""
+    """Yield everything in a node that may be an address."""
     if isinstance(node, KernelNode):
         for parameter in node.parameters:
             for offset in range(0, len(parameter.data) - 7, 4):

@@ -1,4 +1,4 @@
-"""Small inputs that one kernel of a graph copies to their placeholders.
+"""Copy small inputs to their placeholders by one kernel of a graph.
 
 Note [One kernel for many copies]. A batch of many small tensors, such as the targets of a detector or what a tokenizer
 gives, takes one call of the driver for each of them where each has a node of its own: 92 us for twelve on an H200,
@@ -46,7 +46,7 @@ call of the driver takes. A node that copies memory uses all of the GPU."""
 
 @dataclass(frozen=True, slots=True)
 class FusedCopy:
-    """Inputs, by their indices, that one kernel copies from `sources` to `targets`."""
+    """Hold inputs, by their indices, that one kernel copies from `sources` to `targets`."""
 
     indices: tuple[int, ...]
     sources: tuple[torch.Tensor, ...]
@@ -57,14 +57,14 @@ class FusedCopy:
         copy_lists(self.targets, self.sources)
 
     def tracked(self) -> list[TrackedInput]:
-        """The inputs as ones that the kernel reads where they lie."""
+        """Return the inputs as ones that the kernel reads where they lie."""
         return [
             TrackedInput(index, source.element_size(), target.data_ptr(), size_bytes=source.nbytes)
             for index, source, target in zip(self.indices, self.sources, self.targets, strict=True)
         ]
 
     def uses(self, node: int, kernel: KernelNode) -> tuple[PointerUse, ...] | None:
-        """Where a node has the sources' addresses; None where it is not the one that copies them."""
+        """Return where a node has the sources' addresses; None where it is not the one that copies them."""
         sources, targets = ([one.data_ptr() for one in tensors] for tensors in (self.sources, self.targets))
         elements = [one.numel() for one in self.sources]
         places = None
@@ -76,7 +76,7 @@ class FusedCopy:
 
 
 def fused_copies(copies: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> list[FusedCopy]:
-    """Those of these copies of contiguous tensors, by input, that a few kernels can make. One alone stays as it is."""
+    """Return those of these copies of contiguous tensors, by input, that few kernels make. One alone is left out."""
     alike: defaultdict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
     for index, (given, _) in copies.items():
         fits = given.nbytes <= MOST_BYTES and given.dtype in WHOLE_NUMBERS
@@ -91,7 +91,7 @@ def fused_copies(copies: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> lis
 
 
 def _of_one_launch(blocks: Mapping[int, int]) -> list[list[int]]:
-    """These inputs, of so many blocks each, in lists that are one launch each."""
+    """Return these inputs, of so many blocks each, in lists that are one launch each."""
     found: list[list[int]] = [[]]
     room = MOST_BLOCKS
     for index, needed in blocks.items():
@@ -104,7 +104,7 @@ def _of_one_launch(blocks: Mapping[int, int]) -> list[list[int]]:
 
 
 def find_fused(graph: CapturedGraph, own: Sequence[int], copies: Sequence[FusedCopy], others: int) -> list[PlannedNode]:
-    """The node of each of these copies in a captured graph, among the nodes `own` that copy inputs.
+    """Return the node of each of these copies in a captured graph, among the nodes `own` that copy inputs.
 
     Args:
         others: how many inputs have a node of their own there.

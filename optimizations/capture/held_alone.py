@@ -1,4 +1,4 @@
-"""Whether a tensor is held by nothing but a list, so that its memory can be taken from it unseen."""
+"""Tell whether a tensor is held by nothing but a list, so that its memory can be taken from it unseen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optimizations import torch_internals
 
 
 def held_by_nobody_else(found: Sequence[torch.Tensor | None], *, as_gradients: bool) -> list[bool]:
-    """Of each tensor in a list, whether nothing but the list holds it. `as_gradients`: nothing but it and a `.grad`."""
+    """Return, for each tensor in a list, whether only the list holds it. `as_gradients`: the list and a `.grad`."""
     with torch.inference_mode(False):
         parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
         parameter.grad = torch.zeros(1, device="cpu")
@@ -25,7 +25,7 @@ def held_by_nobody_else(found: Sequence[torch.Tensor | None], *, as_gradients: b
 
 
 def _holders(found: Sequence[torch.Tensor | None], index: int) -> tuple[int, ...] | None:
-    """Who holds a tensor of a list, in counts. The tensor is not bound to a name here, which would count."""
+    """Return the counts of references to a tensor of a list. It is not bound to a name here, which would count."""
     if not is_plain(found[index]):
         return None
     storage = untyped_storage(found[index])
@@ -39,11 +39,11 @@ def _holders(found: Sequence[torch.Tensor | None], index: int) -> tuple[int, ...
 
 
 def is_plain(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    """Whether it has a storage, and is nothing but a tensor."""
+    """Return whether it has a storage, and is nothing but a tensor."""
     return type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def untyped_storage(tensor: torch.Tensor | None) -> torch.UntypedStorage:
-    """That of a tensor which is there."""
+    """Return the storage of a tensor which is there."""
     assert tensor is not None
     return tensor.untyped_storage()

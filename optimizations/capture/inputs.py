@@ -1,4 +1,4 @@
-"""How the inputs of a call reach the graph that is replayed.
+"""Bring the inputs of a call to the graph that is replayed.
 
 An input has a placeholder at a fixed address, and one fused copy brings all of them up to date before a launch. What is
 the same tensor in each call is read where it lies. Whatever reads others in place can take this one's part: it gives
@@ -22,15 +22,15 @@ from optimizations.in_place.addresses import AddressTracker, Pointers, TrackedIn
 
 
 class CopiedInputs:
-    """Placeholders of the inputs' shapes, strides and dtypes, and one fused copy.
+    """Hold placeholders of the inputs' shapes, strides and dtypes, which one fused copy fills.
 
     An input that is passed twice has one placeholder. Of inputs whose elements overlap (expanded ones) what lies in
     memory is copied once, so that placeholders overlap in the same way. Inputs at the indices `in_place` have none: the
     recording runs on them, they are kept alive, and calls are served while inputs lie where they lay.
 
-    Copies become part of a graph where it captured them: as nodes that are led to the inputs (`carry`), or as kernels
-    that make several (`follow`). Where the graph reads an input itself, its placeholder need have no memory (`free`),
-    and gets some again for an input that cannot be read where it lies.
+    Copies become part of a graph where it captured them: as nodes whose sources are set to the inputs (`carry`), or as
+    kernels that make several (`follow`). Where the graph reads an input itself, its placeholder need have no memory
+    (`free`), and gets some again for an input that cannot be read where it lies.
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()) -> None:
@@ -68,18 +68,18 @@ class CopiedInputs:
 
     @property
     def followed(self) -> Sequence[int]:
-        """Inputs that the graph is led to, wherever they lie."""
+        """Return the inputs that the graph reads wherever they lie."""
         if self._tracker is None:
             return ()
         return [index for index in self._tracker.indices if index not in self._fused]
 
     @property
     def pointer_bytes(self) -> int:
-        """Written so far to lead the graph, and kernels that copy several inputs, to them."""
+        """Return the bytes written so far to set addresses of inputs in the graph and its kernels for copies."""
         return self._tracker.pointer_bytes if self._tracker is not None else 0
 
     def placeholders(self) -> dict[int, torch.Tensor]:
-        """By index, the placeholders of inputs that are copied as the elements they are."""
+        """Return, by index, the placeholders of inputs that are copied as the elements they are."""
         plain = [index for index, once in zip(self._copied, self._once, strict=True) if not once]
         return {index: self.recording_inputs[index] for index in [*plain, *self._carried]}
 
@@ -90,7 +90,7 @@ class CopiedInputs:
         owned: Sequence[MemoryRange],
         fused: Sequence[FusedCopy] = (),
     ) -> None:
-        """From now on the graph reads these inputs where they lie, and kernels those of `fused`. To be called after
+        """Let the graph read these inputs where they lie from now on, and kernels those of `fused`. To be called after
         `carry`.
 
         `owned`: memory that the graph writes.
@@ -120,15 +120,17 @@ class CopiedInputs:
         self._count_copies()
 
     def free(self) -> None:
-        """Free the memory of placeholders that the graph reads no more, and that nothing else holds, such as a list of
-        the program's that was not seen. The step may have kept them until the capture was over."""
+        """Free the memory of placeholders that the graph reads no more, and that nothing else holds.
+
+        A list of the program's that was not seen may hold one. The step may have kept them until the capture was over.
+        """
         alone = held_by_nobody_else(self.recording_inputs, as_gradients=False)
         for index in self.followed:
             if alone[index]:
                 self.recording_inputs[index].untyped_storage().resize_(0)
 
     def _fill(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, int]:
-        """Copy them into their placeholders, which get memory if they have none. Gives where these lie."""
+        """Copy them into their placeholders, which get memory if they have none. Return where these lie."""
         sources, targets = list(tensors.values()), [self.recording_inputs[index].detach() for index in tensors]
         for target in targets:
             if not (memory := target.untyped_storage()).nbytes():
@@ -140,14 +142,14 @@ class CopiedInputs:
         return {index: target.data_ptr() for index, target in zip(tensors, targets, strict=True)}
 
     def _leave_out(self, indices: Collection[int]) -> None:
-        """These are not copied before a launch."""
+        """Leave these inputs out of the copies before a launch."""
         rest = [place for place, index in enumerate(self._copied) if index not in indices]
         self._copied = [self._copied[place] for place in rest]
         self._once = [self._once[place] for place in rest]
         self._targets = [self._targets[place] for place in rest]
 
     def moved(self, inputs: Sequence[torch.Tensor]) -> list[int]:
-        """Inputs that are read in place and do not lie there."""
+        """Return inputs that are read in place and do not lie there."""
         return [
             index
             for index, address in zip(self.in_place, self._addresses, strict=True)
@@ -155,14 +157,16 @@ class CopiedInputs:
         ]
 
     def to_fuse(self, inputs: Sequence[torch.Tensor]) -> list[FusedCopy]:
-        """Copies of small inputs to placeholders that may be a few kernels of the graph. See `fused_copies`."""
+        """Return copies of small inputs to placeholders that may be a few kernels of the graph. See `fused_copies`."""
         return fused_copies(self._of_contiguous_memory(inputs))
 
     def to_carry(
         self, inputs: Sequence[torch.Tensor], fused: Sequence[FusedCopy] = ()
     ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-        """By index, inputs and placeholders whose copies may be nodes of the graph: those of contiguous memory, but for
-        those that are `fused`."""
+        """Return, by index, inputs and placeholders whose copies may be nodes of the graph.
+
+        These are inputs of contiguous memory, but for those that are `fused`.
+        """
         others = {index for copy in fused for index in copy.indices}
         found = {index: ends for index, ends in self._of_contiguous_memory(inputs).items() if index not in others}
         return found if len(found) <= MOST_CARRIED else {}
@@ -177,7 +181,7 @@ class CopiedInputs:
     def capture_copies(
         self, to_carry: Mapping[int, tuple[torch.Tensor, torch.Tensor]], fused: Sequence[FusedCopy] = ()
     ) -> None:
-        """Inside of a capture: copy inputs to their placeholders."""
+        """Copy inputs to their placeholders, inside of a capture."""
         for copy in fused:
             copy.copy()
         with torch.no_grad():
@@ -185,7 +189,7 @@ class CopiedInputs:
                 placeholder.copy_(given, non_blocking=True)
 
     def carry(self, nodes: Mapping[int, CopyNode], inputs: Sequence[torch.Tensor]) -> None:
-        """These nodes of the graph copy inputs from now on, at first these `inputs`.
+        """Let these nodes of the graph copy inputs from now on, at first these `inputs`.
 
         Raises:
             NotCarried: the graph cannot be led to them.
@@ -226,7 +230,7 @@ class CopiedInputs:
         copy_all(self._targets, sources)
 
     def _lead(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Lead the graph's copies to those of these inputs that lie elsewhere than those before.
+        """Set the sources of the graph's copies to those of these inputs that lie elsewhere than those before.
 
         One that the driver does not take, such as memory of another process, is read from a copy of it.
         """
@@ -274,7 +278,7 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
 def _together(
     targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
 ) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """Copies that can be one launch: PyTorch copies lists of several dtypes one by one.
+    """Return copies that can be one launch: PyTorch copies lists of several dtypes one by one.
 
     What does not begin where an element may is copied alone, as the memory it is. Its elements no kernel can read.
     """
@@ -293,7 +297,7 @@ def _is_aligned(target: torch.Tensor, source: torch.Tensor) -> bool:
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """A placeholder. In inference mode it is such a tensor only where the input is: compiled code looks at that, and
-    writes into others are counted."""
+    """Return a placeholder. In inference mode it is such a tensor only where the input is: compiled code looks at that,
+    and writes into others are counted."""
     with torch.inference_mode(torch.is_inference_mode_enabled() and tensor.is_inference()):
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)

@@ -1,4 +1,4 @@
-"""The refusal for a call whose results differ in something else than tensors. It names the part that differs."""
+"""Make the refusal for a call whose results differ in something else than tensors. It names the part that differs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_LETTERS = 60
 
 
 def other_result(before: Hashable, now: Hashable) -> Refusal:
-    """For two calls whose results have these structures, of `signature.flatten`, which are not equal."""
+    """Return the refusal for two calls whose results have these unequal structures, of `signature.flatten`."""
     name, was, found = _first_other(before, now, "result")
     return Refusal(
         f"returns something else than a tensor that differs from call to call: {_told(name, was, found)}",
@@ -22,7 +22,7 @@ def other_result(before: Hashable, now: Hashable) -> Refusal:
 
 
 def _first_other(was: Any, now: Any, name: str) -> tuple[str, Any, Any]:
-    """The first part in which they differ, as a program would write it, and that part of both."""
+    """Return the first part in which they differ, as a program would write it, and that part of both."""
     for part, old, new in _parts(was, now, name):
         if old != new:
             return _first_other(old, new, part)
@@ -30,7 +30,7 @@ def _first_other(was: Any, now: Any, name: str) -> tuple[str, Any, Any]:
 
 
 def _parts(was: Any, now: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
-    """What two containers hold in the same places. None where they are none, or hold other things."""
+    """Yield what two containers hold in the same places. Nothing where they are none, or hold other things."""
     if not (_is_container(was) and _is_container(now)) or was[0] is not now[0] or len(was) != len(now):
         return
     keys, old, new = range(len(now[1])), was[1], now[1]
@@ -54,7 +54,7 @@ def _is_container(structure: Any) -> bool:
 
 
 def _is_field(one: Any, other: Any) -> bool:
-    """Whether they are of one field of a dataclass. A structure in a list begins with a class, or says "tensor"."""
+    """Return whether they are of one field of a dataclass. A structure in a list begins with a class, or "tensor"."""
     return all(isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) for each in (one, other))
 
 
@@ -67,6 +67,6 @@ def _told(name: str, was: Any, now: Any) -> str:
 
 
 def _number(kind: type, value: object) -> str:
-    """A number or text of `signature.exact`, which keeps some numbers as texts."""
+    """Return as text a number or text of `signature.exact`, which keeps some numbers as texts."""
     text = value if isinstance(value, str) and kind is not str else repr(value)
     return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}..."

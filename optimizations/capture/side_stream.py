@@ -1,4 +1,4 @@
-"""Streams for warm-up and capture whose cuBLAS workspaces nobody else is ever given.
+"""Provide streams for warm-up and capture whose cuBLAS workspaces no other code is ever given.
 
 cuBLAS computes in a workspace, which PyTorch allocates when a thread's handle first works on a stream, and keeps. A
 captured kernel has its address. Warm-up and capture have to be on one stream: what autograd keeps of a warm-up, the
@@ -11,15 +11,15 @@ those have them in their pools, would do the same to others: a graph that the pr
 address of any workspace. So those of a `SideStream` are allocated in a pool of its own, before anything else runs on
 it. Freed, they go back to that pool, from which nothing else is allocated, and the next use takes them again. Two
 things can put one elsewhere. Something else may use the stream: so it is not one of the 32 that PyTorch gives everybody
-in turn. Or workspaces are freed in the midst of a warm-up, or of a capture, by a recording in another thread.
-`keep_workspaces` notices both, so it is asked again behind each capture: PyTorch does not tell where a workspace lies,
+in turn. Or workspaces are freed during a warm-up, or of a capture, by a recording in another thread.
+`keep_workspaces` notices both, so it is called again after each capture: PyTorch does not tell where a workspace lies,
 but one that is not there yet is allocated where it is told to.
 
 Note [Workspaces that no graph writes]. On Hopper one takes 32 MiB, and there are two, of the caller's thread and of
-autograd's. Whether a step multiplies matrices is known behind its capture: where no operator did and no word of the
-graph lies in a workspace, nobody needs them. PyTorch frees all workspaces of a process or none. So all are freed, but
-not where the program has graphs of its own, and each is made again by who needs it next: those of other side streams in
-their own pools.
+autograd's. Whether a step multiplies matrices is known after its capture: where no operator did and no node parameter
+points into a workspace, none is needed. PyTorch frees all workspaces of a process or none. So all are freed, but not
+where the program has graphs of its own, and each is made again by the next stream that needs it: those of other side
+streams in their own pools.
 
 Note [Memory of two streams]. Gradients and results of a warm-up are in memory of the side stream. The program works
 with them on its own stream and lets them go, and the side stream may have that memory again at once, while the other
@@ -50,7 +50,7 @@ _idle: defaultdict[int, list[SideStream]] = defaultdict(list)
 
 
 class SideStream:
-    """A stream of a device, and the pool of its workspaces.
+    """Keep a stream of a device, and the pool of its workspaces.
 
     Attributes:
         stream: it is used for nothing else.
@@ -64,8 +64,9 @@ class SideStream:
         self._followed: dict[int, torch.cuda.Stream] = {}
 
     def follow(self) -> None:
-        """What comes next on the stream waits for what the current stream, and those that were so here before, were
-        given so far. Note [Memory of two streams].
+        """Let the stream wait for what the current stream, and those that were so here before, were given so far.
+
+        Note [Memory of two streams].
 
         A stream that PyTorch did not make may be gone when another one is current, so it is forgotten then.
         """
@@ -77,7 +78,7 @@ class SideStream:
                 self.stream.wait_stream(stream)
 
     def keep_workspaces(self) -> bool:
-        """See Note [Workspaces are freed]. To be called before work on the stream, by the thread that will do it.
+        """Keep workspaces in the pool, before the calling thread works on the stream. Note [Workspaces are freed].
 
         Returns:
             Whether the workspaces of this thread and of autograd's lie in the pool.
@@ -94,11 +95,11 @@ class SideStream:
         return all(found)
 
     def workspaces(self) -> list[MemoryRange]:
-        """Where they lie."""
+        """Return where the workspaces lie."""
         return list(pool_memory(self._pool.id))
 
     def let_go_of_workspaces(self) -> None:
-        """To be called where no graph writes to them. Note [Workspaces that no graph writes]."""
+        """Free the workspaces, where no graph writes to them. Note [Workspaces that no graph writes]."""
         if not self._kept or others_have_graphs():
             return
         free_workspaces()
@@ -108,14 +109,14 @@ class SideStream:
             self._pool = Pool(self._device)
 
     def keeps_workspace(self) -> bool:
-        """Whether `keep_workspaces` has seen to the current thread, and the current stream is this one."""
+        """Return whether `keep_workspaces` has seen to the current thread, and the current stream is this one."""
         if not self._kept:
             return True  # there was no memory for it, and no capture is made before there is
         here = torch_internals.current_raw_stream(self._device) == self.stream.cuda_stream
         return here and torch.cuda.current_blas_handle() in self._kept
 
     def _keep(self) -> bool:
-        """`keep_workspaces` for the current thread, on the current stream."""
+        """Keep the workspaces of the current thread, on the current stream, as `keep_workspaces` does."""
         before = self._blocks()
         torch_internals.begin_allocating(self._device, self._pool.id)
         try:
@@ -132,13 +133,13 @@ class SideStream:
         return handle in self._kept
 
     def _blocks(self) -> int:
-        """How many blocks of the pool are in use."""
+        """Count the blocks of the pool that are in use."""
         segments = memory_segments(self._pool.id)
         return sum(block["state"] == "active_allocated" for segment in segments for block in segment["blocks"])
 
 
 class SideStreams:
-    """The side stream of one owner, and those it had. They serve others when it is gone.
+    """Keep the side stream of one owner, and those it had. They serve others when it is gone.
 
     Nothing is made before it is needed: an owner may be made inside of a capture.
     """
@@ -151,13 +152,13 @@ class SideStreams:
 
     @property
     def current(self) -> torch.cuda.Stream:
-        """The stream to warm up and to capture on."""
+        """Return the stream to warm up and to capture on."""
         if not self._used:
             self._take()
         return self._used[-1].stream
 
     def ready(self) -> bool:
-        """Keep its workspaces; False if that took another stream than the current one.
+        """Keep its workspaces; return False if that took another stream than the current one.
 
         Raises:
             torch.OutOfMemoryError: the GPU's memory does not suffice for them.
@@ -174,21 +175,21 @@ class SideStreams:
         return False
 
     def follow(self) -> None:
-        """`SideStream.follow` of the stream to warm up on."""
+        """Call `SideStream.follow` of the stream to warm up on."""
         if not self._used:
             self._take()
         self._used[-1].follow()
 
     def keeps_workspace(self) -> bool:
-        """Whether a product of matrices that runs now computes in a workspace that is kept."""
+        """Return whether a product of matrices that runs now computes in a workspace that is kept."""
         return not (self._keeps and self._used) or self._used[-1].keeps_workspace()
 
     def workspaces(self) -> list[MemoryRange]:
-        """Where those of the stream to capture on lie."""
+        """Return where the workspaces of the stream to capture on lie."""
         return self._used[-1].workspaces() if self._used else []
 
     def let_go_of_workspaces(self) -> None:
-        """`SideStream.let_go_of_workspaces` of that stream."""
+        """Call `SideStream.let_go_of_workspaces` of that stream."""
         if self._used:
             self._used[-1].let_go_of_workspaces()
 

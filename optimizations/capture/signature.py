@@ -1,4 +1,4 @@
-"""What one call's arguments look like to a recording: their structure, and shape, strides and dtype of every tensor.
+"""Make signatures of calls: the structure of the arguments, and shape, strides and dtype of every tensor.
 
 A nest is taken apart into its tensors and a structure, a hashable value in which numbers and strings stand as they are.
 Two calls whose signatures are equal may share a recording.
@@ -39,7 +39,7 @@ _OF_CLASSES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 
 
 def exact(value: Any) -> Hashable:
-    """A number or string, or a tuple of such, as something that equals no other: `1`, `1.0`, `True`, and both zeros."""
+    """Return a number or string, or a tuple of such, as something that equals no other: `1`, `1.0`, `True`, zeros."""
     kind = type(value)
     if kind is tuple:
         return tuple(map(exact, value))
@@ -55,7 +55,7 @@ def exact(value: Any) -> Hashable:
 
 
 class Same:
-    """An object that is none of tensors, numbers and containers. Equal to itself only.
+    """Stand for an object that is none of tensors, numbers and containers. Equal to itself only.
 
     It is not kept alive where that can be helped: batches of many calls may be among such.
     """
@@ -72,7 +72,7 @@ class Same:
 
     @property
     def value(self) -> Any:
-        """The object; None once it is gone."""
+        """Return the object; None once it is gone."""
         return self._get()
 
     def __hash__(self) -> int:
@@ -83,7 +83,7 @@ class Same:
 
 
 def flatten(nest: Any, tensors: list[torch.Tensor], inside: tuple[int, ...] = ()) -> Hashable:
-    """The structure of `nest`; its tensors are appended to `tensors`, in order.
+    """Return the structure of `nest`; its tensors are appended to `tensors`, in order.
 
     `inside`: ids of the dataclasses that it stands in. One that leads back to itself is an object like others.
     """
@@ -108,18 +108,18 @@ def flatten(nest: Any, tensors: list[torch.Tensor], inside: tuple[int, ...] = ()
 
 
 def is_dataclass(nest: Any) -> bool:
-    """Whether it is an object of a dataclass."""
+    """Return whether it is an object of a dataclass."""
     return dataclasses.is_dataclass(nest) and not isinstance(nest, type)
 
 
 def fields(nest: Any) -> list[tuple[str, Any]]:
-    """The fields of a dataclass that hold something, by name."""
+    """Return the fields of a dataclass that hold something, by name."""
     named = [field.name for field in dataclasses.fields(nest)]
     return [(name, getattr(nest, name)) for name in named if hasattr(nest, name)]
 
 
 def attributes(nest: Any) -> Hashable:
-    """Numbers, strings and tensors that a container of the program's own class keeps next to what it contains.
+    """Return numbers, strings and tensors that a container of the program's own class keeps next to what it contains.
 
     Without what it contains as well, as results of Hugging Face's models do, and what it computed of it.
     """
@@ -137,7 +137,7 @@ def attributes(nest: Any) -> Hashable:
 
 
 def _value(value: Any) -> Hashable:
-    """A number, a string, or a list or tuple of such, so that it can be compared; a tensor; None for all else."""
+    """Return a number, a string, or a list or tuple of such, as comparable; a tensor; None for all else."""
     if type(value) in (list, tuple):
         return (type(value), *map(exact, value)) if all(type(member) in PLAIN for member in value) else None
     return exact(value) if type(value) in PLAIN else Same(value) if isinstance(value, torch.Tensor) else None
@@ -154,21 +154,21 @@ def _is_computed(nest: Any, name: str) -> bool:
 
 
 def without_objects(structure: Any) -> Hashable:
-    """A structure, or anything that holds one, with the classes of objects in the place of these."""
+    """Return a structure, or anything that holds one, with the classes of objects in the place of these."""
     if isinstance(structure, Same):
         return "an object", structure.kind
     return tuple(map(without_objects, structure)) if type(structure) is tuple else structure
 
 
 def is_gone(structure: Any) -> bool:
-    """Whether an object in it was freed. No later call can have this structure then."""
+    """Return whether an object in it was freed. No later call can have this structure then."""
     if isinstance(structure, Same):
         return structure.value is None
     return type(structure) is tuple and any(map(is_gone, structure))
 
 
 def class_of_objects(structure: Any, *, gone: bool = False) -> str:
-    """The name of the first such class. `gone`: of the first object that was freed."""
+    """Return the name of the class of the first such object. `gone`: of the first object that was freed."""
     if isinstance(structure, Same):
         return "" if gone and not is_gone(structure) else structure.kind.__qualname__
     found = (class_of_objects(one, gone=gone) for one in structure) if type(structure) is tuple else ()
@@ -176,7 +176,7 @@ def class_of_objects(structure: Any, *, gone: bool = False) -> str:
 
 
 def replaced(nest: Any, tensors: Iterator[Any], inside: tuple[int, ...] = ()) -> Any:
-    """A copy of `nest` with its tensors, in the order of `flatten`, replaced by those given.
+    """Return a copy of `nest` with its tensors, in the order of `flatten`, replaced by those given.
 
     Raises:
         TypeError: a copy would change what it is a copy of.
@@ -205,7 +205,7 @@ def replaced(nest: Any, tensors: Iterator[Any], inside: tuple[int, ...] = ()) ->
 
 
 def _with_values(nest: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
-    """A copy of a mapping, with other values."""
+    """Return a copy of a mapping, with other values."""
     changed: Any = copy.copy(nest)
     for key, value in values.items():
         before = nest[key]
@@ -217,7 +217,7 @@ def _with_values(nest: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
 
 
 def _with_members(nest: Any, members: list[Any]) -> Any:
-    """A copy of a tuple, or of a list of the program's own class, with other members."""
+    """Return a copy of a tuple, or of a list of the program's own class, with other members."""
     kind = type(nest)
     if isinstance(nest, list):
         changed = copy.copy(nest)
@@ -233,12 +233,12 @@ def _with_members(nest: Any, members: list[Any]) -> Any:
 
 
 def names(nest: Any, prefix: str) -> Iterator[str]:
-    """How a program would write each tensor of `nest`, in the order of `flatten`."""
+    """Yield how a program would write each tensor of `nest`, in the order of `flatten`."""
     return (name for name, value, leaf in _parts(nest, prefix) if leaf and isinstance(value, torch.Tensor))
 
 
 def objects(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """What `nest` holds that is none of tensors, numbers and containers, and how a program would write each."""
+    """Yield what `nest` holds that is none of tensors, numbers and containers, and how a program would write each."""
     return (
         (name, value)
         for name, value, leaf in _parts(nest, prefix)
@@ -247,17 +247,17 @@ def objects(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def containers(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """The containers in `nest`, itself included, and how a program would write each."""
+    """Yield the containers in `nest`, itself included, and how a program would write each."""
     return ((name, value) for name, value, leaf in _parts(nest, prefix) if not leaf)
 
 
 def plain_values(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """The numbers, strings and the like in `nest`, and how a program would write each."""
+    """Yield the numbers, strings and the like in `nest`, and how a program would write each."""
     return ((name, value) for name, value, leaf in _parts(nest, prefix) if leaf and type(value) in PLAIN)
 
 
 def texts(nest: Any) -> Iterator[str]:
-    """The strings in `nest`, keys included."""
+    """Yield the strings in `nest`, keys included."""
     for _, value, _ in _parts(nest, ""):
         if isinstance(value, str):
             yield value
@@ -267,7 +267,7 @@ def texts(nest: Any) -> Iterator[str]:
 
 
 def _parts(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any, bool]]:
-    """Containers and what is none, in the order of `flatten`, how a program would write each, and which it is."""
+    """Yield a name, the value, and whether it is a leaf, for all in `nest` in the order of `flatten`."""
     if type(nest) in PLAIN or isinstance(nest, torch.Tensor):
         members = None
     elif isinstance(nest, Mapping):
@@ -288,7 +288,7 @@ def _parts(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tup
 
 
 def copies(nest: Any) -> bool:
-    """Whether `replaced` makes what looks the same."""
+    """Return whether `replaced` makes what looks the same."""
     tensors: list[torch.Tensor] = []
     structure = flatten(nest, tensors)
     others: list[torch.Tensor] = []
@@ -300,8 +300,10 @@ def copies(nest: Any) -> bool:
 
 
 def tensor_key(tensor: torch.Tensor) -> Hashable:
-    """Class, shape, strides, dtype, device, and whether it takes part in differentiation, or is read as the conjugate
-    or negative of its memory."""
+    """Return class, shape, strides, dtype, device, `requires_grad`, and whether it is a lazy conjugate or negative.
+
+    A tensor without strides, such as a compressed or nested one, has its layout instead.
+    """
     try:
         lazy = tensor.is_conj(), tensor.is_neg()
         return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, lazy
@@ -310,29 +312,29 @@ def tensor_key(tensor: torch.Tensor) -> Hashable:
 
 
 def alias_pattern(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """For each tensor the index of the first that is the same object."""
+    """Return for each tensor the index of the first that is the same object."""
     return first_places(map(id, tensors))
 
 
 def first_places(keys: Iterable[Hashable]) -> tuple[int, ...]:
-    """For each key the index of the first that equals it."""
+    """Return for each key the index of the first that equals it."""
     first: dict[Hashable, int] = {}
     return tuple([first.setdefault(key, index) for index, key in enumerate(keys)])
 
 
 def signature(arguments: Any, tensors: list[torch.Tensor]) -> Hashable:
-    """Structure and tensors of a call's arguments; the tensors are appended to `tensors`."""
+    """Return structure and tensors of a call's arguments; the tensors are appended to `tensors`."""
     structure = flatten(arguments, tensors)
     return structure, tuple([tensor_key(tensor) for tensor in tensors]), alias_pattern(tensors)
 
 
 def describe(tensors: Sequence[torch.Tensor]) -> str:
-    """Shapes and dtypes as text: "[8, 128] int64, [8] float32"."""
+    """Return shapes and dtypes as text: "[8, 128] int64, [8] float32"."""
     return ", ".join(f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)
 
 
 def refused_tensor(name: str, tensor: torch.Tensor, holds: Callable[[torch.Tensor], bool]) -> Refusal | None:
-    """Why a call with this tensor among its arguments cannot be recorded. `holds`: whether it lies on the GPU."""
+    """Return why a call with this tensor as an argument cannot be recorded. `holds`: whether it lies on the GPU."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return Refusal(f"{name} is a {type(tensor).__qualname__}", "pass plain tensors")
     if tensor.is_nested:

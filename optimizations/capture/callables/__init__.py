@@ -1,1 +1,1 @@
-"""Modules and functions, each as a forward and a backward CUDA graph, in the order of a schedule."""
+"""Capture modules and functions as a forward and a backward CUDA graph each, in the order of a schedule."""

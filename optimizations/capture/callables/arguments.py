@@ -1,4 +1,4 @@
-"""What `graph_callables` asks of callables and their samples: parameters, modes, hooks, the GPU they are on."""
+"""Check callables and their samples for `graph_callables`: parameters, modes, hooks, the GPU they are on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Sample = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def taken_apart(callables: Any) -> tuple[list[Callable[..., Any]], list[int]]:
-    """The single callables, those in lists too, and how many each member of `callables` has.
+    """Return the single callables, those in lists too, and how many each member of `callables` has.
 
     Raises:
         ValueError, TypeError: there are none, or one of them cannot be called.
@@ -46,7 +46,7 @@ def taken_apart(callables: Any) -> tuple[list[Callable[..., Any]], list[int]]:
 def samples_of(
     sample_args: Sequence[Any], sample_kwargs: Sequence[Mapping[str, Any]] | None, count: int
 ) -> list[Sample]:
-    """The arguments of each callable; one tuple of tensors stands for all.
+    """Return the arguments of each callable; one tuple of tensors stands for all.
 
     Raises:
         ValueError: there are not as many as callables.
@@ -74,14 +74,14 @@ def samples_of(
 
 
 def arguments_of(sample: Sample) -> Arguments:
-    """What calls with arguments like these look like."""
+    """Return the `Arguments` that recognise calls with arguments like these."""
     tensors: list[torch.Tensor] = []
     flatten(sample, tensors)
     return Arguments(*sample, tensors)
 
 
 def difference(sample: Any, found: Any) -> str | None:
-    """How arguments differ from the sample's, by the signatures of both; None if they do not."""
+    """Return how arguments differ from the sample's, by the signatures of both; None if they do not."""
     if sample == found:
         return None
     (structure, looks, _), (other, others, _) = sample, found
@@ -101,7 +101,7 @@ _LOOKS = ("class", "shape", "strides", "dtype", "device", "gradients", "conjugat
 
 
 def _other_looks(sample: tuple[Any, ...], found: tuple[Any, ...]) -> str:
-    """In what two tensors differ. Sizes are not told: reasons are counted, and sizes may be others in each call."""
+    """Return in what two tensors differ. Sizes are not named: reasons are counted, and sizes may vary by call."""
     if len(sample) != len(found):
         return "another layout"
     names = [name for name, one, other in zip(_LOOKS, sample, found, strict=False) if one != other]
@@ -118,7 +118,7 @@ def called(function: Callable[..., Any], sample: Sample) -> Any:
 
 
 def unknown_object(structure: Any) -> Any:
-    """An object in a structure that is neither a number nor a container, or None."""
+    """Return an object in a structure that is neither a number nor a container, or None."""
     if isinstance(structure, Same):
         return structure.value
     if isinstance(structure, tuple):
@@ -137,14 +137,14 @@ def device_of(samples: Sequence[Any]) -> Device:
 
 
 def parameters_of(function: Callable[..., Any]) -> list[torch.Tensor]:
-    """Leaves that a callable uses and that collect gradients: of a module, or reached by a function."""
+    """Return the leaves that a callable uses and that collect gradients: of a module, or reached by a function."""
     if isinstance(function, torch.nn.Module):
         return [parameter for parameter in function.parameters() if parameter.requires_grad]
     return [tensor for tensor in reach([("callable", function)]).parameters() if tensor.requires_grad]
 
 
 def reached_by(number: int, function: Callable[..., Any], sample: Sample) -> HostState:
-    """What a callable reaches in Python, and what the objects among its arguments lead to."""
+    """Return what a callable reaches in Python, and what the objects among its arguments lead to."""
     args, kwargs = sample
     given = [*((f"args[{index}]", value) for index, value in enumerate(args)), *kwargs.items()]
     held = [found for name, value in given for found in of_argument(value, name)]
@@ -203,7 +203,7 @@ def check_callables(
 
 
 def _refused_attributes(name: str, tensor: torch.Tensor) -> Refusal | None:
-    """Attributes of a parameter are for an optimizer; those of other arguments are for the callable, and not copied."""
+    """Return the refusal of an argument with attributes, which are not copied; a parameter's are for an optimizer."""
     if type(tensor) is not torch.Tensor or not (names := names_of_attributes(tensor)):
         return None
     return Refusal(
@@ -213,12 +213,13 @@ def _refused_attributes(name: str, tensor: torch.Tensor) -> Refusal | None:
 
 
 def names_of_attributes(tensor: torch.Tensor) -> str:
-    """Of those that the program set."""
+    """Return the names of the attributes that the program set, as text."""
     return ", ".join(attributes_set(tensor))
 
 
 def _check_module(number: int, function: torch.nn.Module) -> None:
-    """Hooks of modules in it are part of what it does: those of the forward run in its captures, and are watched."""
+    """Refuse a module with hooks that its graphs would not run, or one that is compiled in place. Hooks of the forward
+    of modules in it are part of what it does: they run in its captures, and are watched."""
     if _has_hooks(function):
         raise StepRefused(
             Refusal(
@@ -244,7 +245,7 @@ def _check_module(number: int, function: torch.nn.Module) -> None:
 
 
 def modes_of(function: Callable[..., Any]) -> tuple[Hashable, ...]:
-    """Training or evaluation, of every module in a callable, and settings around it, such as autocast."""
+    """Return the mode of every module in a callable, training or evaluation, and settings around it, as autocast."""
     modules = function.modules() if isinstance(function, torch.nn.Module) else ()
     return (ambient(), *[module.training for module in modules])
 

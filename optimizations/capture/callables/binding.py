@@ -1,4 +1,4 @@
-"""What attributes and variables hold that the calls of a callable bind to other tensors.
+"""Compare what attributes and variables hold that the calls of a callable bind to other tensors.
 
 A callable may ask what stands there before it binds it: `if self.hidden is None`, or whether it has the shape of the
 batch. So a graph serves where a value of the kind stands there that stood there when it was captured, and where nothing
@@ -21,7 +21,7 @@ _NOTHING: Hashable = "nothing"
 
 
 class Outset:
-    """What stood in the containers of a callable before its first run. `content` is a snapshot of `state`."""
+    """Hold what stood in the containers of a callable before its first run. `content` is a snapshot of `state`."""
 
     def __init__(self, state: HostState, content: Sequence[Any]) -> None:
         self._content = {
@@ -30,7 +30,7 @@ class Outset:
         }
 
     def of(self, entry: Entry) -> Any:
-        """What stood there; `_ABSENT` for nothing. What the entry holds now if its container came later."""
+        """Return what the entry held; `_ABSENT` for nothing. If its container came later, return what it holds now."""
         held = entry.container.held
         if id(held) not in self._content:
             return _value(entry)
@@ -38,7 +38,7 @@ class Outset:
 
 
 class Binding:
-    """The entries that a graph's calls bind, as they were before its capture and before the first run.
+    """Hold the entries that a graph's calls bind, as they were before its capture and before the first run.
 
     `as_first`: whether the first run did the same as the others.
     """
@@ -55,13 +55,13 @@ class Binding:
 
     @property
     def name(self) -> str:
-        """Of what holds something of another kind now."""
+        """Return the name of an entry that holds something of another kind now."""
         found = next(entry for entry, kinds in zip(self._entries, self._kinds, strict=True) if not _is(entry, kinds))
         path = found.container.path.removeprefix(".")
         return path if found.key is None else f"{path}.{found.key}"
 
     def fits(self) -> bool:
-        """Whether the entries hold values of these kinds."""
+        """Return whether the entries hold values of these kinds."""
         return all(_is(entry, kinds) for entry, kinds in zip(self._entries, self._kinds, strict=True))
 
     def put_back(self) -> None:
@@ -75,13 +75,13 @@ class Binding:
 
 
 def added_entries(entries: Sequence[Entry]) -> list[Entry]:
-    """Those of dicts that have nothing under these keys."""
+    """Return the entries of dicts that have nothing under these keys."""
     return [entry for entry in entries if _value(entry) is _ABSENT]
 
 
 @contextlib.contextmanager
 def filled(entries: Sequence[Entry]) -> Iterator[None]:
-    """In the block dicts have these entries."""
+    """Fill these entries of dicts in the block, and remove them after it."""
     for entry in entries:
         entry.bind(torch.empty(0, device="cpu"))
     try:
@@ -105,7 +105,7 @@ def _is_dict(container: Container) -> bool:
 
 
 def _kind(value: Any) -> Hashable:
-    """What code can tell of a value without reading what a tensor holds."""
+    """Return what code can tell of a value without reading what a tensor holds."""
     if value is _ABSENT:
         return _NOTHING
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""The captures of callables: a forward and a backward graph for each micro-batch, in the order of the schedule."""
+"""Capture callables: a forward and a backward graph for each micro-batch, in the order of the schedule."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from optimizations.torch_internals.autograd_graph import depending_on
 
 @dataclass(slots=True)
 class Member:
-    """A callable that is captured: what runs, arguments like those of its calls, what it reaches, what its runs did."""
+    """Hold a callable to capture: what runs, arguments like those of its calls, what it reaches, what its runs did."""
 
     number: int
     function: Callable[..., Any]
@@ -63,13 +63,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The graph of what is launched once per step. `mutated`: tensors that it writes."""
+    """Hold the graph of what is launched once per step. `mutated`: tensors that it writes."""
 
     graph: Any
     mutated: Sequence[torch.Tensor]
 
     def run(self) -> None:
-        """Launch it."""
+        """Launch the graph."""
         self.graph.replay()
         if self.mutated:
             torch.autograd.graph.increment_version(self.mutated)
@@ -89,7 +89,7 @@ def check_kept(member: Member, before: HostState) -> None:
 
 
 class Captures:
-    """Captures all events of an order. `slots` are the graphs by callable and micro-batch, as they are made."""
+    """Capture all events of an order. `slots` are the graphs by callable and micro-batch, as they are made."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Captures:
         self._observers: list[Observer] = []
 
     def without_backward(self) -> set[tuple[int, int]]:
-        """Micro-batches of callables with nothing to differentiate: no backward of theirs will ever run."""
+        """Return the micro-batches of callables with nothing to differentiate: no backward of theirs will ever run."""
         return {key for key, slot in self.slots.items() if not any(slot.differentiable)}
 
     def capture(self) -> None:
@@ -145,10 +145,10 @@ class Captures:
         self._share_out(handles)
 
     def _share_out(self, pools: Mapping[int, Any]) -> None:
-        """Let the graphs know whose gradients of parameters they overwrite. Note [Gradients that are given away].
+        """Tell the graphs whose gradients of parameters they overwrite. Note [Donated gradients].
 
-        Memory is in use while the graphs behind are captured. So it is those of the callable, and those before in the
-        pool of the first, which made it.
+        The memory is in use while later graphs are captured. So the graphs of the callable overwrite it, and those
+        before in the pool of the first, which made it.
         """
         fixed = [one for member in self._members for one in [*member.state.tensors.values(), *member.run.parameters]]
         for slot in self.slots.values():
@@ -175,7 +175,7 @@ class Captures:
                     slot.in_left_memory.append((memory, places))
 
     def capture_update(self, update: Member) -> Update:
-        """What is launched once per step, as a graph of its own."""
+        """Capture what is launched once per step, as a graph of its own."""
         graph, forbidding = self._device.new_graph(), self._forbidding(update)
         snapshot = update.state.snapshot()
         marks = TensorMarks(update.state.tensors, to_restore=True)
@@ -197,7 +197,7 @@ class Captures:
         return Update(graph, _counted(update.state, writes))
 
     def compute_in_workspaces(self, others: Iterable[Any]) -> bool:
-        """Whether a graph that was captured, or one of these `others`, may write to a workspace of cuBLAS."""
+        """Return whether a graph that was captured, or one of these `others`, may write to a workspace of cuBLAS."""
         graphs = [graph for slot in self.slots.values() for graph in (slot.forward, slot.backward)]
         return any(observer.multiplies for observer in self._observers) or any(
             self._device.computes_in_workspace(graph) for graph in [*graphs, *others] if graph is not None
@@ -215,7 +215,7 @@ class Captures:
         return refuse_changes(member.state, snapshot, forbidding.observer, bound=bound)
 
     def _forward(self, key: tuple[int, int], pool: int, handles: dict[int, Any]) -> None:
-        """The graph copies its inputs itself where that is possible. See `copy_nodes`."""
+        """Capture a forward graph that copies its inputs itself where that is possible. See `copy_nodes`."""
         if self._carries:
             try:
                 self._captured_forward(key, pool, handles[pool])
@@ -366,14 +366,14 @@ class Captures:
 
 
 def _writes_of(state: HostState, observer: Observer, others: Sequence[torch.Tensor] = ()) -> Writes:
-    """What is told of writes to what a callable reaches, and to `others`, in the capture that begins."""
+    """Return what notes writes to what a callable reaches, and to `others`, in the capture that begins."""
     writes = Writes([*state.tensors.values(), *others], compiled=state.compiled)
     observer.before_write = writes.note
     return writes
 
 
 def _counted(state: HostState, writes: Writes) -> list[torch.Tensor]:
-    """Those of the tensors of which autograd has to be told that a launch writes them."""
+    """Return the tensors that a launch writes and whose versions are counted up for autograd."""
     written = [tensor for tensor in state.tensors.values() if writes.include(tensor)]
     return [tensor for tensor in written if writes.counted(tensor) or tensor.is_inference()]
 
@@ -385,7 +385,7 @@ FREED_MEANWHILE = Refusal(
 
 
 def _memory_of_its_own(gradient: torch.Tensor | None, others: set[int]) -> torch.Tensor | None:
-    """A gradient that can be written: not one that stands for several elements, or for memory of something else."""
+    """Return the gradient if it can be written; new memory if its elements overlap, or lie in something else's."""
     if gradient is None or not (overlaps(gradient) or storage(gradient) in others):
         return gradient
     return torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
@@ -394,7 +394,7 @@ def _memory_of_its_own(gradient: torch.Tensor | None, others: set[int]) -> torch
 def _shared(
     bound: Sequence[Rebound], outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor]
 ) -> Iterator[Rebound]:
-    """Those that take no part in differentiation and lie in memory of a result, an argument or another of them.
+    """Yield entries that are not differentiated and lie in memory of a result, an argument or another of them.
 
     What is written into the one shows in the other. So these are results, too, and copies of the rest are bound.
     """
@@ -407,7 +407,7 @@ def _shared(
 
 
 def _passed(outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor]) -> dict[int, tuple[int, Any]]:
-    """By index, the results that are inputs (None), or views of inputs that take no part in differentiation."""
+    """Return, by index, the results that are inputs (None), or views of inputs that are not differentiated."""
     by_id = {id(one): index for index, one in enumerate(placeholders)}
     by_storage = {storage(one): index for index, one in enumerate(placeholders) if storage(one)}
     found: dict[int, tuple[int, Any]] = {}
@@ -425,6 +425,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _read(state: HostState, observer: Observer) -> list[torch.Tensor]:
-    """Tensors from before that a call may have read: which of them compiled code reads is not known."""
+    """Return tensors from before that a call may have read: which of them compiled code reads is not known."""
     found = [tensor for tensor in state.tensors.values() if _is_plain(tensor)]
     return [tensor for tensor in found if state.compiled or storage(tensor) in observer.outside]

@@ -1,4 +1,4 @@
-"""What a capture of a callable cannot hold: an error before it runs, or behind it."""
+"""Raise an error for what a capture of a callable cannot hold, before it runs or after it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from optimizations.report.steps import Refusal
 
 
 def names_of(parameters: Sequence[torch.Tensor]) -> dict[int, str]:
-    """Names of parameters, by where they lie: which of them a call reads may be drawn."""
+    """Return names of parameters, by where they lie: which of them a call reads may be drawn."""
     return {storage(one): f"parameter {index}" for index, one in enumerate(parameters) if storage(one)}
 
 
 def draws_of(host_random: HostRandom, run: Run, state: HostState) -> list[Refusal]:
-    """A refusal for each source of random numbers of the host that was used, where these may decide something.
+    """Return a refusal for each source of random numbers of the host that was used, where these may decide something.
 
     `state`: what the callable reaches.
     """
@@ -40,7 +40,7 @@ def draws_of(host_random: HostRandom, run: Run, state: HostState) -> list[Refusa
 
 
 class Forbidding:
-    """What a capture cannot hold raises before it runs. See `step.observer`. `like`: what the runs before it did.
+    """Raise for what a capture cannot hold, before it runs. See `step.observer`. `like`: what the runs before it did.
     `state`: what it reaches."""
 
     def __init__(self, device: Device, like: Run, state: HostState, *, compiled: bool) -> None:
@@ -69,7 +69,7 @@ class Forbidding:
         self._entered.__exit__(*error)
 
     def check(self, expected: Sequence[Operation]) -> None:
-        """What ran must be what was expected.
+        """Check that what ran is what was expected.
 
         Raises:
             StepRefused: it was something else.
@@ -82,7 +82,7 @@ class Forbidding:
             raise StepRefused(decides(difference, self._host_draws) if self._host_draws else difference)
 
     def check_results(self, tensors: Sequence[torch.Tensor]) -> None:
-        """What was returned, or kept, must be the same of what was computed, and in CPU memory hold the same.
+        """Check that what was returned, or kept, is the same of what was computed, and in CPU memory holds the same.
 
         Raises:
             StepRefused: it is something else.
@@ -93,8 +93,9 @@ class Forbidding:
 
 
 def refuse_changes(state: HostState, snapshot: list[Any], observer: Observer, *, bound: bool = True) -> list[Rebound]:
-    """Attributes and variables that a run bound to what it made, where that is allowed (`bound`); it may have changed
-    nothing else in Python.
+    """Return attributes and variables that a run bound to what it made; refuse any other change in Python.
+
+    `bound`: whether it may bind any.
 
     Raises:
         StepRefused: it has.

@@ -1,27 +1,27 @@
-"""The memory that the backward graphs of a callable write the gradients of its parameters to, and who gets it.
+"""Decide when the program gets the memory that a callable's backward graphs write the gradients of parameters to.
 
-Note [Gradients that are given away]. A program that sets its gradients to None in each step gets this memory for the
-new ones, and nothing is copied. The graph writes it again in the next step, and graphs that were captured before in the
-same pool may do so earlier, for it was free then. So before each of these launches it is asked in counts whether anyone
-holds it, as `gradient_holders` does for steps. What is held, by whatever (a `.grad`, a list, a view, a history of
-autograd, DLPack), is copied aside before that launch and put back behind it, and the launch's own gradients are handed
-out as copies. The holder may read it on any stream, so the device waits before and after. That is slow and is done
-for what is out already: from then on gradients are copied.
+Note [Donated gradients]. A program that sets its gradients to None in each step gets this memory for the new ones, and
+nothing is copied. The graph writes it again in the next step, and graphs that were captured before in the same pool may
+do so earlier, for it was free then. So before each of these launches it is asked in counts whether anyone holds it, as
+`gradient_holders` does for steps. What is held, by whatever (a `.grad`, a list, a view, a history of autograd, DLPack),
+is copied before that launch and put back after it, and the program gets copies of the launch's own gradients. The
+holder may read it on any stream, so the device waits before and after. That is slow and is done for what is out
+already: from then on gradients are copied.
 
-Memory is given away when gradients were copied for some backwards in a row, and each copy was gone before it would have
+Memory is donated when gradients were copied for some backwards in a row, and each copy was gone before it would have
 been overwritten. Then none of them could have stayed in its place, so no address of a `.grad` was worth knowing. Calls
-on a second stream end it, as reads may be under way there of what nobody holds any more. So does a `graph_step` in the
+on a second stream end it, as reads may be under way there of what is not held any more. So does a `graph_step` in the
 same program, of the optimizer as it may be: its recording would keep what it finds in a `.grad`.
 
 Memory that a backward writes may be memory in which its forward left something for it: it was free again by then. What
-is put back there behind the forward would take the place of what the backward has to read. So a copy of what was left
+is put back there after the forward would take the place of what the backward has to read. So a copy of what was left
 is kept, and is there again when the backward is launched.
 
 It is asked of each gradient first whether it may be written by the program: it lies in the graph's pool, in memory of
 its own that nothing else holds, and in none that a graph reads at a fixed address. One for which that does not hold is
-always copied: a hook may take the `.grad` away to which it was to be added, and it would become one itself.
+always copied: a hook may remove the `.grad` to which it was to be added, and it would become one itself.
 
-A program that resizes a gradient that was given away gives its storage other memory. Then what graphs write is not
+A program that resizes a gradient that was donated gives its storage other memory. Then what graphs write is not
 what the gradient reads, and none of the graphs that write there is launched any more. Readers in other processes, with
 which a gradient was shared, are not counted.
 """
@@ -44,26 +44,26 @@ from optimizations.lazy_view import is_lazy_view
 from optimizations.torch_internals.reference_counts import COUNTS
 
 ROUNDS = 2
-"""Backwards in a row behind which copies must be gone in time."""
+"""Backwards in a row after which copies must be gone in time."""
 
 TRIES = 16
 """Backwards whose copies are looked after, at most."""
 
 PATIENCE = 8
-"""Launches behind which held gradients are put back before a warning says so."""
+"""Launches after which held gradients are put back before a warning says so."""
 
 Kept = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
 """Memory that a launch overwrites although it is held, and what it held."""
 
 
 class GradientMemory:
-    """See Note [Gradients that are given away].
+    """Donate the memory of gradients to the program where that is safe. Note [Donated gradients].
 
     Args:
         gradients: those of a callable's parameters, in memory that its graphs write. Only the graphs' owner holds them.
         name: the callable, in a warning.
         kept_elsewhere: whether something may keep gradients for good.
-        tries: backwards within which it has to show that memory can be given away; 0 if it never is.
+        tries: backwards within which it has to show that memory can be donated; 0 if it never is.
     """
 
     def __init__(
@@ -95,27 +95,27 @@ class GradientMemory:
 
     @property
     def lost(self) -> bool:
-        """Whether something else than a launch must not write lies there, or it lies elsewhere. See the Note."""
+        """Return whether memory that the program got lies elsewhere now, as after a resize. See the Note."""
         if self._out and not self._lost:
             there = torch_internals.data_ptrs_equal(self._holders.tensors, self._addresses, self._indices)
             self._lost = not there
         return self._lost
 
     def among(self, left: MemoryRanges) -> frozenset[int]:
-        """Places of those that share memory with what a graph left for a later one."""
+        """Return places of the gradients that share memory with what a graph left for a later one."""
         storages = [one.untyped_storage() for one in self._holders.tensors]
         return frozenset(place for place, one in enumerate(storages) if left.overlap(one.data_ptr(), one.nbytes()))
 
     def held_in(self, places: Collection[int]) -> list[int]:
-        """Behind `before_launch`: in which of these places somebody holds what lies there."""
+        """Return in which of these places the memory is held. To be called after `before_launch`."""
         return sorted(self._held.intersection(places))
 
     def storage(self, place: int) -> torch.UntypedStorage:
-        """The memory. To be let go of before the next launch: who has it counts as holding it."""
+        """Return the storage at a place. Let go of it before the next launch: a reference to it counts as held."""
         return self._holders.tensors[place].untyped_storage()
 
     def before_launch(self) -> bool:
-        """Before a launch that may overwrite it: whether the device is to be waited for, before `set_aside`."""
+        """Prepare for a launch that may overwrite it; return whether to wait for the device before `set_aside`."""
         self._too_late = self._too_late or any(not copy.expired() for copy in self._copies)
         self._held = frozenset()
         if not self._out:
@@ -127,7 +127,7 @@ class GradientMemory:
         return waits
 
     def set_aside(self) -> Kept:
-        """Before that launch, where somebody holds some of it: what is to be put back behind it."""
+        """Return what held memory is to be put back after that launch, and copies of what it holds."""
         if not self._held:
             return []
         if self.times_put_back == PATIENCE:
@@ -144,7 +144,7 @@ class GradientMemory:
         return [(storage, storage.clone()) for storage in storages]
 
     def _held_now(self) -> list[int]:
-        """Places of what somebody holds."""
+        """Return the places whose memory is held."""
         counts = self._holders.now()
         if (content := counts.tobytes()) == self._unheld:
             return []
@@ -154,7 +154,7 @@ class GradientMemory:
         return [int(index) for index in numpy.flatnonzero(differs)]
 
     def begin_round(self) -> None:
-        """Behind `before_launch` of a backward of the callable."""
+        """Begin a round of a backward of the callable. To be called after `before_launch`."""
         if (self._copies or self.gives) and self._kept_elsewhere():
             self.end()
         if self._copies:
@@ -163,8 +163,8 @@ class GradientMemory:
         self._copies, self._too_late = [], False
 
     def hands_out(self, gradient: torch.Tensor, *, to_add: bool) -> bool:
-        """Whether the launch that was made hands out this memory of one of its gradients, and no copy. It is `to_add`
-        where it is only added to a `.grad`; otherwise it becomes one."""
+        """Return whether the launch that was made gives the program this memory of one of its gradients, and no copy.
+        It is `to_add` where it is only added to a `.grad`; otherwise it becomes one."""
         place = self._places.get(id(gradient))
         if place is None:
             return False
@@ -174,23 +174,23 @@ class GradientMemory:
         return found
 
     def became(self, copies: Sequence[torch.Tensor]) -> None:
-        """These copies go to places where the memory itself could have gone."""
+        """Note that these copies go to places where the memory itself could have gone."""
         if not self.gives and self._tries > 0:
             self._tries -= 1
             self._copies = [StorageWeakRef(one.untyped_storage()) for one in copies]
 
     def end(self) -> None:
-        """Give none away from now on."""
+        """Donate none from now on."""
         self.gives, self._tries, self._copies = False, 0, []
 
     def read_on_several_streams(self) -> None:
-        """Calls have come on a second stream."""
+        """Note that calls have come on a second stream."""
         self._read_elsewhere = self._read_elsewhere or self._given
         self.end()
 
 
 def before_launch(memories: Sequence[GradientMemory], wait: Callable[[], None]) -> Kept:
-    """Before a launch that may overwrite these: what `put_back` takes behind it.
+    """Prepare for a launch that may overwrite these; return what `put_back` takes after it.
 
     `wait`: makes the host wait for all of the device's work.
     """
@@ -202,7 +202,7 @@ def before_launch(memories: Sequence[GradientMemory], wait: Callable[[], None]) 
 
 
 class LeftAside:
-    """What a forward left for its backward in memory where something that is held is put back. See the Note.
+    """Keep what a forward left for its backward in memory where something that is held is put back. See the Note.
 
     `there`: places of gradients in which a forward leaves something. To be made before the launch, for it takes memory.
     """
@@ -215,20 +215,20 @@ class LeftAside:
                 self._copies.append((memory, place, torch.UntypedStorage(of.nbytes(), device=of.device)))
 
     def take(self) -> None:
-        """Behind the launch of the forward, before anything is put back."""
+        """Copy what the forward left, after its launch and before anything is put back."""
         for memory, place, copy in self._copies:
             copy.copy_(memory.storage(place))
 
     def give_back(self) -> None:
-        """Before the launch of the backward, when what is held is set aside once more."""
+        """Put it there again before the launch of the backward, when what is held has been copied once more."""
         for memory, place, copy in self._copies:
             memory.storage(place).copy_(copy)
         self._copies = []
 
 
 def put_back(kept: Kept, wait: Callable[[], None]) -> None:
-    """Behind the launch, and behind what reads its gradients. `kept` is empty then: an exception that the program keeps
-    keeps the frames it came through, and what is in them would count as held."""
+    """Put held memory back, after the launch and after what reads its gradients. `kept` is empty then: an exception
+    that the program keeps keeps the frames it came through, and what is in them would count as held."""
     for storage, content in kept:
         storage.copy_(content)
     if kept:
@@ -238,7 +238,7 @@ def put_back(kept: Kept, wait: Callable[[], None]) -> None:
 
 
 def writable(gradients: Iterable[torch.Tensor | None], pool: MemoryRanges, used: Collection[int]) -> list[torch.Tensor]:
-    """Those of the gradients that may be written by whoever gets them.
+    """Return those of the gradients that the program may write when it gets them.
 
     `used`: addresses of storages that graphs read or write for something else.
     """
@@ -253,7 +253,7 @@ def writable(gradients: Iterable[torch.Tensor | None], pool: MemoryRanges, used:
 
 
 def _held_by_nobody(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Those whose memory nothing holds but these tensors and what Encore knows to be its own."""
+    """Return those whose memory nothing holds but these tensors and what Encore knows to be its own."""
     if not gradients:
         return []
     holders, own = taken_by(partial(Holders, gradients), gradients)
@@ -263,10 +263,10 @@ def _held_by_nobody(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _start(tensor: torch.Tensor) -> int:
-    """Where its storage begins."""
+    """Return the address at which its storage begins."""
     return tensor.untyped_storage().data_ptr()
 
 
 def _of_memory(counts: numpy.ndarray) -> numpy.ndarray:
-    """The counts of the storages, a row for each: tensors are the graphs' own, and handed to nobody."""
+    """Return the counts of the storages, a row for each: tensors are the graphs' own, and the program gets none."""
     return counts.reshape(-1, COUNTS)[:, 2:].copy()

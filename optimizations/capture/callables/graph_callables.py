@@ -1,4 +1,4 @@
-"""`graph_callables`: modules and functions as forward and backward CUDA graphs, in the order of a schedule.
+"""Capture modules and functions as forward and backward CUDA graphs, in the order of a schedule.
 
 For any callables it does what Transformer Engine's `make_graphed_callables` does for its own modules, and
 `torch.cuda.make_graphed_callables` for one micro-batch. Differences that users notice: what the warm-up changed
@@ -56,7 +56,7 @@ from optimizations.report.steps import CallableReport
 from optimizations.weak_registry import WeakRegistry
 
 PATIENCE = 16
-"""Calls in a row without a graph behind which a warning says so."""
+"""Calls in a row without a graph after which a warning says so."""
 
 OTHER_MODE = "it is called in another mode than when they were captured: training, autocast or another setting"
 
@@ -64,7 +64,7 @@ _groups: WeakRegistry[GraphedCallables] = WeakRegistry()
 
 
 class GraphedCallables(Sequence[Callable[..., Any]]):
-    """What `graph_callables` returns: the graphed callables, in the order they were given."""
+    """Hold the graphed callables that `graph_callables` returns, in the order they were given."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         host_draws: str = "refused",
         any_order: bool = False,
     ) -> None:
-        """`any_order`: the program gave none. Each callable has one micro-batch then, in memory of its own: it may run
-        whenever no backward of its own may still come, and its backward whenever it comes."""
+        """Make the graphs. `any_order`: the program gave no order. Each callable has one micro-batch then, in memory of
+        its own: it may run whenever no backward of its own may still come, and its backward whenever it comes."""
         self._callables = list(callables)
         self._device = device
         check_callables(self._callables, samples, device.holds)
@@ -135,11 +135,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         _groups.add(self)
 
     def _slots_of(self, number: int) -> list[Slot]:
-        """Those of one callable."""
+        """Return the slots of one callable."""
         return [slot for slot in self._slots.values() if slot.number == number]
 
     def _bound_by(self, number: int) -> list[Entry]:
-        """What the graphs of a callable bind."""
+        """Return the entries that the graphs of a callable bind."""
         return [entry for slot in self._slots_of(number) for entry, _ in slot.bound]
 
     def __len__(self) -> int:
@@ -161,7 +161,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         return serve
 
     def _watch(self, member: Member) -> Watch:
-        """What the graphs of a callable were made with: they serve it as long as that stands."""
+        """Return a watch of what the graphs of a callable were made with: they serve it as long as that stands."""
         bound = {(id(entry.container.held), entry.key) for entry in self._bound_by(member.number)}
         reached = {id(tensor) for tensor in member.state.tensors.values()}
         replaced_here = {id(vars(one)) for one in self._callables if isinstance(one, torch.nn.Module)}
@@ -178,7 +178,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             lambda tensor: True,
             [parameter for parameter in member.run.parameters if id(parameter) not in reached],
             host=HostTensors(on_the_host(member.state.tensors, self._device.holds)),
-            hooks_of_tensors=False,  # they run behind the graph
+            hooks_of_tensors=False,  # they run after the graph
         )
 
     def restart(self) -> None:
@@ -203,11 +203,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     @property
     def calls_without_graph(self) -> int:
-        """Calls of the order that ran as they are. `report()` has the reasons."""
+        """Return how many calls of the order ran as they are. `report()` has the reasons."""
         return self._without_graph.total()
 
     def report(self) -> tuple[CallableReport, ...]:
-        """The graphs, in the order of the schedule."""
+        """Return reports on the graphs, in the order of the schedule."""
         found = []
         for event in self._order:
             if (slot := self._slots.get((event.callable, event.micro_batch))) is not None:
@@ -262,7 +262,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
     def _fitting(
         self, number: int, slot: Slot, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[torch.Tensor], str | None]:
-        """The tensors of a call, and why its graph cannot serve it; None if it can."""
+        """Return the tensors of a call, and why its graph cannot serve it; None if it can."""
         if self._any_order and slot.awaits_backward:
             return [], self._warn(
                 number,
@@ -306,8 +306,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         return tensors, None
 
     def _passed(self, number: int, *, skip: bool = False) -> None:
-        """A forward was called. If it was the last event, what is updated once per step is so before the next call:
-        it may have a backward that no graph runs for."""
+        """Note that a forward was called. If it was the last event, what is updated once per step is so before the next
+        call: it may have a backward that no graph runs for."""
         if self._any_order:
             return
         self._follower.forward(number, skip=skip)
@@ -318,8 +318,10 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 self._run_update()
 
     def _unchanged(self, number: int) -> bool:
-        """Whether all stands that the graphs of a callable were made with, and the entries that its calls add to dicts
-        are all there, or none of them."""
+        """Return whether all stands that the graphs of a callable were made with.
+
+        The entries that its calls add to dicts are all there, or none of them.
+        """
         watch, other = self._watches[number - 1], self._filled.get(number)
         if watch.unchanged():
             return True
@@ -329,13 +331,13 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         return True
 
     def _in_mode(self, number: int) -> bool:
-        """Whether training or evaluation, and autocast, are those of the capture."""
+        """Return whether training or evaluation, and autocast, are those of the capture."""
         return modes_of(self._callables[number - 1]) == self._modes[number - 1]
 
     def _warn(
         self, number: int, reason: str, differing: Callable[[], Sequence[str]] = list, *, first: bool = False
     ) -> str:
-        """Say once, for each callable, why one of its calls has no graph; gives the reason.
+        """Warn once, for each callable, why one of its calls has no graph; return the reason.
 
         `differing`: names of what is another than at the capture. `first`: it is said as no call had one so far, or
         many had none; a later reason is said, too.
@@ -348,8 +350,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         return reason
 
     def _missed(self, number: int, reason: str) -> None:
-        """A call has no graph. A warning says so where no call had one, or many in a row had none: a batch that is
-        smaller than others is nothing to warn of, nor is an evaluation."""
+        """Note that a call has no graph. Warn where no call had one, or many in a row had none: a batch that is smaller
+        than others is nothing to warn of, nor is an evaluation."""
         self._in_a_row[number] += 1
         if not any(slot.forwards for slot in self._slots_of(number)):
             self._warn(number, f"{reason}; none of its calls had one so far", first=True)
@@ -357,15 +359,15 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             self._warn(number, f"{reason}; none of its last {PATIENCE} calls had one", first=True)
 
     def _begin_backward(self, number: int, micro_batch: int) -> None:
-        """Before the launch of a backward, which is on the stream of its forward."""
+        """Prepare for the launch of a backward, which is on the stream of its forward."""
         if not self._any_order:
             self._follower.backward(number, micro_batch)
         self._follow()
 
     def _follow(self) -> None:
-        """Before a launch. The program may still read results on a stream that it has left, and let go of them before
-        the device is through. So that stream is waited for as long as one of them lives, and once more. See `_moved`
-        for those that get memory of their own meanwhile."""
+        """Wait, before a launch, for streams that the program has left. It may still read results there, and let go of
+        them before the device is through. So such a stream is waited for as long as one of them lives, and once more.
+        See `_moved` for those that get memory of their own meanwhile."""
         before = self._device.launched_on
         self._device.follow()
         stream = self._device.launched_on
@@ -384,12 +386,12 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 self._left[before] = handed
 
     def _moved(self) -> None:
-        """Results were copied to memory of their own: streams that were left, where they are read, wait for that."""
+        """Let streams that were left, where results are read, wait for copies of these to memory of their own."""
         for other in self._left:
             self._device.hold(other)
 
     def _end_of_step(self) -> None:
-        """Behind the last launch of a step."""
+        """Run the update that is due after the last launch of a step."""
         if self._follower.at_start:
             self._run_update()
 
@@ -413,7 +415,7 @@ def graph_callables(
     host_draws: Literal["refused", "unused"] = "refused",
     device: Device | None = None,
 ) -> GraphedCallables:
-    """`optimizations.graph_callables`, where it is documented."""
+    """Make graphs of callables. `optimizations.graph_callables` documents it."""
     torch_internals.require_supported()
     require_one_of("outputs", outputs, ("static", "copied"))
     require_one_of("host_draws", host_draws, HOST_DRAWS)

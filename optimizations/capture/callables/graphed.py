@@ -1,21 +1,21 @@
-"""Forward and backward graphs of one micro-batch of a callable, and the autograd node that launches them.
+"""Launch the forward and backward graphs of one micro-batch of a callable, by a node of autograd.
 
 Note [Gradients of parameters]. A backward graph writes the gradients of parameters to fixed memory, the same for all
 micro-batches of a callable. Autograd makes that memory the parameter's `.grad` where there is none, and the next launch
 would overwrite it. So a gradient that would become a `.grad` is copied out, until it is known that the program lets go
-of it in time (`gradient_memory`). One that somebody else gets is always copied: a hook of the parameter, or of its node
-in the graph of autograd, or the caller of `torch.autograd.grad`. One that is only added to a `.grad` is read at once,
-and is not.
+of it in time (`gradient_memory`). One that another reader gets is always copied: a hook of the parameter, or of its
+node in the graph of autograd, or the caller of `torch.autograd.grad`. One that is only added to a `.grad` is read at
+once, and is not.
 
 Note [Between forward and backward]. A backward reads what its forward left in the graphs' memory, and parameters and
 buffers where they lie. In eager, autograd notices if these are written meanwhile, and raises. So versions of those that
 the backward reads are compared here, results of the forward among them; addresses, because a graph would read memory
 that was given back; and that the forward did not run again since.
 
-Note [Results that nobody uses]. A backward graph computes with a gradient for each result that takes part in
-differentiation, zeros for one that the loss does not lead to. What depends on such results only gets no gradient in
-eager, which is another thing than zeros to an optimizer, so it gets none here. Autograd calls a leaf's hooks all the
-same, which may not take None: such a leaf gets the zeros, and so does an argument that was computed from one.
+Note [Unused results]. A backward graph computes with a gradient for each result that takes part in differentiation,
+zeros for one that the loss does not lead to. What depends on such results only gets no gradient in eager, which is
+another thing than zeros to an optimizer, so it gets none here. Autograd calls a leaf's hooks all the same, which may
+not take None: such a leaf gets the zeros, and so does an argument that was computed from one.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 @dataclass(slots=True)
 class Slot:
-    """The graphs of one micro-batch. `inputs` are the tensors among its arguments, `nest` what the callable returned.
+    """Hold the graphs of one micro-batch. `inputs`: tensors among its arguments, `nest`: what the callable returned.
 
     `gradients`: fixed memory of the gradients of inputs and parameters, None where there is none, and `depends` on
     which of the differentiable results each depends; `differentiable`: which results take part in differentiation.
-    `begins` is told of a backward before its launch, `ended` behind it. `wait`: makes the host wait for the device.
+    `begins` is called before the launch of a backward, `ended` after it. `wait`: makes the host wait for the device.
     `bound` are attributes and variables that the forward binds to tensors it makes, in the order in which dicts have
-    them: each call binds them to copies, `made`. Those that take part in differentiation are among the results, behind
+    them: each call binds them to copies, `made`. Those that take part in differentiation are among the results, after
     what is returned, and have an index. `written` are inputs that the forward writes, `mutated` other tensors, in
     `written_memory`, and `mutated_back` those that the backward writes; `read_memory` is what it reads, where it writes
     inputs too; `read_back` are parameters and buffers whose values the backward reads. `in_place`: whether what the
@@ -107,19 +107,19 @@ class Slot:
 
     @property
     def copied_gradient_bytes(self) -> int:
-        """Gradients that the last backward handed out as copies."""
+        """Return the bytes of gradients that the last backward returned as copies."""
         return sum(gradient.nbytes for gradient in self.copied_out)
 
     @property
     def gradients_are_lost(self) -> bool:
-        """Whether launches would overwrite what they must not, or write what nobody reads. See `gradient_memory`."""
+        """Return whether launches would overwrite what they must not, or write unread memory. See `gradient_memory`."""
         if any(memory.lost for memory in self.forward_overwrites):
             return True
         return any(memory.lost for memory in self.backward_overwrites)
 
     @property
     def awaits_backward(self) -> bool:
-        """Whether the backward of the last forward may still come: autograd holds it, and it did not run."""
+        """Return whether the backward of the last forward may still come: autograd holds it, and it did not run."""
         left = self.left()
         return left is not None and not left.used
 
@@ -142,24 +142,25 @@ class Slot:
         return self.results.hand_out_copies() if self.copied or self.hands_out_copies else self.results.hand_out()
 
     def makes_room(self) -> bool:
-        """Before a forward: let the results of the one before leave, and those of `mates`. These may lie where this
-        graph writes on its way, for that memory was free when they were captured. The order says that they are over,
-        but not that nobody holds their results. False where one cannot leave, and would be overwritten, or has left for
-        good, so that the launch would not write it; and so for gradients that were given away."""
+        """Let the results of the forward before leave, and those of `mates`; return whether a forward may be launched.
+        These may lie where this graph writes on its way, for that memory was free when they were captured. The order
+        says that they are over, but not that their results are let go of. False where one cannot leave, and would be
+        overwritten, or has left for good, so that the launch would not write it; and so for gradients that were
+        donated."""
         if self.gradients_are_lost:
             return False
         own = self.copied or (not self.results.resized and self._leaves())
         return own and all(mate._leaves() for mate in self.mates if mate.results.are_out)
 
     def _leaves(self) -> bool:
-        """Let its results leave. Where one cannot, results are copies from then on: who held a view of one until the
-        next call, as the variables of a loop do, would hold one in each."""
+        """Let its results leave. Where one cannot, results are copies from then on: a program that held a view of one
+        until the next call, as the variables of a loop do, would hold one in each."""
         left = self.results.leave()
         self.hands_out_copies = self.hands_out_copies or not left
         return left
 
     def run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The results of a forward of these inputs, as autograd takes part in it."""
+        """Return the results of a forward of these inputs, as autograd takes part in it."""
         given = list(inputs)
         for index in self.without_gradient:
             given[index] = given[index].detach()
@@ -169,7 +170,7 @@ class Slot:
         return results
 
     def returned(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Any:
-        """What the callable returns for these inputs and `results` of the graph. The rest is bound to attributes."""
+        """Return what the callable returns for these inputs and `results` of the graph; bind the rest to attributes."""
         found = list(results)
         for index, (given, view) in self.passed.items():
             found[index] = inputs[given] if view is None else view_like(inputs[given], *view)
@@ -189,7 +190,7 @@ class Slot:
             self.backward.reset()
 
     def shares(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether one of these inputs lies in memory that the forward writes, other than that input itself.
+        """Return whether one of these inputs lies in memory that the forward writes, other than that input itself.
 
         And whether one that it writes lies in memory that it reads otherwise.
         """
@@ -203,7 +204,7 @@ class Slot:
     def run_backward(
         self, tangents: Sequence[torch.Tensor | None], nodes: Sequence[Any], *, creates_graph: bool = False
     ) -> list[torch.Tensor | None]:
-        """Launch the backward; gradients of inputs, then of parameters. Note [Gradients of parameters].
+        """Launch the backward; return gradients of inputs, then of parameters. Note [Gradients of parameters].
 
         `nodes`: those of autograd that these go to. `creates_graph`: whether that is under `create_graph=True`.
         """
@@ -234,7 +235,7 @@ class Slot:
     def _handed_out(
         self, gradients: Sequence[torch.Tensor | None], nodes: Sequence[Any], creates_graph: bool
     ) -> list[torch.Tensor | None]:
-        """What autograd gets for gradients that lie in the graph's memory."""
+        """Return what autograd gets for gradients that lie in the graph's memory."""
         memory = self.gradient_memory
         count = len(gradients) - len(self.parameters)
         found = list(gradients)
@@ -265,7 +266,7 @@ class Slot:
         return found
 
     def _of_used(self, given: Sequence[torch.Tensor | None], nodes: Sequence[Any]) -> list[torch.Tensor | None]:
-        """The gradients where some of the results got none. Note [Results that nobody uses]."""
+        """Return the gradients where some of the results got none. Note [Unused results]."""
         for tangent, of in zip(self.tangents, given, strict=True):
             if of is None:
                 tangent.zero_()
@@ -277,13 +278,13 @@ class Slot:
 
 
 def _dense(tangent: torch.Tensor | None) -> torch.Tensor | None:
-    """A gradient of a result as the graph reads it. That of rows that were looked up in the result may be sparse."""
+    """Return a gradient of a result as the graph reads it. That of rows looked up in the result may be sparse."""
     return tangent if tangent is None or tangent.layout is torch.strided else tangent.to_dense()
 
 
 @dataclass(slots=True, weakref_slot=True)
 class AsLeft:
-    """What a forward left for its backward. Note [Between forward and backward].
+    """Keep what a forward left for its backward. Note [Between forward and backward].
 
     `used`: whether that ran, and gave back what it read.
     """
@@ -295,14 +296,14 @@ class AsLeft:
 
     @staticmethod
     def by(slot: Slot, results: Sequence[torch.Tensor]) -> AsLeft:
-        """After a forward with these results."""
+        """Return what a forward with these results left."""
         probes = [version_of(results[index]) for index in slot.results.read_back]
         return AsLeft(
             slot.forwards, [tensor._version for tensor in slot.read_back], [(one, one._version) for one in probes]
         )
 
     def check(self, slot: Slot) -> None:
-        """Before the backward.
+        """Check, before the backward, that all it needs is there.
 
         Raises:
             Overwritten: something that it needs is another now.
@@ -340,11 +341,11 @@ class AsLeft:
 
 
 class Overwritten(RuntimeError):
-    """What a backward needs is not there any more."""
+    """Report that what a backward needs is not there any more."""
 
 
 class Graphed(torch.autograd.Function):
-    """One forward of a slot. Arguments behind the slot and the number of inputs: inputs, then parameters."""
+    """Run one forward of a slot. Arguments after the slot and the number of inputs: inputs, then parameters."""
 
     @staticmethod
     def forward(ctx: Any, slot: Slot, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -379,7 +380,7 @@ class Graphed(torch.autograd.Function):
 
 
 class Once(torch.autograd.Function):
-    """A gradient that a graph computed: nothing is known of how it depends on anything, so it is not differentiated."""
+    """Refuse to differentiate a gradient that a graph computed: nothing is known of how it depends on anything."""
 
     @staticmethod
     def forward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
@@ -394,11 +395,11 @@ class Once(torch.autograd.Function):
 
 
 class NotTwice(RuntimeError):
-    """A gradient of a gradient was asked for."""
+    """Report that a gradient of a gradient was asked for."""
 
 
 class NotTransformed(RuntimeError):
-    """A graph was asked for several backwards at once."""
+    """Report that a graph was asked for several backwards at once."""
 
 
 _apply: Any = super(torch.autograd.Function, Graphed).apply

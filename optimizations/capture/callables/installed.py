@@ -1,4 +1,4 @@
-"""What stands in the place of a module's forward, or of a function, while its graphs serve.
+"""Stand in the place of a module's forward, or of a function, while its graphs serve.
 
 A copy of a module is not the module that was captured: its forward is the one from before. So is that of a module that
 was saved and loaded.
@@ -15,7 +15,7 @@ import torch
 
 
 class Installed:
-    """Calls `serve`, or `before` where code around it is compiled or traced.
+    """Call `serve`, or `before` where code around it is compiled or traced.
 
     Args:
         serve: runs the graphs.
@@ -32,7 +32,7 @@ class Installed:
 
     @property
     def before(self) -> Callable[..., Any]:
-        """What runs without graphs: of a module without a forward of its own, what its class has for one now."""
+        """Return what runs without graphs: of a module without a forward of its own, what its class has for one now."""
         if not isinstance(self._function, torch.nn.Module):
             return self._given
         if self._own is not None:
@@ -44,7 +44,7 @@ class Installed:
 
     @property
     def __code__(self) -> Any:
-        """For `torch.export`, which asks a module's forward for it."""
+        """Return the code for `torch.export`, which asks a module's forward for it."""
         return self.before.__code__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -60,7 +60,7 @@ class Installed:
         return (getattr, (self._function, "forward")) if self._own is None else (_itself, (self._own,))
 
     def take_place(self) -> Callable[..., Any]:
-        """A module with this for its forward; this for a function."""
+        """Return a module with this for its forward; this for a function."""
         if isinstance(self._function, torch.nn.Module):
             self._function.forward = self
             return self._function
@@ -82,7 +82,7 @@ class Installed:
 
 
 def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a module or function does without graphs of its own."""
+    """Return what a module or function does without graphs of its own."""
     forward = function.forward if isinstance(function, torch.nn.Module) else function
     return forward.before if isinstance(forward, Installed) else forward
 

@@ -1,4 +1,4 @@
-"""How the graphs of callables are made: each is run until nothing is set up any more, and then all are captured.
+"""Make the graphs of callables: each is run until nothing is set up any more, and then all are captured.
 
 The program sees nothing of it. What warm-up and captures changed is put back: what tensors hold, gradients, random
 states, and what attributes and variables were bound to. If one of the callables cannot be captured, there are no graphs
@@ -36,7 +36,7 @@ from optimizations.report.steps import Refusal
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Callables and their graphs.
+    """Hold callables and their graphs.
 
     `members` are the callables as they were captured, `slots` the graphs by callable and micro-batch, in the order of
     their captures. `update`: the graph of what is launched once per step, None where there is nothing.
@@ -120,7 +120,7 @@ def _restore(states: Sequence[HostState], contents: Sequence[Any]) -> None:
 
 
 def _bind(slots: Collection[Slot], members: Sequence[Member], before_warm_up: Sequence[Outset]) -> None:
-    """Let the graphs know what stood where their calls bind something, and let it stand there again."""
+    """Give the graphs what stood where their calls bind something, and let it stand there again."""
     as_first = {member.number for member in members if member.run.as_first}
     for slot in slots:
         slot.binding = Binding(
@@ -170,9 +170,9 @@ def _all_warmed_up(
 
 @contextlib.contextmanager
 def _putting_back(device: Device, states: Sequence[HostState]) -> Iterator[FirstWrites]:
-    """Behind the block, what tensors hold that these reach, their gradients and random states are as they were before.
+    """Put back after the block what tensors hold that these reach, their gradients and random states.
 
-    Yields what is to be told of writes to tensors that take part in differentiation: of those no copy is made ahead.
+    Yields what notes writes to tensors that take part in differentiation: of those no copy is made ahead.
     """
     random_states = device.random_states()
     tensors = {id(one): one for state in states for one in state.tensors.values()}.values()

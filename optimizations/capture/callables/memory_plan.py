@@ -1,4 +1,4 @@
-"""Which graphs may use the same memory. Pure.
+"""Plan which graphs may use the same memory. Pure.
 
 What a forward keeps for its backward is alive from the one to the other. Two micro-batches whose times do not overlap
 share a pool; those that overlap never do. Without backwards nothing is kept, and every callable's memory is free again
@@ -15,7 +15,7 @@ from optimizations.capture.callables.order import Event
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """When the memory of one micro-batch of a callable is in use: places in the order, both included."""
+    """Record when the memory of one micro-batch of a callable is in use: places in the order, both included."""
 
     callable: int
     micro_batch: int
@@ -27,7 +27,7 @@ class Lifetime:
 
 
 def lifetimes(order: Sequence[Event]) -> tuple[Lifetime, ...]:
-    """One for each forward, in the order of the forwards."""
+    """Return one lifetime for each forward, in the order of the forwards."""
     ends = {
         (event.callable, event.micro_batch): place for place, event in enumerate(order) if event.direction == "backward"
     }
@@ -39,7 +39,7 @@ def lifetimes(order: Sequence[Event]) -> tuple[Lifetime, ...]:
 
 
 def pools(order: Sequence[Event]) -> dict[tuple[int, int], int]:
-    """The pool of each (callable, micro-batch): as few as can be, a callable's own former one where that is free.
+    """Return the pool of each (callable, micro-batch): as few as can be, a callable's own former one if it is free.
 
     Callables differ in size and micro-batches of one do not, so a pool that was a callable's own fits exactly.
     """
@@ -61,6 +61,6 @@ def pools(order: Sequence[Event]) -> dict[tuple[int, int], int]:
 
 
 def most_alive(order: Sequence[Event]) -> int:
-    """How many micro-batches, of all callables, are alive at one time at most: the least number of pools."""
+    """Return how many micro-batches, of all callables, are alive at one time at most: the least number of pools."""
     spans = lifetimes(order)
     return max(sum(span.begin <= place <= span.end for span in spans) for place in range(len(order)))

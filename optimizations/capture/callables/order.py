@@ -1,4 +1,4 @@
-"""The order in which callables run forward and backward, micro-batch by micro-batch. Pure.
+"""Follow the order in which callables run forward and backward, micro-batch by micro-batch. Pure.
 
 `[1, 1, 2, 2, -2, -2, -1, -1]`: two forwards of callable 1, two of callable 2, then their backwards. The n-th -c is the
 backward of the n-th c, as in the schedules of Megatron and Transformer Engine.
@@ -17,12 +17,12 @@ Direction = Literal["forward", "backward"]
 
 
 class WrongOrder(ValueError):
-    """An order that no training loop can follow, or a call that does not follow it."""
+    """Report an order that no training loop can follow, or a call that does not follow it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A forward or backward of a callable (numbered from 1) for one of its micro-batches (from 0)."""
+    """Name a forward or backward of a callable (numbered from 1) for one of its micro-batches (from 0)."""
 
     callable: int
     micro_batch: int
@@ -33,7 +33,7 @@ class Event:
 
 
 def events(order: Iterable[int], callables: int) -> tuple[Event, ...]:
-    """An order as events. Either every forward has its backward or none has.
+    """Return an order as events. Either every forward has its backward or none has.
 
     Raises:
         WrongOrder: it names a callable there is not, lacks one, or has a backward before its forward; the message says
@@ -66,18 +66,18 @@ def events(order: Iterable[int], callables: int) -> tuple[Event, ...]:
 
 
 def is_training(order: Iterable[Event]) -> bool:
-    """Whether there are backwards in an order."""
+    """Return whether there are backwards in an order."""
     return any(event.direction == "backward" for event in order)
 
 
 def default_order(callables: int, *, training: bool = True) -> list[int]:
-    """All forwards, then all backwards in reverse, for one micro-batch."""
+    """Return all forwards, then all backwards in reverse, for one micro-batch."""
     forward = list(range(1, callables + 1))
     return forward + [-number for number in reversed(forward)] if training else forward
 
 
 def expanded(order: Iterable[int], sizes: Sequence[int]) -> list[int]:
-    """An order of chunks as an order of their layers: `sizes[c - 1]` layers stand for chunk c.
+    """Return an order of chunks as an order of their layers: `sizes[c - 1]` layers stand for chunk c.
 
     Raises:
         WrongOrder: it names a chunk there is not.
@@ -96,7 +96,7 @@ def expanded(order: Iterable[int], sizes: Sequence[int]) -> list[int]:
 
 
 def _whole(place: int, entry: Any) -> int:
-    """An entry of an order as a number of Python's: NumPy has whole numbers, too."""
+    """Return an entry of an order as a number of Python's: NumPy has whole numbers, too."""
     if not isinstance(entry, bool):
         with contextlib.suppress(TypeError):
             return operator.index(entry)
@@ -107,7 +107,7 @@ def _whole(place: int, entry: Any) -> int:
 
 
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[int]:
-    """The 1F1B order of one stage of a pipeline (0 is the first), for its one callable.
+    """Return the 1F1B order of one stage of a pipeline (0 is the first), for its one callable.
 
     Forwards until the last stage could have begun its first backward, then one backward after each forward, then the
     backwards that are left (PipeDream-Flush; Narayanan et al. 2021).
@@ -122,7 +122,7 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> lis
 
 
 class Follower:
-    """Where the program stands in the order, so that no graph runs when its memory belongs to another."""
+    """Keep where the program stands in the order, so that no graph runs when its memory belongs to another."""
 
     def __init__(self, order: Sequence[Event]) -> None:
         self._order = tuple(order)
@@ -130,7 +130,7 @@ class Follower:
         self.restart()
 
     def leave_out(self, without: Iterable[tuple[int, int]]) -> None:
-        """Callables and micro-batches whose backwards never come."""
+        """Leave out callables and micro-batches whose backwards never come."""
         self._without = frozenset(without)
 
     def restart(self) -> None:
@@ -143,7 +143,7 @@ class Follower:
         return self._place == 0
 
     def micro_batch(self, number: int) -> int:
-        """The micro-batch of a forward that is to come now.
+        """Return the micro-batch of a forward that is to come now.
 
         Raises:
             WrongOrder: another event comes now.
@@ -154,7 +154,7 @@ class Follower:
         return event.micro_batch
 
     def forward(self, number: int, *, skip: bool = False) -> int:
-        """A forward comes now; its micro-batch. `skip`: it runs without a graph, and so does its backward.
+        """Take in a forward; return its micro-batch. `skip`: it runs without a graph, and so does its backward.
 
         Raises:
             WrongOrder: another event comes now.
@@ -166,7 +166,7 @@ class Follower:
         return micro_batch
 
     def backward(self, number: int, micro_batch: int) -> None:
-        """A backward comes now.
+        """Take in a backward.
 
         Raises:
             WrongOrder: another event comes now.
@@ -186,7 +186,7 @@ class Follower:
         return self._order[self._place]
 
     def _advance(self) -> None:
-        """To the next event that a graph runs for. Behind the last it is the first again."""
+        """Go to the next event that a graph runs for. After the last it is the first again."""
         self._place += 1
         while self._place < len(self._order):
             event = self._order[self._place]

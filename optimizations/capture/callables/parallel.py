@@ -1,4 +1,4 @@
-"""Modules that work with other processes or GPUs: no callable may run one.
+"""Refuse modules that work with other processes or GPUs: no callable may run one.
 
 DistributedDataParallel makes itself ready in each forward, and only then exchanges the gradients of the backward that
 follows. A launch runs none of that, and each process would go on with gradients of its own. What it wraps may be
@@ -18,7 +18,7 @@ from optimizations.report.steps import Refusal
 
 
 def _refused(module: Any, what: str) -> Refusal | None:
-    """Why no graph may run this module. `what`: "is", or that it runs it."""
+    """Return why no graph may run this module. `what`: "is", or that it runs it."""
     kind = type(module).__qualname__
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
         return Refusal(
@@ -37,7 +37,7 @@ def _refused(module: Any, what: str) -> Refusal | None:
 
 @contextlib.contextmanager
 def not_run(function: Callable[..., Any], modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
-    """In the block no such module of these may be called. Others of a program's objects may hold one.
+    """Refuse calls of such modules among these in the block. Others of a program's objects may hold one.
 
     Raises:
         StepRefused: `function` itself is one, or one is called.

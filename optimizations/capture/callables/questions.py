@@ -1,4 +1,4 @@
-"""What the Python of a callable asks of its arguments and weights, or does with them, that a graph cannot do.
+"""Refuse what the Python of a callable asks of its arguments and weights, or does with them, that a graph cannot do.
 
 A capture has placeholders for the arguments: they are leaves, have no gradients, and nothing computed them. Whether a
 parameter has a gradient, and which, is another thing in each call. And hooks that a call registers with an argument or
@@ -27,8 +27,8 @@ _HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 def refused_questions(
     observer: Observer, arguments: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
 ) -> Iterator[None]:
-    """In the block, which is one run of a callable, the observer notes what its code asks and does so. Hooks that it
-    registers are removed behind it."""
+    """Let the observer note what code asks and does so in the block, which is one run of a callable. Hooks that it
+    registers are removed after it."""
     given = set(map(id, arguments))
     all_of_them = given | set(map(id, parameters))
     asked = [("grad", all_of_them), *((name, given) for name in _OF_ARGUMENTS)]
@@ -42,7 +42,7 @@ def refused_questions(
 
 
 def _asked(name: str, of: Collection[int], observer: Observer) -> property:
-    """An attribute of tensors that tells the observer where it is read, of one of those."""
+    """Return an attribute of tensors that reports to the observer where it is read, of one of those."""
     stock: Any = inspect.getattr_static(torch.Tensor, name)
     thread = threading.get_ident()
 
@@ -60,7 +60,7 @@ def _asked(name: str, of: Collection[int], observer: Observer) -> property:
 def _hooking(
     name: str, of: Collection[int], observer: Observer, registered: contextlib.ExitStack
 ) -> Callable[..., Any]:
-    """A method that registers hooks with tensors, and tells the observer where it does, with one of those."""
+    """Return a method that registers hooks with tensors, and reports it to the observer for one of those."""
     stock: Any = inspect.getattr_static(torch.Tensor, name)
     thread = threading.get_ident()
 
@@ -80,7 +80,7 @@ def _hooking(
 
 
 def _retaining(of: Collection[int], observer: Observer) -> Callable[[torch.Tensor], None]:
-    """`retain_grad` that tells the observer where it is called on one of those."""
+    """Return a `retain_grad` that reports to the observer where it is called on one of those."""
     stock: Any = inspect.getattr_static(torch.Tensor, "retain_grad")
     thread = threading.get_ident()
 

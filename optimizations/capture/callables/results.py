@@ -1,13 +1,13 @@
-"""Results of a graph that are handed out where they lie, and what becomes of those that are kept.
+"""Return results of a graph where they lie, and give those that are kept memory of their own.
 
 The next launch of the graph writes its results to the same memory, and so may a launch of any other in its pool: what
-one graph computes on its way may lie where another, captured later, has its results. A tensor that somebody still holds
-then gets memory of its own before that, with its values. Views of it (DLPack's, too), and an autograd graph whose
-backward did not run, cannot be given memory of their own; a forward that would overwrite them runs without its graph,
-and a backward raises an error before anything is overwritten.
+one graph computes on its way may lie where another, captured later, has its results. A tensor that is still held then
+gets memory of its own before that, with its values. Views of it (DLPack's, too), and an autograd graph whose backward
+did not run, cannot be given memory of their own; a forward that would overwrite them runs without its graph, and a
+backward raises an error before anything is overwritten.
 
-Who resizes a result gives its storage other memory, and the graph would go on writing what nobody reads. So it is not
-launched any more. A result without memory is a new tensor in each call, for its holder may give it some.
+A program that resizes a result gives its storage other memory, and the graph would go on writing unread memory. So it
+is not launched any more. A result without memory is a new tensor in each call, for its holder may give it some.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from optimizations.lazy_view import is_lazy_view
 
 
 class StillInUse(RuntimeError):
-    """Memory of a result is about to be written while something other than the result itself refers to it."""
+    """Report that memory of a result is about to be written while something other than the result refers to it."""
 
 
 class HandedOut:
-    """The results of one graph, `static`, and the tensors over them that the caller got.
+    """Track the results of one graph, `static`, and the tensors over them that the caller got.
 
     `read_back`: those that the backward reads, by index. Each of these has a version of its own every time. `theirs`:
     those that lie in memory of the program, such as a weight; they are left as they are. `told` is called when some
@@ -50,7 +50,7 @@ class HandedOut:
         self.told: Callable[[], None] = lambda: None
 
     def hand_out(self) -> tuple[torch.Tensor, ...]:
-        """Tensors over the graph's results."""
+        """Return tensors over the graph's results."""
         return tuple(
             torch.empty_like(tensor)
             if not tensor.untyped_storage().data_ptr()
@@ -61,38 +61,38 @@ class HandedOut:
         )
 
     def hand_out_copies(self) -> tuple[torch.Tensor, ...]:
-        """Copies of the graph's results; those in memory of the program follow what is written there, as in eager."""
+        """Return copies of the graph's results; those in memory of the program follow writes there, as in eager."""
         handed = self.hand_out()
         own = iter(copies([tensor for index, tensor in enumerate(handed) if index not in self._theirs]))
         return tuple(tensor if index in self._theirs else next(own) for index, tensor in enumerate(handed))
 
     @property
     def are_out(self) -> bool:
-        """Whether results were handed out that may still lie here."""
+        """Return whether the caller got results that may still lie here."""
         return bool(self._handed)
 
     @property
     def resized(self) -> bool:
-        """Whether a result lies elsewhere than the graph writes it, because it was resized."""
+        """Return whether a result lies elsewhere than the graph writes it, because it was resized."""
         return [tensor.untyped_storage().data_ptr() for tensor in self._own] != self._written_at
 
     @property
     def handed(self) -> Sequence[weakref.ref[torch.Tensor]]:
-        """What was handed out that may still lie here."""
+        """Return what the caller got that may still lie here."""
         return self._handed
 
     @property
     def static(self) -> Sequence[torch.Tensor]:
-        """Where the results lie."""
+        """Return the results where they lie."""
         return self._static
 
     def remember(self, handed: Sequence[torch.Tensor]) -> None:
-        """These are what the caller got in the end."""
+        """Remember what the caller got in the end."""
         self._handed = [weakref.ref(tensor) for tensor in handed]
 
     def leave(self) -> bool:
-        """Give what is still held its own memory. False, and nothing is done, where a view of a result is held, or its
-        backward did not run."""
+        """Give what is still held its own memory. Return False, and do nothing, where a view of a result is held, or
+        its backward did not run."""
         if not self._idle:  # before the first launch only this object holds them
             self._idle = [_uses(tensor) for tensor in self._own]
         alive = [tensor for reference in self._handed if (tensor := reference()) is not None]
@@ -101,7 +101,7 @@ class HandedOut:
             if _uses(tensor) > idle + places[tensor.untyped_storage().data_ptr()]:
                 return False
         held = [tensor for tensor in alive if tensor.untyped_storage().data_ptr() in self._addresses]
-        # DLPack holds the tensor, and whoever was given that the address: memory of its own would part the two.
+        # DLPack holds the tensor, and its consumer the address: memory of its own would part the two.
         if any(torch_internals.tensor_use_count(tensor) > 1 for tensor in held):
             return False
         for tensor, copy in zip(held, copies(held), strict=True):
@@ -113,7 +113,7 @@ class HandedOut:
         return True
 
     def rescue(self) -> None:
-        """Before a backward: `leave`.
+        """Let the results leave before a backward.
 
         Raises:
             StillInUse: a view of a result is held, or its backward did not run.
@@ -126,7 +126,7 @@ class HandedOut:
 
 
 def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A copy of each. Those that share memory do so after it, too."""
+    """Return a copy of each. Those that share memory do so after it, too."""
     places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
     shared = Counter(places)
     memory: dict[int, torch.UntypedStorage] = {}
@@ -144,14 +144,14 @@ def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def version_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that counts the writes to another one, and does not hold its memory."""
+    """Return a tensor that counts the writes to another one, and does not hold its memory."""
     found = tensor.detach()
     found.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return found
 
 
 def over(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor over the memory of another, whose writes are counted apart from the other's."""
+    """Return a tensor over the memory of another, whose writes are counted apart from the other's."""
     if is_lazy_view(tensor):
         return tensor.detach()
     memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -159,7 +159,7 @@ def over(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _uses(tensor: torch.Tensor) -> int:
-    """How many hold its memory, in C++, and in Python by the storage alone: that does not show in the count of C++."""
+    """Count what holds its memory, in C++, and in Python by the storage alone, which C++ does not count."""
     storage = tensor.untyped_storage()
     count: int = torch_internals.storage_use_count(storage._cdata)
     return count + sys.getrefcount(storage)

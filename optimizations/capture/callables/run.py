@@ -1,4 +1,4 @@
-"""One run of a callable on a copy of its sample: what it did, and what a graph of it could not hold."""
+"""Run a callable once on a copy of its sample, and record what it did and what a graph of it could not hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from optimizations.torch_internals.autograd_graph import next_number, recorded_o
 
 @dataclass(slots=True)
 class Run:
-    """What one run of a callable did.
+    """Record what one run of a callable did.
 
     `parameters`: leaves whose gradients it computes, `leaves` others that it met. `saved`: where the storages lie that
     its backward reads, and `saved_results` which of its results must not be written before it, these among them.
@@ -138,17 +138,17 @@ def run_once(
 
 
 def is_one_of(tensor: torch.Tensor, arguments: Sequence[torch.Tensor]) -> bool:
-    """Whether it is an argument, which the caller gets back as it is: no graph makes it or its gradient."""
+    """Return whether it is an argument, which the caller gets back as it is: no graph makes it or its gradient."""
     return any(tensor is one for one in arguments)
 
 
 def bound_results(bound: Sequence[Rebound]) -> list[Rebound]:
-    """Those that bind what takes part in differentiation, always in the same order. They are results like others."""
+    """Return those that bind what is differentiated, always in the same order. They are results like others."""
     return in_order(entry for entry in bound if entry.new.requires_grad)
 
 
 def in_order(bound: Iterable[Rebound]) -> list[Rebound]:
-    """The same order in each run."""
+    """Return the entries in the same order in each run."""
     return sorted(bound, key=lambda entry: (entry.container.path, str(entry.key)))
 
 
@@ -167,7 +167,7 @@ def call(function: Callable[..., Any], given: Sample) -> Any:
 
 
 def overlapping(results: Sequence[torch.Tensor]) -> set[int]:
-    """Results that take part in differentiation and lie in the memory of another such, wholly or in part.
+    """Return results that take part in differentiation and lie in the memory of another such, wholly or in part.
 
     Autograd takes them for tensors of their own, so a write into one would be missing in the gradient of the other.
     """
@@ -180,7 +180,7 @@ def overlapping(results: Sequence[torch.Tensor]) -> set[int]:
 
 
 def strange_results(structure: Hashable, results: Sequence[torch.Tensor]) -> Iterator[Refusal]:
-    """A refusal for each result that cannot be one of a graph."""
+    """Yield a refusal for each result that cannot be one of a graph."""
     if (strange := unknown_object(structure)) is not None:
         yield Refusal(
             f"returns a {type(strange).__qualname__}",
@@ -198,7 +198,7 @@ def strange_results(structure: Hashable, results: Sequence[torch.Tensor]) -> Ite
 def gradients_of(
     outputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor | None]:
-    """Gradients of `wanted`, without hooks: these run where the gradients arrive, behind the graph.
+    """Return gradients of `wanted`, without hooks: these run where the gradients arrive, after the graph.
 
     Raises:
         StepRefused: there is a part whose backward cannot be computed so.
@@ -213,12 +213,12 @@ def gradients_of(
 
 
 def differentiated(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Those that require gradients, each once: an argument may be passed twice."""
+    """Return those that require gradients, each once: an argument may be passed twice."""
     return list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
 
 
 def inputs_like(sample: Sample) -> CopiedInputs:
-    """Copies of the tensors among these arguments, leaves that take part in differentiation as they do.
+    """Return copies of the tensors among these arguments, leaves that take part in differentiation as they do.
 
     What is passed twice has one copy, for code may ask whether two arguments are the same (`if query is key`).
     """
@@ -233,7 +233,7 @@ def inputs_like(sample: Sample) -> CopiedInputs:
 
 
 def changed_inputs(tensors: Sequence[torch.Tensor], takes_part: Sequence[bool]) -> Iterator[Refusal]:
-    """A refusal for each argument that takes part in differentiation otherwise than before the call."""
+    """Yield a refusal for each argument whose `requires_grad` differs from that before the call."""
     for index, (tensor, before) in enumerate(zip(tensors, takes_part, strict=True)):
         if tensor.requires_grad != before:
             yield Refusal(
@@ -268,7 +268,7 @@ REENTRANT = Refusal(
 
 @contextlib.contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Refusals in the block say that it is this that is refused."""
+    """Name what is refused in refusals that are raised in the block."""
     try:
         yield
     except StepRefused as error:

@@ -1,4 +1,4 @@
-"""The runs of a callable before its capture, until two in a row did the same."""
+"""Run a callable before its capture, until two runs in a row did the same."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from optimizations.torch_internals.generator_identity import identity
 
 
 class FirstWrites:
-    """What the memory of these tensors held before an operator wrote it. `note` is for `Observer.before_write`."""
+    """Keep what the memory of these tensors held before an operator wrote it. `note` is for `Observer.before_write`."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._held = {storage(tensor): tensor for tensor in tensors}
         self._saved: dict[int, tuple[torch.Tensor, torch.UntypedStorage]] = {}
 
     def note(self, tensor: torch.Tensor) -> None:
-        """It is about to be written."""
+        """Copy the memory of a tensor that is about to be written."""
         place = storage(tensor)
         if place and place in self._held and place not in self._saved:
             held = self._held[place].detach()
@@ -170,7 +170,7 @@ def _both(one: Callable[[Any], None], other: Callable[[Any], None]) -> Callable[
 
 
 def writes_once(path: str) -> Refusal:
-    """The refusal of a callable whose first call writes a tensor that later ones leave as it is."""
+    """Return the refusal of a callable whose first call writes a tensor that later ones leave as it is."""
     return Refusal(
         f"writes {path.removeprefix('.')} in its first call only, and what warm-up writes is put back",
         "call it once, with the first batch, before graph_callables",
@@ -178,7 +178,7 @@ def writes_once(path: str) -> Refusal:
 
 
 def keeps_of_first(path: str) -> Refusal:
-    """The refusal of a callable whose first call keeps what it computes from its arguments, for later ones."""
+    """Return the refusal of a callable whose first call keeps what it computes from its arguments, for later ones."""
     return Refusal(
         f"keeps {path.removeprefix('.')}, which only its first call computes from its arguments: in warm-up, of a "
         "sample",
@@ -187,7 +187,7 @@ def keeps_of_first(path: str) -> Refusal:
 
 
 def _generators(state: HostState) -> dict[int, tuple[torch.Generator, torch.Tensor]]:
-    """The generators of the program's own, with their states."""
+    """Return the generators of the program's own, with their states."""
     found = [*state.device_generators, *state.generators.values()]
     return {identity(one): (one, one.get_state()) for one in found if isinstance(one, torch.Generator)}
 

@@ -1,4 +1,4 @@
-"""Checks recordings: from time to time a call runs uncaptured, and its operators are compared with the recording's.
+"""Check recordings: from time to time a call runs uncaptured, and its operators are compared with the recording's.
 
 What a recording depends on is compared before each replay as far as the contract of `graph_step` lists it. Everything
 else that decides which operators run, or with which numbers, shows here: the audited call runs as it is under the
@@ -29,7 +29,7 @@ _random = random.Random(0)  # the program's random numbers stay as they are
 
 @dataclass(slots=True)
 class Audits:
-    """When calls of one recording are audited.
+    """Decide when calls of one recording are audited.
 
     Attributes:
         every: the option `check_every`.

@@ -1,4 +1,4 @@
-"""Attributes and variables that a step binds to what it made: a launch binds them to its results."""
+"""Let a launch bind the attributes and variables that a step binds to what it made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Kind = tuple[torch.Size, torch.dtype]
 
 
 class BoundResults:
-    """The entries of a call, in the order of its results. `others` are the tensors that stood elsewhere, by id.
+    """Hold the entries of a call, in the order of its results. `others` are the tensors that stood elsewhere, by id.
 
     What entries held and were bound to is let go of: all that counts is how what they held looked.
     """
@@ -31,12 +31,12 @@ class BoundResults:
         return len(self._entries)
 
     def _now(self) -> list[Any]:
-        """What the entries hold; one value where all hold the same."""
+        """Return what the entries hold; one value where all hold the same."""
         held = [entry.current() for entry in self._entries]
         return held[:1] if all(one is held[0] for one in held) else held
 
     def fit(self) -> bool:
-        """Whether each entry holds something of the kind it held, and nothing that stands elsewhere.
+        """Return whether each entry holds something of the kind it held, and nothing that stands elsewhere.
 
         BERT binds one mask to an attribute of each layer, so one tensor is looked at once for each kind.
         """
@@ -46,7 +46,7 @@ class BoundResults:
         return all(map(self._fits, now, self._held))
 
     def _fits(self, now: Any, kind: _Kind | None) -> bool:
-        """`kind`: of what the entry held before the recording: the step's code may ask."""
+        """Return whether an entry fits. `kind`: of what it held before the recording: the step's code may check it."""
         if kind is None:
             return now is None
         if not isinstance(now, torch.Tensor) or now.shape != kind[0] or now.dtype != kind[1]:
@@ -55,7 +55,7 @@ class BoundResults:
         return other is None or other() is not now
 
     def bind(self, results: tuple[Any, tuple[Any, ...]]) -> Any:
-        """Bind the second of these, one for each entry; gives the first, what the step returned."""
+        """Bind the second of these, one for each entry; return the first, what the step returned."""
         returned, values = results
         for entry, value in zip(self._entries, values, strict=True):
             entry.bind(value)

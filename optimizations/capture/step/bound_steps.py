@@ -1,4 +1,4 @@
-"""Keeps what a decorated method is for each object: a step of its own.
+"""Keep what a decorated method is for each object: a step of its own.
 
 Note [Kept under another name]. Python asks the class before it makes a method of an object, so that a derived class may
 override the method and call it by `super()`, the class may get another one later, and a copy of the object
@@ -19,7 +19,7 @@ NAME = "_steps_of_graph_step"
 
 
 class BoundSteps:
-    """The steps of one object, by what decorates the methods that they are made of. A copy has none."""
+    """Hold the steps of one object, by what decorates the methods that they are made of. A copy has none."""
 
     __slots__ = ("owner", "steps")
 
@@ -38,7 +38,7 @@ class BoundSteps:
 
 
 def steps_of(owner: Any, held: dict[str, Any]) -> dict[Any, Any]:
-    """The steps of `owner`, whose `__dict__` is `held`: there may be those of another one, of which it is a copy."""
+    """Return the steps of `owner` in its `__dict__`, `held`, where there may be those of the object it is a copy of."""
     found = held.get(NAME)
     if type(found) is not BoundSteps or found.owner() is not owner:
         found = held[NAME] = BoundSteps(owner)
@@ -46,7 +46,7 @@ def steps_of(owner: Any, held: dict[str, Any]) -> dict[Any, Any]:
 
 
 def _reference_to(owner: Any) -> Callable[[], Any]:
-    """A weak one, where its class allows that: the steps lead to the object anyway, and stand in it."""
+    """Return a weak reference, where its class allows that: the steps lead to the object anyway, and stand in it."""
     try:
         return weakref.ref(owner)
     except TypeError:
@@ -54,10 +54,10 @@ def _reference_to(owner: Any) -> Callable[[], Any]:
 
 
 def step_of(method: Any, owner: Any) -> Any:
-    """The step that a decorated method is for an object: what a saved one is when it is loaded."""
+    """Return the step that a decorated method is for an object: what a saved one is when it is loaded."""
     return method.__get__(owner, type(owner))
 
 
 def is_no_method(function: Any) -> bool:
-    """Whether Python would make no method of it for an object whose class has it: it would be called as it is."""
+    """Return whether Python would make no method of it for an object whose class has it, but call it as it is."""
     return isinstance(function, (types.MethodType, staticmethod)) or not hasattr(type(function), "__get__")

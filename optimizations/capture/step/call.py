@@ -1,4 +1,4 @@
-"""One call of a step that no recording fits: its arguments, and what the step reaches at that time."""
+"""Describe one call of a step that no recording fits: its arguments, and what the step reaches at that time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPARSE = Refusal(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Arguments of a call, the tensors among them with their names, and the state that the step reaches.
+    """Hold arguments of a call, the tensors among them with their names, and the state that the step reaches.
 
     `before` are the gradients of `parameters` at the beginning of the call. `origins` names the memory of each
     of `tensors`: the same for those that share it. Where the call runs as it is, `before` is empty: nothing but the
@@ -47,7 +47,7 @@ class Call:
     before: list[torch.Tensor | None]
 
     def known(self, batch: Iterable[torch.Tensor]) -> dict[int, str]:
-        """Names of tensors that live as long as the call, by where their storages lie.
+        """Return names of tensors that live as long as the call, by where their storages lie.
 
         `batch` stands for the tensors of the call, in their order. The state is held here, and so are the gradients
         from before in a capture: no other tensor gets their memory meanwhile.
@@ -62,14 +62,14 @@ class Call:
         return found
 
     def gradients_as_they_are(self, before: Iterable[torch.Tensor | None]) -> dict[str, torch.Tensor]:
-        """By path, those gradients from before the call in whose places `before` has no others."""
+        """Return, by path, those gradients from before the call in whose places `before` has no others."""
         paths = {id(tensor): path for path, tensor in self.state.tensors.items()}
         found = zip(self.parameters, self.before, before, strict=True)
         return {f"{paths[id(one)]}.grad": there for one, there, now in found if there is not None and there is now}
 
 
 def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], state: HostState) -> Call:
-    """A `Call` with the gradients as they are now."""
+    """Return a `Call` with the gradients as they are now."""
     labels = [label for index, value in enumerate(args) for label in names(value, f"argument {index}")]
     labels += [label for name, value in kwargs.items() for label in names(value, name)]
     parameters = state.parameters()
@@ -82,7 +82,7 @@ def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.T
 
 
 def refused_function(function: Callable[..., Any]) -> Refusal | None:
-    """Why no call of a function can be captured: what it returns has yet to do the work."""
+    """Return why no call of a function can be captured: what it returns has yet to do the work."""
     of_class = vars(type(function)).get("__call__")  # which an object's class may define
     for one in (function, of_class):
         if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
@@ -98,7 +98,8 @@ def refused_function(function: Callable[..., Any]) -> Refusal | None:
 
 
 def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Refusal | None, bool]:
-    """Why a call is not even observed, and whether it uses DistributedDataParallel. `holds`: what lies on the GPU."""
+    """Return why a call is not even observed, and whether it uses DistributedDataParallel. `holds`: what lies on the
+    GPU."""
     for name, tensor in zip(call.labels, call.tensors, strict=False):
         if (refusal := refused_tensor(name, tensor, holds)) is not None:
             return refusal, False
@@ -131,12 +132,12 @@ def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Ref
 
 
 def sparse_tensors(state: HostState) -> dict[int, str]:
-    """Paths of the sparse tensors among what is reached, by their identities."""
+    """Return paths of the sparse tensors among what is reached, by their identities."""
     return {id(tensor): path for path, tensor in state.tensors.items() if tensor.layout in _SPARSE_LAYOUTS}
 
 
 def _sparse_and_unseen(state: HostState) -> list[str]:
-    """Of these, paths of those that may be read without a trace. Operators that are given others are refused."""
+    """Return paths of sparse tensors that may be read without a trace. Operators that are given others are refused."""
     always_read = [one.held for one in state.containers if one.always_read and isinstance(one.held, dict)]
     held = {id(value) for content in always_read for value in content.values()}
     return [path for key, path in sparse_tensors(state).items() if state.compiled or key in held]

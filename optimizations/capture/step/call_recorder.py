@@ -1,4 +1,4 @@
-"""Calls of a step on their way to a graph: observed, captured, and done in another way where the capture fails.
+"""Bring calls of a step to a graph: observe and capture them, and do their work otherwise where the capture fails.
 
 Note [Nothing twice, nothing lost]. A capture runs the Python of a call and executes nothing. If it succeeds, the launch
 that follows is the work of that call. If it fails, what Python changed is put back (`HostState.restore`, gradients, the
@@ -48,7 +48,8 @@ from optimizations.report.steps import Refusal
 
 
 class Mentioned(enum.Enum):
-    """What captures of a call had in them of gradients from before. Note [Words that are left over] in `gradients`."""
+    """Name what captures of a call had in them of gradients from before. Note [Words that are left over] in
+    `gradients`."""
 
     NOT_SEEN = enum.auto()
     ONCE = enum.auto()
@@ -56,7 +57,7 @@ class Mentioned(enum.Enum):
 
 
 class CallRecorder(ABC):
-    """Observes and records calls of `step`, or runs them as they are. `_call` says what becomes of a call."""
+    """Observe and record calls of `step`, or run them as they are. `_call` says what becomes of a call."""
 
     def __init__(self, step: Callable[..., Any], device: Device | None, options: StepOptions) -> None:
         self._step = step
@@ -79,11 +80,14 @@ class CallRecorder(ABC):
 
     @abstractmethod
     def _call(self, args: Any, kwargs: Any) -> Any:
-        """A call from its beginning."""
+        """Run a call from its beginning."""
 
     def _changes_streams(self, device: Device | None, *, observes: bool) -> None:
-        """Before a call: those that are observed are on another stream than the program's. The allocator keeps the
-        memory of each stream for itself, so that a step would have its memory twice."""
+        """Give memory back before a call that runs on another stream than the calls before it.
+
+        Calls that are observed are on another stream than the program's. The allocator keeps the memory of each stream
+        for itself, so that a step would have its memory twice.
+        """
         if self._observes is not observes and device is not None and not device.is_capturing():
             self._observes = observes
             device.give_back()
@@ -235,7 +239,7 @@ class CallRecorder(ABC):
                 recording.report = replace(recording.report, record_s=time.perf_counter() - began)
                 self._recordings.add(device, key, recording)
                 progress.recorded()
-                call.before.clear()  # gradients that play no part any more
+                call.before.clear()  # gradients that are unused from now on
                 captured.before.clear()
                 set_aside.drop()
                 if not any(one.in_workspace for one in self._recordings):
@@ -269,7 +273,7 @@ class CallRecorder(ABC):
         set_aside: SetAside,
         mentioned: Mentioned,
     ) -> Callable[[], Any]:
-        """What does the work of a call whose capture failed with `error`, which it does not hold."""
+        """Return what does the work of a call whose capture failed with `error`, which it does not hold."""
         record = functools.partial(self._record, device, key, call, progress)
         mentions = isinstance(error, GradientsMentioned)
         in_compiled_code = call.state.compiled and is_programs_own(error) and not isinstance(error, NotCarried)
@@ -305,7 +309,7 @@ class CallRecorder(ABC):
         return functools.partial(self._refuse_and_run_call, key, refusal, call, progress)
 
     def _run_and_refuse(self, key: Hashable, refusal: Refusal, call: Call, progress: Progress) -> Any:
-        """The program gets what the call raises outside of a capture as well; then nothing is refused."""
+        """Run a call, and refuse later ones unless it raises outside of a capture as well: the program gets that."""
         call.before.clear()  # the step may let go of them
         returned = self._as_it_is(call.args, call.kwargs, None)
         self._refuse(key, refusal, progress)
@@ -358,7 +362,7 @@ def _do_all(actions: list[Callable[[], Any]]) -> None:
     """Do each of these, also where one is interrupted, which is then done again from its beginning.
 
     Raises:
-        KeyboardInterrupt: one was; behind the last.
+        KeyboardInterrupt: one was; after the last.
     """
     try:
         while actions:
@@ -370,7 +374,7 @@ def _do_all(actions: list[Callable[[], Any]]) -> None:
 
 
 def _bring_back(device: Device, set_aside: SetAside, call: Call, error: BaseException) -> None:
-    """Give gradients that were set aside their memory back. `error` ended the capture.
+    """Give offloaded gradients their memory back. `error` ended the capture.
 
     Raises:
         torch.OutOfMemoryError: there is none, which others must have taken meanwhile. Gradients without are None.

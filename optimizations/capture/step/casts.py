@@ -1,4 +1,4 @@
-"""Casts that autocast keeps: made of weights in one call, and read again as long as the region around them lasts.
+"""Recognise casts that autocast keeps: made in one call, and read again as long as the region around them lasts.
 
 Inside of an autocast region PyTorch casts a weight once and reads that cast until the outermost region is left, also
 after the weight was written. Where a region surrounds several calls of a step, the calls after the first read casts
@@ -22,7 +22,7 @@ _CAST_TYPES = (torch.bfloat16, torch.float16)
 
 
 def inside_region() -> bool:
-    """Whether an autocast region surrounds this call, or autocast was switched on for good (`set_autocast_enabled`)."""
+    """Return whether an autocast region surrounds this call, or `set_autocast_enabled` switched autocast on."""
     depth: int = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     on = depth > 0 or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
@@ -30,7 +30,7 @@ def inside_region() -> bool:
 
 
 def may_be_kept(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of unknown origin may be a cast that autocast keeps."""
+    """Return whether a tensor of unknown origin may be a cast that autocast keeps."""
     if tensor.dtype not in _CAST_TYPES:
         return False
     made_by = tensor.grad_fn
@@ -38,17 +38,17 @@ def may_be_kept(tensor: torch.Tensor) -> bool:
 
 
 def is_cast_of_a_weight(name: str, args: Any) -> bool:
-    """Whether an operator is a cast that autocast may keep."""
+    """Return whether an operator is a cast that autocast may keep."""
     return name == "aten._to_copy.default" and args[0].is_leaf and args[0].requires_grad
 
 
 class RegionMark:
-    """Made inside of an autocast region. See Note [The mark]."""
+    """Tell whether an autocast region lasts. Made inside of it. See Note [The mark]."""
 
     def __init__(self, device: torch.device) -> None:
         self._leaf = torch.zeros(1, 1, device=device, requires_grad=True)
         casts = _Casts()
-        torch.autocast_increment_nesting()  # the region below is never the outermost, behind which casts are forgotten
+        torch.autocast_increment_nesting()  # the region below is never the outermost, after which casts are forgotten
         try:
             with torch.enable_grad(), torch.autocast(device.type, dtype=torch.bfloat16), casts:
                 torch.mm(self._leaf, self._leaf)
@@ -57,7 +57,7 @@ class RegionMark:
         self._cast = casts.found
 
     def lasts(self) -> bool:
-        """Whether the region has not been left."""
+        """Return whether the region has not been left."""
         return self._cast is not None and not self._cast.expired()
 
 

@@ -1,4 +1,4 @@
-"""Decides what becomes of a value of Python that changes between calls: compared, left out, or a reason for a refusal.
+"""Decide what becomes of a value of Python that changes between calls: compared, left out, or a reason for a refusal.
 
 A value that no code that ran names decides nothing: it is left out of the comparison (`report().not_compared`). One
 that is named gets a recording for each of its values. Where it changes in every call, so that nothing is ever replayed,
@@ -29,7 +29,7 @@ Tokens = Mapping[str, Hashable]
 
 
 class Changes:
-    """The values of one step. `ignored` are the names given as `ignore=`.
+    """Hold the values of one step. `ignored` are the names given as `ignore=`.
 
     Attributes:
         dropped: names of what is left out of the comparison.

@@ -1,5 +1,5 @@
-"""Which line of the step changes something in Python, or asks for what is another each time: looked for in its code,
-once the step is refused for that."""
+"""Find the line of the step that changes something in Python, or asks for what changes on every call. Its code is
+searched once the step is refused for that."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _GROWS = frozenset({"append", "extend", "insert", "add", "update", "pop", "pople
 
 
 def line_that_binds(codes: Iterable[types.CodeType], name: str) -> str | None:
-    """ "path:number in function" of the line that binds an attribute, variable or entry; None if not one line does."""
+    """Return "path:number in function" of the only line that binds an attribute, variable or entry; else None."""
     return _only(line for code in codes for line in _lines(code, lambda line: _is_bound(line, name)))
 
 
 def line_that_grows(codes: Iterable[types.CodeType], path: str) -> str | None:
-    """The same for a line that calls a method such as `append` of what stands at the end of `path`."""
+    """Return the same for a line that calls a method such as `append` of what stands at the end of `path`."""
     words = re.findall(r"\w+", path)
     if not words:
         return None
@@ -26,7 +26,7 @@ def line_that_grows(codes: Iterable[types.CodeType], path: str) -> str | None:
 
 
 def line_that_names(codes: Iterable[types.CodeType], path: str) -> str | None:
-    """The first line that names what stands at the end of `path`, such as an iterator; None if several functions do."""
+    """Return the first line that names the end of `path`, such as an iterator; None if several functions do."""
     if not (words := _words(path)):
         return None
     found = [lines for code in codes if (lines := list(_lines(code, lambda line: words[-1] in _looked_up(line))))]
@@ -35,7 +35,7 @@ def line_that_names(codes: Iterable[types.CodeType], path: str) -> str | None:
 
 
 def line_that_calls(codes: Iterable[types.CodeType], path: str, method: str) -> str | None:
-    """The only line that calls a method of the object whose attribute `path` leads to."""
+    """Return the only line that calls a method of the object whose attribute `path` leads to."""
     words = _words(path)
     if len(words) < 2:
         return None
@@ -43,7 +43,7 @@ def line_that_calls(codes: Iterable[types.CodeType], path: str, method: str) -> 
 
 
 def _words(path: str) -> list[str]:
-    """The names in a path such as `trainer.sources[0]`, without places in lists. Other texts have none."""
+    """Return the names in a path such as `trainer.sources[0]`, without places in lists. Other texts have none."""
     name = path.split(" in ")[0]
     return [] if " " in name else [word for word in re.findall(r"\w+", name) if not word.isdigit()]
 
@@ -67,7 +67,7 @@ def _named(line: _Line) -> set[str]:
 
 
 def _looked_up(line: _Line) -> set[str]:
-    """Names on a line, but those of the function's own variables, which are others."""
+    """Return names on a line, but those of the function's own variables, which are others."""
     return _named([one for one in line if "FAST" not in one.opname])
 
 

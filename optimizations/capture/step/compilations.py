@@ -1,4 +1,4 @@
-"""Compilations and tuning while a step runs: work of PyTorch's compiler, which only a first run does.
+"""Notice compilations and tuning while a step runs: work of PyTorch's compiler, which only a first run does.
 
 What a call does while code is compiled, or kernels are timed to choose among them, says nothing about the next call. So
 such a call counts as one that was not looked at. In a capture neither may happen at all: constants that the compiler
@@ -63,7 +63,7 @@ def noticed(observer: Observer, *, forbid: bool) -> Iterator[None]:
 
 
 def _is_dynamos(error: BaseException) -> bool:
-    """Whether Dynamo itself raised this, as it does where it may not compile."""
+    """Return whether Dynamo itself raised this, as it does where it may not compile."""
     trace: types.TracebackType | None = error.__traceback__
     path = ""
     while trace is not None:

@@ -1,4 +1,4 @@
-"""Which operators draw random numbers.
+"""Tell which operators draw random numbers.
 
 PyTorch marks those that may (`nondeterministic_seeded`), and attention is among them. Its kernels draw for its dropout,
 and leave the generator as it is where that is 0. A step that recomputes such a part for its backward, as
@@ -18,7 +18,7 @@ _PROBABILITY = "dropout_p"
 
 
 def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operator that is given this may draw random numbers."""
+    """Return whether an operator that is given this may draw random numbers."""
     if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
         return False
     if (known := _probability(func)) is None:
@@ -30,7 +30,7 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 @functools.cache
 def _probability(func: Any) -> tuple[int, Any] | None:
-    """The place of that argument, and what it is where none is given; None where an operator has no such argument."""
+    """Return the place of that argument, and its default; None where an operator has no such argument."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.name == _PROBABILITY:
             return place, argument.default_value

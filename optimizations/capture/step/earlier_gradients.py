@@ -1,4 +1,4 @@
-"""Gradients from before a call that runs as it is and is looked at.
+"""Track gradients from before a call that runs as it is and is observed.
 
 They are not held meanwhile: where the step sets them to None before it computes others, eager computes the others in
 their memory. Held, all gradients would be there twice. Such a call runs on the side stream, which may have to read them
@@ -18,7 +18,7 @@ from optimizations.capture.step.observer import storage
 
 
 class EarlierGradients:
-    """What is known of them. Made before the call of a list, which is empty then.
+    """Hold what is known of these gradients. Made before the call of a list, which is empty then.
 
     Attributes:
         places: addresses of their storages.
@@ -38,19 +38,19 @@ class EarlierGradients:
         self.places = frozenset(filter(None, self._places))
 
     def gone(self, address: int) -> bool:
-        """Whether one lay there that is gone, so that something else may lie there now."""
+        """Return whether one lay there that is gone, so that something else may lie there now."""
         lay_there = self._at.get(address)
         return lay_there is not None and lay_there.expired()
 
     def replaced(self, after: Sequence[torch.Tensor | None]) -> bool:
-        """Whether a parameter has another gradient behind the call, or none."""
+        """Return whether a parameter has another gradient after the call, or none."""
         return any(
             new is not None if old is None else new is None or old() is not new
             for old, new in zip(self._gradients, after, strict=True)
         )
 
     def dropped(self, after: Sequence[torch.Tensor | None], outside: Collection[int]) -> bool:
-        """Behind the call: whether it set all of them to None or others, read none, and keeps none.
+        """Return whether the call set all of them to None or others, read none, and keeps none.
 
         `after` are the gradients of the same parameters, `outside` storages that it read and did not make.
         """

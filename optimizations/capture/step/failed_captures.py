@@ -1,4 +1,4 @@
-"""What a capture raised: why it ended, and what a user is told of it."""
+"""Explain what a capture raised: why it ended, and what a user is told of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optimizations.report.steps import Refusal
 
 
 def cause(error: BaseException) -> BaseException:
-    """What ended a capture: where that was an exception, the end of the capture may raise one of its own for it."""
+    """Return what ended a capture: for an exception, the end of the capture may raise one of its own."""
     while isinstance(error, torch.AcceleratorError) and error.__context__ is not None:
         error = error.__context__
     return error
@@ -25,12 +25,12 @@ HELD_NODES = Refusal(
 
 
 def is_programs_own(error: Exception) -> bool:
-    """Whether what a capture raised may be what the program raises in this call, captured or not."""
+    """Return whether what a capture raised may be what the program raises in this call, captured or not."""
     return not isinstance(error, (StepRefused, torch.OutOfMemoryError))
 
 
 def why(error: Exception) -> Refusal:
-    """The refusal for what a capture raised."""
+    """Return the refusal for what a capture raised."""
     if isinstance(error, StepRefused):
         return error.refusal
     if isinstance(error, torch.OutOfMemoryError):

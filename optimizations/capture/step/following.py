@@ -1,13 +1,13 @@
-"""Inputs of a step that its graph reads where they lie, though they lie elsewhere in each call.
+"""Let the graph of a step read inputs where they lie, though they lie elsewhere in each call.
 
 Note [By name]. Where only Triton kernels that Inductor wrote were given an input (`launches`), its addresses are
-parameters of these launches (`graph.named_uses`), and the host sets them. The placeholder of an input has memory
-of its own for as long as the recording lives. So no word of the graph may lie in it but these parameters, and the copy
-that filled it, which is switched off; of operators that launch kernels counts what they were given (Note [What an
-operator was given] in `launches`). Nor may a gradient lie in it that the call left, or a result that is copied behind
-the launch. Nothing has to be tried out.
+parameters of these launches (`graph.named_uses`), and the host sets them. The placeholder of an input has memory of its
+own for as long as the recording lives. So no node parameter but these may point into it, but for the copy that filled
+it, which is switched off; of operators that launch kernels counts what they were given (Note [What an operator was
+given] in `launches`). Nor may a gradient lie in it that the call left, or a result that is copied after the launch.
+Nothing has to be tried out.
 
-Small inputs of one type are copied together, whoever reads them (`fused_copies`): that takes one call of the driver.
+Small inputs of one type are copied together, whatever reads them (`fused_copies`): that takes one call of the driver.
 Another one is copied into its placeholder after all, in a call where it is not aligned as the kernels may rely on, or
 lies in memory that the graph writes (`in_place.addresses`).
 """
@@ -38,7 +38,10 @@ MOST_NODES = 4
 
 
 def worth_reading(launches: Launches, memory: Mapping[int, MemoryRange]) -> list[int]:
-    """Inputs, given by their placeholders' memory, that launches name, and of which nothing else was given a part."""
+    """Return inputs, given by their placeholders' memory, that launches name and that nothing else reads.
+
+    Nothing else was given a part of one.
+    """
     if launches.unknown is not None:
         return []
     named = {storage for launch in launches.launches for _, storage in launch.tensors}
@@ -51,7 +54,7 @@ def worth_reading(launches: Launches, memory: Mapping[int, MemoryRange]) -> list
 
 
 def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, MemoryRange]) -> Plan:
-    """What the host sets when these inputs move. Note [By name].
+    """Plan what the host sets when these inputs move. Note [By name].
 
     Args:
         graph: the captured graph.
@@ -83,7 +86,7 @@ def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, Memor
 
 
 def words_that_tell(graph: CapturedGraph, launches: Launches) -> list[int]:
-    """What may be addresses in the nodes of a graph, but for its own copies of inputs and kernels of operators.
+    """Return what may be addresses in the nodes of a graph, but for its own copies of inputs and kernels of operators.
 
     Of these counts what they were given, if nothing is unknown. Note [What an operator was given] in `launches`.
     """
@@ -99,7 +102,7 @@ def words_that_tell(graph: CapturedGraph, launches: Launches) -> list[int]:
 def _without_others(
     analysis: Analysis, graph: CapturedGraph, memory: Mapping[int, MemoryRange], launches: Launches
 ) -> Analysis:
-    """Leave out inputs whose placeholder other words of the graph lie in, but for those of kernels of operators."""
+    """Leave out inputs whose placeholder the graph has other addresses of, but for those of kernels of operators."""
     words = words_that_tell(graph, launches)
     others = {}
     for verdict in analysis.verdicts:

@@ -1,4 +1,4 @@
-"""Calls that a capture cannot hold: waits for the GPU, random state read or set, tensors made of Python's numbers.
+"""Refuse calls that a capture cannot hold: waits for the GPU, random state read or set, tensors of Python's numbers.
 
 Nor can it hold a clock that the program reads: what was decided by it would be decided once.
 
@@ -54,8 +54,9 @@ _OPTIMIZERS = "/torch/optim/"
 
 
 class Asked:
-    """What a step asked for: the GPU's random state, to set it again, and whether it is captured, before anything of it
-    was refused.
+    """Record whether a step asked for the GPU's random state, to set it again, and whether it is captured.
+
+    The latter is recorded only until something of the step is refused.
 
     `as_captured`: what it is told. Note [Code that asks whether it is captured].
     """
@@ -183,7 +184,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
 
 
 def can_be_captured(optimizer: torch.optim.Optimizer | None) -> bool:
-    """Whether a step of the optimizer can be, for all of its parameters."""
+    """Return whether a step of the optimizer can be captured, for all of its parameters."""
     groups = () if optimizer is None else optimizer.param_groups
     return bool(groups) and all(map(made_for_graphs, groups))
 

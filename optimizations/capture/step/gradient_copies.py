@@ -1,4 +1,4 @@
-"""Copies of gradients: of those that a program holds, and in the places of those, in as few launches as can be."""
+"""Copy gradients: those that a program holds, and into the places of those, in as few launches as can be."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from optimizations.lazy_view import is_lazy_view
 
 
 def clones(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of these, one of each. A copy of its own for each takes a launch for each."""
+    """Return copies of these, one of each. A copy of its own for each takes a launch for each."""
     if any(map(is_lazy_view, tensors)):
         return [one.detach().clone() for one in tensors]
     made = [torch.empty_like(one, requires_grad=False) for one in tensors]
@@ -40,7 +40,7 @@ def copy_over(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) 
 
 
 def _once(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """The part in which each element is there once, of a tensor that is expanded where these strides are 0."""
+    """Return the part in which each element is there once, of a tensor that is expanded where these strides are 0."""
     for dimension, stride in enumerate(strides):
         if stride == 0 and tensor.shape[dimension] > 1:
             tensor = tensor.detach().narrow(dimension, 0, 1)
@@ -48,8 +48,8 @@ def _once(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 
 def copy_in(memory: dict[int, torch.UntypedStorage], gradient: torch.Tensor) -> torch.Tensor:
-    """A copy of a part of a buffer; those of one are parts of one again. `memory`: copies of buffers by the address of
-    these."""
+    """Return a copy of a part of a buffer; those of one are parts of one again. `memory`: copies of buffers by the
+    address of these."""
     if is_lazy_view(gradient):
         return gradient.detach().clone()
     storage = gradient.untyped_storage()
@@ -61,11 +61,11 @@ def copy_in(memory: dict[int, torch.UntypedStorage], gradient: torch.Tensor) -> 
 
 
 def is_a_part(gradient: torch.Tensor) -> bool:
-    """Whether it lies in a larger buffer."""
+    """Return whether it lies in a larger buffer."""
     return gradient.untyped_storage().nbytes() > size_bytes(gradient)
 
 
 def copied(found: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Copies of these, one where several are the same."""
+    """Return copies of these, one where several are the same."""
     copies = {id(gradient): gradient.clone() for gradient in found if gradient is not None}
     return [None if gradient is None else copies[id(gradient)] for gradient in found]

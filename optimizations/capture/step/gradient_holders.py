@@ -1,14 +1,15 @@
-"""Whether the program still holds a gradient that a launch would overwrite, where eager leaves it as it is.
+"""Tell whether the program still holds a gradient that a launch would overwrite, where eager leaves it as it is.
 
 Note [Gradients that are held]. A launch writes the memory that its recording knows, whatever is in a `.grad` now. The
 program may see that memory: it took `.grad` into a list, made a view of it, gave it to another parameter, or put a
-tensor of its own there once and others since. So it is asked who holds these tensors and their storages, in counts
+tensor of its own there once and others since. So the references to these tensors and their storages are counted
 (`torch_internals.reference_counts`). Encore holds some references itself. What each part of it takes is counted once,
-when it is made (`OwnReferences`), for as long as it lives. Any count that this does not explain is somebody else's.
+when it is made (`OwnReferences`), for as long as it lives. Any count that this does not explain belongs to another
+holder.
 
-A recording's way may also lead over gradients that another recording of the same pool left: that memory was free when
-it was captured. So one asks for all gradients of its pool (`Family`), in one look at memory for each recording. What
-the program holds of a recording that is freed stays one of these, until nobody holds it any more.
+A recording may also write over gradients that another recording of the same pool left: that memory was free when it was
+captured. So all gradients of its pool (`Family`) are counted, in one call for each recording. What the program holds of
+a recording that is freed stays one of these, until it is held no more.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ NOWHERE: Mapping[int, int] = MappingProxyType({})
 
 
 class OwnReferences:
-    """References that something of Encore's holds, which lives at least as long as this. `added` is as in `_own`."""
+    """Count references that a part of Encore holds, which lives at least as long as this. `added` is as in `_own`."""
 
     def __init__(self, added: Mapping[int, Any]) -> None:
         self._added = {key: some for key, some in added.items() if some.any()}
@@ -62,13 +63,13 @@ class OwnReferences:
         _changed()
 
     def of_others(self, others: Mapping[int, torch.Tensor]) -> OwnReferences:
-        """As many to tensors that have taken the places of these. `others` are these by the identities of those."""
+        """Return as many to tensors that took the places of these. `others`: the new ones by identities of the old."""
         added = {id(others[key]) if key in others else key: some for key, some in self._added.items()}
         self.release()
         return OwnReferences(added)
 
     def release(self) -> None:
-        """They are about to go."""
+        """Take these references out of the counts: they are about to go."""
         for key, some in self._added.items():
             _tell(key)
             if (left := _own.pop(key, some) - some).any():
@@ -82,12 +83,12 @@ class OwnReferences:
 
 
 def _changed() -> None:
-    """To be called behind a change of `_own`: what was reckoned meanwhile counts as reckoned before it."""
+    """Note a change of `_own`, after it: what was computed meanwhile counts as computed before it."""
     _last_change[0] = next(_changes)
 
 
 def _tell(key: int) -> None:
-    """Encore holds others of this than before."""
+    """Tell the family that compares this that Encore holds it another number of times than before."""
     if (asked := _asked_by.get(key)) is not None and (family := asked()) is not None:
         family.forget()
 
@@ -99,7 +100,7 @@ def _keys(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
 def taken_by(
     make: Callable[[], Made], tensors: Sequence[torch.Tensor], trial: Callable[[], object] | None = None
 ) -> tuple[Made, OwnReferences]:
-    """What `make` gives, and what it holds of these tensors.
+    """Return what `make` gives, and what it holds of these tensors.
 
     No garbage is collected meanwhile: what the program held by it would be missing for ever. And what another thread
     takes meanwhile would count as Encore's for ever, and be overwritten. So where there is one, the same is made some
@@ -125,17 +126,17 @@ def _taken(counts: ReferenceCounts, make: Callable[[], Made]) -> tuple[Made, Any
 
 
 def _has_other_threads() -> bool:
-    """Whether Python runs others than this one, which `threading` may not know."""
+    """Return whether Python runs threads other than this one, which `threading` may not know."""
     return len(sys._current_frames()) > 1
 
 
 def plain(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
-    """Those that can be asked for, each once."""
+    """Return those whose references can be counted, each once."""
     return list({id(one): one for one in tensors if is_plain(one)}.values())
 
 
 class Holders:
-    """The holders of these tensors. It holds each of them once, and its storage."""
+    """Count the references to these tensors. It holds each of them once, and its storage."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = list(tensors)
@@ -150,26 +151,26 @@ class Holders:
         self._sharing = numpy.array([shared[storage] - 1 for _, storage in self.keys], dtype=numpy.int32)
 
     def of_others(self, others: Mapping[int, torch.Tensor]) -> Holders:
-        """Of tensors that have taken the places of these, by the identities of these."""
+        """Return the same for tensors that have taken the places of these, by the identities of these."""
         return Holders([others.get(id(one), one) for one in self.tensors])
 
     def memory(self, index: int) -> torch.Tensor:
-        """A tensor of its own where one of these lay, also if that has moved since."""
+        """Return a tensor of its own where one of these lay, also if that has moved since."""
         dtype, *lies = self._lie[index]
         storage = self._counts.storages[index]
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *lies)
 
     def lying(self, index: int) -> torch.Tensor:
-        """This one, if it lies where it lay. If it has moved, `memory`: the program may hold that apart from it."""
+        """Return this one, if it lies where it lay; else `memory`: the program may hold that apart from it."""
         tensor = self.tensors[index]
         return tensor if tensor.untyped_storage()._cdata == self.keys[index][1] else self.memory(index)
 
     def lasts(self, index: int) -> bool:
-        """Whether that memory is where it was: what the program gave back (`resize_`) is nobody's."""
+        """Return whether that memory is where it was: what the program gave back (`resize_`) is not held."""
         return self._counts.storages[index].data_ptr() == self._starts[index]
 
     def expected(self, standing: Mapping[int, int]) -> Any:
-        """The counts where nobody holds any but Encore, and so many `.grad` those of these identities."""
+        """Return the counts where only Encore holds these, and `standing` tells in how many `.grad` each is."""
         _, in_a_grad, in_another = unheld()
         found = self._in_no_grad().copy()
         if standing:
@@ -179,7 +180,7 @@ class Holders:
         return found.reshape(-1)
 
     def _in_no_grad(self) -> Any:
-        """The counts where nobody holds any but Encore, which are reckoned when that holds others than before."""
+        """Return the counts where only Encore holds these. They are computed again when it holds others than before."""
         if self._reckoned_at != (now := _last_change[0]):
             own = [_own.get(key, _NONE) for keys in self.keys for key in keys]
             found = numpy.array(own, dtype=numpy.int32).reshape(-1, COUNTS) + unheld()[0]
@@ -188,11 +189,11 @@ class Holders:
         return self._alone
 
     def cells(self, tensors: Collection[int]) -> set[int]:
-        """The addresses of the storages of these, given by their identities."""
+        """Return the addresses of the storages of these, given by their identities."""
         return {cell for one, cell in self.keys if one in tensors}
 
     def held(self, standing: Mapping[int, int] = NOWHERE) -> set[int]:
-        """The identities of those that somebody else holds."""
+        """Return the identities of those that anything but Encore holds."""
         if not self.tensors:
             return set()
         differs = (self.now() != self.expected(standing)).reshape(-1, COUNTS).any(axis=1)
@@ -200,7 +201,7 @@ class Holders:
 
 
 class Left:
-    """The gradients that a recording made itself and leaves, and who holds them. `stand` is what `stands` asks.
+    """Track the gradients that a recording made itself and leaves, and who holds them. `stand` is what `stands` calls.
 
     `standing`: in how many `.grad` each is then, by its identity.
     """
@@ -212,24 +213,24 @@ class Left:
         self.join(Family())
 
     def of_others(self, others: Mapping[int, torch.Tensor]) -> Left:
-        """Of tensors that have taken the places of these."""
+        """Return the same for tensors that have taken the places of these."""
         standing = {id(others[key]) if key in others else key: times for key, times in self.standing.items()}
         made = Left(self.holders.of_others(others), standing, self._stand)
         made.join(self.family)
         return made
 
     def stands(self) -> bool:
-        """Whether each is in the `.grad` where the recording leaves it."""
+        """Return whether each is in the `.grad` where the recording leaves it."""
         stand = self._stand()
         return stand is not None and stand()
 
     def join(self, family: Family) -> None:
-        """Be one of those whose recordings share a pool."""
+        """Join the family of those whose recordings share a pool."""
         self.family = family
         family.add(self)
 
     def outlive(self) -> None:
-        """Its recording is about to be freed. What somebody holds of it is known to the others of its family."""
+        """Pass what the program holds of it to the others of its family: its recording is about to be freed."""
         cells = self.holders.cells(self.holders.held())
         found = [
             self.holders.lying(index)
@@ -247,7 +248,7 @@ _Known = tuple[weakref.ref[Left], Callable[[], Any], bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class _Usual:
-    """What the counts of a family's only member were in the call before, when nobody else held any.
+    """Keep the counts of a family's only member in the call before, when only Encore held any.
 
     `same` tells whether they are that again. `stood`: the member, if each was in its `.grad`. `known_at`: what
     `_last_change` was before they were reckoned.
@@ -258,7 +259,7 @@ class _Usual:
     known_at: int
 
     def holds(self, stands: Left | None) -> bool:
-        """Whether nobody else holds any now. Where it does not tell, they are counted."""
+        """Return whether only Encore holds any now. Where it does not tell, they are counted."""
         if self.known_at != _last_change[0] or (self.stood is not None and self.stood() is not stands):
             return False
         return self.same()
@@ -270,7 +271,7 @@ def _forget(family: weakref.ref[Family], gone: object) -> None:
 
 
 class Family:
-    """What the recordings of one pool leave."""
+    """Hold what the recordings of one pool leave."""
 
     def __init__(self) -> None:
         self._members: list[weakref.ref[Left]] = []
@@ -286,23 +287,23 @@ class Family:
             _asked_by.update(dict.fromkeys(keys, weakref.ref(self)))
 
     def forget(self) -> None:
-        """What the counts should be: Encore holds others than before, or something is gone."""
+        """Forget what the counts should be: Encore holds others than before, or something is gone."""
         self._known = self._usual = None
 
     def keep(self, left: Left, own: OwnReferences) -> None:
-        """What a recording left that is freed, and what this holds of it, until nobody else does."""
+        """Keep what a recording left that is freed, and what this holds of it, until only Encore holds it."""
         self.add(left)
         self._outlived.append((left, own))
 
     def members(self) -> list[Left]:
-        """Those that left something."""
+        """Return those that left something."""
         if self._outlived:
             self._outlived = [(left, own) for left, own in self._outlived if left.holders.held()]
         self._members = [one for one in self._members if one() is not None]
         return [left for one in self._members if (left := one()) is not None and left.holders.tensors]
 
     def _settled(self) -> Sequence[_Known]:
-        """What the counts should be, by what Encore holds now."""
+        """Return what the counts should be, by what Encore holds now."""
         known = []
         for left in self.members():
             both = [left.holders.expected(some).tobytes() for some in (NOWHERE, left.standing)]
@@ -311,7 +312,7 @@ class Family:
         return known
 
     def unheld(self, stands: Left | None) -> bool:
-        """Whether nobody else holds any.
+        """Return whether only Encore holds any.
 
         Those of a recording are all in their `.grad`, as those of one that `stands` are known to be, or none is.
         """

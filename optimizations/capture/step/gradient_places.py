@@ -1,4 +1,4 @@
-"""The gradients that a graph knows: the memory that each lies in, and how it looks.
+"""Keep the gradients that a graph knows: the memory that each lies in, and how it looks.
 
 What a program does to the tensor in a `.grad` may leave it the same object, at the same address: `t_()`,
 `requires_grad_()`, `.data = gradient.data[:4]`, `resize_` to fewer elements, another `__class__`. The graph would go on
@@ -24,7 +24,7 @@ FEW = 32
 
 
 class _Place:
-    """The memory of a gradient, which it keeps, and how the gradient lies in it."""
+    """Keep the memory of a gradient, and how the gradient lies in it."""
 
     def __init__(self, gradient: torch.Tensor) -> None:
         self._storage = gradient.untyped_storage()
@@ -35,15 +35,15 @@ class _Place:
         self.address, self.look = gradient.data_ptr(), look(gradient)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor lies there, and looks as the gradient did."""
+        """Return whether the tensor lies there, and looks as the gradient did."""
         return tensor.data_ptr() == self.address and look(tensor) == self.look
 
     def lasts(self) -> bool:
-        """Whether the memory is where it was: `resize_` of a tensor, or of its storage, may give it back."""
+        """Return whether the memory is where it was: `resize_` of a tensor, or of its storage, may give it back."""
         return self._storage.data_ptr() == self._start
 
     def tensor(self) -> torch.Tensor:
-        """Another tensor that lies there."""
+        """Return another tensor that lies there."""
         with torch.inference_mode(self._inference), torch.no_grad():
             made = torch.empty(0, dtype=self._dtype, device=self._device)
             made.set_(self._storage, self._offset, self._shape, self._strides)
@@ -51,7 +51,7 @@ class _Place:
 
 
 class GradientPlaces:
-    """The places of these gradients, each once. They are lost where memory is gone, and then no launch may follow."""
+    """Hold the places of these gradients, each once. They are lost where memory is gone: then no launch may follow."""
 
     def __init__(self, gradients: Iterable[torch.Tensor | None]) -> None:
         found = list({id(one): one for one in gradients if one is not None}.values())
@@ -67,7 +67,7 @@ class GradientPlaces:
         self._turn = 0
 
     def renewed(self) -> dict[int, torch.Tensor] | None:
-        """Tensors that stand, from now on, for those that are others now, by the identity of these.
+        """Return tensors that stand, from now on, for those that are others now, by the identity of these.
 
         None if one is lost.
         """
@@ -87,7 +87,7 @@ class GradientPlaces:
         return found
 
     def some_stand(self) -> bool:
-        """Return whether some have the memory and the metadata they had: others in each call, all after `TURNS`.
+        """Return whether some have the memory and metadata they had: all are compared in `TURNS` calls.
 
         A program that exchanges the memory of gradients (`.data =`) does so with all of them.
         """
@@ -96,12 +96,12 @@ class GradientPlaces:
         return not self._lost and part.lie() and part.look() and self.others_stand()
 
     def lost(self) -> bool:
-        """Whether the memory of one is gone, or no other tensor can be made that looks as it did."""
+        """Return whether the memory of one is gone, or no other tensor can be made that looks as it did."""
         self._lost = self._lost or not all(place.lasts() for _, place in self._places) or not self.others_stand()
         return self._lost
 
     def others_stand(self) -> bool:
-        """Whether those that are no plain tensors with memory look as they did."""
+        """Return whether those that are no plain tensors with memory look as they did."""
         return all(look(one) == then for one, then in self._others)
 
 

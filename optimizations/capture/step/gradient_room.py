@@ -1,7 +1,7 @@
-"""How much memory new gradients of a step take, so that it is had in one piece before anything else is captured.
+"""Compute how much memory new gradients of a step take, to have it in one piece before anything else is captured.
 
 Note [Room for gradients]. In eager the gradients of the iteration before are free memory when the next one begins:
-what the forward computes lies there, and behind it the new gradients do. The pool of a graph begins with nothing. What
+what the forward computes lies there, and after it the new gradients do. The pool of a graph begins with nothing. What
 the forward computes gets many small pieces, into which no gradient fits later, so gradients get pieces of their own
 (DeepRecommender: 1.7 GB, where eager takes 1.3). So a new pool gets one piece of the size of all gradients first, which
 is free again at once.
@@ -31,7 +31,7 @@ _KEEP_WHOLE = ("max_split_size_mb", "roundup_power2_divisions", "cudaMallocAsync
 
 
 def carves(environment: Mapping[str, str]) -> bool:
-    """Whether PyTorch's allocator carves what it is asked for out of free pieces of any size, by its options there."""
+    """Return whether PyTorch's allocator, by its options there, carves requests out of free pieces of any size."""
     return not any(option in environment.get(name, "") for name in _OPTIONS for option in _KEEP_WHOLE)
 
 
@@ -43,10 +43,10 @@ def room_for_gradients(
     dropped: bool,
     made: Set[int],
 ) -> int:
-    """Bytes of the gradients that a call makes. Note [Room for gradients].
+    """Return the bytes of the gradients that a call makes. Note [Room for gradients].
 
     `before`: the gradient of each parameter before the call. `dropped`: the call lets go of these. `made`: identities
-    of parameters that had one behind an earlier call.
+    of parameters that had one after an earlier call.
     """
     there = [parameter for parameter, gradient in zip(parameters, before, strict=True) if gradient is not None]
     if there:

@@ -1,21 +1,21 @@
-"""`.grad` of the parameters around a recording: attributes of Python that the work of the GPU depends on.
+"""Manage `.grad` of the parameters around a recording: attributes of Python that the work of the GPU depends on.
 
 Note [Gradients before and after]. A backward puts a new tensor into a `.grad` that is None and adds to one that is
 there. These are different graphs, and the second has the address of the gradient in it. So a recording notes each
 parameter's gradient before (None, or which tensor) and after. It may be launched where the gradients are None for the
 same parameters; one that is another tensor is copied to where the graph expects it. After a launch every parameter has
 the tensor that the recording left, as it would have after the call. A step that throws its gradients away before it
-computes new ones does not depend on those before: neither an operator nor a word of the graph leads to them. That is
+computes new ones does not depend on those before: neither an operator nor a node parameter leads to them. That is
 known of gradients that were there. Where there was none, the call may add to what is there, or leave it.
 
-A gradient whose memory was exchanged since (`.data =`, `set_`), or that looks otherwise (`t_()`, `requires_grad_()`),
+A gradient whose memory was exchanged since (`.data =`, `set_`), or whose metadata differ (`t_()`, `requires_grad_()`),
 counts as another tensor. The memory that the graph knows is kept, and gets a tensor of its own (`gradient_places`). A
 gradient is brought only where it looks as the graph's: what eager leaves looks as what it found.
 
 A program may hold the tensor that it put into a `.grad`, or one that shares its memory, as a flat buffer of all
 gradients does. What the call adds to it is to be seen there. So after a launch the sum is copied back to it, and it
 stays in the `.grad`; but where nothing else holds it, the graph's own takes its place. So it does where only another
-recording holds it, which left it: the first call behind `zero_grad` makes gradients, and a graph with gradients of its
+recording holds it, which left it: the first call after `zero_grad` makes gradients, and a graph with gradients of its
 own adds to them from then on. The program may hold the graph's own as well, such as one of two buffers that it uses in
 turn, or a part of a larger one. So a launch with other gradients puts back what it held, and these stay. Parameters may
 also have exchanged their gradients. Where the step itself gives one's gradient to another, which of them gets what
@@ -30,7 +30,7 @@ Note [Words that are left over]. What launches a kernel may leave a part of its 
 an address of before in it. Kernels of operators read what these were given (Note [What an operator was given] in
 `launches`), so their words do not count where the origin of each node is known. Where only another word leads to the
 gradients, the call is captured once more with copies of them in their place: code that reads them leads to the copies
-then. If nothing does, they play no part.
+then. If nothing does, they are unused.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ _get: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("grad"
 
 
 def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
-    """`.grad` of each."""
+    """Return `.grad` of each."""
     return list(map(_get, parameters))
 
 
 def pattern(found: Sequence[torch.Tensor | None]) -> tuple[bool, ...]:
-    """Which of the gradients are there."""
+    """Return which of the gradients are there."""
     return tuple([gradient is not None for gradient in found])
 
 
 def memory(found: Iterable[torch.Tensor | None]) -> list[MemoryRange]:
-    """Where the gradients lie."""
+    """Return where the gradients lie."""
     return [
         MemoryRange(address=gradient.data_ptr(), size_bytes=size_bytes(gradient))
         for gradient in found
@@ -77,14 +77,15 @@ def memory(found: Iterable[torch.Tensor | None]) -> list[MemoryRange]:
 
 
 class Gradients:
-    """See Note [Gradients before and after]. `indifferent`: the step does not depend on those before.
+    """Manage gradients around launches. Note [Gradients before and after]. `indifferent`: the step does not depend on
+    those before.
 
     `written`: of each that is there before and after, whether the graph writes it. `made`: of each that is left in the
     place of another, or of none, whether the call made its memory. `given_out`: what the step returns lies in the
-    memory of some, other than as what is in a `.grad` behind the call. `writes_there`: what else of the program's the
+    memory of some, other than as what is in a `.grad` after the call. `writes_there`: what else of the program's the
     graph writes where it lies, and `reads_there` what it reads so. `places` are those of all that the graph knows,
     and `times_kept` counts launches that would have overwritten some that the program held, and was to find as they
-    were. `stood`: behind the last launch each was in its `.grad` already. `brought`: that launch copied gradients to
+    were. `stood`: after the last launch each was in its `.grad` already. `brought`: that launch copied gradients to
     where the graph reads them, or put back what was held.
     """
 
@@ -112,7 +113,7 @@ class Gradients:
 
     @classmethod
     def _taken_in(cls, *args: Any) -> Gradients:
-        """What holds all that one holds."""
+        """Return an object that holds all that one holds."""
         made = cls.__new__(cls)
         made._take_in(*args)
         return made
@@ -127,7 +128,7 @@ class Gradients:
         made: Callable[[torch.Tensor], bool],
     ) -> None:
         self.parameters = tuple(parameters)
-        # Gradients that play no part are not kept alive.
+        # Unused gradients are not kept alive.
         self._before = [] if indifferent else list(before)
         self._without = tuple(one for one, gradient in zip(self.parameters, before, strict=True) if gradient is None)
         self._after = list(after)
@@ -163,7 +164,7 @@ class Gradients:
         return bool(self._as_after(self.parameters))
 
     def _renew(self) -> bool:
-        """Those that are others now are others here, for their memory gets new tensors. False if one is lost."""
+        """Replace those that are others now here, too: their memory gets new tensors. Return False if one is lost."""
         others = self.places.renewed()
         if not others:
             return others is not None
@@ -177,30 +178,30 @@ class Gradients:
 
     @property
     def family(self) -> Family:
-        """All that is left by recordings which share a pool with this one's."""
+        """Return all that is left by recordings which share a pool with this one's."""
         return self._left.family
 
     def join(self, other: Gradients) -> None:
-        """Be of its family: the recordings share a pool."""
+        """Join its family: the recordings share a pool."""
         self._left.join(other.family)
 
     def outlive(self) -> None:
-        """Its recording is about to be freed, and others of its family are not."""
+        """Pass what is held to the family: the recording is about to be freed, and others of its family are not."""
         self._left.outlive()
 
     def unheld(self) -> Callable[[], bool]:
-        """Tells before a launch that nobody holds what launches left. For calls like the last one."""
+        """Return what tells before a launch that only Encore holds what launches left. For calls like the last one."""
         stands = self._left if self._indifferent and self.stood else None
         return functools.partial(self.family.unheld, stands)
 
     def written(self) -> list[torch.Tensor]:
-        """Those that a launch writes, whose versions are to be counted up."""
+        """Return those that a launch writes, whose versions are to be counted up."""
         return self._written
 
     def fit(self) -> bool:
         """Return whether a launch now would find gradients where the recording found some.
 
-        Of gradients that play no part and stand where the last launch left them, only some are compared by their
+        Of unused gradients that stand where the last launch left them, only some are compared by their
         memory (`GradientPlaces.some_stand`).
         """
         self._stands = self._indifferent and self._may_stand and self.stood and self._stand()
@@ -228,30 +229,34 @@ class Gradients:
         )
 
     def _show_otherwise(self, there: torch.Tensor, expected: torch.Tensor, size: int) -> bool:
-        """Whether one lies elsewhere than the other, and one of both, of so many bytes, where the graph uses what lies
-        there otherwise."""
+        """Return whether the two lie apart, and the graph uses what lies at one of both places in another way.
+
+        `size`: bytes of each.
+        """
         if not size:
             return False
         places = {there.data_ptr(), expected.data_ptr()}
         return len(places) > 1 and any(self._uses_there.overlap(place, size) for place in places)
 
     def shared_with(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether one of these lies in a gradient that is there now, and is another than the graph's own, which gets
-        what it holds. What the step does to the one would not show in the other before the end of a launch. Or whether
-        one lies in the graph's own, which gets that before the graph reads its inputs."""
+        """Return whether one of these lies in a gradient that is there now and that the graph has elsewhere.
+
+        What the step does to the one would not show in the other before the end of a launch. Or whether one lies in the
+        graph's own gradient, which gets what the other holds before the graph reads its inputs.
+        """
         if self._as_before is None or self._as_before(self.parameters):
             return False
         return _overlap(MemoryRanges(memory(filter(is_plain, [*gradients(self.parameters), *self._before]))), tensors)
 
     def bring(self) -> None:
-        """Before a launch: copy gradients that lie elsewhere to where the graph reads them.
+        """Copy gradients that lie elsewhere to where the graph reads them, before a launch.
 
         And keep what lies where the launch writes and the program looks.
         """
         others = not (self._indifferent or self._in_place)  # `fit` has just seen that
         self._held, self._put_back, self._untouched, self._in_place = [], [], [], False
         stands = not (self._indifferent and self.stood) or self._stands  # or another's `.grad` may count as its own
-        if not others and stands and self.unheld()():  # nearly always: nobody holds what launches left
+        if not others and stands and self.unheld()():  # nearly always: only Encore holds what launches left
             self._kept, self.brought = [], False
             return
         in_use = self._found.held() if others else set()
@@ -268,8 +273,9 @@ class Gradients:
     def _left_and_held(
         self, now: Sequence[int], left: Iterable[_LeftAndHeld]
     ) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-        """The memory of gradients that launches left and the program holds, each behind the identity of the gradient
-        and with a copy; and of those in the memory of such.
+        """Return the memory of gradients that launches left and the program holds, each with its identity and a copy.
+
+        Also that of gradients in the memory of such.
 
         But for those that this one finds where eager does, and those where it writes what it is given: what it writes
         there, eager writes. `now`: the identities of the gradients that are there.
@@ -289,8 +295,11 @@ class Gradients:
         return _overlap(self._writes_there, [there])
 
     def _bring_others(self, in_use: Collection[int], let_go: Collection[int], kept: Collection[int]) -> None:
-        """`in_use`: the identities of those of the graph's own that the program holds; `kept` are the places of those
-        that launches left, in which another tensor may stand than the one that was left."""
+        """Copy gradients that are others to where the graph reads them.
+
+        `in_use`: the identities of those of the graph's own that the program holds; `kept` are the places of those that
+        launches left, in which another tensor may stand than the one that was left.
+        """
         now = gradients(self.parameters)
         alone = held_by_nobody_else(now, as_gradients=True)
         alone = [nobody or id(there) in let_go for nobody, there in zip(alone, now, strict=True)]
@@ -330,14 +339,16 @@ class Gradients:
         copy_over(targets, sources)
 
     def take_back(self) -> None:
-        """Before the first launch, or instead: what the capture left is not there. Those before it are there again.
+        """Put back the gradients from before the capture: what the capture left is not there.
 
-        If they play no part, they are None.
+        To be called before the first launch or instead.
+
+        If they are unused, they are None.
         """
         put(self.parameters, self._before or [None] * len(self.parameters))
 
     def leave(self) -> None:
-        """After a launch: every parameter has the gradient that the recording left."""
+        """Give every parameter the gradient that the recording left, after a launch."""
         self.stood = self._stands or self._stand()
         if not self.stood:
             # Most are others then: to set them takes less than to ask first, as `put` does.
@@ -363,7 +374,7 @@ class Gradients:
             self.parameters[index].grad = there
 
     def _leave_copies_of(self, held: Collection[int], places: Collection[int]) -> None:
-        """In the place of those that the program holds from before, and of those that lie where one of them lay."""
+        """Leave copies in place of those that the program holds from before, and of those that lie where one lay."""
         memory: dict[int, torch.UntypedStorage] = {}
         there = [one for one in self._after if one is not None]
         found = {id(one): one for one in there if id(one) in held or (is_plain(one) and one.data_ptr() in places)}
@@ -378,12 +389,14 @@ class Gradients:
 
 
 _LeftAndHeld = tuple[Holders, set[int]]
-"""What a recording left, and the identities of those of it that somebody else holds."""
+"""What a recording left, and the identities of those of it that anything but Encore holds."""
 
 
 def _let_go(left: Iterable[_LeftAndHeld]) -> set[int]:
-    """The identities of what recordings left that nobody but them and a `.grad` holds: a graph's own may take its
-    place, as that of what the program let go of."""
+    """Return the identities of what recordings left that only they and a `.grad` hold.
+
+    A graph's own may take its place, as that of what the program let go of.
+    """
     found: set[int] = set()
     for holders, held in left:
         cells = holders.cells(held)
@@ -392,14 +405,14 @@ def _let_go(left: Iterable[_LeftAndHeld]) -> set[int]:
 
 
 def _overlap(ranges: MemoryRanges, tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether one of these lies there, wholly or in part."""
+    """Return whether one of these lies there, wholly or in part."""
     return any(ranges.overlap(one.data_ptr(), size_bytes(one)) for one in tensors)
 
 
 def _without_bases(
     before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """Those after the call. A new one that is a view, as `autograd.grad` gives, is detached: it would hold its base.
+    """Return those after the call. A new one that is a view, as of `autograd.grad`, is detached from its base.
 
     Both share memory, which would count as held.
     """
@@ -410,12 +423,12 @@ def _without_bases(
 
 
 def _times(found: Iterable[torch.Tensor | None]) -> Counter[int]:
-    """How often each is among these, by its identity."""
+    """Count how often each is among these, by its identity."""
     return Counter(id(gradient) for gradient in found if gradient is not None)
 
 
 def _shared(found: Sequence[torch.Tensor | None]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """For each the place of the first that is the same tensor, and of the first that lies where it does."""
+    """Return for each the place of the first that is the same tensor, and of the first that lies where it does."""
     tensors = [id(one) for one in found]
     starts = [one.data_ptr() if one is not None and is_plain(one) else 0 for one in found]
     return first_places(tensors), first_places([start or key for start, key in zip(starts, tensors, strict=True)])

@@ -1,4 +1,4 @@
-"""`graph_step`: forward, loss, backward and optimizer of a training loop as one CUDA graph per signature of the batch.
+"""Capture forward, loss, backward and optimizer of a training loop as one CUDA graph per signature of the batch.
 
 A call goes one of four ways. The first calls run as they are, on the side stream that captures use. Then two calls of
 a signature are observed: every operator, what Python changed, which gradients were read. If a graph could repeat them,
@@ -61,7 +61,7 @@ _steps: WeakRegistry[GraphedStep] = WeakRegistry()
 
 
 class GraphedStep(CallRecorder):
-    """A step function that is replayed as CUDA graphs where that is possible. `options` are those of `graph_step`.
+    """Replay a step function as CUDA graphs where that is possible. `options` are those of `graph_step`.
 
     Attributes:
         own_attributes: names of all others than those that the program keeps in it.
@@ -102,11 +102,11 @@ class GraphedStep(CallRecorder):
 
     @property
     def __isabstractmethod__(self) -> bool:
-        """Whether a class that has it can have no objects, as Python asks."""
+        """Return whether a class that has it can have no objects, as Python asks."""
         return bool(getattr(self._step, "__isabstractmethod__", False))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """A decorated method is a step of its own for each instance, which keeps it."""
+        """Return, of a decorated method, a step of its own for each instance, which keeps it."""
         if instance is None or self._no_method:
             return self
         try:  # on the way of every call of a method
@@ -123,7 +123,7 @@ class GraphedStep(CallRecorder):
         return steps_of(instance, held).setdefault(self, bound)
 
     def __getattr__(self, name: str) -> Any:
-        """What the program keeps in the function of a method, as a method of Python has it."""
+        """Return what the program keeps in the function of a method, as a method of Python has it."""
         method, _ = vars(self).get("_of") or (None, None)
         if method is not None and name in vars(method) and name not in method.own_attributes:
             return vars(method)[name]
@@ -133,7 +133,7 @@ class GraphedStep(CallRecorder):
         return GraphedStep(step, device=device, **asdict(self._options))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphedStep:
-        """A copy is the step of the copied objects, and begins from its first call."""
+        """Return the step of the copied objects, which begins from its first call."""
         if self._of is not None:
             method, instance = self._of
             return cast(GraphedStep, step_of(method, copy.deepcopy(instance, memo)))
@@ -143,7 +143,7 @@ class GraphedStep(CallRecorder):
         return self._like(self._step)
 
     def __reduce__(self) -> Any:
-        """What is saved is where to find it: a function's name leads to its step, and so does a method's object."""
+        """Return where to find the step: a function's name leads to its step, and so does a method's object."""
         if self._of is not None:
             return step_of, self._of
         if not isinstance(self._step, types.MethodType):
@@ -157,7 +157,7 @@ class GraphedStep(CallRecorder):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling() or inside.step or self._lock.locked():
             return self._step(*args, **kwargs)  # part of another step, or in another thread at the same time
-        with self._lock:  # behind `acquire()` an interrupt would leave it locked
+        with self._lock:  # after `acquire()` an interrupt would leave it locked
             try:
                 self._thread = _this_thread()
                 self._calls += 1
@@ -334,7 +334,7 @@ class GraphedStep(CallRecorder):
         )
 
     def _in_vain_for(self) -> Refusal:
-        """Why recordings were hardly used."""
+        """Return why recordings were hardly used."""
         if self._gone and not self._moved:
             return Refusal(
                 f"was recorded again and again: it is given another {self._gone} after a few calls",
@@ -346,7 +346,7 @@ class GraphedStep(CallRecorder):
         )
 
     def _others_each_time(self, key: Hashable) -> Refusal | None:
-        """Why no call is looked at any more: an argument is another object each time, and stands for itself only."""
+        """Return why calls are no more observed: an argument is another object each time, equal to itself only."""
         if (unnamed := without_objects(key)) == key:
             return None
         self._objects[unnamed] = self._objects.get(unnamed, set()) | {key}
@@ -360,7 +360,7 @@ class GraphedStep(CallRecorder):
     # Everything else.
 
     def _find_device(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Device | None:
-        """The GPU of the batch, or of the tensors the step reaches; None too on a PyTorch that Encore does not know."""
+        """Return the GPU of the batch, or of the tensors the step reaches; None also for an unknown PyTorch."""
         if (unknown := torch_internals.unsupported()) is not None:
             self._all = Refusal(f"needs a PyTorch that Encore knows. {unknown}", "install one of these")
             self._note(self._all)
@@ -379,7 +379,7 @@ class GraphedStep(CallRecorder):
         return self._device
 
     def _reached(self, args: Any, kwargs: Any) -> HostState | Refusal:
-        """What the step reaches; a reason where an object of the program's cannot be looked at."""
+        """Return what the step reaches; a reason where an object of the program's cannot be looked at."""
         try:
             return reach(self._roots(args, kwargs))
         except Exception as error:  # such as of a module that is imported when it is first looked at
@@ -394,7 +394,7 @@ class GraphedStep(CallRecorder):
             yield from of_argument(value, name)
 
     def report(self) -> StepReport:
-        """What became of the calls so far."""
+        """Return what became of the calls so far."""
         return StepReport(
             name=self._name(),
             calls=self._calls,
@@ -446,7 +446,7 @@ class GraphedStep(CallRecorder):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No thread calls the step meanwhile. What is freed may not close it: that is refused, and not waited for."""
+        """Let no thread call the step in the block. What is freed may not close it: that is refused, not waited for."""
         with self._lock:
             self._thread = _this_thread()
             try:
@@ -475,7 +475,7 @@ def _hashable(value: Any) -> Hashable:
 
 
 def steps_exist() -> bool:
-    """Whether there are steps: what is recorded of one may keep the gradients that it finds."""
+    """Return whether there are steps: what is recorded of one may keep the gradients that it finds."""
     return bool(_steps.alive())
 
 
@@ -500,7 +500,7 @@ def graph_step(
     on_change: Literal["raise", "warn"] = "raise",
     concurrency: Concurrency = "off",
 ) -> Any:
-    """`optimizations.graph_step`, where it is documented."""
+    """Make a step that is replayed. `optimizations.graph_step` documents it."""
     make = functools.partial(
         GraphedStep,
         warm_up=warm_up,

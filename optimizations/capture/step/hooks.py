@@ -1,4 +1,4 @@
-"""Compares the hooks of parameters, modules and optimizers with those that ran when a step was recorded.
+"""Compare the hooks of parameters, modules and optimizers with those that ran when a step was recorded.
 
 PyTorch numbers registrations, so the latest number is compared first. A removal does not change it, so the sizes of the
 dicts that held hooks are compared too. Only where the number differs are all dicts read.
@@ -23,8 +23,8 @@ def hooks_of(tensors: Iterable[torch.Tensor], attributes: Iterable[dict[str, Any
 
 
 class Hooks:
-    """The hooks that run now. `tensors` are those whose gradients a step computes. It does not hold the modules: one
-    that was an argument may go."""
+    """Hold the hooks that run now. `tensors` are those whose gradients a step computes. It does not hold the modules:
+    one that was an argument may go."""
 
     def __init__(self, tensors: Iterable[torch.Tensor], modules: Iterable[torch.nn.Module] = ()) -> None:
         self._tensors, self._attributes = list(tensors), [vars(module) for module in modules]

@@ -1,4 +1,4 @@
-"""How much host memory a process may take without taking it from others: of the machine, and of its control groups."""
+"""Compute how much host memory a process may take without taking it from others, by machine and control groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OF_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 
 
 def spare_host_bytes(*, processes: Path = Path("/proc"), root: Path = _ROOT) -> int:
-    """Bytes that are free, or hold what was read from files and not used lately; 0 where that is not known."""
+    """Return the bytes that are free, or hold what was read from files and not used lately; 0 if that is not known."""
     try:
         spare = _numbers(processes / "meminfo")["MemAvailable:"] * 1024
         groups = list(_groups(processes / "self" / "cgroup", root))
@@ -28,7 +28,7 @@ def spare_host_bytes(*, processes: Path = Path("/proc"), root: Path = _ROOT) -> 
 
 
 def _groups(of_process: Path, root: Path) -> Iterator[Path]:
-    """The process's own control groups that may limit its memory, and those around them."""
+    """Yield the process's own control groups that may limit its memory, and those around them."""
     for line in of_process.read_text().splitlines():
         _, controllers, name = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
@@ -39,6 +39,6 @@ def _groups(of_process: Path, root: Path) -> Iterator[Path]:
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """The numbers behind the names in a file of the kernel's."""
+    """Return the numbers after the names in a file of the kernel's."""
     lines = (line.split() for line in file.read_text().splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) > 1}

@@ -1,4 +1,4 @@
-"""Random numbers of the host that a step draws: a graph would not draw them again.
+"""Notice random numbers of the host that a step draws: a graph would not draw them again.
 
 Note [Draws that decide nothing]. Libraries draw numbers that nothing depends on, such as those of LayerDrop at rate 0.
 The caller may say so (`host_draws="unused"`). That cannot be proved, but it can be contradicted: calls that drew
@@ -25,7 +25,7 @@ from optimizations.torch_internals.generator_identity import identity
 
 @dataclass(frozen=True, slots=True)
 class HostDraws:
-    """What a call drew on the host. Note [Draws that decide nothing].
+    """Record what a call drew on the host. Note [Draws that decide nothing].
 
     Attributes:
         states: of the generators it drew from, by name, as they were before.
@@ -38,11 +38,11 @@ class HostDraws:
     chosen: tuple[str, ...] = ()
 
     def repeats(self, before: HostDraws) -> bool:
-        """Whether a generator began this call as it began the one before."""
+        """Return whether a generator began this call as it began the one before."""
         return any(name in before.states and _equal(state, before.states[name]) for name, state in self.states.items())
 
     def other_results(self, before: HostDraws) -> Refusal | None:
-        """The refusal where it has other results than the call before."""
+        """Return the refusal where it has other results than the call before."""
         if self.results != before.results:
             return RETURNS_DRAWS
         return CHOOSES if self.chosen != before.chosen else None
@@ -64,7 +64,7 @@ CHOOSES = Refusal(
 
 
 def decides(difference: Refusal, names: Iterable[str]) -> Refusal:
-    """The refusal where calls differ, though what they draw on the host is said to decide nothing."""
+    """Return the refusal where calls differ, though what they draw on the host is said to decide nothing."""
     return replace(
         difference,
         reason=f"draws random numbers on the host ({', '.join(names)}) that seem to decide something, other than "
@@ -74,7 +74,7 @@ def decides(difference: Refusal, names: Iterable[str]) -> Refusal:
 
 
 class HostRandom:
-    """The states of Python's, NumPy's and PyTorch's CPU generators when this was made.
+    """Keep the states of Python's, NumPy's and PyTorch's CPU generators when this was made.
 
     `with_torch`: PyTorch's counts as the host's (it does not where the CPU stands for the GPU). `generators`: those of
     the program's own, by name.
@@ -92,7 +92,7 @@ class HostRandom:
         self._torch = torch.random.get_rng_state() if with_torch else None
 
     def drawn(self) -> Iterator[str]:
-        """The generators whose state is another now, as a program names them."""
+        """Yield the generators whose state is another now, as a program names them."""
         yield from (name for name, generator, state in self._own if not _equal(_state(generator), state))
         if random.getstate() != self._python:
             yield "random"
@@ -104,7 +104,7 @@ class HostRandom:
             yield "torch's CPU generator"
 
     def draws(self, results: tuple[str, ...] = (), chosen: tuple[str, ...] = ()) -> HostDraws:
-        """What was drawn since. `results` and `chosen` are those of `HostDraws`."""
+        """Return what was drawn since. `results` and `chosen` are those of `HostDraws`."""
         own = {name: state for name, _, state in self._own}
         others = {"random": self._python, "numpy.random": self._numpy, "torch's CPU generator": self._torch}
         return HostDraws({name: own[name] if name in own else others[name] for name in self.drawn()}, results, chosen)
@@ -140,12 +140,12 @@ def _restore(generator: Any, state: Any) -> None:
 
 
 def identities(generators: Iterable[Any]) -> frozenset[int]:
-    """Those of PyTorch's generators among these."""
+    """Return the identities of PyTorch's generators among these."""
     return frozenset(identity(one) for one in generators if isinstance(one, torch.Generator))
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """States may hold arrays and tensors, dicts of them, and tuples."""
+    """Return whether two states are equal. They may hold arrays and tensors, dicts of them, and tuples."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
     if isinstance(one, tuple) and isinstance(other, tuple):

@@ -1,4 +1,4 @@
-"""The Python state that a step reaches: containers, and the tensors, modules and optimizers in them.
+"""Hold the Python state that a step reaches: containers, and the tensors, modules and optimizers in them.
 
 A graph repeats the work of the GPU and runs no Python. So a call that changes Python's state is refused, what the
 program changes between calls is compared before each replay, and what a failed capture changed is put back: the call
@@ -31,7 +31,7 @@ MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_bac
 
 @dataclass(slots=True)
 class Container:
-    """Something that holds values: a dict (an object's attributes too), list, set or closure cell.
+    """Describe something that holds values: a dict (an object's attributes too), list, set or closure cell.
 
     Attributes:
         is_attributes: its keys are written as attributes or variables, and not in brackets.
@@ -69,7 +69,7 @@ class Container:
         return list(enumerate(held)) if isinstance(held, (list, collections.deque)) else []
 
     def content(self) -> Any:
-        """A shallow copy."""
+        """Return a shallow copy."""
         if isinstance(self.held, types.CellType):
             return cell_content(self.held)
         return copy_of(self.held)
@@ -93,18 +93,18 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of a container. `key` is None for a closure cell."""
+    """Name an entry of a container. `key` is None for a closure cell."""
 
     container: Container
     key: Any
 
     @property
     def place(self) -> Place:
-        """Where it stands."""
+        """Return where it stands."""
         return place_of(self.container.held, self.key)
 
     def current(self) -> Any:
-        """What the entry holds now; None if it is gone."""
+        """Return what the entry holds now; None if it is gone."""
         content = self.container.held
         if isinstance(content, types.CellType):
             return cell_content(content)
@@ -127,14 +127,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Rebound(Entry):
-    """An entry of a container that a call bound to another tensor."""
+    """Record an entry of a container that a call bound to another tensor."""
 
     old: torch.Tensor | None
     new: torch.Tensor
 
 
 class ChangeKind(enum.Enum):
-    """What became of something in Python."""
+    """Name what became of something in Python."""
 
     BOUND_TO_A_TENSOR = enum.auto()
     BOUND_TO_A_TUPLE = enum.auto()
@@ -145,7 +145,7 @@ class ChangeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something in Python that a call changed, in `words`. `name` is that under which it stands, or of what grew."""
+    """Describe something in Python that a call changed, in `words`. `name`: where it stands, or of what grew."""
 
     words: str
     name: str
@@ -154,7 +154,7 @@ class Change:
 
 @dataclass(slots=True)
 class HostState:
-    """Everything that a step reaches.
+    """Hold everything that a step reaches.
 
     Attributes:
         tensors, modules, optimizers: by path.
@@ -179,7 +179,7 @@ class HostState:
     complete: bool = True
 
     def parameters(self) -> list[torch.Tensor]:
-        """Leaves that collect gradients, or did before they were frozen, each once."""
+        """Return leaves that collect gradients, or did before they were frozen, each once."""
         found = {
             id(t): t
             for t in self.tensors.values()
@@ -188,15 +188,15 @@ class HostState:
         return list(found.values())
 
     def arrays(self) -> dict[str, Any]:
-        """Arrays of NumPy, by path."""
+        """Return arrays of NumPy, by path."""
         return {container.path: container.held for container in self.containers if is_array(container.held)}
 
     def snapshot(self) -> list[Any]:
-        """Shallow copies of all containers."""
+        """Return shallow copies of all containers."""
         return [container.content() for container in self.containers]
 
     def rebound(self, before: list[Any], *, added: bool = False) -> list[Rebound]:
-        """Entries that held a tensor or None in `before` and hold another tensor now, and those that were `added`."""
+        """Return entries that held a tensor or None in `before` and another tensor now, and those that were `added`."""
         found = []
         for container, old in zip(self.containers, before, strict=True):
             new = container.content()
@@ -217,7 +217,7 @@ class HostState:
         return found
 
     def changes(self, before: list[Any], but: Iterable[Rebound] = ()) -> Iterator[Change]:
-        """What differs from `before`, in the program's names. Entries in `but` are left out.
+        """Yield what differs from `before`, in the program's names. Entries in `but` are left out.
 
         A container that was replaced is compared with what stands in its place now.
         """
@@ -245,7 +245,7 @@ class HostState:
 
 
 class Slots(dict):
-    """The slots of an object, read and written where they are."""
+    """Read and write the slots of an object where they are."""
 
     def __init__(self, value: Any, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ class Slots(dict):
 
 
 class Inherited(Slots):
-    """The values that an object has of its class, unless it hides them by its own."""
+    """Hold the values that an object has of its class, unless it hides them by its own."""
 
     def clear(self) -> None:
         """Leave all: `update` writes what is other than it was."""
@@ -280,10 +280,10 @@ class Inherited(Slots):
 
 
 class ClassData(Slots):
-    """The values that a class and its bases hold for all their objects."""
+    """Hold the values that a class and its bases hold for all their objects."""
 
     def clear(self) -> None:
-        """Nothing: `update` writes what is other than it was, where it stands."""
+        """Do nothing: `update` writes what is other than it was, where it stands."""
 
     def update(self, content: Any) -> None:  # type: ignore[override]
         for name, member in content.items():
@@ -293,7 +293,7 @@ class ClassData(Slots):
 
 
 class Scope(dict):
-    """Those of a module's globals that code names, read and written where they are."""
+    """Read and write those of a module's globals that code names, where they are."""
 
     def __init__(self, scope: dict[str, Any], names: set[str]) -> None:
         super().__init__()
@@ -311,7 +311,7 @@ class Scope(dict):
 
 
 def cell_content(cell: types.CellType) -> Any:
-    """What a closure cell holds; the cell itself if it is empty."""
+    """Return what a closure cell holds; the cell itself if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:  # an empty cell
@@ -319,12 +319,12 @@ def cell_content(cell: types.CellType) -> Any:
 
 
 def place_of(held: Any, key: Any) -> Place:
-    """Where an entry of a container's `held` stands: the same in each call."""
+    """Return where an entry of a container's `held` stands: the same in each call."""
     return id(held.scope if isinstance(held, Scope) else held.value if isinstance(held, Slots) else held), key
 
 
 def entries_of(container: Container, content: Any) -> Iterable[tuple[Any, Any]]:
-    """The keys and values in a copy of a container's content; that of a closure cell has the key None."""
+    """Return the keys and values in a copy of a container's content; that of a closure cell has the key None."""
     if isinstance(container.held, types.CellType):
         return ((None, content),)
     if isinstance(content, dict):
@@ -333,13 +333,13 @@ def entries_of(container: Container, content: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array of NumPy, whose content changes without a trace."""
+    """Return whether it is an array of NumPy, whose content changes without a trace."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def copy_of(held: Any) -> Any:
-    """A shallow copy of a container's content."""
+    """Return a shallow copy of a container's content."""
     if isinstance(held, (Scope, Slots)):
         return held.content()
     if is_array(held):
@@ -348,7 +348,7 @@ def copy_of(held: Any) -> Any:
 
 
 def alike(old: Any, new: Any, contents: Mapping[int, Any], depth: int = 4) -> bool:
-    """Whether a value was left as it was, or replaced by an equal one: numbers, and containers of such.
+    """Return whether a value was left as it was, or replaced by an equal one: numbers, and containers of such.
 
     `contents`: what containers held at the time of the old value, by the id of the container.
     """
@@ -372,7 +372,7 @@ def alike(old: Any, new: Any, contents: Mapping[int, Any], depth: int = 4) -> bo
 
 
 def _replaced(old: Any, new: Any) -> set[int]:
-    """Containers in `old` in whose place `new` holds something else."""
+    """Return containers in `old` in whose place `new` holds something else."""
     if isinstance(old, dict) and isinstance(new, dict):
         pairs = [(value, new.get(key, _ABSENT)) for key, value in old.items()]
     elif isinstance(old, list) and isinstance(new, list):
@@ -395,7 +395,7 @@ def _same_bytes(old: Any, new: Any) -> bool:
 
 
 def _reordered(old: Any, new: Any) -> bool:
-    """Whether a dict has the keys that it had, in another order."""
+    """Return whether a dict has the keys that it had, in another order."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return False
     then, now = _keys(old), _keys(new)
@@ -403,7 +403,7 @@ def _reordered(old: Any, new: Any) -> bool:
 
 
 def _keys(mapping: dict[Any, Any]) -> dict[Any, int]:
-    """The keys, and which of them each is. A tensor would be compared element by element."""
+    """Return the keys, and which of them each is. A tensor would be compared element by element."""
     return {id(key) if isinstance(key, torch.Tensor) else key: index for index, key in enumerate(mapping)}
 
 
@@ -442,5 +442,5 @@ def _change(path: str, name: str, old: Any, new: Any) -> Change:
 
 
 def key_name(key: Any) -> str:
-    """A key as text; not the values of a tensor, which would be read from the GPU."""
+    """Return a key as text; not the values of a tensor, which would be read from the GPU."""
     return key if isinstance(key, str) else repr(key) if isinstance(key, PLAIN) else "..."

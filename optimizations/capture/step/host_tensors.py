@@ -1,8 +1,8 @@
-"""Tensors in CPU memory that a step reaches: a graph repeats neither what was computed of them nor what Python read.
+"""Compare tensors in CPU memory that a step reaches: no graph repeats what is computed of them, or what Python reads.
 
 Reads by `tolist`, `numpy` and the like pass no operator, so every such tensor may be read. Their bytes are compared
 before each launch, up to a limit in sum; of larger ones the address and the version that PyTorch counts. A tensor that
-differed between two observed calls, which were alike all the same and did nothing with it, plays no part.
+differed between two observed calls, which were alike all the same and did nothing with it, is not compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_BYTES = 2**20
 
 
 def on_the_host(tensors: Mapping[str, torch.Tensor], holds: Callable[[torch.Tensor], bool]) -> dict[str, torch.Tensor]:
-    """Those of plain CPU memory, by path. `holds`: whether a tensor lies on the GPU."""
+    """Return those of plain CPU memory, by path. `holds`: whether a tensor lies on the GPU."""
     return {
         path: tensor
         for path, tensor in tensors.items()
@@ -34,7 +34,7 @@ def on_the_host(tensors: Mapping[str, torch.Tensor], holds: Callable[[torch.Tens
 
 
 class HostTensors:
-    """These tensors, as they are when this is made."""
+    """Hold these tensors, as they are when this is made."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._compared: dict[str, torch.Tensor] = {}
@@ -58,16 +58,16 @@ class HostTensors:
         return bool(self._compared or self._counted)
 
     def unchanged(self) -> bool:
-        """Whether they are as they were."""
+        """Return whether they are as they were."""
         return self._now() == self._then
 
     def differences(self) -> list[tuple[str, Any]]:
-        """Those that are not, with their content."""
+        """Return those that are not as they were, with their content."""
         paths = [*self._compared, *self._counted]
         return [(path, new) for path, new, old in zip(paths, self._now(), self._then, strict=True) if new != old]
 
     def alike(self, tensors: Iterable[str], *, but: Collection[str] = ()) -> set[str]:
-        """Of these paths, those whose tensors are as they were, and those in `but`."""
+        """Return, of these paths, those whose tensors are as they were, and those in `but`."""
         changed = {path for path, _ in self.differences()}
         known = {*self._compared, *self._counted}
         return {path for path in tensors if path in but or (path in known and path not in changed)}

@@ -1,4 +1,4 @@
-"""The recordings that a step has: in which order calls look at them, when they are freed, and which share memory.
+"""Keep the recordings of a step: in which order calls look at them, when they are freed, and which share memory.
 
 Note [Who shares a pool]. What a recording computes on its way lies in its pool, where another recording may have put
 what outlives its launch, for that memory was free. Results are copied out, so that is the `.grad` of parameters. A
@@ -28,7 +28,7 @@ LONG_IN_USE = 64
 
 
 class KeptRecordings:
-    """Recordings by the signature of the calls that they serve.
+    """Hold recordings by the signature of the calls that they serve.
 
     `steady` are those that were used last, the latest first. `dropped` counts those that were freed, `in_vain` those
     of them that had hardly been used. `follow` is the device's.
@@ -53,16 +53,16 @@ class KeptRecordings:
         return sum(map(len, self._by_key.values()))
 
     def of(self, key: Hashable) -> Sequence[Recording]:
-        """The recordings for calls of this signature, in the order in which they were made."""
+        """Return the recordings for calls of this signature, in the order in which they were made."""
         return self._by_key.get(key, ())
 
     @property
     def replays(self) -> int:
-        """How often recordings were launched, those included that are freed."""
+        """Return how often recordings were launched, those included that are freed."""
         return self._freed_replays + sum(recording.replays for recording in self)
 
     def pools(self) -> list[Any]:
-        """The memory pools of all, each once."""
+        """Return the memory pools of all, each once."""
         found: list[Any] = []
         for recording in self:
             if recording.pool not in found:
@@ -70,13 +70,13 @@ class KeptRecordings:
         return found
 
     def pool_for(self, parameters: Sequence[torch.Tensor]) -> Any:
-        """The pool of those for the very same parameters; None if there is none. Note [Who shares a pool]."""
+        """Return the pool of those for the very same parameters; None if there is none. Note [Who shares a pool]."""
         wanted = set(map(id, parameters))
         same = [one.pool for one in self if set(map(id, one.gradients.parameters)) == wanted]
         return next((pool for pool in reversed(same) if pool not in self._spoiled), None)
 
     def spoil(self, pool: Any) -> None:
-        """A capture into this pool failed: no other is made there."""
+        """Note that a capture into this pool failed: no other is made there."""
         self._spoiled.append(pool)
 
     def add(self, device: Device, key: Hashable, recording: Recording) -> None:
@@ -93,7 +93,7 @@ class KeptRecordings:
         self.steady = [recording, *(other for other in self.steady if other is not recording)][:MOST_STEADY]
 
     def copied_inputs(self, key: Hashable) -> Set[int]:
-        """Inputs of calls of this signature that were the same tensors for a while, and then others."""
+        """Return inputs of calls of this signature that were the same tensors for a while, and then others."""
         return self._copied_inputs.get(key, set())
 
     def drop_moved(self, key_now: Hashable, state: HostState) -> list[str]:
@@ -127,7 +127,7 @@ class KeptRecordings:
             recording.watch.look_again()
 
     def drop_idle(self) -> bool:
-        """Free one that served no call while the last that was made served many. Whether there was one.
+        """Free one that served no call while the last that was made served many. Return whether there was one.
 
         Such as that for a learning rate of long ago. Where all are used in turn, none makes room for another.
         """
@@ -141,7 +141,7 @@ class KeptRecordings:
         return False
 
     def drop_with_moved_inputs(self, key: Hashable, tensors: list[torch.Tensor]) -> None:
-        """Inputs that were the same tensors and are others now are copied from now on."""
+        """Let inputs that were the same tensors and are others now be copied from now on."""
         for recording in list(self._by_key.get(key, ())):
             if moved := recording.moved_inputs(tensors):
                 self._copied_inputs.setdefault(key, set()).update(moved)

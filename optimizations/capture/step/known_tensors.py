@@ -1,4 +1,4 @@
-"""Compares where tensors lie, and their metadata, with what they were, in few calls into C++."""
+"""Compare where tensors lie, and their metadata, with what they were, in few calls into C++."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEW = 64
 
 
 class KnownTensors:
-    """Tensors as they are when this is made."""
+    """Compare tensors with what they are when this is made."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._tensors = tuple(tensors)
@@ -37,7 +37,8 @@ class KnownTensors:
 
 
 class Addresses:
-    """The addresses of tensors. Those of several groups are compared in turn: each time of one tensor of each group.
+    """Compare the addresses of tensors. Those of several groups are compared in turn: each time of one tensor of each
+    group.
 
     PyTorch takes 60 ns for an address, and an optimizer keeps three tensors for each parameter. What moves one of a
     group in place (`.data =`) moves all of them, or the same ones of other groups, such as when they are offloaded.
@@ -64,7 +65,7 @@ class Addresses:
 
 
 class _Lying:
-    """Tensors, and where they lie."""
+    """Hold tensors, and where they lie."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._tensors, self._indices = tensors, list(range(len(tensors)))

@@ -1,4 +1,4 @@
-"""What put the nodes into a graph while a step was captured: Triton kernels by name, operators, or something unknown.
+"""Record what put nodes into a graph while a step was captured: named Triton kernels, operators, or unknown code.
 
 An input of a step can go anywhere: into compiled code, an operator, a kernel of the program's own. So generated code
 alone does not tell which nodes can read it. Counting does: around every operator, and every launch of a Triton kernel
@@ -9,9 +9,9 @@ appeared in between came from unknown code, and then nothing is concluded for an
 Note [What an operator was given]. The words in the nodes of PyTorch's operators tell less than what they were given.
 Kernels for lists of tensors, such as those of optimizers, take a structure of four kilobytes that PyTorch fills as far
 as it needs it. In the rest stands what was in that memory before, old addresses among it, and where an input has
-gigabytes some are likely to lie in it. An operator reads the tensors it is given, and may hand on a number: one that is
-an address counts as given, in whichever way it was (`numbers_of`). A sparse tensor is made of others, without a node,
-and does not tell where they lie: behind an operator that was given one, nothing is concluded.
+gigabytes some are likely to lie in it. An operator reads the tensors it is given, and may pass a number: one that is an
+address counts as given, in whichever way it was (`numbers_of`). A sparse tensor is made of others, without a node, and
+does not tell where they lie: after an operator that was given one, nothing is concluded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TUNERS = "torch._inductor.runtime.triton_heuristics"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch of a Triton kernel: its node, the driver's name of it, where each of its tensors begins and lies.
+    """Describe one launch of a Triton kernel: its node, the driver's name of it, where its tensors begin and lie.
 
     `tensors` are pairs of the address of the first element and that of the storage, as often as they are passed.
     """
@@ -46,7 +46,7 @@ class Launch:
 
 
 class Launches:
-    """Counts nodes while a step is captured. See the module.
+    """Count nodes while a step is captured. See the module.
 
     Args:
         count: how many nodes the graph has that is being captured.
@@ -56,7 +56,7 @@ class Launches:
         launches: in order.
         read_by_operators: storages of tensors that operators were given which added nodes, and large numbers. Note
             [What an operator was given].
-        read_elsewhere: storages of tensors that are read behind a launch.
+        read_elsewhere: storages of tensors that are read after a launch.
         unknown: why nothing is known of some node; None where all are known.
     """
 
@@ -73,7 +73,7 @@ class Launches:
         self._last = self._count()
 
     def _count(self) -> int:
-        """The nodes there are; where that cannot be told, nothing is known, and the capture goes on."""
+        """Return how many nodes there are; where that cannot be told, nothing is known, and the capture goes on."""
         if self.unknown is not None:
             return self._last
         try:
@@ -84,14 +84,14 @@ class Launches:
 
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
-        """The nodes that come in the block are the library's own copies of inputs."""
+        """Note that the nodes that come in the block are the library's own copies of inputs."""
         yield
         now = self._count()
         self.own, self._last = range(self._last, now), now
 
     @contextlib.contextmanager
     def operator(self, func: Any, given: Iterable[int], *, sparse: bool = False) -> Iterator[None]:
-        """Around an operator on tensors with these storages, and on these numbers. They are asked for if it counts.
+        """Count nodes around an operator on these storages and numbers, which are read only if it adds some.
 
         `sparse`: whether some of its tensors have no storage of their own.
         """
@@ -115,8 +115,8 @@ class Launches:
         self._last = now
 
     def read_behind(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Who reads these behind a launch finds what the graph left there, without a node: gradients, and results that
-        are copied then."""
+        """Note tensors that are read after a launch: gradients, and results that are copied then. What reads them finds
+        what the graph left there, without a node."""
         for tensor in tensors:
             try:
                 self.read_elsewhere.add(tensor.untyped_storage().data_ptr())
@@ -125,7 +125,7 @@ class Launches:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """In the block, launches of Inductor's kernels for this capture are noted."""
+        """Note launches of Inductor's kernels for this capture in the block."""
         if _TUNERS not in sys.modules:  # nothing was compiled, and nothing may be now
             yield
             self._look("at the end")
@@ -169,7 +169,7 @@ _LEAST_ADDRESS = 1 << 32
 
 
 def numbers_of(values: Iterable[Any], holds: Callable[[torch.Tensor], bool]) -> Iterator[int]:
-    """The numbers among an operator's arguments, and in tensors on the CPU, that may be addresses.
+    """Yield the numbers among an operator's arguments, and in tensors on the CPU, that may be addresses.
 
     `holds`: whether a tensor is the device's.
     """
@@ -185,7 +185,7 @@ def numbers_of(values: Iterable[Any], holds: Callable[[torch.Tensor], bool]) -> 
 
 
 def _holds_numbers(tensor: torch.Tensor) -> bool:
-    """Whether an address can be an element. Memory that was given back holds nothing, and asking for it would raise."""
+    """Return whether an address can be an element. Memory that was given back holds nothing, and a read would raise."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in _OF_ADDRESSES:
         return False
     return bool(tensor.untyped_storage().nbytes())

@@ -1,4 +1,4 @@
-"""Learning rates and betas that are numbers, and change: handed to the graph as tensors on the GPU.
+"""Pass learning rates and betas that are numbers, and change, to the graph as tensors on the GPU.
 
 A number is baked into the kernels of a graph. Optimizers that are made for graphs (`capturable=True`, `fused=True`)
 take a tensor of one element instead and read it on the GPU. For the calls that are recorded the tensor stands in the
@@ -8,7 +8,7 @@ in double precision, such as `1 - lr * weight_decay`, may differ in the last bit
 
 Note [Betas]. Schedulers with `cycle_momentum` change the first beta. Adam and AdamW take a tensor for it, but not where
 they are fused. That tensor is float64, so that `1 - beta` is what Python makes of the number. The second beta stays a
-number. It stands in a tuple that is another one in each call, so it is compared apart from it.
+number. It stands in a tuple that changes on every call, so it is compared apart from it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ _EXACT = (torch.float32, torch.float64)
 
 
 def made_for_graphs(group: dict[str, Any]) -> bool:
-    """Whether a parameter group's optimizer keeps its counts on the GPU, and reads a learning rate there that is a
-    tensor."""
+    """Return whether a group's optimizer counts on the GPU, and reads a learning rate there that is a tensor."""
     return bool(group.get("capturable") or group.get("fused"))
 
 
 def takes_betas(optimizer: torch.optim.Optimizer | None, group: dict[str, Any]) -> bool:
-    """Whether a parameter group's optimizer reads its first beta on the GPU if it is a tensor. Note [Betas]."""
+    """Return whether a parameter group's optimizer reads its first beta on the GPU if it is a tensor. Note [Betas]."""
     return (
         isinstance(optimizer, torch.optim.Adam)
         and getattr(type(optimizer).step, "__module__", None) == torch.optim.Adam.__module__  # not one of its own
@@ -57,7 +56,7 @@ Key = tuple[int, str]
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """An entry of a parameter group, the number that was seen in it last (None: unknown), and the optimizer.
+    """Hold an entry of a parameter group, the number that was seen in it last (None: unknown), and the optimizer.
 
     `set_inside`: the step itself puts other numbers there, perhaps made of the one before. It is given numbers then: of
     a tensor it would make one that is rounded, and that the program goes on with.
@@ -74,7 +73,7 @@ class _Watched:
         return id(self.group), self.name
 
     def number(self) -> Any:
-        """The number, or what stands in its place; None if there is none."""
+        """Return the number, or what stands in its place; None if there is none."""
         return number_in(self.group, self.name)
 
     def put(self, value: Any) -> None:
@@ -87,13 +86,13 @@ class _Watched:
         return made_for_graphs(self.group) if self.name == RATE else takes_betas(self.optimizer(), self.group)
 
     def lasts(self) -> bool:
-        """Whether the optimizer has the group still: `load_state_dict` makes others."""
+        """Return whether the optimizer has the group still: `load_state_dict` makes others."""
         optimizer = self.optimizer()
         return optimizer is not None and any(one is self.group for one in optimizer.param_groups)
 
 
 def number_in(group: dict[str, Any], name: str) -> Any:
-    """The learning rate or the first beta of a parameter group; None if it has none."""
+    """Return the learning rate or the first beta of a parameter group; None if it has none."""
     value = group.get(name)
     if name == RATE:
         return value
@@ -101,7 +100,7 @@ def number_in(group: dict[str, Any], name: str) -> Any:
 
 
 class LearningRates:
-    """Numbers among the learning rates and betas of a step's optimizers. `patched` counts those that tensors stand for.
+    """Watch numbers among learning rates and betas of a step's optimizers. `patched` counts those with tensors.
 
     `standing` are these tensors, by their groups and entries. Groups hold parameters, so those of an optimizer that is
     gone are let go at once.
@@ -116,7 +115,7 @@ class LearningRates:
         return len(self.standing)
 
     def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Look at the groups of these optimizers from now on."""
+        """Watch the groups of these optimizers from now on."""
         self._let_go()
         known = {one.key for one in self._watched}
         here = weakref.ref(self)
@@ -141,7 +140,7 @@ class LearningRates:
         self.standing = {key: tensor for key, tensor in self.standing.items() if key in kept}
 
     def changed(self) -> bool:
-        """Whether a number that no tensor stands for yet has changed, and a tensor may stand for it from now on."""
+        """Return whether a number without a tensor has changed, and a tensor may stand for it from now on."""
         found = False
         for one in self._watched:
             value = one.number()
@@ -157,7 +156,7 @@ class LearningRates:
         return found
 
     def stands_for(self, group: Any, key: Any) -> bool:
-        """Whether a tensor stands for this entry of a parameter group, or for a part of it."""
+        """Return whether a tensor stands for this entry of a parameter group, or for a part of it."""
         return key in (RATE, BETAS) and (id(group), key) in self.standing
 
     def compared_apart(self) -> list[tuple[str, Callable[[], Hashable]]]:
@@ -185,11 +184,11 @@ class LearningRates:
                 one.seen = rate
 
     def storages(self) -> dict[int, str]:
-        """Where the tensors lie, and what they stand for."""
+        """Return where the tensors lie, and what they stand for."""
         return {tensor.untyped_storage().data_ptr(): NAMES[name] for (_, name), tensor in self.standing.items()}
 
     def as_numbers(self, value: Any, is_number: Callable[[torch.Tensor], bool] = lambda tensor: False) -> Any:
-        """What a step returned or keeps, with the program's numbers where the tensors stand; itself if there are none.
+        """Return what a step returned or keeps, with the program's numbers for the tensors; itself if there are none.
 
         `is_number`: whether a tensor was computed of these, and would be a number.
         """
@@ -209,7 +208,7 @@ class LearningRates:
         before: Sequence[Any],
         is_number: Callable[[torch.Tensor], bool] = lambda tensor: False,
     ) -> bool:
-        """Let what a step bound to such tensors hold numbers, behind `as_tensors`; whether there was something.
+        """Let what a step bound to such tensors hold numbers, after `as_tensors`; return whether there was something.
 
         `before` is a snapshot of the state from before the step.
         """
@@ -226,9 +225,9 @@ class LearningRates:
 
     @contextlib.contextmanager
     def as_tensors(self) -> Iterator[None]:
-        """The tensors stand in their groups inside the block.
+        """Let the tensors stand in their groups inside the block.
 
-        One that the program changes there is the program's number behind it, which waits for the GPU: such a step is
+        One that the program changes there is the program's number after it, which waits for the GPU: such a step is
         refused, and runs with numbers from then on.
         """
         self.write()
@@ -266,7 +265,7 @@ def _other_betas(group: dict[str, Any]) -> Hashable:
 
 
 def _rest(one: _Watched, before: Any) -> bool:
-    """Whether an entry holds, apart from the number, what it held."""
+    """Return whether an entry holds, apart from the number, what it held."""
     return one.name == RATE or tuple(one.group[BETAS][1:]) == tuple(before[1:])
 
 

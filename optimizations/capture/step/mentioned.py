@@ -1,4 +1,4 @@
-"""What a captured graph reads of what was there before, as operators and the words of its nodes tell.
+"""Tell what a captured graph reads of what was there before, by operators and by the words of its nodes.
 
 Operators are seen, and compiled code is not: what it reads stands in the nodes of the graph as addresses. Any word that
 could be an address is taken for one.
@@ -31,7 +31,7 @@ from optimizations.graph.records import MemoryRange
 
 
 class GradientsMentioned(RuntimeError):
-    """A captured graph holds what may be the address of a gradient from before, and no operator reads these."""
+    """Report a captured graph that may hold the address of a gradient from before, where no operator reads these."""
 
 
 def check_unread(
@@ -69,7 +69,7 @@ def they_play_no_part(
     *,
     may_mention: bool,
 ) -> bool:
-    """Whether gradients from before the call play no part in it. Note [Gradients before and after].
+    """Return whether gradients from before the call are unused in it. Note [Gradients before and after].
 
     `beside`: indices of the nodes that only copy inputs.
 
@@ -91,7 +91,7 @@ def they_play_no_part(
 
 
 def _only_left_over(device: Device, graph: Any, launches: Launches, ranges: Sequence[MemoryRange]) -> bool:
-    """Whether all words of a graph that lie there are what kernels of operators have that were not given it.
+    """Return whether all words of a graph that lie there are in kernels of operators that were not given them.
 
     Note [What an operator was given] in `launches`.
     """
@@ -109,7 +109,7 @@ def _only_left_over(device: Device, graph: Any, launches: Launches, ranges: Sequ
 def reads_of(
     device: Device, graph: Any, observer: Observer, call: Call, beside: Collection[int]
 ) -> Callable[[torch.Tensor], bool]:
-    """Whether a tensor is read by the step: by an operator, or by a kernel of compiled code.
+    """Return a function that tells whether the step reads a tensor: by an operator, or by a kernel of compiled code.
 
     `beside`: indices of the nodes that only copy inputs.
     """
@@ -121,7 +121,9 @@ def reads_of(
 def decides(
     reads: Callable[[torch.Tensor], bool], returned: Collection[int], given: Iterable[torch.Tensor]
 ) -> Callable[[torch.Tensor], bool]:
-    """Return a function that tells whether it matters which tensor stands in a place: the step reads it, returns it
-    (storages), or is `given` it in each call."""
+    """Return a function that tells whether it matters which tensor stands in a place.
+
+    It does if the step reads it, returns it (storages), or is `given` it in each call.
+    """
     always = set(map(id, given))
     return lambda tensor: reads(tensor) or storage(tensor) in returned or id(tensor) in always

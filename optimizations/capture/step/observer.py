@@ -1,4 +1,4 @@
-"""Sees every operator of a step: what a graph could not repeat, which tensors are read, what is written.
+"""Watch every operator of a step: what a graph could not repeat, which tensors are read, what is written.
 
 Note [Seen before it runs]. A read of a GPU value on the host ends a capture for good: the driver invalidates it, and
 PyTorch's generators and allocator are left as inside of a capture. So the observer is on during the capture too, and
@@ -53,7 +53,7 @@ Holds = Callable[[torch.Tensor], bool]
 
 
 class StepDiffers(StepRefused):
-    """A captured call did something else than the calls before it."""
+    """Report that a captured call did something else than the calls before it."""
 
 
 SETS_UP = Refusal(
@@ -64,7 +64,7 @@ SETS_UP = Refusal(
 
 
 class Observer(torch_internals.TorchDispatchMode):
-    """On while a step runs. With `forbid`, what cannot be captured raises `StepRefused` before it runs.
+    """Watch operators while a step runs. With `forbid`, what cannot be captured raises `StepRefused` before it runs.
 
     Attributes:
         operations: what ran, in order.
@@ -86,7 +86,7 @@ class Observer(torch_internals.TorchDispatchMode):
         followed: storages by address, to which those are added that hold values computed from these. None: it is not
             asked for.
         read_followed: whether a value of these was read on the host.
-        set_aside: gradients that are set aside meanwhile, which no operator may read.
+        set_aside: gradients that are offloaded meanwhile, which no operator may read.
         sparse: names of sparse tensors that were there before, by their identities: no operator may be given one.
         gone: whether what lay at an address before the call is gone, and with it the name of what lies there.
         taken_over: those of `outside` where that was so when they were read first: of what lay there nothing was read.
@@ -160,7 +160,7 @@ class Observer(torch_internals.TorchDispatchMode):
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
-        """What runs in the block is the library's own, and no part of the step."""
+        """Leave out what runs in the block: it is the library's own, and no part of the step."""
         self._unseen += 1
         try:
             yield
@@ -169,7 +169,10 @@ class Observer(torch_internals.TorchDispatchMode):
 
     @contextlib.contextmanager
     def by_a_mask(self, number: complex) -> Iterator[None]:
-        """In the block a number is written where a mask says. Note [Numbers that are assigned] in `python_values`."""
+        """Note that a number is written where a mask says, in the block.
+
+        Note [Numbers that are assigned] in `python_values`.
+        """
         self._assigned = number
         try:
             yield
@@ -177,7 +180,7 @@ class Observer(torch_internals.TorchDispatchMode):
             self._assigned = None
 
     def is_kept_cast(self, tensor: torch.Tensor | None) -> bool:
-        """Whether a tensor of unknown origin may be a cast that autocast keeps from an earlier call."""
+        """Return whether a tensor of unknown origin may be a cast that autocast keeps from an earlier call."""
         return self._in_region and tensor is not None and casts.may_be_kept(tensor)
 
     def refuse(self, reason: str, advice: str) -> None:
@@ -292,57 +295,59 @@ class Observer(torch_internals.TorchDispatchMode):
         self.given = frozenset(map(storage, given))
 
     def _note_origin(self, tensor: torch.Tensor, number: int) -> None:
-        """The tensor is this result of the operator that was noted last."""
+        """Note that the tensor is this result of the operator that was noted last."""
         if (place := self._place(tensor)) is not None:
             self._origins[place] = f"result {number} of operator {len(self.operations) - self._counted_from}"
 
     def _note_who_made(self, tensor: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
-        """An operator with these inputs made the tensor."""
+        """Note that an operator with these inputs made the tensor."""
         self._made_by_host.discard(storage(tensor))
         in_memory = tensor.device.type == "cpu" and not self.holds(tensor) and storage(tensor)
         if in_memory and not any(map(self.holds, inputs)):
             self._made_by_host.add(storage(tensor))
 
     def forget_origins(self) -> None:
-        """What runs from now on is captured on its own: what was computed before comes from outside of it."""
+        """Forget where tensors come from: what runs from now on is captured on its own, and they are outside of it."""
         self._origins.clear()
         self._counted_from = len(self.operations)
 
     def of_results(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Of results that calls are compared by: values that operators of the host made, and which tensors they are."""
+        """Return by what results are compared: values that operators of the host made, and which tensors they are."""
         origins = [self._name(one) + self._origin(one) for one in tensors]
         return self.values_made_by_host(tensors), tuple(origins)
 
     def _name(self, tensor: torch.Tensor) -> str:
-        """Of a tensor that was there before the call; "" of others, and of one without elements: a capture gives it no
-        memory."""
+        """Return the name of a tensor that was there before the call; "" of others, and of one without elements.
+
+        A capture gives one without elements no memory.
+        """
         address = storage(tensor) if tensor.numel() else 0
         name = self._known.get(address, "")
         return name if name and not self.gone(address) else ""
 
     def _origin(self, tensor: torch.Tensor) -> str:
-        """Which of the tensors that the call computed it is; "" where that is not known."""
+        """Return which of the tensors that the call computed it is; "" where that is not known."""
         place = self._place(tensor)
         return "" if place is None else self._origins.get(place, "")
 
     def _place(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
-        """A storage, and the part of it that a tensor stands for; None for one without memory, or that was given."""
+        """Return a storage, and the part of it that a tensor stands for; None if it has no memory, or was given."""
         if tensor.layout is not torch.strided or tensor.is_nested or storage(tensor) in self.given:
             return None
         return StorageWeakRef(tensor.untyped_storage()), tensor.storage_offset(), tensor.shape, tensor.stride()
 
     def values_made_by_host(self, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
-        """Values of those among these that operators of the host made."""
+        """Return values of those among these that operators of the host made."""
         found = [one for one in tensors if storage(one) in self._made_by_host and one.layout is torch.strided]
         with self.unseen():
             return tuple(map(_value, found))
 
     def _values_for_gpu(self, inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
-        """Values that an operator of the GPU is given by the host."""
+        """Return values that an operator of the GPU is given by the host."""
         return self.values_made_by_host(inputs) if any(map(self.holds, inputs)) else ()
 
     def _drawn_from(self, kwargs: Any) -> torch.Generator | None:
-        """The generator that a drawing operator draws from; None where that is the host's."""
+        """Return the generator that a drawing operator draws from; None where that is the host's."""
         given: torch.Generator | None = kwargs.get("generator")
         if self._is_of_host(given):
             return None
@@ -414,12 +419,12 @@ class Observer(torch_internals.TorchDispatchMode):
             self.refuse(f"changes {self._stands_for(written)} of an optimizer", behind)
 
     def is_number(self, tensor: torch.Tensor) -> bool:
-        """Whether it was computed of learning rates and betas only, and would be a number but for the tensors there."""
+        """Return whether it was computed of learning rates and betas only, and would be a number without these."""
         found = self._numbers.get(id(tensor))
         return found is not None and found() is tensor and tensor.dim() == 0
 
     def _stands_for(self, storages: set[int]) -> str:
-        """What a tensor among these stands for, or was made of."""
+        """Return what a tensor among these stands for, or was made of."""
         return next(name for name in map({**self._from_rates, **self.rates}.get, storages) if name is not None)
 
     def _look_at_transfers(self, name: str, args: Any, kwargs: Any) -> None:
@@ -506,7 +511,7 @@ _LIFTS = "aten.lift_fresh."
 
 
 def uses_sparse(path: str) -> tuple[str, str]:
-    """Why a sparse tensor that was there before is refused, and what to do."""
+    """Return why a sparse tensor that was there before is refused, and what to do."""
     return (
         f"uses a sparse tensor, {path}, which has no memory of its own that a launch could compare",
         "make it dense, or keep its indices and values, and use `index_add_` or `scatter_add_`",
@@ -518,7 +523,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def operator_that_raised(error: BaseException) -> str | None:
-    """The operator of a step that raised this, if one did; the innermost one."""
+    """Return the operator of a step that raised this, if one did; the innermost one."""
     found: str | None = None
     for frame, _ in traceback.walk_tb(error.__traceback__):  # the program's exception is as it was raised
         if frame.f_code is _run.__code__:
@@ -527,7 +532,7 @@ def operator_that_raised(error: BaseException) -> str | None:
 
 
 def storage(tensor: torch.Tensor) -> int:
-    """Address of a tensor's storage; 0 for one without memory."""
+    """Return the address of a tensor's storage; 0 for one without memory."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, ValueError):
@@ -535,12 +540,12 @@ def storage(tensor: torch.Tensor) -> int:
 
 
 def memory(tensor: torch.Tensor) -> int:
-    """The same for tensors of one storage. One without memory, as most without elements, shares it with no other."""
+    """Return the same number for tensors of one storage. One without memory, as most without elements, has its own."""
     return storage(tensor) or -id(tensor)
 
 
 def _value(tensor: torch.Tensor) -> str:
-    """What a tensor in CPU memory holds: as text if that is short, else a number that stands for it."""
+    """Return what a tensor in CPU memory holds: as text if that is short, else a number that stands for it."""
     text = str(tensor.detach().tolist())
     return text if len(text) <= _LONGEST_VALUE else f"values {hash(text):#x}"
 
@@ -560,7 +565,7 @@ def _size_depends_on_values(name: str, tags: Any, args: Any, kwargs: Any) -> boo
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """Tensors that an operator writes, by its schema. That of batch normalisation does not name its statistics."""
+    """Yield tensors that an operator writes, by its schema. Batch normalisation's does not name its statistics."""
     schema = getattr(func, "_schema", None)  # operators that run whole graphs have none
     if schema is None:
         return

@@ -1,4 +1,4 @@
-"""A call that runs as it is and is looked at: could a graph repeat it?"""
+"""Run a call as it is and observe it: could a graph repeat it?"""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ KEEPS_RATE = Refusal(
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a call did. `structure` is of what it returned, `outside` where it read tensors it did not make,
+    """Record what a call did. `structure` is of what it returned, `outside` where it read tensors it did not make,
     `kept_casts` whether casts that autocast keeps may be among these, `asked` whether it asked if it is captured
     before anything was refused, `host_draws` what it drew on the host, where that decides nothing, `drops_gradients`
-    whether it let go of gradients from before, unread, `gradients` which parameters (identities) had one behind it.
+    whether it let go of gradients from before, unread, `gradients` which parameters (identities) had one after it.
     `set_up`: something was compiled or tuned meanwhile, so that the rest says nothing about the next call."""
 
     returned: Any
@@ -94,7 +94,7 @@ def observe(
     draws_unused: bool = False,
 ) -> Observed:
     """Run the call as it is, on the side stream. `seen_outside` is `Observed.outside` of the call before, if any.
-    Gradients from before are not held: `call.before` is empty behind it.
+    Gradients from before are not held: `call.before` is empty after it.
 
     `generators`: those that the call before drew from, other than the default. `as_captured`: what it is told if it
     asks whether it is captured. `draws_unused`: the caller says that what it draws on the host decides nothing.
@@ -180,12 +180,12 @@ def observe(
 
 
 def host_generators(device: Device, state: HostState) -> frozenset[int]:
-    """Identities of PyTorch's generators of the host that a program has of its own."""
+    """Return identities of PyTorch's generators of the host that a program has of its own."""
     return identities(state.generators.values()) if device.has_own_random else frozenset()
 
 
 def drawn_on_the_host(generator: str, state: HostState, what: str = "step") -> Refusal:
-    """The refusal for random numbers from a generator of the host. `what` draws them, and reaches `state`."""
+    """Return the refusal for random numbers from a generator of the host. `what` draws them, and reaches `state`."""
     return Refusal(
         f"draws random numbers on the host ({generator})",
         f"draw them before the {what} and pass them as arguments, or draw them on the GPU; if they decide nothing, as "
@@ -201,7 +201,7 @@ def kept_results(
     *,
     added: bool = False,
 ) -> list[Rebound]:
-    """Attributes and variables that the call bound to tensors it made, or to its batch, without reading what they held.
+    """Return entries that the call bound to tensors it made, or to its batch, without reading what they held.
 
     As a module does that keeps its last activations. A graph can leave them as it leaves its results. `added`: those
     that were not there before, too.
@@ -219,7 +219,7 @@ def _is_read(tensor: torch.Tensor, observer: Observer) -> bool:
 
 
 def storages_of(nest: Any) -> frozenset[int]:
-    """Where the tensors in a nest lie."""
+    """Return where the tensors in a nest lie."""
     tensors: list[torch.Tensor] = []
     flatten(nest, tensors)
     return frozenset(map(storage, tensors))
@@ -231,7 +231,7 @@ def call_changes(state: HostState, snapshot: list[Any], kept: Sequence[Rebound])
 
 
 def host_change(change: Change, code: Sequence[types.CodeType]) -> Refusal:
-    """The refusal for something in Python that a call changed. `code`: of the functions that may have done it."""
+    """Return the refusal for something in Python that a call changed. `code`: of functions that may have done it."""
     advice = OF_A_SCHEDULER if _is_of_a_scheduler(change) else _ADVICE_ON_CHANGES[change.kind]
     if change.name == "training":
         advice = OF_A_MODE
@@ -259,7 +259,7 @@ def _is_of_a_scheduler(change: Change) -> bool:
 
 
 def _is_counted_by_an_optimizer(change: Change) -> bool:
-    """Whether an optimizer keeps a number of its own in Python: for a parameter, or its steps for a group of them."""
+    """Return whether an optimizer keeps a number of its own in Python, for a parameter or a group of them."""
     counts = ".param_groups[" in change.words and change.name in ("step", "steps", "k")
     return change.kind is ChangeKind.NUMBER and (counts or ".state[" in change.words)
 
@@ -276,7 +276,7 @@ _ADVICE_ON_CHANGES = {
 
 
 def changed_itself(name: str) -> Refusal:
-    """The refusal for a tensor that is another after the call, without an operator that made it so."""
+    """Return the refusal for a tensor that is another after the call, without an operator that made it so."""
     return Refusal(
         f"changes {name} itself (its requires_grad, shape or memory)",
         "do it outside of the step, or write new values in place (`copy_`, `mul_`)",
@@ -284,13 +284,13 @@ def changed_itself(name: str) -> Refusal:
 
 
 class Given:
-    """The containers among a call's arguments, as they are when this is made."""
+    """Hold the containers among a call's arguments, as they are when this is made."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._then = [_taken_apart(value) for _, value in _named(args, kwargs)]
 
     def changes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Refusal]:
-        """A refusal for each argument that holds other tensors, numbers or strings now."""
+        """Yield a refusal for each argument that holds other tensors, numbers or strings now."""
         for (name, value), (structure, tensors) in zip(_named(args, kwargs), self._then, strict=True):
             now, held = _taken_apart(value)
             if now != structure or any(a is not b for a, b in zip(held, tensors, strict=True)):
@@ -301,7 +301,7 @@ class Given:
 
 
 def _made_by(call: Call, returned: Any) -> list[torch.Tensor]:
-    """Tensors that a call returned and that are none of its arguments, nor of what it reaches."""
+    """Return tensors that a call returned and that are none of its arguments, nor of what it reaches."""
     tensors: list[torch.Tensor] = []
     flatten(returned, tensors)
     known = set(map(id, [*call.tensors, *call.state.tensors.values()]))
@@ -309,7 +309,7 @@ def _made_by(call: Call, returned: Any) -> list[torch.Tensor]:
 
 
 def _attributes_given(call: Call, before: Sequence[Mapping[str, Any]]) -> str:
-    """Names of attributes that a call gave its arguments: others than were there, or with another value."""
+    """Return names of attributes that a call gave its arguments: others than were there, or with another value."""
     found: dict[str, None] = {}
     for tensor, then in zip(call.tensors, before, strict=False):
         now = attributes_set(tensor)
@@ -320,7 +320,7 @@ def _attributes_given(call: Call, before: Sequence[Mapping[str, Any]]) -> str:
 
 
 def sets_attributes(names: str, where: str) -> Refusal:
-    """The refusal for attributes of these names that Python code sets of a tensor."""
+    """Return the refusal for attributes of these names that Python code sets of a tensor."""
     return Refusal(
         f"sets attributes of {where}, a tensor ({names}), and a graph sets none",
         "return what they hold, as a member of a dict or a tuple",
@@ -354,7 +354,7 @@ def _changed_arguments(call: Call, marks: Sequence[tuple[Look, bool, int]]) -> I
 
 
 def _unfinished(returned: Any, *, backward_ran: bool) -> Iterator[Refusal]:
-    """A result whose backward is still to run: a graph's results take no part in differentiation."""
+    """Yield a refusal of a result whose backward is still to run: a graph's results are not differentiated."""
     tensors: list[torch.Tensor] = []
     flatten(returned, tensors)
     if not backward_ran and any(tensor.grad_fn is not None for tensor in tensors):
@@ -365,7 +365,8 @@ def _unfinished(returned: Any, *, backward_ran: bool) -> Iterator[Refusal]:
 
 
 def _wandering(observer: Observer, call: Call, of_gradients: frozenset[int], seen: frozenset[int]) -> Iterator[Refusal]:
-    """Tensors of unknown origin that are others than in the call before. Note [Compiled modules] in `observer`."""
+    """Yield a refusal of a tensor of unknown origin that is another than in the call before. Note [Compiled modules] in
+    `observer`."""
     if call.state.compiled or not seen:
         return
     known = {storage(tensor) for tensor in [*call.state.tensors.values(), *call.tensors]}

@@ -1,4 +1,4 @@
-"""Operators that a step ran, as records, and where two runs of it differ."""
+"""Record operators that a step ran, and find where two runs of it differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optimizations.report.steps import Refusal
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operator. `arguments`: its numbers as they are, its tensors by shape, dtype and where they come from."""
+    """Record one operator. `arguments`: its numbers as they are, its tensors by shape, dtype and origin."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -19,7 +19,7 @@ class Operation:
 
 
 def first_difference(before: Sequence[Operation], after: Sequence[Operation]) -> Refusal | None:
-    """Why two runs of a step on batches of one signature cannot be the same graph; None if they are the same."""
+    """Return why two runs of a step on batches of one signature cannot be the same graph; None if they are the same."""
     for old, new in zip(before, after, strict=False):
         if old.name != new.name:
             return _differs(f"ran {short(new.name)} where the call before ran {short(old.name)}", new.line or old.line)
@@ -44,6 +44,6 @@ def _differs(what: str, line: str | None) -> Refusal:
 
 
 def short(name: str) -> str:
-    """`aten.add_.Tensor` as a user would write it: `add_`."""
+    """Return `aten.add_.Tensor` as a user would write it: `add_`."""
     parts = name.split(".")
     return parts[1] if len(parts) > 1 else name

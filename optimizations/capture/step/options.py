@@ -1,4 +1,4 @@
-"""What a user may set for a step: see `optimizations.graph_step`."""
+"""Check what a user may set for a step: see `optimizations.graph_step`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ HOST_DRAWS = ("refused", "unused")
 
 
 def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """
+    """Check that a setting has one of the values that are allowed.
+
     Raises:
         ValueError: the setting of this name has a value that is not one of those allowed.
     """
@@ -29,7 +30,7 @@ def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
-    """Checked settings of one step.
+    """Hold the checked settings of one step.
 
     Raises:
         TypeError: a number is not a whole number.

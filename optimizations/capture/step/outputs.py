@@ -1,4 +1,4 @@
-"""What a recorded step returns: results that stay valid, and tensors of the caller as they are.
+"""Return results of a recorded step that stay valid, and tensors of the caller as they are.
 
 A result lies in the memory of the graph and the next launch overwrites it, so it is copied out. The graph itself copies
 small ones, to new memory in each launch (`copy_nodes`); one fused copy takes the others. What is a parameter, or any
@@ -25,14 +25,14 @@ from optimizations.graph.memory import data_of, is_expanded, size_bytes
 from optimizations.lazy_view import is_lazy_view
 
 MOST_CARRIED_BYTES = 65536
-"""Results above this are copied behind the launch: the graph's own copy needs memory of the same size. What counts is
+"""Results above this are copied after the launch: the graph's own copy needs memory of the same size. What counts is
 the memory from the first element to the last: a mask that is expanded to all heads and rows is as small as it was."""
 
 
 def carried_out(
     made: Iterable[Any], holds: Callable[[torch.Tensor], bool], known: Collection[int]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Inside of a capture: copies of results, as pairs of a result and what its memory was copied to.
+    """Copy results inside of a capture; return pairs of a result and what its memory was copied to.
 
     `made`: nests of results, the first ones first where there are too many. `known`: storages that are not the graph's.
     """
@@ -56,29 +56,32 @@ def carried_out(
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements are what lies in its memory, and where its strides say."""
+    """Return whether its elements are what lies in its memory, and where its strides say."""
     strided = type(tensor) is torch.Tensor and tensor.layout is torch.strided
     return strided and not (is_lazy_view(tensor) or tensor.is_quantized)
 
 
 def _lies_in_a_run(tensor: torch.Tensor) -> bool:
-    """Whether a copy of it is one of the memory from its first element to its last: of one that is expanded that is
-    less than its elements, of a small one not much more. Element by element some could not be written: PyTorch refuses
-    one with a stride of 0, which a column of a matrix has once it is expanded, with gaps between its rows."""
+    """Return whether a copy of it is one of the memory from its first element to its last.
+
+    Of one that is expanded that is less than its elements, of a small one not much more. Element by element some could
+    not be written: PyTorch refuses one with a stride of 0, which a column of a matrix has once it is expanded, with
+    gaps between its rows.
+    """
     if not _is_plain(tensor) or tensor.is_contiguous():
         return False
     return is_expanded(tensor) or size_bytes(tensor) <= MOST_CARRIED_BYTES
 
 
 def _run(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory from its first element to its last: itself, where it is contiguous."""
+    """Return the memory from its first element to its last: itself, where it is contiguous."""
     if tensor.is_contiguous():
         return tensor
     return tensor.detach().as_strided((size_bytes(tensor) // tensor.element_size(),), (1,))
 
 
 class Outputs:
-    """Made from what the recording returned, the placeholders it ran on, and storages that are not the graph's.
+    """Copy results out. Made of what the recording returned, its placeholders, and storages that are not the graph's.
 
     `carried`: by id of what was returned, nodes of the graph that copy it. `in_grad_of`: by id of a gradient that the
     call left, the parameter in whose `.grad` another tensor may stand for it.
@@ -139,7 +142,9 @@ class Outputs:
         self._nested = _maker(self._nest)
 
     def prepare(self) -> list[torch.Tensor]:
-        """Memory for what the next launch copies out, which is led there, and for what is copied behind it.
+        """Return memory for results of the next launch, and let the graph copy its part of them there.
+
+        The rest is copied after the launch.
 
         If there is not enough, that shows before anything is done.
 
@@ -155,27 +160,27 @@ class Outputs:
         return fresh
 
     def _places_in_fresh(self) -> Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]] | None:
-        """Where two results and more are all copied: what takes them from what was prepared, in their order."""
+        """Return what takes results from what was prepared, in order, where two and more are all copied; else None."""
         if len(self._plan) < 2 or not all(kind in ("carried", "copy") for kind, _ in self._plan):
             return None
         places = [what if kind == "carried" else len(self._nodes) + what for kind, what in self._plan]
         return operator.itemgetter(*places)
 
     def copied(self) -> list[torch.Tensor]:
-        """The tensors of the recording that results are copies of."""
+        """Return the tensors of the recording that results are copies of."""
         return [*(tensor for _, tensor in self._nodes), *self._copied]
 
     def only(self) -> Memory | None:
-        """Where one tensor is all that is returned and the graph copies it: where to."""
+        """Return where the graph copies a tensor that is all that is returned; None otherwise."""
         return self._memory[0] if self._single and self._as_prepared else None
 
     @property
     def copies_behind(self) -> bool:
-        """Whether `copy_out` does anything."""
+        """Return whether `copy_out` does anything."""
         return bool(self._copied)
 
     def copy_out(self, fresh: list[torch.Tensor]) -> None:
-        """At once behind the launch that `fresh` was prepared for: copy what the graph does not. A result may lie where
+        """Copy what the graph does not, at once after the launch that `fresh` was prepared for. A result may lie where
         a gradient lies, whose content from before is put back then."""
         if self._copied:
             copies = fresh[len(self._memory) :]
@@ -183,8 +188,8 @@ class Outputs:
             copy_all(targets, self._sources)
 
     def take(self, inputs: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> Any:
-        """The results of the launch before, for a call with these inputs, behind `copy_out`. `fresh` was prepared for
-        that launch."""
+        """Return the results of the launch before, for a call with these inputs, after `copy_out`. `fresh` was prepared
+        for that launch."""
         if self._as_prepared:
             return fresh[0] if self._single else self._nested(iter(fresh))
         if self._of_fresh is not None:
@@ -196,7 +201,7 @@ class Outputs:
 
 
 class Memory:
-    """Where the graph copies a result: `allocate` makes a tensor for it; `address` is where the next launch copies to.
+    """Hold where the graph copies a result: `allocate` makes a tensor, `address` is where the next launch copies to.
 
     0 is none: what it would copy to is not known, as a call may end while it is led elsewhere.
     """
@@ -209,7 +214,7 @@ class Memory:
         self.address = 0
 
     def lead(self, address: int) -> None:
-        """Let the next launches copy to there. PyTorch gives the memory of a result that nobody holds to the next one.
+        """Let the next launches copy to there. PyTorch gives the memory of a result that was freed to the next one.
 
         Raises:
             NotCarried: the driver does not take it.
@@ -220,7 +225,7 @@ class Memory:
 
 
 def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """What allocates memory like that of a tensor, which the result lies in as the tensor in its own.
+    """Return what allocates memory like that of a tensor, which the result lies in as the tensor in its own.
 
     An expanded result has no more memory than it is expanded from. On a machine with one GPU that takes no dispatcher:
     PyTorch's function for generated code allocates on the current device, which is not asked.
@@ -234,8 +239,10 @@ def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def _maker(nest: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
-    """What makes a nest like this one of tensors, in the order of `flatten`: with few functions where lists, tuples and
-    dicts are all that it is nested in."""
+    """Return what makes a nest like this one of tensors, in the order of `flatten`.
+
+    It has few functions where lists, tuples and dicts are all that it is nested in.
+    """
     if isinstance(nest, torch.Tensor):
         return next
     kind = type(nest)
@@ -272,8 +279,11 @@ def _given(
 
 
 def view_of(tensor: torch.Tensor, base: torch.Tensor) -> tuple[Any, ...]:
-    """How a tensor lies in the memory of another: its shape, strides, offset from there, dtype, and whether it stands
-    for conjugates or negatives of what lies there."""
+    """Return how a tensor lies in the memory of another, for `view_like`.
+
+    That is its shape, strides, offset from there, dtype, and whether it stands for conjugates or negatives of what lies
+    there.
+    """
     offset = tensor.storage_offset() - base.storage_offset()
     return tensor.shape, tensor.stride(), offset, tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
@@ -281,7 +291,7 @@ def view_of(tensor: torch.Tensor, base: torch.Tensor) -> tuple[Any, ...]:
 def view_like(
     base: torch.Tensor, shape: Any, stride: Any, offset: int, dtype: torch.dtype, conjugates: bool, negatives: bool
 ) -> torch.Tensor:
-    """The view of `base` that `view_of` has described, of another base of the same kind. `base` is no lazy view."""
+    """Return the view that `view_of` has described, of another base of the same kind. `base` is no lazy view."""
     base = base.detach()
     found = base if base.dtype == dtype else base.view(dtype)
     found = found.as_strided(shape, stride, base.storage_offset() + offset)

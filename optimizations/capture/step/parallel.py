@@ -1,4 +1,4 @@
-"""Modules that work with other processes: which of them a graph can hold, and what they need before."""
+"""Tell which modules that work with other processes a graph can hold, and what they need before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DDP_WARM_UP = 11
 
 
 def refused_modules(modules: Mapping[str, torch.nn.Module]) -> tuple[Refusal | None, bool]:
-    """Why a step with these modules cannot be captured, and whether one of them is DistributedDataParallel."""
+    """Return why a step with these modules cannot be captured, and whether one of them is DistributedDataParallel."""
     distributed = False
     for path, module in modules.items():
         kind = type(module).__qualname__

@@ -1,4 +1,4 @@
-"""What is done with a call that no recording fits: run as it is, observed, or recorded. Pure counting.
+"""Decide what is done with a call that no recording fits: run as it is, observed, or recorded. Pure counting.
 
 Calls of one signature, with gradients there or not, have to run twice in the same way before a graph is made of them.
 """
@@ -31,7 +31,7 @@ MOST_SIGNATURES = 64
 
 
 class Action(Enum):
-    """What to do with a call."""
+    """Name what to do with a call."""
 
     RUN = "run"
     OBSERVE = "observe"
@@ -40,15 +40,16 @@ class Action(Enum):
 
 @dataclass(slots=True)
 class Progress:
-    """What is known of one signature. `trace` is of the last observed call, `agreeing` how many in a row were alike;
-    `outside` where it read tensors that it did not make, `kept_casts` whether autocast keeps some of them, `generators`
-    those it drew from other than the default one, `failed` the captures that were not what was observed, `set_ups` the
-    calls and captures in which something was compiled. `host_draws`: what the last observed call drew on the host,
-    where that is said to decide nothing. `host`: tensors in CPU memory, as the last observed call left them. `asked`:
-    it asks whether it is captured, and is told `as_captured`. `numbers`: what the last observed
+    """Record what is known of one signature. `trace` is of the last observed call, `agreeing` how many in a row were
+    alike; `outside` where it read tensors that it did not make, `kept_casts` whether autocast keeps some of them,
+    `generators` those it drew from other than the default one, `failed` the captures that were not what was observed,
+    `set_ups` the calls and captures in which something was compiled. `host_draws`: what the last observed call drew on
+    the host, where that is said to decide nothing. `host`: tensors in CPU memory, as the last observed call left them.
+    `asked`: it asks whether it is captured, and gets `as_captured` for an answer. `numbers`: what the last observed
     call compared of Python. `drops_gradients`: it let go of gradients from before, unread. `gradients`: which
-    parameters (identities) had one behind it. `needs_gradients`: a capture did not let go of them, so they are not set
-    aside again. `refusal`: why its calls run as they are, where others of their signature are replayed, or may be."""
+    parameters (identities) had one after it. `needs_gradients`: a capture did not let go of them, so they are not
+    offloaded again. `refusal`: why its calls run as they are, where others of their signature are replayed, or may
+    be."""
 
     trace: Sequence[Operation] = ()
     returned: Hashable = None
@@ -81,7 +82,7 @@ class Progress:
         findings: Sequence[Refusal],
         host_draws: HostDraws | None = None,
     ) -> Refusal | None:
-        """Take in an observed call; a refusal if it is final."""
+        """Take in an observed call; return a refusal if it is final."""
         before, self.host_draws = self.host_draws, host_draws or HostDraws()
         first = self.observed == 0
         self.observed += 1
@@ -115,7 +116,7 @@ class Progress:
         self.inputs = [weakref.ref(tensor) for tensor in inputs]
 
     def in_place(self, inputs: Sequence[torch.Tensor]) -> set[int]:
-        """Inputs that were the same tensors in all observed calls, and are now."""
+        """Return inputs that were the same tensors in all observed calls, and are now."""
         return {index for index in self.same_inputs if self.inputs[index]() is inputs[index] and inputs[index].numel()}
 
     def recorded(self) -> None:
@@ -123,13 +124,13 @@ class Progress:
         self.observed = self.failed = 0
 
     def passed_over(self) -> bool:
-        """Take in a call or capture in which something was compiled; whether there were so many that it is final."""
+        """Take in a call or capture that compiled something; return whether there were so many that it is final."""
         self.set_ups += 1
         self.agreeing = min(self.agreeing, 1)
         return self.set_ups >= MOST_SET_UPS
 
     def told_to_be_captured(self) -> bool:
-        """Take in that a call cannot be captured; whether it asks if it is, and is told so from now on."""
+        """Take in that a call cannot be captured; return whether it asks if it is, and gets yes from now on."""
         if self.as_captured or not self.asked:
             return False
         self.as_captured = True
@@ -138,7 +139,7 @@ class Progress:
         return True
 
     def differed(self) -> bool:
-        """Take in a capture that was not what was observed; whether calls should be observed, and captured, again."""
+        """Take in a capture that was not what was observed; return whether to observe calls, and capture one, again."""
         self.failed += 1
         self.agreeing = 0
         return self.failed < OBSERVED
@@ -146,14 +147,14 @@ class Progress:
 
 @dataclass(slots=True)
 class Plan:
-    """Decides for all signatures of one step. `warm_up`: calls before a recording, observed ones included."""
+    """Decide for all signatures of one step. `warm_up`: calls before a recording, observed ones included."""
 
     warm_up: int
     calls: int = 0
     by_key: dict[object, Progress] = field(default_factory=dict)
 
     def next(self, key: object) -> tuple[Action, Progress]:
-        """What to do with a call of this signature."""
+        """Return what to do with a call of this signature."""
         self.calls += 1
         progress = self.by_key.setdefault(key, Progress())
         if self.calls <= self.warm_up - OBSERVED:
@@ -169,8 +170,8 @@ class Plan:
         self.by_key = {make(key): progress for key, progress in self.by_key.items()}
 
     def forget_findings(self) -> None:
-        """What calls stood in the way of a graph may have been of what stands there no more: an optimizer makes its
-        states in its first call."""
+        """Forget findings of calls that are not refused: they may have been of what stands there no more. An optimizer
+        makes its states in its first call."""
         for progress in self.by_key.values():
             if progress.findings and progress.refusal is None:
                 progress.observed = progress.findings = 0
@@ -180,7 +181,7 @@ class Plan:
         self.by_key = {key: progress for key, progress in self.by_key.items() if not is_gone(key)}
 
     def exhausted(self) -> Refusal | None:
-        """Why no more signatures are looked at, if there were too many."""
+        """Return why no more signatures are looked at, if there were too many."""
         if len(self.by_key) <= MOST_SIGNATURES:
             return None
         return Refusal(

@@ -1,4 +1,4 @@
-"""Python's numbers on the GPU: filled in there instead of copied.
+"""Fill Python's numbers in on the GPU instead of copying them.
 
 `torch.tensor(0.5, device="cuda")` and its relatives, `x[:, 0] = 0.5`, `x[:, [2, 1, 0]] = y`.
 
@@ -40,7 +40,7 @@ _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class Owner:
-    """Where functions of PyTorch are replaced, for the tensors of one thread. Note [Methods that are replaced].
+    """Tell where PyTorch's functions are replaced, for tensors of one thread. Note [Methods that are replaced].
 
     Attributes:
         holds: whether a tensor lies on the GPU.
@@ -51,27 +51,30 @@ class Owner:
         self.holds, self.elsewhere = holds, elsewhere
 
     def is_here(self) -> bool:
-        """Whether a function may do something else than PyTorch's."""
+        """Return whether a function may do something else than PyTorch's."""
         return not self.elsewhere() and _only_default_devices()
 
     def sees(self, tensor: torch.Tensor) -> bool:
-        """Whether a method of this tensor may."""
+        """Return whether a method of this tensor may do something else than PyTorch's."""
         return type(tensor) in _PLAIN_TENSORS and self.is_here() and _is_ordinary(tensor) and self.holds(tensor)
 
     def plainly(self, owner: Any, name: str, stock: Any) -> AbstractContextManager[Any]:
-        """PyTorch's own function, `stock`, stands in its place in the block."""
+        """Put PyTorch's own function, `stock`, in its place in the block."""
         if self.elsewhere():
             return contextlib.nullcontext()
         return replaced_attribute(owner, name, stock)
 
 
 def is_pytorchs(function: Any) -> bool:
-    """Whether a function is PyTorch's own, or stands in for it in a step of another thread: the program's stay."""
+    """Return whether a function is PyTorch's own, or stands in for it in a step of another thread.
+
+    The program's own functions stay.
+    """
     return not isinstance(function, FunctionType) or function.__module__ == __name__
 
 
 def _is_ordinary(tensor: torch.Tensor) -> bool:
-    """Whether nothing is special about the tensor: of others PyTorch refuses much that fills would do."""
+    """Return whether nothing is special about the tensor: of others PyTorch refuses much that fills would do."""
     unusual = tensor.is_nested or tensor.is_quantized or torch_internals.has_names(tensor)
     laid_out = tensor.layout is torch.strided and not unusual
     return laid_out and not (tensor.is_conj() or tensor.is_neg()) and tensor.dtype is not torch.complex32
@@ -85,7 +88,7 @@ def _only_default_devices() -> bool:
 def filling(
     owner: Owner, name: str, is_gpu: Callable[[torch.device], bool], dtype_of: Callable[[Any], torch.dtype]
 ) -> Callable[..., torch.Tensor]:
-    """`torch.tensor` or `torch.as_tensor`, by its name, with fills where it would copy numbers to the GPU."""
+    """Return `torch.tensor` or `torch.as_tensor`, by its name, with fills where it would copy numbers to the GPU."""
     stock = vars(torch)[name]
 
     def tensor(*data: Any, **keywords: Any) -> torch.Tensor:
@@ -104,7 +107,7 @@ def filling(
 
 
 def filling_like(owner: Owner) -> Callable[..., torch.Tensor]:
-    """`Tensor.new_tensor` in the same way."""
+    """Return `Tensor.new_tensor` with fills in the same way."""
     stock = torch.Tensor.new_tensor
 
     def new_tensor(tensor: torch.Tensor, *data: Any, **keywords: Any) -> torch.Tensor:
@@ -119,7 +122,7 @@ def filling_like(owner: Owner) -> Callable[..., torch.Tensor]:
 
 
 def _numbers(data: Any) -> tuple[tuple[int, ...], list[complex]] | None:
-    """The shape and the numbers of a number or of nested lists of few; None for anything else."""
+    """Return the shape and the numbers of a number or of nested lists of few; None for anything else."""
     if type(data) in _NUMBERS:
         return (), [data]
     if type(data) not in (list, tuple) or not 0 < len(data) <= MOST_NUMBERS:
@@ -145,7 +148,7 @@ def _filled(shape: tuple[int, ...], numbers: list[complex], dtype: torch.dtype, 
 
 
 def _as_filled(number: complex, dtype: torch.dtype) -> complex:
-    """What a fill makes the same bits of as `torch.tensor`, which takes real numbers by way of double precision.
+    """Return what a fill makes the same bits of as `torch.tensor`, which takes real numbers in double precision.
 
     Raises:
         TypeError: PyTorch may not take it: a complex number, even one without an imaginary part, or one below zero.
@@ -156,7 +159,7 @@ def _as_filled(number: complex, dtype: torch.dtype) -> complex:
 
 
 def _with_places(tensor: torch.Tensor, index: Any) -> Any:
-    """An index whose lists of places are tensors."""
+    """Return an index whose lists of places are tensors."""
     parts = index if type(index) is tuple else (index,)
     if not any(type(part) is list for part in parts):
         return index
@@ -176,7 +179,7 @@ def _places(tensor: torch.Tensor, part: Any) -> Any:
 def assigning(
     owner: Owner, by_a_mask: Callable[[complex], AbstractContextManager[None]]
 ) -> Callable[[torch.Tensor, Any, Any], None]:
-    """`Tensor.__setitem__`. Note [Numbers that are assigned].
+    """Return `Tensor.__setitem__` with fills. Note [Numbers that are assigned].
 
     `by_a_mask`: in which PyTorch reads a number itself.
     """
@@ -204,12 +207,12 @@ def assigning(
 
 
 def _is_scalar(value: Any) -> bool:
-    """Whether PyTorch takes it for a number that it may assign."""
+    """Return whether PyTorch takes it for a number that it may assign."""
     return isinstance(value, _NUMBERS) and (not isinstance(value, int) or -(2**63) <= value < 2**63)
 
 
 def _is_basic(part: Any) -> bool:
-    """Whether a part of an index leads to a view."""
+    """Return whether a part of an index leads to a view."""
     return type(part) is int or part is None or isinstance(part, (slice, EllipsisType))
 
 

@@ -1,4 +1,4 @@
-"""Finds the Python state that a step reaches, by the contract of `graph_step`.
+"""Find the Python state that a step reaches, by the contract of `graph_step`.
 
 Note [What is reached]. The walk begins at the step's arguments, `self`, closure, defaults, and the globals that its
 code names; functions and classes of the program that it meets there lead to theirs. Modules, optimizers, functions and

@@ -1,4 +1,4 @@
-"""The capture of one call, and what has to hold for its launch."""
+"""Capture one call, and check what has to hold for its launch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from optimizations.report.steps import RecordedStep, Refusal
 
 @dataclass(slots=True, eq=False)
 class Recording:
-    """A captured step.
+    """Hold a captured step.
 
     `written` are inputs it writes, `mutated` other tensors whose versions it counts up; `written_memory` is that of all
     other tensors it writes, `read_memory` what it reads where it writes inputs too. `kept` holds what it reads, and
@@ -99,7 +99,7 @@ class Recording:
     replays: int = 0
 
     def counted(self) -> list[torch.Tensor]:
-        """Tensors whose versions a launch counts up: what autograd saved of them is not what it was."""
+        """Return tensors whose versions a launch counts up: what autograd saved of them is not what it was."""
         return [*self.mutated, *self.gradients.written()]
 
     def fits(self, tensors: Sequence[torch.Tensor], state: HostState | None = None) -> bool:
@@ -119,11 +119,11 @@ class Recording:
 
     @property
     def _written_back(self) -> list[int]:
-        """Inputs that it writes in a copy of them."""
+        """Return inputs that it writes in a copy of them."""
         return [index for index in self.written if index not in self.inputs.in_place]
 
     def shares(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether one of these inputs lies in memory that the step writes, other than that input itself.
+        """Return whether one of these inputs lies in memory that the step writes, other than that input itself.
 
         And whether one that it writes lies in memory that it reads otherwise. A gradient that is found elsewhere than
         the graph's own counts as such.
@@ -136,7 +136,7 @@ class Recording:
         return self.written_memory.holds_one_of(tensors) or self.gradients.shared_with(tensors)
 
     def moved_inputs(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """Inputs that lie elsewhere than where the graph reads them, if nothing else stands against a launch."""
+        """Return inputs that lie elsewhere than where the graph reads them, if nothing else stands against a launch."""
         moved = self.inputs.moved(tensors)
         return moved if moved and self.watch.unchanged() and self.gradients.fit() else []
 
@@ -151,7 +151,7 @@ class Recording:
         return moved or self.gradients.places.lost()
 
     def launch(self, tensors: Sequence[torch.Tensor], rates: LearningRates, *, is_raced: bool = False) -> Any:
-        """Do the work of a call with these inputs, and give its results.
+        """Do the work of a call with these inputs, and return its results.
 
         Raises:
             NotCarried: before anything was done; the graph cannot be led to where inputs or results lie, or its edges
@@ -168,7 +168,7 @@ class Recording:
         self.gradients.bring()
         rates.write()
         self.audits.served += 1
-        self.replays += 1  # an interrupt that comes during the launch is raised behind it
+        self.replays += 1  # an interrupt that comes during the launch is raised after it
         try:
             if is_raced and branches is not None:
                 branches.launch(self.graph.replay)
@@ -179,7 +179,7 @@ class Recording:
             raise
         self.outputs.copy_out(fresh)
         self.gradients.leave()
-        if self.written:  # behind that: an argument may lie where what a gradient held is put back
+        if self.written:  # after that: an argument may lie where what a gradient held is put back
             self.inputs.give_back(tensors, self.written)
         if counted := self.counted():
             torch_internals.increment_version(counted)
@@ -220,7 +220,7 @@ def capture(
 
     Raises:
         GradientsMentioned: it does, and no operator reads them.
-        GradientsNeeded: the call reads or keeps what was set aside.
+        GradientsNeeded: the call reads or keeps what was offloaded.
         NotCarried: copies are not part of the graph in a way that they can be led elsewhere.
         StepDiffers: the captured call is not what was observed.
         StepRefused: it cannot be repeated, or does not fit into the budget.
@@ -424,8 +424,8 @@ def capture(
 def _fused_nodes(
     device: Device, graph: Any, launches: Launches, fused: Sequence[FusedCopy], others: int
 ) -> list[PlannedNode]:
-    """The kernels that copy several inputs each; `others` have nodes of their own. Note [One kernel for many copies] in
-    `fused_copies`.
+    """Return the kernels that copy several inputs each; `others` have nodes of their own. Note [One kernel for many
+    copies] in `fused_copies`.
 
     Raises:
         NotCarried: the graph does not tell which they are.
@@ -453,7 +453,7 @@ def _follow(
     And the kernels `copies` those that they copy (`fused`). Return what sets their addresses, if there are any.
 
     Raises:
-        NotCarried: a copy cannot be taken out of the graph, or led to the inputs.
+        NotCarried: a copy cannot be taken out of the graph, or its source cannot be set.
     """
     of_kernels = {index for copy in fused for index in copy.indices}
     placeholders = {
@@ -484,8 +484,10 @@ def _follow(
 
 @contextlib.contextmanager
 def _no_casts_of_the_graph_kept(observer: Observer, progress: Progress) -> Iterator[None]:
-    """Inside the block casts are made again, unless the calls before read kept ones; those that lie in the graph's
-    memory are forgotten behind it."""
+    """Make casts again inside the block, unless the calls before read kept ones.
+
+    Those that lie in the graph's memory are forgotten after it.
+    """
     if not progress.kept_casts:
         torch.clear_autocast_cache()
     try:
@@ -496,7 +498,7 @@ def _no_casts_of_the_graph_kept(observer: Observer, progress: Progress) -> Itera
 
 
 def _mark(call: Call) -> RegionMark:
-    """A mark in the region that surrounds the call.
+    """Return a mark in the region that surrounds the call.
 
     Raises:
         StepRefused: there is none that lasts.
@@ -523,7 +525,7 @@ FREED_MEANWHILE = Refusal(
 
 
 def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress, changes: Sequence[Refusal]) -> None:
-    """The captured call must be what was observed, and have changed nothing on the host.
+    """Check that the captured call is what was observed, and has changed nothing on the host.
 
     Raises:
         StepDiffers, StepRefused: it is not.
@@ -543,7 +545,7 @@ def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress,
 
 
 def _check_results(observer: Observer, progress: Progress, returned: Any, kept: Sequence[Rebound]) -> None:
-    """The captured call must have the results of those observed. Note [Draws that decide nothing] in `host_random`.
+    """Check that the captured call has the results observed before. Note [Draws that decide nothing] in `host_random`.
 
     Raises:
         StepDiffers: it has others.
@@ -560,7 +562,7 @@ def _check_results(observer: Observer, progress: Progress, returned: Any, kept: 
 def _host_tensors(
     device: Device, observer: Observer, call: Call, progress: Progress, unknown: Sequence[torch.Tensor]
 ) -> HostTensors:
-    """Tensors in CPU memory that may play a part in the call."""
+    """Return tensors in CPU memory that may play a part in the call."""
     reached = on_the_host(call.state.tensors, device.holds)
     read = {path for path, tensor in reached.items() if storage(tensor) in observer.outside}
     watched = progress.host.alike(reached, but=read) if progress.host is not None else set(reached)
@@ -569,7 +571,7 @@ def _host_tensors(
 
 
 def _both(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> Iterator[torch.Tensor]:
-    """Gradients that the call added to, or filled: they lie where they lay."""
+    """Yield gradients that the call added to, or filled: they lie where they lay."""
     return (new for old, new in zip(before, after, strict=True) if new is not None and old is new)
 
 

@@ -1,4 +1,4 @@
-"""Whether a step puts a generator of the GPU's random numbers into another state than its draws do.
+"""Tell whether a step puts a generator of the GPU's random numbers into another state than its draws do.
 
 Each launch of a graph continues the random numbers where the last launch ended. A step that seeds a generator, or sets
 its state, draws the same numbers in each call, and a capture does not show that it did so. So the generator's state is
@@ -22,7 +22,7 @@ _SEED_BYTES = 8
 
 
 class Reseeding:
-    """Made before a call. `generators` are known from calls before.
+    """Check the states of generators. Made before a call. `generators` are known from calls before.
 
     `found`: whether one was put into another state, `line` where that was noticed.
     """
@@ -33,17 +33,17 @@ class Reseeding:
         self.line: str | None = None
 
     def look(self, generator: torch.Generator) -> None:
-        """Before a draw."""
+        """Check a generator before a draw."""
         known = self._states.get(identity(generator))
         if known is not None and not self.found and not _goes_on(generator, known[1], _state(generator)):
             self.found, self.line = True, current_line()
 
     def drew(self, generator: torch.Generator) -> None:
-        """Behind a draw."""
+        """Note a generator's state after a draw."""
         self._states[identity(generator)] = generator, _state(generator)
 
     def refusals(self) -> list[Refusal]:
-        """Behind the call."""
+        """Check all generators when the call is over; return the refusals."""
         for generator, _ in self._states.values():
             self.look(generator)
         if not self.found:
@@ -62,7 +62,7 @@ def _state(generator: torch.Generator) -> bytes:
 
 
 def _goes_on(generator: torch.Generator, before: bytes, after: bytes) -> bool:
-    """Whether draws can have made a state of the one before."""
+    """Return whether draws can have made a state of the one before."""
     if generator.device.type == "cpu":
         return before == after
     same_seed = before[:_SEED_BYTES] == after[:_SEED_BYTES]

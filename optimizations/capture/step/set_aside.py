@@ -1,22 +1,22 @@
-"""Gradients from before a call whose memory the device has back while the call is captured.
+"""Offload gradients from before a call, so that the device has their memory back while the call is captured.
 
-Note [Set aside]. A step that sets gradients to None before it computes others lets go of the memory of those first, and
-eager computes the others in it. A capture computes nothing: where it fails, the gradients from before have to be there,
-so they would be alive next to those that the capture allocates. So their bytes go to host memory, and their own memory
-back to the device. The tensors stay the same objects, of no bytes meanwhile, and get memory and bytes again where the
-capture fails. Where it succeeds, the step has set them to None, and nobody can ask for them any more.
+Note [Offloaded gradients]. A step that sets gradients to None before it computes others lets go of the memory of those
+first, and eager computes the others in it. A capture computes nothing: where it fails, the gradients from before have
+to be there, so they would be alive next to those that the capture allocates. So their bytes go to host memory, and
+their own memory back to the device. The tensors stay the same objects, of no bytes meanwhile, and get memory and bytes
+again where the capture fails. Where it succeeds, the step has set them to None, and nothing can read them any more.
 
 During the capture a stand-in is in each `.grad`: a tensor of the same looks, at the address of the bytes in host
 memory. It takes no memory of the device. What reads gradients is led there, so it is noticed: an operator before it
-runs (`Observer`), compiled code by words of the graph. No kernel runs in a capture, so nothing is ever read there.
+runs (`Observer`), compiled code by node parameters. No kernel runs in a capture, so nothing is ever read there.
 Then, and where compiled code does not take such an address, the call is captured once more, with the gradients in their
-places. What is left of a stand-in behind a capture that failed, as in a variable that a traceback holds, raises an
+places. What is left of a stand-in after a capture that failed, as in a variable that a traceback holds, raises an
 error when it is read. Another thread that reads `.grad` at that time would read host memory on the device; it would
 read what was never computed a moment later.
 
-Only such gradients are set aside that the observed calls neither read nor kept, and that nothing but the parameter
-holds: no variable or list, no view, no history. Who holds a tensor is counted, and compared with the counts of one that
-is known to be held by nobody else.
+Only such gradients are offloaded that the observed calls neither read nor kept, and that nothing but the parameter
+holds: no variable or list, no view, no history. The references to a tensor are counted, and compared with the counts of
+one that is known to have no others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from optimizations.capture.step.host_memory import spare_host_bytes
 from optimizations.lazy_view import is_lazy_view
 
 SPARE = 8
-"""Host memory that has to be free, as a multiple of what is set aside: each process of a machine may do so at once."""
+"""Host memory that has to be free, as a multiple of what is offloaded: each process of a machine may do so at once."""
 
 
 ALIGNMENT = 512
@@ -42,15 +42,15 @@ ALIGNMENT = 512
 
 
 GONE = "this stood for a gradient while a step was recorded, and the recording failed: read .grad again"
-"""What is raised where a stand-in is read behind the capture."""
+"""What is raised where a stand-in is read after the capture."""
 
 
 class GradientsNeeded(RuntimeError):
-    """A captured call reads, or keeps, a gradient that was set aside."""
+    """Report that a captured call reads, or keeps, a gradient that was offloaded."""
 
 
 class SetAside:
-    """What is set aside for one capture. Note [Set aside]. `needed`: something led to it."""
+    """Hold what is offloaded for one capture. Note [Offloaded gradients]. `needed`: something led to it."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -63,7 +63,7 @@ class SetAside:
         return bool(self._places)
 
     def take(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Set aside those of the parameters' gradients that may be.
+        """Offload those of the parameters' gradients that may be.
 
         Returns:
             For each what is to be in its place: a stand-in, or itself.
@@ -95,7 +95,7 @@ class SetAside:
         return found
 
     def look(self, storages: Collection[int]) -> None:
-        """To be asked before an operator runs on tensors with these storages.
+        """Check the storages of an operator's tensors before it runs.
 
         Raises:
             GradientsNeeded: one of them is a stand-in's.
@@ -105,7 +105,7 @@ class SetAside:
             raise GradientsNeeded("an operator reads a gradient that observed calls did not read")
 
     def require_gone(self, stand_ins: Sequence[torch.Tensor | None], *, indifferent: bool) -> None:
-        """To be asked behind a capture, where nothing but this list holds them. `indifferent`: nothing read them.
+        """Check after a capture that only this list holds them. `indifferent`: nothing read them.
 
         Raises:
             GradientsNeeded: the step read a stand-in, or keeps one.
@@ -143,16 +143,16 @@ class SetAside:
             self._kept.pop()
 
     def lost(self) -> list[torch.Tensor]:
-        """Gradients that `restore` found no memory for."""
+        """Return gradients that `restore` found no memory for."""
         return [gradient for gradient, _ in self._kept]
 
     def drop(self) -> None:
-        """The step has let go of them."""
+        """Drop the copies: the step has let go of the gradients."""
         self._kept.clear()
 
 
 def _may_go(gradient: torch.Tensor | None, device: Device) -> bool:
-    """Of a tensor that nobody else holds: whether a stand-in may take its place, and its memory is the device's."""
+    """Return whether a stand-in may replace a tensor that nothing else holds, and its memory is the device's."""
     return (
         gradient is not None
         and device.holds(gradient)
@@ -166,14 +166,14 @@ def _may_go(gradient: torch.Tensor | None, device: Device) -> bool:
 
 
 def rounded_up(size: int) -> int:
-    """So many bytes as PyTorch's allocator gives for these."""
+    """Return how many bytes PyTorch's allocator gives for so many."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _copies_of(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
-    """Their bytes in host memory.
+    """Return their bytes in host memory.
 
-    All are parts of one block: words that nobody wrote may be addresses of the host's small blocks.
+    All are parts of one block: unwritten words may be addresses of the host's small blocks.
     """
     ends = [0, *itertools.accumulate(rounded_up(storage.nbytes()) for storage in storages)]
     block = torch.UntypedStorage(ends[-1], device="cpu")
@@ -184,7 +184,7 @@ def _copies_of(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedSt
 
 
 def _stand_in(gradient: torch.Tensor, copy: torch.UntypedStorage) -> torch.Tensor:
-    """A tensor that looks like a gradient, at the address of its copy, which it does not keep alive."""
+    """Return a tensor that looks like a gradient, at the address of its copy, which it does not keep alive."""
     with torch.inference_mode(False):
         storage = torch_internals.storage_at(copy.data_ptr(), gradient.device, copy.nbytes())
         made = torch.empty(0, dtype=gradient.dtype, device=gradient.device)

@@ -26,7 +26,7 @@ from optimizations.torch_internals.generated_modules import loaded_modules
 
 
 class LedGraph:
-    """`branches.Graph`: a graph whose nodes are led elsewhere. Note [Nodes that are led elsewhere].
+    """Implement `branches.Graph` for a graph whose nodes are led elsewhere. Note [Nodes that are led elsewhere].
 
     Args:
         renew: set these nodes in the executable that the graph has now.
@@ -57,7 +57,7 @@ def noting(log: LaunchLog | None) -> Iterator[None]:
 
 @dataclass(slots=True)
 class SideBySide:
-    """The race of one recording.
+    """Hold the race of one recording.
 
     Attributes:
         branches: None where there is none, for the reason `chain`.

@@ -1,4 +1,4 @@
-"""The line of the user's program that runs now."""
+"""Find the line of the user's program that runs now."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LIBRARIES = ("/torch/", "/site-packages/", "/dist-packages/", "/contextlib.py",
 
 
 def current_line() -> str | None:
-    """ "path:number in function" of the innermost frame that is neither Encore's nor a library's, if there is one.
+    """Return "path:number in function" of the innermost frame that is neither Encore's nor a library's, or None.
 
     Where another library than PyTorch stands between, its innermost frame is named too.
     """
@@ -55,7 +55,7 @@ _FOR_GRAPHS = ("capturable", "fused")
 
 
 def advice_by_caller() -> str | None:
-    """What to change, where it is a known part of PyTorch that does what cannot be captured."""
+    """Return what to change, where a known part of PyTorch does what cannot be captured."""
     frame: types.FrameType | None = sys._getframe(1)
     in_optimizer = False
     while frame is not None and (not _is_users(frame.f_code.co_filename) or _is_generated(frame)):
@@ -72,7 +72,7 @@ def advice_by_caller() -> str | None:
 
 
 def optimizer_that_runs() -> torch.optim.Optimizer | None:
-    """The optimizer whose method runs now, if there is one between the program's line and here."""
+    """Return the optimizer whose method runs now, if there is one between the program's line and here."""
     for frame in _frames_between():
         in_optimizer = _OPTIMIZERS in frame.f_code.co_filename
         if in_optimizer and isinstance(optimizer := frame.f_locals.get("self"), torch.optim.Optimizer):
@@ -81,7 +81,7 @@ def optimizer_that_runs() -> torch.optim.Optimizer | None:
 
 
 def _advice_on(optimizer: torch.optim.Optimizer) -> str:
-    """Not every optimizer takes both options that are made for graphs, and some take none."""
+    """Return advice on an optimizer: not every one takes both options that are made for graphs, and some take none."""
     taken = [f"{name}=True" for name in _FOR_GRAPHS if name in optimizer.defaults]
     if not taken:
         return (
@@ -103,17 +103,17 @@ _TUNERS = (
 
 
 def called_by_the_compiler() -> bool:
-    """Whether PyTorch's or Triton's compiler runs now, for itself: not the program, and not code it generated."""
+    """Return whether PyTorch's or Triton's compiler runs now for itself: not the program, nor code it generated."""
     return called_from(*_TUNERS)
 
 
 def called_from(*parts: str) -> bool:
-    """Whether a file with one of these in its path stands between the program's line, or generated code, and here."""
+    """Return whether a file with one of these in its path stands between here and the program's or generated code."""
     return any(part in frame.f_code.co_filename for frame in _frames_between() for part in parts)
 
 
 def _frames_between() -> Iterator[types.FrameType]:
-    """From here to the program's line, or generated code, without that."""
+    """Yield the frames from here to the program's line, or generated code, without that."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and not _is_users(frame.f_code.co_filename):
         yield frame
@@ -121,13 +121,13 @@ def _frames_between() -> Iterator[types.FrameType]:
 
 
 def called_by_the_program() -> bool:
-    """Whether the function that asks was called by the program's own code, and not by a library's or Python's."""
+    """Return whether the program's own code called the function that asks, and not a library's or Python's."""
     path = sys._getframe(2).f_code.co_filename
     return _is_users(path) and is_users_file(path)
 
 
 def line_of(error: BaseException) -> str | None:
-    """The same for where an exception was raised."""
+    """Return the same line for where an exception was raised."""
     found = None
     trace = error.__traceback__
     while trace is not None:
@@ -139,7 +139,7 @@ def line_of(error: BaseException) -> str | None:
 
 
 def _is_generated(frame: types.FrameType) -> bool:
-    """Whether a frame runs code that Inductor wrote: it lies in a cache, which may be anywhere."""
+    """Return whether a frame runs code that Inductor wrote: it lies in a cache, which may be anywhere."""
     return str(frame.f_globals.get("__name__", "")).startswith("torch._inductor.")
 
 

@@ -1,10 +1,10 @@
-"""Sees quickly that the arguments of a call look like those that were recorded.
+"""Check quickly that the arguments of a call look like those that were recorded.
 
 A signature is a value that can be looked up, and making one goes through all of the arguments in Python. After a
 recording it is known what they look like. So the way to each tensor is kept, and a call whose arguments look the same
 is checked along it: containers are compared by type, length and keys, tensors in bulk, and the settings around the step
-by one call into C++. Whatever differs, or is of a kind that is not known here, goes the full way and is compared by its
-signature.
+by one call into C++. Whatever differs, or is of a kind that is not known here, takes the slow path and is compared by
+its signature.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Take = Callable[[Any, list[Any]], bool]
 
 
 class Arguments:
-    """What the arguments of a recording look like, and the settings around it. `tensors` are all of theirs."""
+    """Hold what the arguments of a recording look like, and the settings around it. `tensors` are all of theirs."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Arguments:
         self._modes = modes()
 
     def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
-        """The tensors of a call that has the signature of the recording; None if it may have another."""
+        """Return the tensors of a call that has the signature of the recording; None if it may have another."""
         found = self._take(args, kwargs)
         if found is None or not self._looks(tuple(found)):
             return None
@@ -75,7 +75,7 @@ _TakeAll = Callable[[tuple[Any, ...], dict[str, Any]], list[Any] | None]
 
 
 def _taker_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TakeAll:
-    """For calls whose arguments are nested like these."""
+    """Return what takes the tensors of calls whose arguments are nested like these."""
     count = len(args)
     if not kwargs and all(isinstance(one, torch.Tensor) for one in args):
         return lambda args, kwargs: None if kwargs or len(args) != count else [*args]
@@ -105,12 +105,12 @@ def _taker_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TakeAll:
 
 
 def _never(value: Any, found: list[Any]) -> bool:
-    """For arguments that are taken apart by their signature only."""
+    """Return False, for arguments that are taken apart by their signature only."""
     return False
 
 
 def _taker(nest: Any) -> _Take | None:
-    """For values that look like `nest`; None for kinds that are taken apart by their signature only."""
+    """Return what takes values that look like `nest`; None for kinds that are taken apart by their signature only."""
     kind = type(nest)
     if isinstance(nest, torch.Tensor):
         return _tensor
@@ -129,7 +129,7 @@ def _taker(nest: Any) -> _Take | None:
 
 
 def _with_attributes(nest: Any, take: _Take | None) -> _Take | None:
-    """For a container that can keep attributes of its own, too."""
+    """Return what takes a container that can keep attributes of its own, too."""
     if take is None or not hasattr(nest, "__dict__"):
         return take
     expected = attributes(nest)
@@ -193,7 +193,7 @@ def _of_mapping(kind: Any, nest: Mapping[str, Any]) -> _Take | None:
 
 
 def _holds_tensors(nest: Mapping[Any, Any]) -> bool:
-    """Whether it holds nothing but tensors, under names."""
+    """Return whether it holds nothing but tensors, under names."""
     return all(type(key) is str and isinstance(value, torch.Tensor) for key, value in nest.items())
 
 

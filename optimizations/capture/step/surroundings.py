@@ -1,4 +1,4 @@
-"""What surrounds a call: settings that its operators depend on, and whether it is part of a step that runs already."""
+"""Return what surrounds a call: settings that its operators depend on, and whether a step runs already."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optimizations import torch_internals
 
 
 class _Inside(threading.local):
-    """`step`: a step of this thread is being warmed up, observed or captured. What it calls is part of it."""
+    """Note in `step` that a step of this thread is warmed up, observed or captured. What it calls is part of it."""
 
     step = False
 
@@ -32,7 +32,7 @@ def alone() -> Iterator[None]:
 
 
 def modes() -> tuple[Hashable, ...]:
-    """The modes that functions of PyTorch go through, a default device among them. Usually none."""
+    """Return the modes that functions of PyTorch go through, a default device among them. Usually none."""
     if not (count := _functions()):
         return ()
     held = [torch_internals.get_function_stack_at(index) for index in range(count)]
@@ -50,7 +50,7 @@ are none. They are Python, of which a graph runs none."""
 
 
 def watched_by_others() -> bool:
-    """Whether others see each operator of a call, or transform what it does: a graph would show them none.
+    """Return whether others see each operator of a call, or transform what it does: a graph would show them none.
 
     Counters and loggers see operators; `vmap`, `grad` and derivatives in forward mode transform them.
     """
@@ -58,8 +58,11 @@ def watched_by_others() -> bool:
 
 
 def saved_tensors_are_watched() -> bool:
-    """Whether hooks see what is saved for a backward: the program's own, or those of a checkpoint, which calls what is
-    in it once more and counts what is saved. Those that keep tensors on the CPU meanwhile only save memory."""
+    """Return whether hooks see what is saved for a backward: the program's own, or those of a checkpoint.
+
+    A checkpoint calls what is in it once more and counts what is saved. Hooks that keep tensors on the CPU meanwhile
+    only save memory.
+    """
     hooks: Any = saved_tensor_hooks(False)
     return hooks is not None and getattr(hooks[0], "__module__", "") != torch.autograd.graph.__name__
 
@@ -88,7 +91,7 @@ def kernels_now() -> tuple[Hashable, ...]:
 
 
 def ambient() -> Hashable:
-    """Settings outside of the step that its operators depend on."""
+    """Return settings outside of the step that its operators depend on."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),

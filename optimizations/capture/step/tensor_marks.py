@@ -1,5 +1,7 @@
-"""What Python may change of a tensor itself: class, shape, strides, dtype, `requires_grad`, whether it stands for the
-conjugates or negatives of what lies in its memory, and which memory that is.
+"""Compare what Python may change of a tensor itself, and not what it holds.
+
+That is class, shape, strides, dtype, `requires_grad`, whether it stands for the conjugates or negatives of what lies in
+its memory, and which memory that is.
 
 These changes go through no operator, so a graph would not repeat them. A step that makes one is refused, and a capture
 that fails puts them back.
@@ -17,7 +19,7 @@ Look = tuple[object, ...]
 
 
 def look(tensor: torch.Tensor) -> Look:
-    """Everything but the memory: what kernels of a graph were chosen for."""
+    """Return everything but the memory: what kernels of a graph were chosen for."""
     try:
         strides = tensor.stride() if tensor.layout is torch.strided else None
         seen_as = tensor.device, tensor.is_inference(), tensor.is_conj(), tensor.is_neg()
@@ -27,12 +29,12 @@ def look(tensor: torch.Tensor) -> Look:
 
 
 def looks(tensors: Iterable[torch.Tensor]) -> list[Look]:
-    """`look` of each."""
+    """Return `look` of each."""
     return list(map(look, tensors))
 
 
 def attributes_set(tensor: torch.Tensor) -> dict[str, Any]:
-    """Those that the program set; the compiler has its own, and `torch.nn.Buffer`."""
+    """Return the attributes that the program set; the compiler has its own, and `torch.nn.Buffer`."""
     held = getattr(tensor, "__dict__", {})
     return {name: held[name] for name in held if not name.startswith("_dynamo") and name not in _OF_BUFFERS}
 
@@ -41,14 +43,14 @@ _OF_BUFFERS = ("persistent", "_is_buffer")
 
 
 class TensorMarks:
-    """Tensors by name, as they are when this is made. With `to_restore` they can be made so again."""
+    """Keep tensors by name, as they are when this is made. With `to_restore` they can be made so again."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], *, to_restore: bool = False) -> None:
         self._then = [(path, tensor, look(tensor), _address(tensor)) for path, tensor in tensors.items()]
         self._kept = [_detached(tensor) for tensor in tensors.values()] if to_restore else []
 
     def changed(self) -> Iterator[str]:
-        """Names of those that are not as they were."""
+        """Yield names of those that are not as they were."""
         return (path for path, tensor, then, address in self._then if not _is(tensor, then, address))
 
     def restore(self) -> None:

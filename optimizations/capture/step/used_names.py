@@ -1,4 +1,4 @@
-"""The names in the code that ran while calls were observed: by these a step can read what changes between its calls."""
+"""Collect the names in code that ran while calls were observed: by these a step can read what changes between calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENCORE = str(Path(__file__).resolve().parents[2])
 
 
 class RanCode:
-    """Collects the code objects of all functions that are called in the block, by `sys.setprofile`.
+    """Collect the code objects of all functions that are called in the block, by `sys.setprofile`.
 
     Attributes:
         codes: the code, by its identity.
@@ -43,7 +43,7 @@ class RanCode:
 
 
 class UsedNames:
-    """The names in code that ran, the program's own apart from all.
+    """Hold the names in code that ran, the program's own apart from all.
 
     Attributes:
         code: that of the program's own functions that ran.

@@ -1,4 +1,4 @@
-"""The program's own code: which classes and files are the program's, and which names code uses."""
+"""Tell which classes and files are the program's own code, and which names code uses."""
 
 from __future__ import annotations
 

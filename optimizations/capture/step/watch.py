@@ -1,4 +1,4 @@
-"""Compares the Python state that a recording was made with, before each replay.
+"""Compare the Python state that a recording was made with, before each replay.
 
 Entries are compared in bulk (`held_values`): a dict by its version, and by its entries once it was written though all
 that counts in it is as it was. Where an entry holds another object, its value counts: an equal number is no change, and
@@ -45,7 +45,7 @@ _UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One compared entry: its name, where it stands, and what stands there.
+    """Hold one compared entry: its name, where it stands, and what stands there.
 
     Attributes:
         key: None for the content of a set or an array, and for the number of members of a container.
@@ -70,7 +70,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """Stands for an object: by its identity, or by its class where its content is compared by itself."""
+    """Stand for an object: by its identity, or by its class where its content is compared by itself."""
 
     kind: type
     identity: int = 0
@@ -179,7 +179,7 @@ def _and_before(name: str) -> frozenset[str]:
 
 
 class Watch:
-    """The state of a step as it is when this is made.
+    """Hold the state of a step as it is when this is made.
 
     Args:
         ignore: entries that may change.

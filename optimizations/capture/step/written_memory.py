@@ -1,4 +1,4 @@
-"""Memory that a recording writes, and whether inputs of a call lie in it.
+"""Tell which memory a recording writes, and whether inputs of a call lie in it.
 
 Inputs are read from copies made before the graph runs. An input that lies in memory the graph writes would be read as
 it was before that, where the step itself reads what it has written. Addresses that were looked at are not looked at
@@ -20,7 +20,7 @@ MOST_CLEAR = 256
 
 
 class Writes:
-    """Which tensors a captured call writes. Made before the call, of the `tensors` to be asked about.
+    """Tell which tensors a captured call writes. Made before the call, of the `tensors` to check.
 
     PyTorch counts versions, but not of tensors that were made in inference mode, nor of writes through `.data` and into
     the running statistics of batch normalisation. Of these the operators tell (`note` is for `Observer.before_write`).
@@ -37,20 +37,20 @@ class Writes:
         self._storages.add(storage(tensor))
 
     def include(self, tensor: torch.Tensor) -> bool:
-        """Behind the call: whether it wrote this one's memory."""
+        """Return whether the call, which is over, wrote this one's memory."""
         if self.counted(tensor) or (storage(tensor) and storage(tensor) in self._storages):
             return True
         return tensor.is_inference() and self._compiled and _has_memory(tensor) and not overlaps(tensor)
 
     def counted(self, tensor: torch.Tensor) -> bool:
-        """Behind the call: whether this one's version says that it was written."""
+        """Return whether this one's version says, once the call is over, that it was written."""
         if tensor.is_inference():
             return False
         return bool(tensor._version != self._versions.get(id(tensor), tensor._version))
 
 
 class WrittenMemory:
-    """The memory of `tensors`, as it is when this is made: what is written, or what is read next to written inputs."""
+    """Hold the memory of `tensors` as it is when this is made: what is written, or read next to written inputs."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._ranges = MemoryRanges(memory_of(tensor) for tensor in tensors if _has_memory(tensor))
@@ -58,15 +58,15 @@ class WrittenMemory:
         self._sizes: list[int] = []
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether this one lies in it, wholly or in part."""
+        """Return whether this one lies in it, wholly or in part."""
         return _has_memory(tensor) and self._ranges.overlap(tensor.data_ptr(), size_bytes(tensor))
 
     def holds_one_of(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether one of these lies in it, wholly or in part. Inputs have the same shapes and strides each time."""
+        """Return whether one of these lies in it, wholly or in part. Their shapes and strides are always the same."""
         return bool(self._ranges.borders) and self.holds_one_at(inputs, [tensor.data_ptr() for tensor in inputs])
 
     def holds_one_at(self, inputs: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
-        """The same for inputs that lie at these addresses."""
+        """Return the same for inputs that lie at these addresses."""
         if not self._ranges.borders or (places := tuple(addresses)) in self._clear:
             return False
         if len(self._sizes) != len(places):
@@ -85,7 +85,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def shared_with_written(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> tuple[int, int] | None:
-    """An input that is written and another that lies in the same memory, wholly or in part, if there are such."""
+    """Return an input that is written and another in the same memory, wholly or in part, by index; None if none are."""
     places = list(map(storage, tensors))
     for index in written:
         for other, place in enumerate(places):
@@ -105,7 +105,7 @@ def refuse_shared(
     written_back: Sequence[int],
     read: WrittenMemory,
 ) -> None:
-    """Inputs, by their `labels`, are read from copies of their own, so nothing may write memory that two of them share.
+    """Refuse writes to memory that two inputs share: inputs, by their `labels`, are read from copies of their own.
 
     `written` are inputs that are written, `mutated` other tensors. `written_back` are those of `written` that have a
     copy, `read` is what is read where it lies.
