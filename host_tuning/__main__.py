@@ -1,4 +1,4 @@
-"""The command line: `python -m host_tuning check|tune|restore`. Exit codes: 0 fine, 1 a finding, 2 wrong use."""
+"""Run the command line `python -m host_tuning check|tune|restore`. Exit codes: 0 fine, 1 a finding, 2 wrong use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from host_tuning.tune import restore, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code. Says nothing of a reader that leaves early, as `head` does."""
+    """Run one command and return its exit code. Says nothing of a reader that leaves early, as `head` does."""
     try:
         code = _run(_parser().parse_args(arguments))
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""One change to the host as a record: what it was, what it is to be, and what takes it back."""
+"""Describe one change to the host as a record: what it was, what it is to be, and what takes it back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from host_tuning.machine import CGROUP, Machine
 
 
 class Kind(StrEnum):
-    """FILE: a value in a file. CONTROLLER: a word in a cgroup's list of controllers. CGROUP: a cgroup that is made.
+    """Name the kinds of change.
+
+    FILE: a value in a file. CONTROLLER: a word in a cgroup's list of controllers. CGROUP: a cgroup that is made.
     PERSISTENCE and CLOCK: of a GPU, whose UUID is the target.
     """
 
@@ -25,8 +27,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`target` is a file or folder relative to the root, or a GPU's UUID. `before` is what was read before anything
-    was changed, None where that cannot be known: a clock lock has no getter, so restoring removes it.
+    """Hold one change.
+
+    `target` is a file or folder relative to the root, or a GPU's UUID. `before` is what was read before anything was
+    changed, None where that cannot be known: a clock lock has no getter, so restoring removes it.
     """
 
     item: str
@@ -40,7 +44,8 @@ class Change:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Change:
-        """
+        """Return the change with these fields.
+
         Raises:
             ValueError: fields are missing, unknown, or of another type.
         """
@@ -56,7 +61,7 @@ class Change:
         return cls(texts["item"], Kind(texts["kind"]), target, texts["before"], texts["after"])
 
     def shown(self, machine: Machine) -> str:
-        """One line for a user: exactly what is written, and where."""
+        """Return one line for a user: exactly what is written, and where."""
         match self.kind:
             case Kind.FILE:
                 return f"write {self.after!r} to {machine.shown(self.target)} (now {self.before!r})"
@@ -70,7 +75,7 @@ class Change:
                 return f"lock the graphics clock of {self.target} at {self.after} MHz"
 
     def shown_undo(self, machine: Machine) -> str:
-        """One line for a user: what restoring writes, and where."""
+        """Return one line for a user: what restoring writes, and where."""
         match self.kind:
             case Kind.FILE:
                 return f"write {self.before!r} back to {machine.shown(self.target)} (now {machine.read(self.target)!r})"
@@ -84,7 +89,7 @@ class Change:
                 return f"unlock the graphics clock of {self.target}"
 
     def do(self, machine: Machine, gpus: Gpus) -> None:
-        """Makes the change.
+        """Make the change.
 
         Raises:
             OSError, GpuError: it is not allowed, not possible, or not taken.
@@ -102,7 +107,7 @@ class Change:
                 gpus.lock_clock(self.target, int(self.after))
 
     def undo(self, machine: Machine, gpus: Gpus) -> None:
-        """Puts back what was there before; does nothing where it is there already.
+        """Put back what was there before; do nothing where it is there already.
 
         Raises:
             OSError, GpuError: as for `do`, or the file is gone (that of a CPU which is offline).
@@ -124,8 +129,10 @@ class Change:
                 gpus.unlock_clock(self.target)
 
     def is_done(self, machine: Machine) -> bool:
-        """Whether the machine shows the change; the kernel takes some values silently and uses others. GPUs tell
-        by an error, and have no getter for a lock.
+        """Return whether the machine shows the change.
+
+        The kernel takes some values silently and uses others. GPUs report an error instead, and have no getter for a
+        lock.
         """
         match self.kind:
             case Kind.FILE:
@@ -138,11 +145,11 @@ class Change:
 
     @property
     def is_shown(self) -> bool:
-        """Whether the machine can be asked how it is; a GPU cannot."""
+        """Return whether the machine shows its state; a GPU cannot."""
         return self.kind in (Kind.FILE, Kind.CONTROLLER, Kind.CGROUP)
 
     def is_undone(self, machine: Machine) -> bool:
-        """Whether the machine shows what was there before, of a change that is shown.
+        """Return whether the machine shows what was there before, of a change that is shown.
 
         A cgroup that has ended took its settings with it. The files of a CPU that is offline come back with it, and
         have to be put back then.
@@ -169,7 +176,7 @@ class Change:
 
 
 def _empty(machine: Machine, cgroup: str) -> None:
-    """Moves what runs in a cgroup to the one above, for only an empty one can be removed."""
+    """Move what runs in a cgroup to the one above, for only an empty one can be removed."""
     above = f"{cgroup.rpartition('/')[0]}/cgroup.procs"
     for process in (machine.read(f"{cgroup}/cgroup.procs") or "").split():
         try:

@@ -1,4 +1,4 @@
-"""What on this host disturbs measurements of CUDA graphs. Only reads."""
+"""Report what on this host disturbs measurements of CUDA graphs. Only reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUSY_LOAD = 0.25
 
 
 class Disturbance(StrEnum):
-    """OK: no disturbance from there. WARN: it can move a number. UNKNOWN: the machine does not tell."""
+    """Rate a finding. OK: no disturbance from there. WARN: it can move a number. UNKNOWN: the machine does not tell."""
 
     OK = "ok"
     WARN = "warn"
@@ -28,7 +28,7 @@ class Disturbance(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: what it is now, what that means for CUDA graphs, and what to do about it."""
+    """Hold one thing that was checked: what it is now, what that means for CUDA graphs, and what to do about it."""
 
     item: str
     verdict: Disturbance
@@ -41,7 +41,7 @@ class Finding:
 
 
 def check(machine: Machine | None = None, gpus: Gpus | None = None, gpu_index: int = 0) -> tuple[Finding, ...]:
-    """Everything there is to say of this host, in a fixed order. Changes nothing, needs no rights."""
+    """Return all findings about this host, in a fixed order. Changes nothing, needs no rights."""
     machine = machine or Machine()
     gpu = (gpus or Nvml()).facts(gpu_index)
     of_host: tuple[Callable[[Machine], Finding], ...] = (_governor, _frequency, _turbo, _idle_states, _smt, _load)
@@ -139,7 +139,7 @@ def _numa(machine: Machine, gpu: GpuFacts) -> Finding:
 
 
 def _allowed_cpus(machine: Machine) -> tuple[int, ...]:
-    """CPUs this process may run on; of a tree made for tests, its online ones."""
+    """Return the CPUs this process may run on; of a tree made for tests, its online ones."""
     return tuple(sorted(os.sched_getaffinity(0))) if machine.is_real else machine.online_cpus
 
 

@@ -1,4 +1,4 @@
-"""Lists of CPUs as the kernel writes them: "0-3,8" (Documentation/admin-guide/cputopology)."""
+"""Convert lists of CPUs as the kernel writes them: "0-3,8" (Documentation/admin-guide/cputopology)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """The CPUs of a list, in order, each once; an empty list has none.
+    """Return the CPUs of a list, in order, each once; an empty list has none.
 
     Raises:
         ValueError: the text is not such a list.
@@ -25,7 +25,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def format_cpus(cpus: Iterable[int]) -> str:
-    """The inverse: the shortest list, as the kernel prints it."""
+    """Return the shortest list of these CPUs, as the kernel prints it."""
     runs: list[list[int]] = []
     for cpu in sorted(set(cpus)):
         if runs and runs[-1][1] == cpu - 1:

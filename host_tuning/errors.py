@@ -1,4 +1,4 @@
-"""What `python -m host_tuning` ends with."""
+"""Define the errors that end `python -m host_tuning`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ EXIT_WRONG_USE = 2
 
 
 class HostTuningError(Exception):
-    """Something failed while working; what was changed until then is put back or named."""
+    """Report a failure while working; what was changed until then is put back or named."""
 
     exit_code = EXIT_FINDING
 
 
 class Refused(HostTuningError):
-    """Nothing was changed: the message names what stands against it, and what can be done."""
+    """Report that nothing was changed: the message names what stands against it, and what can be done."""
 
     exit_code = EXIT_WRONG_USE

@@ -1,4 +1,4 @@
-"""The GPU by NVML: what `check` reads of it, and the two settings `tune` changes. Thin: no decisions here."""
+"""Access the GPU by NVML: what `check` reads of it, and the two settings `tune` changes. Thin: no decisions here."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pynvml
 from host_tuning.errors import HostTuningError
 
 _HARMLESS = ("None", "All", "GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks", "DisplayClockSetting")
-"""Reasons for a clock below the maximum that are no disturbance: nothing to do, or a clock somebody chose."""
+"""Reasons for a clock below the maximum that are no disturbance: nothing to do, or a clock that a user chose."""
 _REASON_PREFIXES = ("nvmlClocksEventReason", "nvmlClocksThrottleReason")
 
 
 class GpuError(HostTuningError):
-    """NVML does not answer, does not know the GPU, or does not do what was asked."""
+    """Report that NVML does not answer, does not know the GPU, or does not do what was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One GPU as NVML describes it; None where it does not tell. `pci` is the address as sysfs writes it.
+    """Describe one GPU as NVML describes it; None where it does not tell. `pci` is the address as sysfs writes it.
 
     `other_processes` counts processes that use the GPU for computing, this one left out; `throttling` names why the
     clock is lower than it could be, idleness and chosen clocks left out.
@@ -40,16 +40,16 @@ class GpuFacts:
 
 
 class Gpus(Protocol):
-    """What `check` and `tune` need of NVML; tests have one without a GPU."""
+    """Define what `check` and `tune` need of NVML; tests have one without a GPU."""
 
     def facts(self, index: int = 0) -> GpuFacts | None:
-        """The GPU with this number in the order of the bus; None where there is no NVML or no such GPU."""
+        """Return the GPU with this number in the order of the bus; None where there is no NVML or no such GPU."""
 
     def clocks_mhz(self, uuid: str) -> tuple[int, ...]:
-        """Graphics clocks that can be locked, lowest first. Raises GpuError."""
+        """Return the graphics clocks that can be locked in MHz, lowest first. Raises GpuError."""
 
     def set_persistence(self, uuid: str, on: bool) -> None:
-        """Raises GpuError."""
+        """Set the persistence mode. Raises GpuError."""
 
     def lock_clock(self, uuid: str, mhz: int) -> None:
         """Keep the graphics clock at one frequency. Raises GpuError."""
@@ -59,7 +59,7 @@ class Gpus(Protocol):
 
 
 class Nvml:
-    """The GPUs of this machine."""
+    """Access the GPUs of this machine."""
 
     def facts(self, index: int = 0) -> GpuFacts | None:
         try:
@@ -124,7 +124,7 @@ def _facts(handle: Any) -> GpuFacts:
 
 
 def throttle_names(mask: int) -> tuple[str, ...]:
-    """NVML's names of the reasons in a mask that are a disturbance."""
+    """Return NVML's names of the reasons in a mask that are a disturbance."""
     names: dict[int, str] = {}
     for prefix in _REASON_PREFIXES:
         for attribute, bit in vars(pynvml).items():
@@ -141,7 +141,7 @@ def _ask(query: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _sysfs_address(bus_id: str) -> str:
-    """NVML writes the PCI domain with eight digits, sysfs with four."""
+    """Return an address as sysfs writes it. NVML writes the PCI domain with eight digits, sysfs with four."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain[-4:]}:{rest}"
 

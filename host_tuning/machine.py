@@ -1,4 +1,4 @@
-"""The files through which Linux shows and takes settings, below a root, so that tests have their own tree."""
+"""Access the files through which Linux shows and takes settings, below a root, so that tests have their own tree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
 
 @dataclass(frozen=True, slots=True)
 class IdleState:
-    """A sleep state of one CPU. `folder` is relative to the root; `exit_latency_us` is what waking up takes."""
+    """Describe a sleep state of one CPU. `folder` is relative to the root; waking up takes `exit_latency_us`."""
 
     folder: str
     cpu: int
@@ -32,34 +32,34 @@ class IdleState:
 
 
 class Machine:
-    """Reads and writes files of one machine; all names are relative to `root`."""
+    """Read and write files of one machine; all names are relative to `root`."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
 
     @property
     def is_real(self) -> bool:
-        """Whether this is the machine itself and no tree made for tests."""
+        """Return whether this is the machine itself and no tree made for tests."""
         return self.root == Path("/")
 
     def shown(self, name: str) -> str:
-        """The name as a user reads it."""
+        """Return the name as a user reads it."""
         return f"/{name}"
 
     def read(self, name: str) -> str | None:
-        """The content without its line end; None where there is no such file or it cannot be read."""
+        """Return the content without its line end; None where there is no such file or it cannot be read."""
         try:
             return (self.root / name).read_text().strip()
         except (OSError, UnicodeDecodeError):
             return None
 
     def read_number(self, name: str) -> int | None:
-        """The content as a whole number; None where it is none."""
+        """Return the content as a whole number; None where it is none."""
         text = self.read(name)
         return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else None
 
     def read_cpus(self, name: str) -> tuple[int, ...]:
-        """The CPUs that a file lists; none where it lists none or is missing."""
+        """Return the CPUs that a file lists; none where it lists none or is missing."""
         try:
             return parse_cpus(self.read(name) or "")
         except ValueError:
@@ -69,14 +69,14 @@ class Machine:
         return (self.root / name).exists()
 
     def glob(self, pattern: str) -> list[str]:
-        """Names that match, by the numbers in them: policy2 comes before policy10."""
+        """Return names that match, ordered by the numbers in them: policy2 comes before policy10."""
         found = (str(path.relative_to(self.root)) for path in self.root.glob(pattern))
         return sorted(
             found, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
         )
 
     def write(self, name: str, text: str) -> None:
-        """Writes an existing file in one piece, as the kernel wants it.
+        """Write an existing file in one piece, as the kernel wants it.
 
         Raises:
             OSError: there is no such file, it may not be written, or the kernel does not take the value.
@@ -88,14 +88,16 @@ class Machine:
             os.close(descriptor)
 
     def make_folder(self, name: str) -> None:
-        """
+        """Make a folder.
+
         Raises:
             OSError: it is there already, or may not be made.
         """
         (self.root / name).mkdir()
 
     def remove_folder(self, name: str) -> None:
-        """
+        """Remove a folder.
+
         Raises:
             OSError: it is not empty, or may not be removed.
         """
@@ -103,12 +105,12 @@ class Machine:
 
     @property
     def vendor(self) -> str | None:
-        """`Intel` or `AMD`; None where it is another, or not told."""
+        """Return `Intel` or `AMD`; None where it is another, or not told."""
         return VENDORS.get(self._cpuinfo("vendor_id") or "")
 
     @property
     def model(self) -> str | None:
-        """The CPU's name as the vendor prints it."""
+        """Return the CPU's name as the vendor prints it."""
         return self._cpuinfo("model name")
 
     def _cpuinfo(self, field: str) -> str | None:
@@ -121,12 +123,12 @@ class Machine:
 
     @property
     def policies(self) -> list[str]:
-        """Folders of cpufreq, one for each set of CPUs that change their frequency together."""
+        """Return folders of cpufreq, one for each set of CPUs that change their frequency together."""
         return [name for name in self.glob(f"{CPU}/cpufreq/policy*") if self.exists(f"{name}/scaling_governor")]
 
     @property
     def idle_states(self) -> list[IdleState]:
-        """Every sleep state of every online CPU."""
+        """Return every sleep state of every online CPU."""
         online = set(self.online_cpus)
         states = []
         for folder in self.glob(f"{CPU}/cpu[0-9]*/cpuidle/state[0-9]*"):

@@ -1,4 +1,4 @@
-"""From what is asked for to the writes that do it, or a refusal that names everything that stands against it.
+"""Turn what is requested into the writes that do it, or a refusal that names everything that stands against it.
 
 Note [Order]: writes are undone in reverse, and every state on the way must be one the kernel takes. A lower limit may
 never pass an upper one, so where both go up the upper one is first. Energy preferences cannot be written under the
@@ -25,7 +25,7 @@ DRIVERS = ("intel_pstate", "intel_cpufreq", "acpi-cpufreq", "amd-pstate", "amd-p
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What to change. `frequency` is "base" or a number of MHz, `isolate` a list of CPUs, `gpu_clock` in MHz."""
+    """Hold what to change. `frequency` is "base" or a number of MHz, `isolate` a list of CPUs, `gpu_clock` in MHz."""
 
     governor: bool = False
     frequency: str | None = None
@@ -43,11 +43,11 @@ class Wishes:
 
 
 class _Cannot(Exception):
-    """One item that cannot be done here, and why."""
+    """Report one item that cannot be done here, and why."""
 
 
 def plan(wishes: Wishes, machine: Machine, gpus: Gpus) -> tuple[Change, ...]:
-    """The writes, in the order they are to be made; those that would change nothing are left out.
+    """Return the writes, in the order they are to be made, without those that would change nothing.
 
     Raises:
         Refused: nothing is asked for, or an item cannot be done on this machine; the message names each.
@@ -69,7 +69,7 @@ def plan(wishes: Wishes, machine: Machine, gpus: Gpus) -> tuple[Change, ...]:
 
 
 def _items(wishes: Wishes, machine: Machine, gpus: Gpus) -> tuple[tuple[bool, str, Callable[[], list[Change]]], ...]:
-    """In the order of Note [Order]."""
+    """Return the items in the order of Note [Order]."""
     return (
         (wishes.governor, "governor", lambda: _governor(machine)),
         (bool(wishes.frequency), "frequency", lambda: _frequency(machine, wishes.frequency or "")),

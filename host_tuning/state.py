@@ -1,4 +1,4 @@
-"""The file that says what was changed: written before the first change, removed after the last one is undone.
+"""Keep the file that says what was changed: written before the first change, removed after the last is undone.
 
 It lies in a folder that is emptied when the machine restarts, which undoes the settings as well.
 """
@@ -22,7 +22,7 @@ _BOOT_ID = "proc/sys/kernel/random/boot_id"
 
 
 def write_state(path: Path, changes: Sequence[Change], machine: Machine) -> None:
-    """Writes the file so that a crash leaves the old one, the new one, or none, never a part.
+    """Write the file so that a crash leaves the old one, the new one, or none, never a part.
 
     Raises:
         OSError: the folder cannot be made, or the disk is full; nothing is left behind.
@@ -37,7 +37,7 @@ def write_state(path: Path, changes: Sequence[Change], machine: Machine) -> None
 
 
 def read_state(path: Path, machine: Machine) -> tuple[Change, ...]:
-    """The changes that were made, or were about to be made.
+    """Return the changes that were made, or were about to be made.
 
     Raises:
         Refused: there is no such file, it is of another format, or the machine was restarted since.
@@ -63,7 +63,7 @@ def read_state(path: Path, machine: Machine) -> tuple[Change, ...]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keeps a second `tune` or `restore` out.
+    """Keep a second `tune` or `restore` out.
 
     Raises:
         Refused: another one is at work.

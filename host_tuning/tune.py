@@ -1,4 +1,4 @@
-"""Making the changes, and taking them back: all of them, or none.
+"""Make the changes, and take them back: all of them, or none.
 
 Note [State first]: the state file holds every change before the first one is made. Whatever ends `tune` in between,
 `restore` finds in it what was there before. Undoing a change that was not made yet does nothing.
@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 def tune(
     wishes: Wishes, machine: Machine, gpus: Gpus, state: Path, say: Say = print, *, dry_run: bool = False
 ) -> tuple[Change, ...]:
-    """Makes the changes, each told before it is made. With `dry_run` they are told only, and nothing is written.
+    """Make the changes, each told before it is made. With `dry_run` they are told only, and nothing is written.
 
     A change that fails, or is not taken by the kernel, ends it: what was changed is put back.
 
@@ -59,7 +59,7 @@ def tune(
 
 
 def restore(machine: Machine, gpus: Gpus, state: Path, say: Say = print, *, dry_run: bool = False) -> int:
-    """Puts back what the state file says, and removes it; returns how many changes that were. Doing it twice is safe.
+    """Put back what the state file says, and remove it; return how many changes that were. Doing it twice is safe.
 
     What cannot be put back stays in the state file, and the rest is put back.
 
@@ -100,7 +100,7 @@ def _make(change: Change, machine: Machine, gpus: Gpus) -> None:
 
 
 def _undo_all(changes: Sequence[Change], machine: Machine, gpus: Gpus) -> list[tuple[Change, str]]:
-    """Undoes in reverse, and goes on after a failure; returns what is not as it was, in the order it was made.
+    """Undo in reverse, and go on after a failure; return what is not as it was, in the order it was made.
 
     What is as it was is asked after all of them: one may hold another back (see Note [Order]), or take it along.
     """
@@ -130,7 +130,7 @@ def _roll_back(changes: Sequence[Change], machine: Machine, gpus: Gpus, state: P
 
 
 def _keep(left: Sequence[tuple[Change, str]], machine: Machine, state: Path) -> None:
-    """The state file holds what is left to undo, and is gone when nothing is."""
+    """Keep in the state file what is left to undo, and remove the file when nothing is."""
     if left:
         write_state(state, [change for change, _ in left], machine)
     else:

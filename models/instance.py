@@ -1,4 +1,4 @@
-"""A workload that has been built: module and inputs in their published dtypes, on the device they are run on.
+"""Build a workload: module and inputs in their published dtypes, on the device they are run on.
 
 What is decided here belongs to the program: weights, inputs, dtypes, train or eval mode, loss and optimizer. What
 belongs to the measurement (TF32, `no_grad`, compilation, timing) is left to the caller.
@@ -39,7 +39,7 @@ _POLICY_DTYPE: dict[DtypePolicy, torch.dtype | None] = {
 
 
 def autocast_dtype(policy: DtypePolicy, device_type: str) -> torch.dtype | None:
-    """What a policy casts to around forward and loss; None where it does not cast."""
+    """Return the dtype that a policy casts to around forward and loss; None where it does not cast."""
     if policy == "amp":
         return torch.bfloat16 if device_type == "cpu" else torch.float16
     return torch.bfloat16 if policy == "amp-bf16" else None
@@ -47,7 +47,7 @@ def autocast_dtype(policy: DtypePolicy, device_type: str) -> torch.dtype | None:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One workload on one device, ready to be called: `instance.module(*inputs.args, **inputs.kwargs)`.
+    """Hold one workload on one device, ready to be called: `instance.module(*inputs.args, **inputs.kwargs)`.
 
     Attributes:
         module: in its policy's dtype, on `device`, in train or eval mode as the task wants.
@@ -64,11 +64,11 @@ class Instance:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, shared ones counted once."""
+        """Return the number of parameters, shared ones counted once."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     def inputs(self, index: int) -> Inputs:
-        """Input set number `index`: fresh tensors whose values depend on (`seed`, `index`, kind of device) alone.
+        """Return input set number `index`: fresh tensors that depend on (`seed`, `index`, kind of device) alone.
 
         All sets have the same shapes, strides and dtypes. A tensor that is passed twice is one object in each set.
         """
@@ -88,13 +88,13 @@ class Instance:
         return Inputs(args=args, kwargs=kwargs)
 
     def input_bytes(self, inputs: Inputs) -> int:
-        """Bytes of the tensors among `inputs`, each object counted once."""
+        """Return the bytes of the tensors among `inputs`, each object counted once."""
         distinct = {id(tensor): tensor for tensor in tensors_of((inputs.args, inputs.kwargs))}
         return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
 
     @property
     def autocast(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Around forward and loss: autocast under an amp policy, else nothing.
+        """Return the context for forward and loss: autocast under an amp policy, else nothing.
 
         Like `loss` a function that knows nothing of the instance. A captured loop that took both beforehand does not
         look in each call whether the instance, and all workloads that its code could reach, are as they were.
@@ -106,12 +106,12 @@ class Instance:
 
     @property
     def loss(self) -> Callable[[Any], torch.Tensor]:
-        """Of a module's output the scalar tensor that a training iteration differentiates (see `models.losses`)."""
+        """Return the scalar tensor of a module's output that training differentiates (see `models.losses`)."""
         loss = self.workload.loss or losses.mean_loss
         return loss if self.loss_scale == 1.0 else functools.partial(losses.scaled, loss, self.loss_scale)
 
     def optimizer(self) -> torch.optim.Optimizer:
-        """A new optimizer over the module's parameters, as the papers configure it for this workload.
+        """Return a new optimizer over the module's parameters, as the papers configure it for this workload.
 
         Raises:
             ValueError: the workload is an inference one.
@@ -166,7 +166,7 @@ def instantiate(
 
 
 def _policy_dtype(workload: Workload, device: torch.device) -> torch.dtype | None:
-    """What floating weights and inputs become on `device`; None: they stay as built."""
+    """Return the dtype of floating weights and inputs on `device`; None: they stay as built."""
     if workload.own is not None or workload.inputs_at is not None:
         return None
     if workload.float32_on_cpu and device.type == "cpu":
@@ -175,17 +175,17 @@ def _policy_dtype(workload: Workload, device: torch.device) -> torch.dtype | Non
 
 
 def _tensors_are_fake() -> bool:
-    """Whether a fake-tensor mode is on, so that whatever is made here has no data and its device need not exist."""
+    """Return whether a fake-tensor mode is on, so that tensors made here have no data and need no real device."""
     return type(torch.empty(0)) is not torch.Tensor
 
 
 def _generator_device(device: torch.device) -> torch.device:
-    """Where random numbers are drawn: on the GPU itself if that is where real inputs go, else on the CPU."""
+    """Return where random numbers are drawn: on the GPU itself if real inputs go there, else on the CPU."""
     return device if device.type == "cuda" and not _tensors_are_fake() else torch.device("cpu")
 
 
 def _moved(module: nn.Module, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
-    """`module` on `device`, floating weights and buffers converted to `dtype` unless that is None."""
+    """Return `module` on `device`, floating weights and buffers converted to `dtype` unless that is None."""
     if not _tensors_are_fake():
         if dtype is not None:
             module = module.to(dtype)

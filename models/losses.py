@@ -1,4 +1,4 @@
-"""How the published runners turn a model's output into the scalar that is differentiated.
+"""Turn a model's output into the scalar that is differentiated, as the published runners do.
 
 TorchBench and timm rows are trained on the mean of whatever the model returns, never on the model's real training
 loss; Hugging Face rows on the loss the model computes from the labels it is given.
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def mean_loss(output: Any) -> torch.Tensor:
-    """Mean reduction of a nested output to a scalar.
+    """Return the mean reduction of a nested output to a scalar.
 
     A tensor gives its mean; a list or tuple the mean of its members' reductions; a mapping likewise over its values.
 
@@ -38,13 +38,13 @@ def mean_loss(output: Any) -> torch.Tensor:
 
 
 def scaled(loss: Callable[[Any], torch.Tensor], scale: float, output: Any) -> torch.Tensor:
-    """The loss of an output, in float32 at least, multiplied by `scale`: see `models.instance.Instance.loss_scale`."""
+    """Return an output's loss, in float32 at least, times `scale`: see `models.instance.Instance.loss_scale`."""
     found = loss(output)
     return (found.float() if found.element_size() < 4 else found) * scale  # in float16 it may be too large
 
 
 def own_loss(output: Any) -> torch.Tensor:
-    """The loss a Hugging Face model returns first when labels are passed: a scalar tensor.
+    """Return the loss a Hugging Face model returns first when labels are passed: a scalar tensor.
 
     Raises:
         TypeError: the first element is not a scalar tensor, so no labels were passed.

@@ -1,4 +1,4 @@
-"""Tensors inside nests of containers, as arguments and outputs of programs come.
+"""Map tensors inside nests of containers, as arguments and outputs of programs come.
 
 Containers are lists, tuples, mappings, deques, dataclasses and classes of attrs, whatever class of these it is. Other
 objects are leaves: they stay as they are, and what they hold is not looked at.
@@ -16,25 +16,25 @@ import torch
 from torch import nn
 
 PLAIN = (list, tuple, dict)
-"""Containers that are made again even where they hold no tensor, so that nobody shares them."""
+"""Containers that are made again even where they hold no tensor, so that they are not shared."""
 
 
 class CannotRebuild(TypeError):
-    """A container's class cannot be given other tensors; the message names it."""
+    """Report that a container's class cannot be given other tensors; the message names it."""
 
 
 def leaves_of(nest: Any) -> Iterator[Any]:
-    """Everything in `nest` that is not a container, in order; what is there twice comes twice."""
+    """Yield everything in `nest` that is not a container, in order; what is there twice comes twice."""
     yield from _leaves(nest, set())
 
 
 def tensors_of(nest: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in `nest`, in order; one that stands twice comes twice."""
+    """Yield every tensor in `nest`, in order; one that stands twice comes twice."""
     return (leaf for leaf in leaves_of(nest) if isinstance(leaf, torch.Tensor))
 
 
 def map_tensors(nest: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`nest` with every tensor replaced by `change(tensor)`; one that stands twice stays one object.
+    """Return `nest` with every tensor replaced by `change(tensor)`; one that stands twice stays one object.
 
     Containers keep their class, and are not constructed by it: a constructor of a class's own may want anything. What
     holds no tensor stays as it is.
@@ -79,7 +79,7 @@ def _leaves(nest: Any, above: set[int]) -> Iterator[Any]:
 
 
 def _places(nest: Any) -> dict[Any, Any] | None:
-    """Members of a container by key, index or attribute; None if `nest` is not one."""
+    """Return members of a container by key, index or attribute; None if `nest` is not one."""
     if isinstance(nest, (torch.Tensor, nn.Module, type, bytearray, array)):
         return None
     if isinstance(nest, Mapping):
@@ -90,7 +90,7 @@ def _places(nest: Any) -> dict[Any, Any] | None:
 
 
 def attributes_of(nest: Any) -> dict[str, Any] | None:
-    """Fields of a dataclass, or of a class of attrs, and other attributes it has; None if it is neither."""
+    """Return fields of a dataclass, or of a class of attrs, and other attributes it has; None if it is neither."""
     if dataclasses.is_dataclass(nest):
         names = [field.name for field in dataclasses.fields(nest)]
     elif hasattr(type(nest), "__attrs_attrs__"):
@@ -105,7 +105,7 @@ def _takes_members_at_once(nest: Any) -> bool:
 
 
 def _constructed(old: Any, members: dict[Any, Any]) -> Any:
-    """A tuple, or a mapping that cannot be written to, of these members."""
+    """Return a tuple, or a mapping that cannot be written to, of these members."""
     if not isinstance(old, tuple):
         return _checked(type(old)(members), members, old)
     try:
@@ -118,7 +118,7 @@ def _constructed(old: Any, members: dict[Any, Any]) -> Any:
 
 
 def _filled(new: Any, members: dict[Any, Any], old: Any) -> Any:
-    """`new`, a shallow copy of `old`, with these members."""
+    """Return `new`, a shallow copy of `old`, with these members."""
     if new is old:
         raise TypeError("its copies are itself")
     if isinstance(new, MutableMapping):

@@ -1,4 +1,4 @@
-"""A program of the user's own, named `module:callable`, as a workload.
+"""Run a program of the user's own, named `module:callable`, as a workload.
 
 Note [Programs]. `module` is imported as `python -m` imports it, with the working directory first. `callable` takes no
 argument and returns one of
@@ -47,12 +47,12 @@ MOST_BATCHES = 8
 
 
 class WrongProgram(ValueError):
-    """The name does not mean a program. The message says what was found, what is allowed, and what to do."""
+    """Report that the name does not mean a program. The message says what was found, what is allowed, what to do."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """The checked return value of `make`.
+    """Hold the checked return value of `make`.
 
     Attributes:
         call: the module, or the function; of training the step.
@@ -70,7 +70,7 @@ class Made:
 
 
 class Called(nn.Module):
-    """A function as a module, with the modules and optimizers that it uses, so that their state is known."""
+    """Wrap a function as a module, with the modules and optimizers that it uses, so that their state is known."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Programs that are not compiled as a whole: their users compile a part, which the program then calls."""
+"""Define programs that are not compiled as a whole: their users compile a part, which the program then calls."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from models.registry import Inputs
 
 @runtime_checkable
 class CompiledInParts(Protocol):
-    """A module that says itself what of it is compiled."""
+    """Define a module that says itself what of it is compiled."""
 
     def compiled_with(self, **keywords: Any) -> Callable[..., Any]:
-        """The program as its users call it, its part compiled with these keywords of `torch.compile`."""
+        """Return the program as its users call it, its part compiled with these keywords of `torch.compile`."""
         ...
 
     def compiled_part(self, inputs: Inputs) -> tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]:
-        """One call of that part as the program makes it with these inputs: module, arguments, keyword arguments."""
+        """Return the program's call of that part with these inputs: module, arguments, keyword arguments."""
         ...
 
 
 @runtime_checkable
 class CapturedByHand(Protocol):
-    """A module whose users capture a part of it into a CUDA graph themselves."""
+    """Define a module whose users capture a part of it into a CUDA graph themselves."""
 
     def captured_by_hand(self) -> Callable[..., Any]:
-        """The program with that part captured in its first call, and replayed from then on."""
+        """Return the program with that part captured in its first call, and replayed from then on."""
         ...

@@ -1,4 +1,4 @@
-"""The precision of float32 products and convolutions, put back whoever changed it, by either of PyTorch's interfaces.
+"""Restore the precision of float32 products and convolutions, whatever changed it by either of PyTorch's interfaces.
 
 `torch.set_float32_matmul_precision` and `allow_tf32` are the older one. Reading them raises where the newer one
 (`fp32_precision`) has set what they cannot say, in a program that a user brings, for example.
@@ -13,7 +13,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def precision_kept() -> Iterator[None]:
-    """Whatever the block sets, the precision is afterwards what it was before."""
+    """Restore the precision after the block, whatever the block sets."""
     import torch
 
     cudnn: Any = torch.backends.cudnn

@@ -1,4 +1,4 @@
-"""Workloads as declarative records, registered by decorator.
+"""Register workloads, by decorator, as declarative records.
 
 A `Workload` says what a published benchmark row is (batch, dtype policy, task) and names the functions that build its
 module and its inputs. Nothing is built, and nothing heavy imported, until `models.instance.instantiate` is called.
@@ -30,7 +30,7 @@ CUDNN_NOTE = "cuDNN does not measure its algorithms, as the published runner let
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Arguments of one call. Tensors may be on any device; the program decides what it needs where."""
+    """Hold the arguments of one call. Tensors may be on any device; the program decides what it needs where."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -42,7 +42,7 @@ InputMaker = Callable[[str, Size, "torch.Generator"], Inputs]
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How a workload is split over several GPUs (tensor parallelism), one process per GPU.
+    """Describe how a workload is split over several GPUs (tensor parallelism), one process per GPU.
 
     Attributes:
         shard: splits a module in place over a device mesh of one dimension. The module is the same on all processes,
@@ -62,7 +62,7 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One row of the workload table.
+    """Describe one row of the workload table.
 
     Attributes:
         acronym: the papers' short name ("XLNET-I"), the key on the command line.
@@ -82,7 +82,7 @@ class Workload:
         stochastic: whether an iteration draws random numbers (dropout in training, noise).
         tried_deterministic: its trials use deterministic algorithms, where PyTorch has them. For stochastic programs
             whose results hang on rounding so much that the order of atomic additions shows: the trials of all modes
-            have the same bits then, and whoever compares first judges for all.
+            have the same bits then, and the first comparison counts for all.
         host_draws_unused: its iteration draws random numbers on the host that decide nothing, so that one graph may
             stand for it.
         optimizer: "sgd" or "adam" (training only), as in the papers.
@@ -133,12 +133,12 @@ class Workload:
 
     @property
     def enables_gradients(self) -> bool:
-        """Whether autograd follows its calls."""
+        """Return whether autograd follows its calls."""
         return self.task == "training" or self.gradients_in_inference
 
 
 class UnknownWorkload(LookupError):
-    """No workload of this name, or no set; the message gives the nearest ones."""
+    """Report that there is no workload of this name, or no set; the message gives the nearest ones."""
 
 
 ALL = "all"
@@ -160,7 +160,7 @@ _LISTS = {"torchbench": "models.torchbench_models"}
 
 
 def register(*, inputs: InputMaker, **fields: Any) -> Callable[[Builder], Builder]:
-    """Decorator that registers a builder as a workload; the keywords are the other fields of `Workload`.
+    """Return a decorator that registers a builder as a workload; keywords are the other fields of `Workload`.
 
     Decorators may be stacked where several rows share a model. A second workload of one acronym is an error.
     """
@@ -176,7 +176,7 @@ def register(*, inputs: InputMaker, **fields: Any) -> Callable[[Builder], Builde
 
 
 def workloads() -> dict[str, Workload]:
-    """All registered workloads by acronym, in alphabetical order. Imports the defining modules, but no torch."""
+    """Return all registered workloads by acronym, in alphabetical order. Imports the defining modules, but no torch."""
     package = importlib.import_module("models.workloads")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"models.workloads.{module.name}")
@@ -184,14 +184,14 @@ def workloads() -> dict[str, Workload]:
 
 
 def sets() -> dict[str, list[Workload]]:
-    """The workloads of each set, `ALL` among them, in alphabetical order."""
+    """Return the workloads of each set, `ALL` among them, in alphabetical order."""
     every = list(workloads().values())
     names = sorted({name for workload in every for name in workload.sets})
     return {name: [workload for workload in every if name in workload.sets] for name in names} | {ALL: every}
 
 
 def find_set(name: str) -> list[Workload]:
-    """The workloads of this set (any case). That of a source outside the suite holds what is installed there.
+    """Return the workloads of this set (any case). That of a source outside the suite holds what is installed there.
 
     Raises:
         UnknownWorkload: there is no such set, or nothing installed; the message names what there is, or what to do.
@@ -210,13 +210,15 @@ def _listed(source: str) -> list[Workload]:
 
 
 def is_set(name: str) -> bool:
-    """Whether `find_set` knows this name, in any case."""
+    """Return whether `find_set` knows this name, in any case."""
     return name.lower() in _LISTS or name.lower() in sets()
 
 
 def planned(acronym: str) -> Workload:
-    """The workload of an acronym that a run, or an analysis of many, is to hold. One of a source outside is not
-    imported, if it is listed there: whether it can be built is for its own process to tell.
+    """Return the workload of an acronym that a run, or an analysis of many, is to hold.
+
+    One of a source outside is not imported, if it is listed there: whether it can be built is for its own process to
+    tell.
 
     Raises:
         UnknownWorkload: as `find` does.
@@ -238,7 +240,7 @@ MOST_GPUS = 64
 
 
 def sharded(workload: Workload, degree: int) -> Workload:
-    """The row of a workload split over `degree` GPUs, with the batch that such runs have. 1: the same on one GPU.
+    """Return a workload's row split over `degree` GPUs, with the batch that such runs have. 1: the same on one GPU.
 
     Raises:
         UnknownWorkload: it is not split over GPUs, or not over so many; the message names those that are.
@@ -270,14 +272,15 @@ def add_program(workload: Workload) -> None:
 
 
 def is_sourced(name: str) -> bool:
-    """Whether a name has the prefix of a source outside the suite, as "torchbench:resnet50" has."""
+    """Return whether a name has the prefix of a source outside the suite, as "torchbench:resnet50" has."""
     prefix, colon, _ = name.partition(":")
     return bool(colon) and prefix.lower() in _SOURCES
 
 
 def find(acronym: str) -> Workload:
-    """The workload of this acronym (any case), of a name with a prefix ("torchbench:resnet50-train"), or split over
-    GPUs ("XLNET-I@tp2").
+    """Return the workload of this acronym (any case) or name.
+
+    A name has a prefix ("torchbench:resnet50-train"), or is split over GPUs ("XLNET-I@tp2").
 
     Raises:
         UnknownWorkload: there is none; the message names the nearest matches.

@@ -1,4 +1,4 @@
-"""Any model of an installed TorchBench as a workload: `torchbench:NAME` for inference, `torchbench:NAME-train`.
+"""Provide any model of an installed TorchBench as a workload: `torchbench:NAME` for inference, `torchbench:NAME-train`.
 
 The model is built as TorchBench's own runner builds it, where it will run, with its own example inputs and the batch of
 its class, and measured by the rules of PyTorch's published runner (`benchmarks/dynamo`): bfloat16 in inference,
@@ -83,30 +83,32 @@ SETTING_PREFIXES = ("PYTORCH_", "TORCH", "TRITON_", "CUDA_", "CUBLAS_", "NCCL_",
 
 
 class TorchBenchUnavailable(UnknownWorkload):
-    """TorchBench, or what one of its models needs, is not installed; the message says how to get it."""
+    """Report that TorchBench, or what one of its models needs, is not installed; the message says how to get it."""
 
 
 class TorchBenchRefuses(RuntimeError):
-    """A model of TorchBench cannot be built like this; the message has TorchBench's own reason."""
+    """Report that a model of TorchBench cannot be built like this; the message has TorchBench's own reason."""
 
 
 def dtype_policy(name: str, *, training: bool) -> DtypePolicy:
-    """What the published runner converts this model to."""
+    """Return the dtype policy that the published runner converts this model to."""
     if training:
         return "amp-bf16" if name in TRAINED_IN_BFLOAT16 else "amp"
     return INFERENCE_DTYPE_EXCEPTIONS.get(name, "bf16")
 
 
 def optimizer(name: str, *, training: bool) -> Literal["sgd", "adam"] | None:
-    """What the published runner trains this model with; None in inference."""
+    """Return the optimizer that the published runner trains this model with; None in inference."""
     if not training:
         return None
     return "sgd" if name in TRAINED_WITH_SGD else "adam"
 
 
 def published_loss(output: Any) -> torch.Tensor:
-    """The published runner's loss: `mean_loss`, but of three of Hugging Face's outputs that of the logits alone, and of
-    a distribution over actions (drq, soft_actor_critic) the sum of its means.
+    """Return the published runner's loss, as a scalar.
+
+    It is `mean_loss`, but of three of Hugging Face's outputs that of the logits alone, and of a distribution over
+    actions (drq, soft_actor_critic) the sum of its means.
 
     Raises:
         TypeError: as `mean_loss`.
@@ -121,7 +123,7 @@ def published_loss(output: Any) -> torch.Tensor:
 
 
 def workload(name: str) -> Workload:
-    """The workload `NAME` or `NAME-train` of TorchBench.
+    """Return the workload `NAME` or `NAME-train` of TorchBench.
 
     Raises:
         TorchBenchUnavailable: `torchbenchmark`, or a package this model needs, cannot be imported.
@@ -159,7 +161,7 @@ def workload(name: str) -> Workload:
 
 
 class _Program:
-    """Builder and input maker of one TorchBench model, which come from one object there."""
+    """Hold builder and input maker of one TorchBench model, which come from one object there."""
 
     def __init__(self, name: str, model_class: Any, test: str, batch: int | None) -> None:
         self._name = name
@@ -169,11 +171,11 @@ class _Program:
         self._examples: dict[tuple[Size, str], Any] = {}
 
     def build(self, variant: str, size: Size, device: torch.device) -> torch.nn.Module:
-        """The module, built for `device`; the tiny size is a batch of one, where the model takes one.
+        """Return the module, built for `device`; the tiny size is a batch of one, where the model takes one.
 
         Raises:
-            TorchBenchRefuses: the model has no such test, not on this device, or no module to hand out, or gives
-                example inputs of which no others can be made.
+            TorchBenchRefuses: the model has no such test, not on this device, or no module to return, or gives example
+                inputs of which no others can be made.
         """
         import torch
         from torch import nn
@@ -218,8 +220,7 @@ class _Program:
         return TorchBenchRefuses(f"TorchBench's model {self._name} {what}{reason}")
 
     def inputs(self, variant: str, size: Size, generator: torch.Generator) -> Inputs:
-        """TorchBench's example inputs; floating and complex tensors hold the same values rolled by an offset of
-        `generator`'s.
+        """Return TorchBench's example inputs, floating and complex ones rolled by an offset of `generator`'s.
 
         Integers are repeated as they are: indices, lengths and labels need not make sense in another order. So are
         objects that are no containers, tensors in their attributes included: the published runner leaves them, too.
@@ -243,7 +244,7 @@ class _Program:
 
 
 def _unfit(example: Any) -> str | None:
-    """Why no other inputs can be made like these; None if they can."""
+    """Return why no other inputs can be made like these; None if they can."""
     import torch
 
     from models.nests import CannotRebuild, leaves_of, map_tensors
@@ -268,7 +269,7 @@ def _unfit(example: Any) -> str | None:
 
 @contextlib.contextmanager
 def _global_state_kept() -> Iterator[None]:
-    """What importing and building a model sets for the whole process is put back, and what it prints is log."""
+    """Restore what importing and building a model sets for the whole process, and turn what it prints into log."""
     import torch
 
     values: dict[Callable[[Any], object], Any] = {
@@ -307,7 +308,7 @@ def _global_state_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stdout_on_stderr() -> Iterator[None]:
-    """What Python prints, and what C libraries and other processes write to the same descriptor."""
+    """Send to stderr what Python prints, and what C libraries and other processes write to the same descriptor."""
     sys.stdout.flush()
     kept = os.dup(STDOUT)
     try:
@@ -324,7 +325,7 @@ def _settings() -> dict[str, str]:
 
 
 def _model_class(name: str) -> Any:
-    """TorchBench's `Model` class of this name."""
+    """Return TorchBench's `Model` class of this name."""
     try:
         with _global_state_kept():
             torchbenchmark = importlib.import_module("torchbenchmark")
@@ -372,7 +373,7 @@ def _unknown(name: str, more: str = "") -> UnknownWorkload:
 
 
 def _names(folder: str) -> dict[str, str]:
-    """Names of the models in a folder of TorchBench's, by their lower case."""
+    """Return names of the models in a folder of TorchBench's, by their lower case."""
     try:
         package = importlib.import_module(f"torchbenchmark.{folder}")
     except ImportError:

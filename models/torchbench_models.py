@@ -1,4 +1,4 @@
-"""What an installed TorchBench holds, read from its folders without importing it: for `--set torchbench`.
+"""List what an installed TorchBench holds, read from its folders without importing it: for `--set torchbench`.
 
 Importing a hundred models takes minutes, and many cannot be imported. A model that cannot be imported, or built,
 becomes a failed cell with its reason when its turn comes.
@@ -26,7 +26,7 @@ INTERNAL = "fb"
 
 
 def listed() -> list[Workload]:
-    """A workload for each test of each model, in alphabetical order.
+    """Return a workload for each test of each model, in alphabetical order.
 
     A model's tests are those it gives a batch for; both, if it gives none. What is not in the class itself (a batch
     that a base class gives, a test that is refused) shows when the model is built.
@@ -64,7 +64,7 @@ def _folder() -> Path:
 
 @functools.cache
 def _batches(source: Path) -> Mapping[str, int]:
-    """Batch by test, of the tests for which the model's class gives a number; none where the file cannot be read."""
+    """Return the batch by test, where the model's class gives a number; none where the file cannot be read."""
     try:
         tree = ast.parse(source.read_text())
     except (OSError, ValueError, SyntaxError):
@@ -107,7 +107,7 @@ def _workload(name: str, test: str, batches: Mapping[str, int]) -> Workload:
 
 
 class _Later:
-    """Builder and input maker of a model that is imported when one of them is called."""
+    """Hold builder and input maker of a model that is imported when one of them is called."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""Encore: CUDA graphs that pay off under `torch.compile`, on the stock PyTorch wheel.
+"""Run programs of `torch.compile` with CUDA graphs that pay off, on the stock PyTorch wheel.
 
 `torch.compile(model, backend="encore")` compiles a model; `graph_step` makes one CUDA graph of a whole training step,
 `graph_callables` one each of modules and functions, in the order of a schedule.
@@ -45,7 +45,7 @@ __all__ = [
 def explain(
     program: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
 ) -> PlacementExplanation:
-    """What placement would do with each FX graph of one call `program(*args, **kwargs)`, without compiling it.
+    """Return what placement would do with each FX graph of one call `program(*args, **kwargs)`, without compiling it.
 
     The call is really made, uncompiled graph by graph; on fake CUDA tensors (under a `FakeTensorMode`) that needs no
     GPU. `print` shows the result as text.
@@ -75,7 +75,7 @@ def graph_step(
     on_change: Literal["raise", "warn"] = "raise",
     concurrency: Literal["off", "auto"] = "off",
 ) -> Any:
-    """`step`, replayed as one CUDA graph where that is possible; usable as a decorator, of methods too.
+    """Return `step`, replayed as one CUDA graph where that is possible; usable as a decorator, of methods too.
 
     A recorded step repeats the GPU work of the call it was recorded from. Before each replay Encore compares the
     arguments, settings, and the modules, optimizers and plain numbers that the step reaches. Anything else that decides
@@ -143,7 +143,7 @@ def graph_callables(
     after_step: Callable[[], None] | None = None,
     host_draws: Literal["refused", "unused"] = "refused",
 ) -> Any:
-    """Modules and functions, each with a forward and a backward CUDA graph for every micro-batch of a schedule.
+    """Return modules and functions, each with a forward and a backward CUDA graph for each micro-batch of a schedule.
 
     Returns a sequence of the callables: modules as they are, which run their graphs from now on wherever they stand in
     a model, and functions as new ones. They must be called in `order`; a call out of order is an error, because graphs
@@ -161,11 +161,11 @@ def graph_callables(
             backward of the callable's last one may still come.
         sample_kwargs: keyword arguments of each, where it is called with such.
         warm_up: runs of each before its capture, at least 1. What they change (buffers, the random state) is put back.
-        outputs: "static" hands out results where the graph writes them, and gives those that are still held memory of
-            their own before the next launch; "copied" copies all of them. The same goes for gradients of parameters,
-            where the program sets them to None before the next launch; else they are copied.
+        outputs: "static" returns results where the graph writes them, and gives live ones memory of their own before
+            the next launch; "copied" copies all of them. The same goes for gradients of parameters, where the program
+            sets them to None before the next launch; else they are copied.
         after_step: what updates extra state once per step, such as the scales of an FP8 recipe from its amax history;
-            captured, and launched behind the last graph of each step.
+            captured, and launched after the last graph of each step.
         host_draws: as of `graph_step`. With "unused", `.drawn_on_the_host` names the generators that were drawn from.
 
     Raises:
@@ -198,8 +198,7 @@ def settled() -> bool:
 
 
 def reset() -> None:
-    """Forget all reports, and free Encore's CUDA graphs, their memory pools, its kernels, and what placement keeps on
-    the GPU.
+    """Forget all reports; free Encore's CUDA graphs, memory pools, kernels, and what placement keeps on the GPU.
 
     Compiled functions stay usable: they allocate and record again at their next calls.
     """

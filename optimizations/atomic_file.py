@@ -1,4 +1,4 @@
-"""Writing a file so that a reader, or a crash, sees the old content or the new, never a part."""
+"""Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _make_durable(folder: Path) -> None:
-    """Lets a rename in this folder survive a crash of the machine."""
+    """Let a rename in this folder survive a crash of the machine."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

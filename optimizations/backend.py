@@ -1,4 +1,4 @@
-"""The function that `torch.compile(model, backend="encore")` finds: Encore's backend, or on another PyTorch stock's.
+"""Provide the function that `torch.compile(model, backend="encore")` finds: Encore's backend, or else stock's.
 
 It is registered as an entry point of the group `torch_dynamo_backends`, so no import is needed. This module itself
 needs no private name of PyTorch: on a version that Encore does not know, and where a name is missing, graphs are

@@ -1,4 +1,4 @@
-"""Numbers of bytes as text, everywhere in Encore. Units are binary (1 KB = 1024 B), as in the papers."""
+"""Convert numbers of bytes to text and back. Units are binary (1 KB = 1024 B), as in the papers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def format_bytes(count: float) -> str:
-    """Bytes with a binary unit and one decimal, as the papers print them: 8192 -> "8.0 KB"; below 1 KB "16 B"."""
+    """Return bytes with a binary unit and one decimal, as in the papers: 8192 -> "8.0 KB"; below 1 KB "16 B"."""
     scaled = float(count)
     for unit in _UNITS:
         if abs(scaled) < 1024 or unit == _UNITS[-1]:
@@ -16,7 +16,7 @@ def format_bytes(count: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """The inverse of `format_bytes`, as exact as the printed digits: "8.0 KB" -> 8192.
+    """Return the number of bytes in a text of `format_bytes`, as exact as the printed digits: "8.0 KB" -> 8192.
 
     Raises:
         ValueError: the text is not a number followed by one of B, KB, MB, GB, TB.

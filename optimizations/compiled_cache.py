@@ -1,5 +1,4 @@
-"""Compiled code on disk, kernels for the GPU and modules for Python, found by its content: what was compiled, for what,
-by what, and how.
+"""Keep compiled code on disk, found by what was compiled, for what, by what, and how: cubins and Python modules.
 
 An entry is one file, named by the SHA-256 of its key: a line of JSON with the compiler's log and a digest, then what
 was compiled. Files are written atomically, so processes may share a folder. A file that does not match its digest is
@@ -28,14 +27,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Code, a cubin as a rule, and what the compiler said while making it."""
+    """Hold code, a cubin as a rule, and what the compiler said while making it."""
 
     image: bytes
     compiler_log: str
 
 
 def default_directory(kind: str = "cubins") -> Path:
-    """For code of this kind: `$ENCORE_CACHE_DIR/cubins`, else `encore/cubins` in the user's cache folder."""
+    """Return this kind's folder: `$ENCORE_CACHE_DIR/cubins`, else `encore/cubins` in the user's cache folder."""
     chosen = os.environ.get("ENCORE_CACHE_DIR")
     if chosen:
         return Path(chosen) / kind
@@ -43,7 +42,7 @@ def default_directory(kind: str = "cubins") -> Path:
 
 
 class CompiledCache:
-    """A folder of compiled code of at most `limit_bytes` (the entry just stored may exceed it alone)."""
+    """Keep a folder of compiled code of at most `limit_bytes` (the entry just stored may exceed it alone)."""
 
     def __init__(self, directory: Path, limit_bytes: int = DEFAULT_LIMIT_BYTES, suffix: str = SUFFIX) -> None:
         self.directory = directory
@@ -51,7 +50,7 @@ class CompiledCache:
         self.limit_bytes = limit_bytes
 
     def get_or_build(self, key: Sequence[str], build: Callable[[], Compiled]) -> Compiled:
-        """The entry for `key`, or what `build` makes, which is then stored.
+        """Return the entry for `key`, or what `build` makes, which is then stored.
 
         A folder that cannot be written, or a full disk, costs the next build, not this one: it is logged. What `build`
         raises passes through, and nothing is stored.
@@ -104,7 +103,7 @@ def _encode(compiled: Compiled) -> bytes:
 
 
 def _read(path: Path) -> Compiled | None:
-    """The entry at `path`; None where there is none or it is damaged."""
+    """Return the entry at `path`; None where there is none or it is damaged."""
     try:
         header_line, _, image = path.read_bytes().partition(b"\n")
         os.utime(path)

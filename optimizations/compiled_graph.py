@@ -52,7 +52,7 @@ def compile_graph(
             raise
         reason = f"Inductor failed on the graph after placement: {one_line(error)}"
         placement = untouched(graph_module, reason, placement.report)
-    # Inductor may fail on what nobody writes, such as the place of the largest number of a linspace on the GPU.
+    # Inductor may fail on what no program writes, such as the place of the largest number of a linspace on the GPU.
     compiled = _compiled(graph_module, example_inputs, placement, settings, inductor)
     warnings.warn(f"Encore leaves a graph as it is; {placement.report.untouched}", stacklevel=2)
     return compiled
@@ -65,7 +65,7 @@ def _compiled(
     settings: Options,
     inductor: dict[str, Any],
 ) -> Callable[..., Any]:
-    """What Dynamo calls in place of the graph, which is compiled as it was placed."""
+    """Return what Dynamo calls in place of the graph, which is compiled as it was placed."""
     inputs = placement.example_inputs(example_inputs)
     inductor = settings_for(placement.graph_module, inputs, inductor)
     entry = Entry(placement.report)
@@ -105,13 +105,13 @@ def reset() -> None:
 
 
 def release_feeds() -> None:
-    """Gives back the device memory of all hoisted values and staging buffers; the next calls allocate it again."""
+    """Give back the device memory of all hoisted values and staging buffers; the next calls allocate it again."""
     for feeds in _FEEDS.alive():
         feeds.release()
 
 
 def _placed(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Options) -> Placement:
-    """The graph after placement, or as it was: a program that stock compiles must not fail because of placement."""
+    """Return the graph after placement, or unchanged: placement must not make a program fail that stock compiles."""
     try:
         held_bytes = sum(feeds.device_bytes for feeds in _FEEDS.alive())
         return place(graph_module, example_inputs, settings, held_bytes=held_bytes)
@@ -122,7 +122,7 @@ def _placed(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], s
 
 
 def _binding(graph_module: torch.fx.GraphModule) -> tuple[Binding | None, BindingReport]:
-    """What Dynamo's call does not pass; nothing, if a defect of Encore is in the way."""
+    """Return what Dynamo's call does not pass, or nothing if a defect of Encore prevents it."""
     try:
         return bind(graph_module)
     except Exception as error:
@@ -132,7 +132,7 @@ def _binding(graph_module: torch.fx.GraphModule) -> tuple[Binding | None, Bindin
 
 
 def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Maker | None:
-    """Who makes the CUDA graphs; None for stock."""
+    """Return the maker of the CUDA graphs; None for stock."""
     with torch_internals.inductor_config.patch(inductor):
         triton = torch_internals.inductor_config.triton
         stock = not triton.cudagraphs or not triton.cudagraph_trees
@@ -151,13 +151,16 @@ def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Make
 
 
 def _fed(compiled: Callable[..., Any], feeds: Feeds, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The function Dynamo calls in place of the graph. A plain function: Dynamo wraps it and calls it by that.
+    """Return the function Dynamo calls in place of the graph. A plain function: Dynamo wraps it and calls it by that.
 
     `original` is the graph before placement.
     """
 
     def as_it_was() -> bool:
-        """Notes [Captures of the program's own] in `placement.feeds` and [Order of locks] in `calls.turns`."""
+        """Return whether to run the original graph.
+
+        Notes [Captures of the program's own] in `placement.feeds` and [Order of locks] in `calls.turns`.
+        """
         return not resting() and (feeds.inside_a_capture() or (bool(LENT) and inside_a_function()))
 
     if not feeds.is_plain:

@@ -1,4 +1,4 @@
-"""Tensors that stand for conjugates or negatives of what lies in their memory, as a flag of theirs says.
+"""Detect tensors whose flag says that they are the conjugate or negative of their memory's values.
 
 Generated code, and whatever knows of a tensor where it lies and its geometry only, does not see that flag.
 """
@@ -9,5 +9,5 @@ import torch
 
 
 def is_lazy_view(tensor: torch.Tensor) -> bool:
-    """Whether it stands for conjugates or negatives of what lies in its memory."""
+    """Return whether it is the conjugate or negative of its memory's values."""
     return tensor.is_conj() or tensor.is_neg()

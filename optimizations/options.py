@@ -1,4 +1,4 @@
-"""Options of the backend, as `torch.compile(..., backend="encore", options={...})` takes them."""
+"""Define the options of the backend, as `torch.compile(..., backend="encore", options={...})` takes them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Attributes = Literal["hoist", "stage", "trust"]
 
 
 class Choice(StrEnum):
-    """The option `indirection`. All but `off` and `auto` name an applier, a module of `optimizations.graph`.
+    """Choose the option `indirection`. All but `off` and `auto` name a node updater of `optimizations.graph`.
 
-    The applier that is named is tried first; others take the nodes for which it cannot be used.
+    The updater that is named is tried first; others take the nodes for which it cannot be used.
     """
 
     OFF = "off"
@@ -33,12 +33,12 @@ _WITHDRAWN: Mapping[str, tuple[str, ...]] = {"selection": ("stored",), "objectiv
 
 
 class WrongOption(ValueError):
-    """An option that does not exist, or a value it cannot have; the message names what is allowed."""
+    """Report an option that does not exist, or a value it cannot have; the message names what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the backend does. The defaults are what Encore recommends.
+    """Hold the options of the backend. The defaults are what Encore recommends.
 
     Attributes:
         placement: move CPU values that keep a graph from being captured to the GPU.

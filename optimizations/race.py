@@ -114,7 +114,7 @@ def mark(device_index: int) -> torch.cuda.Event:
 
 @contextlib.contextmanager
 def _relaxed_capture_mode() -> Iterator[None]:
-    """Note [Captures elsewhere]."""
+    """Set the relaxed capture mode in the block. Note [Captures elsewhere]."""
     if not torch.cuda.is_initialized():
         yield
         return

@@ -58,7 +58,7 @@ LONGEST_REASON = 500
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """The subject of a vote: one function, which ranks that work together name alike.
+    """Hold the subject of a vote: one function, which ranks that work together name alike.
 
     Attributes:
         name: of the function; the same on all ranks (see `Ballot.topic`).
@@ -75,19 +75,19 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """The vote of one rank, YES or NO, and its reason."""
+    """Hold the vote of one rank, YES or NO, and its reason."""
 
     choice: str = YES
     reason: str = ""
 
     def encode(self) -> bytes:
-        """As JSON."""
+        """Return the vote as JSON."""
         return json.dumps({"choice": self.choice, "reason": self.reason[:LONGEST_REASON]}).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision for all ranks. `by` is the rank whose vote decided, if it was one's."""
+    """Hold the decision for all ranks. `by` is the rank whose vote decided, if it was one rank's."""
 
     choice: str
     reason: str = ""
@@ -126,10 +126,10 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 1.0
 
 
 class Exchange(Protocol):
-    """Carries votes between ranks. May take its time; any exception means that it works no more."""
+    """Carry votes between ranks. May take its time; any exception means that it works no more."""
 
     def post(self, key: str, rank: int, vote: bytes) -> None:
-        """This rank's vote, instead of an earlier one."""
+        """Post this rank's vote, in place of an earlier one."""
 
     def read(self, key: str, rank: int) -> bytes | None:
         """Return a rank's vote; None if there is none yet."""
@@ -140,7 +140,7 @@ class Exchange(Protocol):
 
 @dataclass(slots=True)
 class _Open:
-    """A topic this rank has voted on. `posted`: the vote is out."""
+    """Hold a topic this rank has voted on. `posted`: the vote is out."""
 
     vote: Vote
     told: Callable[[Decision], None]
@@ -180,8 +180,10 @@ class Ballot:
         return Topic(f"{digest}.{next(numbers)}", members)
 
     def vote(self, topic: Topic, vote: Vote, told: Callable[[Decision], None]) -> None:
-        """This rank's vote, instead of an earlier one. `told` is called, on another thread, with what is decided, and
-        again should a later vote of some rank change that. Returns at once."""
+        """Cast this rank's vote, in place of an earlier one. Returns at once.
+
+        `told` is called on another thread with the decision, and again if a later vote of some rank changes it.
+        """
         if self.closed is not None or self._process != os.getpid():
             return
         with self._lock:
@@ -198,7 +200,7 @@ class Ballot:
         return found.decision if found is not None else None
 
     def step(self) -> bool:
-        """Post what is to be posted and look for others' votes, once. Whether there was anything new."""
+        """Post what is to be posted and check for others' votes, once. Return whether there was anything new."""
         try:
             return self._step()
         except Exception as error:  # the store's process is gone, the network is, the interpreter is ending
@@ -276,7 +278,7 @@ _current: tuple[weakref.ref[Any], Ballot] | None = None
 
 
 class StoreExchange:
-    """`Exchange` over a `torch.distributed.Store`, which is connected to by the first that asks or tells."""
+    """Exchange votes over a `torch.distributed.Store`. The first that reads or posts connects to it."""
 
     def __init__(self, store: Any) -> None:
         self._programs = weakref.ref(store)
@@ -348,13 +350,12 @@ def close_current(reason: str, wait_s: float = 0.0) -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    """Note [The interpreter's end]."""
+    """Handle the end of the interpreter. Note [The interpreter's end]."""
     close_current("the process ends", LAST_WORDS_S)
 
 
 def ranks_of(collectives: Sequence[str]) -> tuple[int, ...]:
-    """Who takes part in these collectives (`GeneratedCode.collectives`), by the groups they name; all ranks where no
-    name is one of a group."""
+    """Return the ranks in the groups of these collectives (`GeneratedCode.collectives`), or all if none is named."""
     found: set[int] = set()
     for text in collectives:
         for name in text.partition("(")[2].rstrip(")").split(", "):

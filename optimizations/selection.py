@@ -62,7 +62,7 @@ LAUNCH_US = 5.0
 
 @dataclass(frozen=True, slots=True)
 class GeneratedFunction:
-    """The facts about a function before it is recorded.
+    """Hold the facts about a function before it is recorded.
 
     Attributes:
         is_inference: whether it computes no gradients, and saves nothing for a backward.
@@ -77,7 +77,7 @@ class GeneratedFunction:
 
 @dataclass(frozen=True, slots=True)
 class PlannedGraph:
-    """The facts about a function's graph once its plan is there.
+    """Hold the facts about a function's graph once its plan is there.
 
     Attributes:
         function: the function.
@@ -92,7 +92,7 @@ class PlannedGraph:
 
 @dataclass(frozen=True, slots=True)
 class CopiedInput:
-    """An input that a graph copies as stock does, and could read in place.
+    """Describe an input that a graph copies as stock does, and could read in place.
 
     Attributes:
         data_bytes: size of its data.

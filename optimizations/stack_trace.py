@@ -1,4 +1,4 @@
-"""Frames of a stack trace as Python prints it, and which of them is the user's."""
+"""Parse the frames of a stack trace as Python prints it, and find the user's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TORCH = re.compile(r".*/(?:site|dist)-packages/torch/")
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame of a stack trace. `code` is "" where the trace does not quote it."""
+    """Hold one frame of a stack trace. `code` is "" where the trace does not quote it."""
 
     path: str
     number: int
@@ -27,7 +27,7 @@ class Frame:
 
 
 def frames(stack_trace: str) -> list[Frame]:
-    """Frames of a trace, outermost first. Text that is not a frame is passed over."""
+    """Return the frames of a trace, outermost first. Text that is not a frame is skipped."""
     return [
         Frame(match["path"], int(match["number"]), match["function"].strip(), (match["code"] or "").strip())
         for match in _FRAME.finditer(stack_trace)
@@ -35,13 +35,13 @@ def frames(stack_trace: str) -> list[Frame]:
 
 
 def reason_and_frame(message: str) -> tuple[str, Frame | None]:
-    """One of Inductor's messages as (reason, the user's frame), its set phrase and the trace at its end taken off."""
+    """Return one of Inductor's messages as (reason, the user's frame), without its set phrase and trace."""
     reason, _, trace = message.partition("Found from")
     return reason.strip().rstrip(". \n").removeprefix("skipping cudagraphs due to "), user_frame(trace)
 
 
 def user_frame(stack_trace: str | None) -> Frame | None:
-    """The innermost frame outside PyTorch, or inside if all are; None without a frame.
+    """Return the innermost frame outside PyTorch, or inside if all are; None without a frame.
 
     A call of a PyTorch module from the user's code counts as the user's line, not the line inside the module.
     """

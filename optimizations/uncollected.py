@@ -1,7 +1,7 @@
-"""Blocks in which Python does not look for garbage.
+"""Keep Python from collecting garbage in a block.
 
-Note [No collection while capturing]. A graph that is collected as garbage frees memory by calls that end the capture of
-whoever is capturing. So nothing is collected during one.
+Note [No collection while capturing]. A graph that is collected as garbage frees memory by calls that end any capture
+under way. So nothing is collected during one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect no garbage inside the block, nor behind it where nothing was collected before it."""
+    """Collect no garbage inside the block, nor after it where nothing was collected before it."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The folder for files that Encore makes once and reads again."""
+"""Locate the folder for files that Encore makes once and reads again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def user_cache() -> Path:
-    """`$XDG_CACHE_HOME/encore`, else `~/.cache/encore`.
+    """Return `$XDG_CACHE_HOME/encore`, else `~/.cache/encore`.
 
     A user without a home directory (a user id that the system does not know) gets a folder that this process owns and
     removes at its end: one in a place that others could guess would let them choose what is loaded.

@@ -1,4 +1,4 @@
-"""Objects that can be listed for as long as somebody else keeps them: by any thread, and by finalizers.
+"""List objects for as long as they have other references: from any thread, and from finalizers.
 
 A `weakref.WeakSet` is iterated by Python code. If another thread, or the body of the loop, adds to it meanwhile, the
 loop ends with `RuntimeError: Set changed size during iteration`. A lock does not help. A garbage collection may begin
@@ -19,7 +19,8 @@ Member = TypeVar("Member")
 
 
 class WeakRegistry(Generic[Member]):
-    """Members must have `__eq__` and `__hash__` of `object`: others would be Python code that the set runs."""
+    """Hold members by weak references. Members must have `__eq__` and `__hash__` of `object`: others would run as
+    Python code in the set."""
 
     def __init__(self) -> None:
         self._references: set[weakref.ref[Member]] = set()
@@ -30,6 +31,6 @@ class WeakRegistry(Generic[Member]):
         self._references.add(weakref.ref(member, self._references.discard))
 
     def alive(self) -> list[Member]:
-        """Those there are, in no order. Who is added meanwhile may be missing."""
+        """Return the live members, in no order. A member that is added meanwhile may be missing."""
         references = list(self._references)  # the loop below may be interrupted, and this call may not
         return [member for reference in references if (member := reference()) is not None]

@@ -1,4 +1,4 @@
-"""The decode program of "NanoGPT: CUDA Graph Replay" (see `results/published.json` for the source), written fresh.
+"""Provide the decode program of "NanoGPT: CUDA Graph Replay" (source: `results/published.json`), written fresh.
 
 A character model that generates one token per step over a key-value cache of fixed size: the prompt runs in eager mode,
 then each step is one call of `NanoGPT.decode`, whose shapes and addresses never change.

@@ -1,4 +1,4 @@
-"""The article's model in numbers, and its configurations: how long the prompt is and how many tokens are generated.
+"""Define the article's model in numbers, and its configurations: lengths of the prompt and of the generated text.
 
 Imports no torch.
 """
@@ -13,7 +13,7 @@ from models.registry import Size
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`context`: the longest sequence, and the length of the cache."""
+    """Hold the model's dimensions. `context`: the longest sequence, and the length of the cache."""
 
     vocabulary: int
     context: int
@@ -31,7 +31,7 @@ SIZES: Mapping[Size, Shape] = {
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """`prompt` and `new_tokens` are numbers of tokens; together at most the model's context."""
+    """Hold one configuration. `prompt` and `new_tokens` are numbers of tokens; together at most the model's context."""
 
     name: str
     prompt: int
@@ -39,11 +39,11 @@ class Configuration:
 
     @property
     def workload(self) -> str:
-        """The acronym of the workload that runs it."""
+        """Return the acronym of the workload that runs it."""
         return f"NANOGPT-{self.prompt}-{self.new_tokens}"
 
     def within(self, context: int) -> Configuration:
-        """The same, shortened to a context of so many tokens: for sizes smaller than the published one."""
+        """Return the same, shortened to a context of so many tokens: for sizes smaller than the published one."""
         prompt = min(self.prompt, context // 2)
         return Configuration(self.name, prompt, min(self.new_tokens, context - prompt))
 

@@ -1,4 +1,4 @@
-"""Ways to run the decode step, the loop that generates with any of them, and a generation as a module."""
+"""Run the decode step in several ways, generate with any of them, and offer a generation as a module."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ SAMPLING_SEED = 1337
 
 
 class Decoder(Protocol):
-    """A way to run one step. A call of `feed` says what the next `step` works on."""
+    """Run one step. A call of `feed` says what the next `step` works on."""
 
     def feed(self, token: torch.Tensor, position: int) -> None:
-        """`token` int64 [1, 1], as it was sampled; its `position` in the sequence."""
+        """Set the next `token` (int64 [1, 1], as it was sampled) and its `position` in the sequence."""
         ...
 
     def step(self) -> torch.Tensor:
-        """Logits [1, 1, vocabulary], valid until the next step."""
+        """Return logits [1, 1, vocabulary], valid until the next step."""
         ...
 
 
 class Watch(Protocol):
-    """Told when a part of a generation begins and ends; a part is the prompt or a step."""
+    """Watch a generation: its methods are called when a part begins and ends; a part is the prompt or a step."""
 
     def prompt(self) -> None: ...
 
     def prompt_ended(self) -> None: ...
 
     def feeding(self) -> None:
-        """Before inputs of a step are fed."""
+        """Callback: inputs of a step are about to be fed."""
         ...
 
     def step(self) -> None:
-        """After they were fed, before the step runs."""
+        """Callback: they were fed, and the step is about to run."""
         ...
 
     def step_ended(self) -> None: ...
@@ -95,12 +95,12 @@ def generate_with_logits(
 
 
 def _drawn(logits: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    """A token int64 [1, 1] from the last of `logits` [1, count, vocabulary]."""
+    """Return a token int64 [1, 1] drawn from the last of `logits` [1, count, vocabulary]."""
     return torch.multinomial(torch.softmax(logits[:, -1], dim=-1), num_samples=1, generator=generator)
 
 
 class EagerDecoder:
-    """The model's forward with the position as a Python number, as in the published eager path."""
+    """Run the model's forward with the position as a Python number, as in the published eager path."""
 
     def __init__(self, model: NanoGPT) -> None:
         self._model = model
@@ -114,7 +114,7 @@ class EagerDecoder:
 
 
 class CompiledDecoder:
-    """The decode step through `compile`, such as `functools.partial(torch.compile, mode="reduce-overhead")`.
+    """Run the decode step through `compile`, such as `functools.partial(torch.compile, mode="reduce-overhead")`.
 
     The sampled token is passed as it is, wherever it lies; the position goes into one buffer.
     """
@@ -134,8 +134,10 @@ class CompiledDecoder:
 
 
 class ReplayDecoder:
-    """The decode step captured by hand into one CUDA graph, as in the article: inputs are copied into buffers of its
-    own before each replay. Needs a GPU; captures when it is made."""
+    """Replay the decode step, captured by hand into one CUDA graph, as in the article.
+
+    Inputs are copied into buffers of its own before each replay. Needs a GPU; captures when it is made.
+    """
 
     @torch.no_grad()
     def __init__(self, model: NanoGPT) -> None:
@@ -165,7 +167,7 @@ def _device(model: NanoGPT) -> torch.device:
 
 
 class DecodeStep(nn.Module):
-    """The step that is compiled, as a module."""
+    """Wrap the step that is compiled as a module."""
 
     def __init__(self, model: NanoGPT) -> None:
         super().__init__()
@@ -176,7 +178,7 @@ class DecodeStep(nn.Module):
 
 
 class Generation(nn.Module):
-    """A generation as one call: a prompt int64 [1, count] -> the sequence int64 [1, count + `new_tokens`] and logits
+    """Generate in one call: a prompt int64 [1, count] -> the sequence int64 [1, count + `new_tokens`] and logits
     [vocabulary] of its last token.
 
     All ways to run the step draw from the same seed, so they give the same tokens.
@@ -195,17 +197,17 @@ class Generation(nn.Module):
         return self._generate(EagerDecoder(self.model), prompt)
 
     def compiled_with(self, **keywords: Any) -> Callable[..., Any]:
-        """The generation with its step through `torch.compile` with these keywords."""
+        """Return the generation with its step through `torch.compile` with these keywords."""
         return partial(self._generate, CompiledDecoder(self.model, partial(torch.compile, **keywords)))
 
     def compiled_part(self, inputs: Inputs) -> tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]:
-        """The first step after the prompt."""
+        """Return the first step after the prompt."""
         (prompt,) = inputs.args
         position = torch.full((1,), prompt.shape[1], dtype=torch.int64, device=prompt.device)
         return DecodeStep(self.model), (prompt[:, :1], position), {}
 
     def captured_by_hand(self) -> Callable[..., Any]:
-        """The generation with its step as one CUDA graph, which is captured in the first call."""
+        """Return the generation with its step as one CUDA graph, which is captured in the first call."""
         made: list[ReplayDecoder] = []
 
         def generate(prompt: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

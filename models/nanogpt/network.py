@@ -1,4 +1,4 @@
-"""The model: four pre-norm transformer layers of width 32 with fused query-key-value projections and a static cache."""
+"""Define the model: four pre-norm transformer layers of width 32, fused query-key-value projections, a static cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from models.nanogpt.configurations import Shape
 
 
 class CachedAttention(nn.Module):
-    """Causal attention over a cache [1, heads, context, width / heads] of keys and of values.
+    """Compute causal attention over a cache [1, heads, context, width / heads] of keys and of values.
 
     All of the cache is attended to, what is not filled yet being masked, so that shapes are the same in every step.
     """
@@ -30,7 +30,7 @@ class CachedAttention(nn.Module):
         self.register_buffer("slots", torch.arange(shape.context), persistent=False)
 
     def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
-        """`x` [1, tokens, width] at positions from `start` on: the published eager path, with Python positions."""
+        """Run `x` [1, tokens, width] at positions from `start` on: the published eager path, with Python positions."""
         tokens = x.shape[1]
         query, key, value = self._split(x)
         self.keys[:, :, start : start + tokens] = key
@@ -40,7 +40,7 @@ class CachedAttention(nn.Module):
         return self._attend(query, context[None] <= places[:, None])
 
     def decode(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """`x` [1, 1, width] at `position` (int64 [1], on the device): no shape or address changes, nothing waits."""
+        """Run `x` [1, 1, width] at `position` (int64 [1] on the device): no shape or address changes, nothing waits."""
         query, key, value = self._split(x)
         self.keys.index_copy_(2, position, key)
         self.values.index_copy_(2, position, value)
@@ -54,7 +54,7 @@ class CachedAttention(nn.Module):
         )
 
     def _attend(self, query: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """`query` [1, heads, tokens, width / heads], `seen` bool [tokens, context] -> [1, tokens, width]."""
+        """Attend: `query` [1, heads, tokens, width / heads], `seen` bool [tokens, context] -> [1, tokens, width]."""
         scores = (query @ self.keys.transpose(-2, -1)) * query.shape[-1] ** -0.5
         weights = functional.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1)
         joined: torch.Tensor = (weights @ self.values).transpose(1, 2).flatten(2)
@@ -62,7 +62,7 @@ class CachedAttention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward network of four times the width, each behind a norm."""
+    """Apply attention and a feed-forward network of four times the width, each after a norm."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Layer(nn.Module):
 
 
 class NanoGPT(nn.Module):
-    """Weights as the published program draws them: normal with deviation 0.02, biases zero."""
+    """Hold the model with the published program's weights: normal with deviation 0.02, biases zero."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class NanoGPT(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
-        """`tokens` int64 [1, count] at positions from `start` on -> logits [1, count, vocabulary]. Fills the cache."""
+        """Map `tokens` int64 [1, count] at positions from `start` to logits [1, count, vocabulary]. Fills the cache."""
         places = torch.arange(start, start + tokens.shape[1], device=tokens.device)
         x = self.token_embedding(tokens) + self.position_embedding(places)
         for layer in self.layers:
@@ -108,7 +108,7 @@ class NanoGPT(nn.Module):
         return logits
 
     def decode(self, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """`token` int64 [1, 1] at `position` int64 [1] -> logits [1, 1, vocabulary]. Fills one slot of the cache."""
+        """Map `token` int64 [1, 1] at `position` int64 [1] to logits [1, 1, vocabulary]. Fills one cache slot."""
         x = self.token_embedding(token) + self.position_embedding(position)
         for layer in self.layers:
             assert isinstance(layer, Layer)
@@ -117,7 +117,7 @@ class NanoGPT(nn.Module):
         return logits
 
     def clear_cache(self) -> None:
-        """In place, for graphs hold the cache's address."""
+        """Clear the cache in place, for graphs hold its address."""
         for module in self.modules():
             if isinstance(module, CachedAttention):
                 module.keys.zero_()

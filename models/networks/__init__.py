@@ -1,1 +1,1 @@
-"""Networks no installed library has, or has in the form the papers ran. Imported only when a workload is built."""
+"""Define networks that no installed library has in the form the papers ran. Imported only when a workload is built."""

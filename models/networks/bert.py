@@ -1,5 +1,8 @@
-"""BERT (Devlin et al., 2018) as a much-used implementation by hand has it: pre-norm, sinusoid positions, heads with
-log-softmax, and its own layer norm that divides by the unbiased standard deviation."""
+"""Define BERT (Devlin et al., 2018) as a much-used implementation by hand has it.
+
+It has pre-norm, sinusoid positions, heads with log-softmax, and its own layer norm that divides by the unbiased
+standard deviation.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class BertConfig:
-    """Dimensions; the defaults are the published ones."""
+    """Hold the dimensions; the defaults are the published ones."""
 
     vocabulary: int = 20_005
     segments: int = 3
@@ -26,7 +29,7 @@ class BertConfig:
 
 
 class UnbiasedLayerNorm(nn.Module):
-    """scale * (x - mean) / (std + 1e-6) + shift, with the unbiased standard deviation over the last dimension."""
+    """Compute scale * (x - mean) / (std + 1e-6) + shift, with the unbiased deviation over the last dimension."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -39,8 +42,7 @@ class UnbiasedLayerNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention over [batch, length, width]; `hidden` [batch, 1, length, length] is true where it must
-    not look."""
+    """Compute self-attention over [batch, length, width]; `hidden` [batch, 1, length, length] masks where true."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -61,7 +63,7 @@ class Attention(nn.Module):
 
 
 class MaskedAttention(nn.Module):
-    """Attention that keeps its mask as an attribute, which every call replaces: the published program's construct."""
+    """Keep its mask as an attribute, which every call replaces: the published program's construct."""
 
     hidden: Tensor | None
 
@@ -71,7 +73,7 @@ class MaskedAttention(nn.Module):
         self.hidden = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy takes along: not the last call's mask, whose memory a CUDA graph may use again."""
+        """Return the state of a copy: without the last call's mask, whose memory a CUDA graph may use again."""
         return {**self.__dict__, "hidden": None}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,7 +81,7 @@ class MaskedAttention(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + dropout(sublayer(norm(x)))."""
+    """Compute x + dropout(sublayer(norm(x)))."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -91,7 +93,7 @@ class Residual(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each with a residual connection around it, and dropout behind both."""
+    """Apply attention and feed-forward, each with a residual connection around it, and dropout after both."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -113,8 +115,10 @@ class Block(nn.Module):
 
 
 class Bert(nn.Module):
-    """(tokens, segments: [batch, length] int64) -> log-probabilities of "follows" [batch, 2] and of each token
-    [batch, length, vocabulary]. Token 0 is padding."""
+    """Map tokens and segments (int64 [batch, length] each) to log-probabilities.
+
+    They are of "follows" [batch, 2] and of each token [batch, length, vocabulary]. Token 0 is padding.
+    """
 
     positions: Tensor
 
@@ -138,7 +142,7 @@ class Bert(nn.Module):
 
 
 def _sinusoids(length: int, width: int) -> Tensor:
-    """Sines and cosines in turn: [length, width] float32."""
+    """Return sines and cosines, interleaved: [length, width] float32."""
     frequencies = torch.exp(torch.arange(0, width, 2).float() * (-math.log(10000.0) / width))
     angles = torch.arange(length).float()[:, None] * frequencies
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)

@@ -1,4 +1,4 @@
-"""CLIP (Radford et al., 2021) with a ViT-B/32 image tower and a causal text tower.
+"""Define CLIP (Radford et al., 2021) with a ViT-B/32 image tower and a causal text tower.
 
 As in the published program, the text tower runs sequence-first, the image tower batch-first, and layer norms compute
 in float32 whatever the weights are.
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class ClipConfig:
-    """Dimensions; the defaults are ViT-B/32's."""
+    """Hold the dimensions; the defaults are ViT-B/32's."""
 
     image_side: int = 224
     patch: int = 32
@@ -32,7 +32,7 @@ class ClipConfig:
 
 
 class Float32LayerNorm(nn.LayerNorm):
-    """Layer norm computed in float32 and returned in the input's dtype."""
+    """Compute the layer norm in float32 and return it in the input's dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         normed = functional.layer_norm(
@@ -42,14 +42,14 @@ class Float32LayerNorm(nn.LayerNorm):
 
 
 class QuickGelu(nn.Module):
-    """x * sigmoid(1.702 x)."""
+    """Compute x * sigmoid(1.702 x)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(1.702 * x)
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention over x [sequence, batch, width], or batch-first, with an additive float mask."""
+    """Compute self-attention over x [sequence, batch, width], or batch-first, with an additive float mask."""
 
     def __init__(self, width: int, heads: int, *, batch_first: bool) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block."""
+    """Apply a pre-norm transformer block."""
 
     def __init__(self, width: int, heads: int, feedforward: int, *, batch_first: bool) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Block(nn.Module):
 
 
 class ImageTower(nn.Module):
-    """Image [batch, 3, side, side] -> [batch, embedding]."""
+    """Map an image [batch, 3, side, side] to [batch, embedding]."""
 
     def __init__(self, config: ClipConfig) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class ImageTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """Token ids [batch, context] -> [batch, embedding], read at each text's end token (its highest id)."""
+    """Map token ids [batch, context] to [batch, embedding], read at each text's end token (its highest id)."""
 
     causal_mask: Tensor
 
@@ -150,7 +150,7 @@ class TextTower(nn.Module):
 
 
 class Clip(nn.Module):
-    """(image [n, 3, side, side], text [m, context]) -> unit vectors [n, embedding] and [m, embedding].
+    """Map an image [n, 3, side, side] and text [m, context] to unit vectors [n, embedding] and [m, embedding].
 
     `mask_on_cpu` is the published program: its causal mask is a plain CPU attribute, and the row index of the end
     tokens is made without a device.

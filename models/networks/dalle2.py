@@ -1,4 +1,4 @@
-"""DALL-E 2 (Ramesh et al., 2022) as TorchBench runs it: CLIP's text tower, a prior, and two UNets, one step each."""
+"""Define DALL-E 2 (Ramesh et al., 2022) as TorchBench runs it: CLIP's text tower, a prior, two UNets, one step each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECOND_UNET = UnetConfig(width=16, multiples=(1, 2, 4, 8, 16), embedding=None, u
 
 @dataclass(frozen=True, slots=True)
 class Dalle2Config:
-    """Dimensions; the defaults are TorchBench's.
+    """Hold the dimensions; the defaults are TorchBench's.
 
     `mask_on_cpu` chooses the published program: CLIP's causal mask is a plain attribute that each block moves to the
     GPU, and the row index of the end tokens is made without a device.
@@ -37,7 +37,7 @@ class Dalle2Config:
 
 
 class TextBlock(nn.Module):
-    """Pre-norm transformer block over [length, batch, width] that brings the causal mask along."""
+    """Apply a pre-norm transformer block over [length, batch, width] that has its own causal mask."""
 
     mask: Tensor
 
@@ -65,8 +65,10 @@ class TextBlock(nn.Module):
 
 
 class TextTower(nn.Module):
-    """Token ids [batch, at least context] -> unit embedding [batch, embedding] and encoded tokens [batch, context,
-    width], zero from the end token on, both float32."""
+    """Map token ids [batch, at least context] to embeddings, both float32.
+
+    They are a unit embedding [batch, embedding] and encoded tokens [batch, context, width], zero from the end token on.
+    """
 
     def __init__(self, config: ClipConfig, *, mask_on_cpu: bool) -> None:
         super().__init__()
@@ -94,7 +96,7 @@ class TextTower(nn.Module):
 
 
 class Clip(nn.Module):
-    """Both towers, as they are loaded together; only the text's is used."""
+    """Hold both towers, as they are loaded together; only the text's is used."""
 
     def __init__(self, config: ClipConfig, *, mask_on_cpu: bool) -> None:
         super().__init__()
@@ -103,7 +105,7 @@ class Clip(nn.Module):
 
 
 class Schedule(nn.Module):
-    """The cosine noise schedule with a single step, and the way back over it."""
+    """Define the cosine noise schedule with a single step, and its reverse."""
 
     variance_kept: Tensor
     first_weight: Tensor
@@ -126,12 +128,12 @@ class Schedule(nn.Module):
             self.register_buffer(name, value.float())
 
     def start(self, x: Tensor, time: Tensor, noise: Tensor) -> Tensor:
-        """What `x` was before `noise` was added."""
+        """Return `x` as it was before `noise` was added."""
         kept = _at(self.variance_kept, time, x)
         return (1 / kept).sqrt() * x - (1 / kept - 1).sqrt() * noise
 
     def step_back(self, x: Tensor, time: Tensor, start: Tensor, fraction: Tensor | None) -> Tensor:
-        """One step from `x` towards `start`, with new noise unless it is the last one.
+        """Take one step from `x` towards `start`, with new noise unless it is the last one.
 
         `fraction` lies between the logarithms of the noise's least and largest variance, where learned.
         """
@@ -145,7 +147,7 @@ class Schedule(nn.Module):
 
 
 class Dalle2(nn.Module):
-    """Text [batch, 256] int64 -> images [batch, 3, side, side] float32 in 0 .. 1; of one text, [3, side, side].
+    """Map text [batch, 256] int64 to images [batch, 3, side, side] float32 in 0 .. 1; one text to [3, side, side].
 
     Draws noise: for the prior, for each UNet, and for each step back, always in float32.
     """
@@ -168,7 +170,7 @@ class Dalle2(nn.Module):
         return image[0] if text.shape[0] == 1 else image
 
     def _imagine(self, text: Tensor) -> Tensor:
-        """An image embedding for each text, the best of `PRIOR_SAMPLES`: [batch, width]."""
+        """Return an image embedding for each text, the best of `PRIOR_SAMPLES`: [batch, width]."""
         repeated = text.repeat_interleave(PRIOR_SAMPLES, dim=0)
         embedding, encoded = self.clip.text(repeated)
         noise = torch.randn(embedding.shape, device=text.device)
@@ -188,7 +190,7 @@ class Dalle2(nn.Module):
         encoded_text: Tensor | None = None,
         smaller: Tensor | None = None,
     ) -> Tensor:
-        """One diffusion step from pure noise: [batch, 3, side, side] in 0 .. 1."""
+        """Take one diffusion step from pure noise: [batch, 3, side, side] in 0 .. 1."""
         config: Any = unet.config
         device = self.schedule.log_beta.device
         x = torch.randn(batch, 3, config.side, config.side, device=device)
@@ -204,5 +206,5 @@ class Dalle2(nn.Module):
 
 
 def _at(values: Tensor, time: Tensor, like: Tensor) -> Tensor:
-    """Values of a schedule at `time` [batch], to multiply with `like`."""
+    """Return values of a schedule at `time` [batch], to multiply with `like`."""
     return values.gather(0, time).reshape(-1, *(1,) * (like.dim() - 1))

@@ -1,4 +1,4 @@
-"""Norms and attention that the prior and the UNets of DALL-E 2 share."""
+"""Define norms and attention that the prior and the UNets of DALL-E 2 share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class GainNorm(nn.Module):
-    """Layer norm over the last dimension with a gain and no shift; `stable` divides by the largest value first."""
+    """Apply layer norm over the last dimension with a gain, no shift; `stable` divides by the largest value first."""
 
     def __init__(self, width: int, *, stable: bool = False) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class GainNorm(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Turns the first `turned` features of queries and keys [..., length, features] by their position."""
+    """Turn the first `turned` features of queries and keys [..., length, features] by their position."""
 
     def __init__(self, turned: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Rotary(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Attention of many queries to one head of keys and values, and to a learned null key and value before them.
+    """Attend from many queries to one head of keys and values, and to a learned null key and value before them.
 
     `rotary` makes it the prior's attention: causal, of unit vectors, and with positions; without, it is the UNets'.
     """
@@ -60,7 +60,7 @@ class SelfAttention(nn.Module):
         self.output = nn.Sequential(nn.Linear(heads * head_width, width, bias=False), GainNorm(width))
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`x` [batch, length, width], `bias` [heads, length, length + 1] -> like `x`."""
+        """Attend: `x` [batch, length, width], `bias` [heads, length, length + 1] -> like `x`."""
         x = self.norm(x)
         query = self.to_query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) * self.scale
         key, value = self.to_key_value(x).chunk(2, dim=-1)
@@ -84,7 +84,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention of `x` [batch, length, width] to a context [batch, tokens, context width] and a learned null token."""
+    """Attend from `x` [batch, length, width] to a context [batch, tokens, context width] and a learned null token."""
 
     def __init__(self, width: int, context_width: int, heads: int = 8, head_width: int = 64) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class CrossAttention(nn.Module):
 
 
 class Sinusoids(nn.Module):
-    """Numbers [n] of a floating dtype -> sines, then cosines [n, width]."""
+    """Map numbers [n] of a floating dtype to sines, then cosines [n, width]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The prior of DALL-E 2 (Ramesh et al., 2022): from a text's CLIP embedding to an image's, by a causal transformer."""
+"""Define the prior of DALL-E 2 (Ramesh et al., 2022): a causal transformer from text to image embedding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from models.networks.dalle2_attention import GainNorm, Rotary, SelfAttention, Si
 
 @dataclass(frozen=True, slots=True)
 class PriorConfig:
-    """Dimensions; the defaults are TorchBench's. `longest_text` is what texts are padded to."""
+    """Hold the dimensions; the defaults are TorchBench's. `longest_text` is what texts are padded to."""
 
     width: int = 512
     depth: int = 6
@@ -24,7 +24,7 @@ class PriorConfig:
 
 
 class RelativeBias(nn.Module):
-    """T5's bias for attention scores by distance, in 32 buckets up to 128: [heads, queries, keys]."""
+    """Compute T5's bias for attention scores by distance, in 32 buckets up to 128: [heads, queries, keys]."""
 
     buckets = 32
     farthest = 128
@@ -43,7 +43,7 @@ class RelativeBias(nn.Module):
 
 
 class GatedSilu(nn.Module):
-    """First half of the features times the SiLU of the second."""
+    """Multiply the first half of the features with the SiLU of the second."""
 
     def forward(self, x: Tensor) -> Tensor:
         kept, gate = x.chunk(2, dim=-1)
@@ -51,8 +51,11 @@ class GatedSilu(nn.Module):
 
 
 class PriorNetwork(nn.Module):
-    """(image embedding [batch, width], time [batch], text embedding [batch, width], encoded text [batch, length,
-    width] with zeros for padding) -> predicted image embedding [batch, width]."""
+    """Predict the image embedding [batch, width].
+
+    Takes an image embedding [batch, width], time [batch], text embedding [batch, width] and encoded text [batch,
+    length, width] with zeros for padding.
+    """
 
     def __init__(self, config: PriorConfig) -> None:
         super().__init__()

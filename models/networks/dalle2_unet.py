@@ -1,4 +1,4 @@
-"""The UNets of DALL-E 2 (Ramesh et al., 2022): residual blocks with group norm, which attend to condition tokens."""
+"""Define the UNets of DALL-E 2 (Ramesh et al., 2022): residual blocks that attend to condition tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCKS = 2
 
 @dataclass(frozen=True, slots=True)
 class UnetConfig:
-    """Dimensions of one UNet.
+    """Hold the dimensions of one UNet.
 
     Attributes:
         width: channels of the first level; `multiples` of it are those of the levels.
@@ -43,7 +43,7 @@ class UnetConfig:
 
 
 class Norm(nn.Module):
-    """Convolution, group norm, scale and shift by the time, SiLU."""
+    """Apply convolution, group norm, scale and shift by the time, and SiLU."""
 
     def __init__(self, channels: int, outputs: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Norm(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Feature map [batch, channels, side, side] -> [batch, outputs, side, side]; `context` None: it does not attend."""
+    """Map [batch, channels, side, side] to [batch, outputs, side, side]; `context` None: it does not attend."""
 
     def __init__(self, channels: int, outputs: int, time: int, context: int | None = None) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class ResidualBlock(nn.Module):
 
 
 class SpatialAttention(nn.Module):
-    """Self-attention among all places of a feature map, with a residual connection."""
+    """Attend among all places of a feature map, with a residual connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class SpatialAttention(nn.Module):
 
 
 class Stem(nn.Module):
-    """Convolutions of three sizes side by side, the smallest with half of the channels."""
+    """Apply convolutions of three sizes side by side, the smallest with half of the channels."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
@@ -123,15 +123,17 @@ def _upsample(channels: int, outputs: int) -> nn.Sequential:
 def _level(
     channels: int, outputs: int, time: int, context: int | None, first_context: int | None, leave: nn.Module
 ) -> nn.ModuleDict:
-    """The residual blocks of one level, on the way down or up, and what leads to the next one."""
+    """Return the residual blocks of one level, on the way down or up, and what leads to the next one."""
     blocks = nn.ModuleList(ResidualBlock(channels, outputs, time, context) for _ in range(BLOCKS))
     first = ResidualBlock(channels, outputs, time, first_context)
     return nn.ModuleDict({"first": first, "blocks": blocks, "leave": leave})
 
 
 class Unet(nn.Module):
-    """(noisy image [batch, 3, side, side], time [batch] int64, image embedding and encoded text or None, smaller image
-    enlarged to this side or None) -> [batch, outputs, side, side]."""
+    """Map a noisy image [batch, 3, side, side] at time [batch] int64 to [batch, outputs, side, side].
+
+    Image embedding, encoded text, and a smaller image enlarged to this side may each be None.
+    """
 
     def __init__(self, config: UnetConfig) -> None:
         super().__init__()
@@ -217,7 +219,7 @@ class Unet(nn.Module):
         return self.output(x)
 
     def _text(self, encoded_text: Tensor, keep: Tensor) -> Tensor:
-        """Condition tokens of a text, learned ones where it is padding: [batch, longest text, context]."""
+        """Return condition tokens of a text, learned ones where it is padding: [batch, longest text, context]."""
         assert self.text_tokens is not None
         padding = self.config.longest_text - encoded_text.shape[1]
         said = functional.pad((encoded_text != 0).any(dim=-1), (0, padding)) & keep

@@ -1,4 +1,4 @@
-"""Discriminator of DCGAN (Radford et al., 2015) for 64 x 64 images."""
+"""Define the discriminator of DCGAN (Radford et al., 2015) for 64 x 64 images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Discriminator(nn.Module):
-    """Image [batch, 3, 64, 64] -> probability [batch, 1, 1, 1].
+    """Map an image [batch, 3, 64, 64] to a probability [batch, 1, 1, 1].
 
     Four strided convolutions that double the width from `width` on, batch norm on all but the first, none with bias,
     and a fifth that reduces the last 4 x 4 to one value.
@@ -32,7 +32,7 @@ class Discriminator(nn.Module):
 
 @torch.no_grad()
 def _initialise(module: nn.Module) -> None:
-    """The paper's initialisation: normal with deviation 0.02, batch-norm scales around 1."""
+    """Initialise as the paper does: normal with deviation 0.02, batch-norm scales around 1."""
     if isinstance(module, nn.Conv2d):
         nn.init.normal_(module.weight, 0.0, 0.02)
     elif isinstance(module, nn.BatchNorm2d):

@@ -1,4 +1,4 @@
-"""DeBERTa's attention without relative positions, so written that it runs under autocast."""
+"""Define DeBERTa's attention without relative positions, so that it runs under autocast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import DebertaConfig, DebertaForMaskedLM
 
 
 class ContentAttention(nn.Module):
-    """Takes the place and the weights of the library's attention and computes the same.
+    """Take the place and the weights of the library's attention and compute the same.
 
     The library hides padding with the least value of the query's dtype. Under autocast the query is float32, because
     its bias is, and the scores are not: filling them with a float32 minimum is an error. Here it is the least value of
@@ -34,7 +34,7 @@ class ContentAttention(nn.Module):
     def forward(
         self, hidden: Tensor, attention_mask: Tensor, *unused: object, **options: object
     ) -> tuple[Tensor, None]:
-        """`hidden` [batch, length, width], `attention_mask` [batch, 1, length, length] -> like `hidden`.
+        """Attend: `hidden` [batch, length, width], `attention_mask` [batch, 1, length, length] -> like `hidden`.
 
         The library's calls pass relative positions and the like too, which are None here.
         """
@@ -52,7 +52,7 @@ class ContentAttention(nn.Module):
 
 
 class AutocastDebertaForMaskedLM(DebertaForMaskedLM):
-    """The library's class with `ContentAttention` in each layer; parameters, outputs and loss are the library's."""
+    """Put `ContentAttention` in each layer of the library's class; parameters, outputs and loss stay the library's."""
 
     def __init__(self, config: DebertaConfig) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""A plain decoder-only transformer as language models are built today: RMS norms, rotary positions, gated feed-forward.
+"""Define a plain decoder-only transformer of today: RMS norms, rotary positions, gated feed-forward.
 
 After Llama (Touvron et al., 2023), with random weights.
 """
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Dimensions; the defaults are those of Llama 3.2 1B without shared keys and values, at half of its layers."""
+    """Hold the dimensions; the defaults are Llama 3.2 1B's without shared keys and values, at half its layers."""
 
     vocabulary: int = 32_000
     width: int = 2048
@@ -29,7 +29,7 @@ class DecoderConfig:
 
 
 class Attention(nn.Module):
-    """Causal self-attention: [batch, time, width] and the positions' cosines and sines -> like the first."""
+    """Compute causal self-attention: [batch, time, width] and the positions' cosines and sines -> like the first."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens [batch, time] int64 -> logits [batch, time, vocabulary]."""
+    """Map tokens [batch, time] int64 to logits [batch, time, vocabulary]."""
 
     cos: Tensor
     sin: Tensor
@@ -100,6 +100,6 @@ class Decoder(nn.Module):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions of x [batch, heads, time, head width]."""
+    """Return x [batch, heads, time, head width] with rotary positions."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin

@@ -1,4 +1,4 @@
-"""Autoencoder over item ratings (Kuchaiev and Ginsburg, "Training Deep AutoEncoders for Collaborative Filtering")."""
+"""Define the rating autoencoder of "Training Deep AutoEncoders for Collaborative Filtering" (Kuchaiev and Ginsburg)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class RatingAutoencoder(nn.Module):
-    """Ratings [users, items] -> ratings [users, items].
+    """Map ratings [users, items] to ratings [users, items].
 
     `widths` are the layers from the items to the code; the decoder mirrors them with its own weights. SELU follows
     every layer, the last one too; dropout of rate 0.8 acts on the code.

@@ -1,4 +1,4 @@
-"""Deep learning recommendation model (Naumov et al., 2019) with dot-product interaction."""
+"""Define the deep learning recommendation model (Naumov et al., 2019) with dot-product interaction."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class DlrmConfig:
-    """Dimensions; the defaults are TorchBench's. `bottom` and `top` are the widths of the two perceptrons, the
-    first of `bottom` being the dense features; the first of `top` follows from the interaction and is not given."""
+    """Hold the dimensions; the defaults are TorchBench's.
+
+    `bottom` and `top` are the widths of the two perceptrons, the first of `bottom` being the dense features; the first
+    of `top` follows from the interaction and is not given.
+    """
 
     tables: int = 8
     rows: int = 1_000_000
@@ -23,7 +26,7 @@ class DlrmConfig:
 
 
 class Dlrm(nn.Module):
-    """(dense [batch, features], offsets [tables, batch] int64, for each table indices [n] int64) -> [batch, 1].
+    """Map (dense [batch, features], offsets [tables, batch] int64, for each table indices [n] int64) to [batch, 1].
 
     Every layer ends in a ReLU, the last one too, as in the published benchmark.
     """
@@ -56,7 +59,7 @@ class Dlrm(nn.Module):
 
 
 def _perceptron(widths: Sequence[int]) -> nn.Sequential:
-    """Linear layers with ReLU, initialised as the published program does: normal, weights by their fans."""
+    """Return linear layers with ReLU, initialised as the published program does: normal, weights by their fans."""
     layers = nn.Sequential()
     for wide, narrow in pairwise(widths):
         linear = nn.Linear(wide, narrow)

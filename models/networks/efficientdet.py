@@ -1,4 +1,4 @@
-"""EfficientDet (Tan et al., 2020) with its training loss, on a backbone of timm.
+"""Define EfficientDet (Tan et al., 2020) with its training loss, on a backbone of timm.
 
 As in the weights that were converted from TensorFlow: padding as there, batch norms with its epsilon and momentum, and
 biases before batch norms. The loss takes labels by anchor, which the data loader makes.
@@ -33,7 +33,7 @@ IGNORED = -2
 
 @dataclass(frozen=True, slots=True)
 class DetectorConfig:
-    """Dimensions; the defaults are those of tf_efficientdet_d1. `backbone` is a name of timm's."""
+    """Hold the dimensions; the defaults are those of tf_efficientdet_d1. `backbone` is a name of timm's."""
 
     backbone: str = "tf_efficientnet_b1"
     drop_path: float = 0.2
@@ -45,7 +45,7 @@ class DetectorConfig:
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """Places along a side of each level."""
+        """Return places along a side of each level."""
         return tuple(self.image_side >> (3 + level) for level in range(LEVELS))
 
 
@@ -60,7 +60,7 @@ def _separable(channels: int, outputs: int) -> nn.Sequential:
 
 
 def _resample(channels: int, outputs: int, step: int) -> nn.Sequential:
-    """To `outputs` channels, and down (`step` 1) or up (-1) by a factor of 2."""
+    """Resample to `outputs` channels, and down (`step` 1) or up (-1) by a factor of 2."""
     layers = nn.Sequential()
     if channels != outputs:
         layers.extend([nn.Conv2d(channels, outputs, 1), _norm(outputs)])
@@ -72,7 +72,7 @@ def _resample(channels: int, outputs: int, step: int) -> nn.Sequential:
 
 
 class FusionNode(nn.Module):
-    """Weighted mean of resampled feature maps, then SiLU, separable convolution, and norm."""
+    """Compute the weighted mean of resampled feature maps, then SiLU, separable convolution, and norm."""
 
     def __init__(self, channels: Sequence[int], steps: Sequence[int], width: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class FusionNode(nn.Module):
 
 
 class FusionCell(nn.Module):
-    """Five levels -> five levels, each of `width` channels, by `FUSED_FROM`."""
+    """Map five levels to five levels, each of `width` channels, by `FUSED_FROM`."""
 
     def __init__(self, channels: Sequence[int], width: int) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class FusionCell(nn.Module):
 
 
 class Head(nn.Module):
-    """Predictions for every anchor: convolutions that all levels share, with norms of each level's own."""
+    """Predict for every anchor: convolutions that all levels share, with norms of each level's own."""
 
     def __init__(self, width: int, layers: int, outputs: int) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Head(nn.Module):
         self.predict = _separable(width, outputs * ANCHORS)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """For each level [batch, outputs * anchors, side, side]."""
+        """Return for each level [batch, outputs * anchors, side, side]."""
         predicted = []
         for level, x in enumerate(maps):
             for convolution, norms in zip(self.convolutions, self.norms, strict=True):
@@ -127,7 +127,7 @@ class Head(nn.Module):
 
 
 def focal_loss(logits: Tensor, wanted: Tensor, alpha: float = 0.25, gamma: float = 1.5) -> Tensor:
-    """Focal loss of each logit (Lin et al., 2017); `wanted` is 0 or 1."""
+    """Return the focal loss of each logit (Lin et al., 2017); `wanted` is 0 or 1."""
     probability = logits.sigmoid()
     right = wanted * probability + (1 - wanted) * (1 - probability)
     weight = wanted * alpha + (1 - wanted) * (1 - alpha)
@@ -136,7 +136,7 @@ def focal_loss(logits: Tensor, wanted: Tensor, alpha: float = 0.25, gamma: float
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
-    """For a loss that is float32 under autocast, and float64 where the whole program runs in it, as a reference."""
+    """Return `x` in float32, as a loss under autocast is, or in float64 where a reference runs in it."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -148,7 +148,7 @@ def detection_loss(
     positives: Tensor,
     count: int,
 ) -> dict[str, Tensor]:
-    """The loss and its two parts, each a scalar; see `Detector.forward` for the shapes. `count` is that of classes."""
+    """Return the loss and its two parts, each a scalar; see `Detector.forward` for shapes. `count`: of classes."""
     total = positives.sum() + 1.0
     class_loss, box_loss = [], []
     for logits, deltas, label, wanted_deltas in zip(classes, boxes, class_labels, box_labels, strict=True):
@@ -165,7 +165,7 @@ def detection_loss(
 
 
 class Detector(nn.Module):
-    """The network and its loss."""
+    """Compute the network and its loss."""
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class Detector(nn.Module):
     def forward(
         self, image: Tensor, class_labels: Sequence[Tensor], box_labels: Sequence[Tensor], positives: Tensor
     ) -> dict[str, Tensor]:
-        """Losses by name, each a scalar.
+        """Return losses by name, each a scalar.
 
         Args:
             image: [batch, 3, side, side].

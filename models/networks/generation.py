@@ -1,10 +1,10 @@
-"""Hugging Face's `generate` as a module: a prompt in eager mode, then one compiled call per token over a static cache.
+"""Run Hugging Face's `generate` as a module: an eager prompt, then one compiled call per token over a static cache.
 
 The library compiles the decoding step itself where the cache is static, as its users have it: with a `CompileConfig`,
 and a new cache in each call.
 
 Which tokens follow the prompt is an input. A decoder that chose them itself would go its own way after the first close
-choice that rounding decides, and nothing behind it could be compared; the work is the same. Results are the scores of
+choice that rounding decides, and nothing after it could be compared; the work is the same. Results are the scores of
 all steps.
 """
 
@@ -23,7 +23,7 @@ from models.registry import Inputs
 
 
 class FollowedBy(LogitsProcessor):
-    """A logits processor that lets no token through but the next of `tokens` (int64 [batch, steps])."""
+    """Let no token through but the next of `tokens` (int64 [batch, steps]): a logits processor."""
 
     def __init__(self, tokens: torch.Tensor, prompt: int) -> None:
         self._tokens, self._prompt = tokens, prompt
@@ -34,8 +34,9 @@ class FollowedBy(LogitsProcessor):
 
 
 class Generation(nn.Module):
-    """`generate` of `model`. Called with the prompt and the tokens that follow, int64 [batch, count] each; an
-    encoder-decoder's prompt is what it encodes, and decoding begins with the configuration's start token.
+    """Run `generate` of `model`, called with the prompt and the tokens that follow, int64 [batch, count] each.
+
+    An encoder-decoder's prompt is what it encodes, and decoding begins with the configuration's start token.
 
     Returns scores, float32 [steps, batch, vocabulary].
     """
@@ -58,7 +59,7 @@ class Generation(nn.Module):
         return generate
 
     def compiled_part(self, inputs: Inputs) -> tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]:
-        """The first decoding step behind the prompt, with caches that hold nothing yet."""
+        """Return the first decoding step after the prompt, with caches that hold nothing yet."""
         prompt, following = inputs.args
         batch, steps = following.shape
         decodes = self.model.config.is_encoder_decoder

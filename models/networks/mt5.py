@@ -1,4 +1,4 @@
-"""mT5 as the papers ran it: an output layer with its own weights, and a cache that does not break the graph."""
+"""Define mT5 as the papers ran it: an output layer with its own weights, and a cache that does not break the graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transformers import DynamicCache, EncoderDecoderCache, MT5Config, MT5ForCon
 
 
 class UntiedMT5(MT5ForConditionalGeneration):
-    """mT5 whose output layer is not tied to the embedding, as its published weights are and as transformers 4 had it.
+    """Keep mT5's output layer untied from the embedding, as its published weights are and as transformers 4 had it.
 
     A call makes its key-value cache without a configuration: with one, the library copies the configuration, which
     Dynamo cannot trace. Both caches hold the same tensors.

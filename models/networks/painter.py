@@ -1,4 +1,4 @@
-"""Actor of LearningToPaint (Huang et al., 2019): a ResNet-18 that halves the image in every stage."""
+"""Define the actor of LearningToPaint (Huang et al., 2019): a ResNet-18 that halves the image in every stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STROKE_PARAMETERS = 65
 
 
 class Painter(nn.Module):
-    """State [batch, 9, 128, 128] -> stroke parameters [batch, 65] in 0 .. 1. `width` is the first stage's."""
+    """Map a state [batch, 9, 128, 128] to stroke parameters [batch, 65] in 0 .. 1. `width` is the first stage's."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

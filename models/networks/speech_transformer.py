@@ -1,4 +1,4 @@
-"""Speech-Transformer (Dong et al., 2018): an encoder over frames of filter banks, a decoder over characters.
+"""Define Speech-Transformer (Dong et al., 2018): an encoder over frames of filter banks, a decoder over characters.
 
 Post-norm layers, sinusoid positions, output projection tied to the embedding. What depends on the lengths of the
 utterances goes through a `Lengths` object, because it is there that the published program and one written for a GPU
@@ -21,7 +21,7 @@ PADDING = -1
 
 @dataclass(frozen=True, slots=True)
 class SpeechConfig:
-    """Dimensions; the defaults are the published ones (320 features = 80 filter banks of 4 stacked frames).
+    """Hold the dimensions; the defaults are the published ones (320 features = 80 filter banks of 4 stacked frames).
 
     `per_utterance` chooses the published program: attention divides by a numpy float64, which reaches a compiled
     graph as a CPU tensor of rank 0 (one for each attention), and the host reads every length.
@@ -42,17 +42,17 @@ class SpeechConfig:
 
 
 class Lengths(Protocol):
-    """What the network has to know of the utterances' lengths."""
+    """Provide what the network has to know of the utterances' lengths."""
 
     def frame_mask(self, frames: Tensor, lengths: Tensor) -> Tensor:
-        """1 where a frame is real and 0 where it is padding: [batch, time] in the dtype of `frames`."""
+        """Return 1 where a frame is real and 0 where it is padding: [batch, time] in the dtype of `frames`."""
 
     def teacher_forcing(self, target: Tensor, config: SpeechConfig) -> tuple[Tensor, Tensor]:
-        """What the decoder is fed (start, text, ends) and should say (text, end, padding): each [batch, time + 1]."""
+        """Return the decoder's input (start, text, ends) and target (text, end, padding): each [batch, time + 1]."""
 
 
 class PerUtteranceLengths:
-    """The published way, one utterance after another: each length is read by the host, each text cut out by a mask."""
+    """Read each length on the host and cut out each text by a mask, one utterance at a time, as published."""
 
     def frame_mask(self, frames: Tensor, lengths: Tensor) -> Tensor:
         mask = frames.new_ones(frames.shape[:2])
@@ -72,7 +72,7 @@ class PerUtteranceLengths:
 
 
 class BatchedLengths:
-    """The whole batch at once by comparisons on the device, with shapes that do not depend on the data.
+    """Treat the whole batch at once by comparisons on the device, with shapes that do not depend on the data.
 
     Equal to `PerUtteranceLengths` where the longest text fills its row.
     """
@@ -90,7 +90,7 @@ class BatchedLengths:
 
 
 class Attention(nn.Module):
-    """Multi-head attention with residual connection and layer norm behind it."""
+    """Compute multi-head attention, then a residual connection and layer norm."""
 
     def __init__(self, config: SpeechConfig) -> None:
         super().__init__()
@@ -107,8 +107,10 @@ class Attention(nn.Module):
         self.norm = nn.LayerNorm(config.width)
 
     def forward(self, x: Tensor, memory: Tensor, hidden: Tensor) -> Tensor:
-        """`x` [batch, queries, width], `memory` [batch, keys, width], `hidden` [batch, queries, keys] true where no
-        attention may go -> [batch, queries, width]."""
+        """Attend from `x` [batch, queries, width] to `memory` [batch, keys, width] -> [batch, queries, width].
+
+        `hidden` [batch, queries, keys] is true where no attention may go.
+        """
         query, key, value = self._split(self.query(x)), self._split(self.key(memory)), self._split(self.value(memory))
         scores = torch.bmm(query, key.transpose(1, 2)) / self.temperature
         scores = scores.masked_fill(hidden.repeat(self.heads, 1, 1), -math.inf)
@@ -117,12 +119,12 @@ class Attention(nn.Module):
         return self.norm(self.dropout(self.output(merged)) + x)
 
     def _split(self, projected: Tensor) -> Tensor:
-        """[batch, time, heads * head_width] -> [heads * batch, time, head_width]."""
+        """Reshape [batch, time, heads * head_width] to [heads * batch, time, head_width]."""
         return projected.unflatten(-1, (self.heads, -1)).permute(2, 0, 1, 3).flatten(0, 1)
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with residual connection and layer norm behind them."""
+    """Apply two linear layers, then a residual connection and layer norm."""
 
     def __init__(self, config: SpeechConfig) -> None:
         super().__init__()
@@ -167,7 +169,7 @@ class DecoderLayer(nn.Module):
 
 
 class Positions(nn.Module):
-    """Sinusoid table [1, longest, width], cut to the length of what comes in."""
+    """Return a sinusoid table [1, longest, width], cut to the length of the input."""
 
     table: Tensor
 
@@ -183,7 +185,7 @@ class Positions(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Frames [batch, time, features] -> [batch, time, width]."""
+    """Map frames [batch, time, features] to [batch, time, width]."""
 
     def __init__(self, config: SpeechConfig) -> None:
         super().__init__()
@@ -204,7 +206,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Target text [batch, time] and encoded frames -> logits [batch, time + 1, vocabulary] and what they should be."""
+    """Map target text [batch, time] and encoded frames to logits [batch, time + 1, vocabulary] and their targets."""
 
     def __init__(self, config: SpeechConfig) -> None:
         super().__init__()
@@ -232,7 +234,7 @@ class Decoder(nn.Module):
 
 
 class SpeechTransformer(nn.Module):
-    """(frames [batch, time, features], lengths [batch] int64, target [batch, text] int64) -> (logits, said)."""
+    """Map (frames [batch, time, features], lengths [batch] int64, target [batch, text] int64) to (logits, said)."""
 
     def __init__(self, config: SpeechConfig) -> None:
         super().__init__()
@@ -248,5 +250,5 @@ def _lengths(config: SpeechConfig) -> Lengths:
 
 
 def _hidden_frames(frame_mask: Tensor, queries: int) -> Tensor:
-    """[batch, keys] with 1 for real frames -> [batch, queries, keys] true where a frame is padding."""
+    """Map [batch, keys] with 1 for real frames to [batch, queries, keys], true where a frame is padding."""
     return (frame_mask < 1)[:, None, :].expand(-1, queries, -1)

@@ -1,4 +1,4 @@
-"""Temperature derivative of sea water's dynamic enthalpy in the 48-term approximation of TEOS-10.
+"""Compute the temperature derivative of sea water's dynamic enthalpy in the 48-term approximation of TEOS-10.
 
 Specific volume is a rational function of pressure p whose coefficients are polynomials in Absolute Salinity s and
 Conservative Temperature t (McDougall et al., "A computationally efficient 48-term expression for the density of
@@ -22,7 +22,7 @@ PASCAL_PER_DECIBAR = 1e4
 
 @dataclass(frozen=True, slots=True)
 class Dual:
-    """A quantity and its derivative with respect to temperature."""
+    """Hold a quantity and its derivative with respect to temperature."""
 
     value: Tensor
     slope: Tensor
@@ -41,7 +41,7 @@ class Dual:
         return Dual(quotient, (self.slope - quotient * other.slope) / other.value)
 
     def scaled(self, factor: float | Tensor) -> Dual:
-        """Times something that does not depend on temperature."""
+        """Multiply with something that does not depend on temperature."""
         return Dual(self.value * factor, self.slope * factor)
 
     def sqrt(self) -> Dual:
@@ -54,7 +54,7 @@ class Dual:
 
 @dataclass(frozen=True, slots=True)
 class VolumeCoefficients:
-    """Specific volume as a fraction of polynomials in pressure: numerator a0..a3, denominator b0, 2 b1, b2."""
+    """Hold specific volume as a fraction of polynomials in pressure: numerator a0..a3, denominator b0, 2 b1, b2."""
 
     a0: Dual
     a1: Dual
@@ -66,7 +66,7 @@ class VolumeCoefficients:
 
 
 def volume_coefficients(s: Tensor, t: Tensor) -> VolumeCoefficients:
-    """The 48 terms, gathered by power of pressure. `s` in g/kg, `t` in degrees Celsius."""
+    """Return the 48 terms, gathered by power of pressure. `s` in g/kg, `t` in degrees Celsius."""
     root_s = torch.sqrt(s)
     a0 = _polynomial(
         t,
@@ -107,7 +107,7 @@ def volume_coefficients(s: Tensor, t: Tensor) -> VolumeCoefficients:
 
 
 def enthalpy_slope(s: Tensor, t: Tensor, p: Tensor) -> Tensor:
-    """d(dynamic enthalpy)/dt in J/(kg K); `p` is sea pressure in dbar. Operands broadcast; any floating dtype."""
+    """Return d(dynamic enthalpy)/dt in J/(kg K); `p`: sea pressure in dbar. Operands broadcast; any float dtype."""
     c = volume_coefficients(s, t)
     # Long division splits off the quotient; the rest is (n + m p) over the denominator, whose roots are -upper / b2
     # and -lower / b2.
@@ -125,14 +125,14 @@ def enthalpy_slope(s: Tensor, t: Tensor, p: Tensor) -> Tensor:
 
 
 class EnthalpySlope(nn.Module):
-    """`enthalpy_slope` as a module without parameters."""
+    """Wrap `enthalpy_slope` as a module without parameters."""
 
     def forward(self, s: Tensor, t: Tensor, p: Tensor) -> Tensor:
         return enthalpy_slope(s, t, p)
 
 
 def _polynomial(t: Tensor, *coefficients: float | Tensor) -> Dual:
-    """sum c[i] t^i and its derivative by Horner's rule; a coefficient may depend on salinity."""
+    """Return sum c[i] t^i and its derivative by Horner's rule; a coefficient may depend on salinity."""
     value = coefficients[-2] + coefficients[-1] * t
     slope: float | Tensor = coefficients[-1]
     for coefficient in reversed(coefficients[:-2]):

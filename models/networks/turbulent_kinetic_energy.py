@@ -1,4 +1,4 @@
-"""One time step of turbulent kinetic energy in an ocean, as the Veros model integrates it (Haefner et al., 2018).
+"""Compute one time step of turbulent kinetic energy in an ocean, as the Veros model does (Haefner et al., 2018).
 
 The grid is [x, y, z] with two ghost cells at each end of x and y and the surface last in z. Energy changes by vertical
 mixing and dissipation, which are solved implicitly (a tridiagonal system per column), by lateral diffusion, and by
@@ -29,7 +29,7 @@ BEFORE = slice(1, -3)
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Cell widths of tracers (t) and velocities (u) [x] and [y], heights [z], and cosines of the latitude [y]."""
+    """Hold cell widths of tracers (t) and velocities (u) [x] and [y], heights [z], and cosines of the latitude [y]."""
 
     dxt: Tensor
     dxu: Tensor
@@ -50,12 +50,12 @@ class Grid:
 
     @property
     def heights(self) -> Tensor:
-        """What a vertical flux is spread over: half a cell at the surface."""
+        """Return the heights over which a vertical flux is spread: half a cell at the surface."""
         return torch.cat([self.dzw[:-1], 0.5 * self.dzw[-1:]])
 
 
 def solve_tridiagonal(below: Tensor, diagonal: Tensor, above: Tensor, right: Tensor) -> Tensor:
-    """Solves tridiagonal systems along the last dimension by Thomas's algorithm, level by level.
+    """Solve tridiagonal systems along the last dimension by Thomas's algorithm, level by level.
 
     Changes `diagonal` and `right` in place. No pivoting: the pivots must not vanish.
     """
@@ -81,7 +81,7 @@ def mix_vertically(
     bottom: Tensor,
     grid: Grid,
 ) -> Tensor:
-    """Energy of the inner cells after vertical mixing, dissipation and forcing; cells in the ground stay as they are.
+    """Return the energy of the inner cells after vertical mixing, dissipation and forcing; ground cells stay unchanged.
 
     Args:
         tke, root: present energy and its square root [x, y, z].
@@ -116,7 +116,7 @@ def mix_vertically(
 
 
 def superbee_flux(velocity: Tensor, mask: Tensor, tracer: Tensor, dim: int, courant: Tensor) -> Tensor:
-    """Flux of `tracer` through the upper face of each cell in `dim`, limited by superbee; zero in the outermost faces.
+    """Return superbee-limited flux of `tracer` through each cell's upper face in `dim`; zero in outermost faces.
 
     `courant` is |velocity| times the time step over the cell's width; `mask` is 1 where the face is open.
     """
@@ -142,7 +142,7 @@ def superbee_flux(velocity: Tensor, mask: Tensor, tracer: Tensor, dim: int, cour
 
 
 def advect(tke: Tensor, u: Tensor, v: Tensor, w: Tensor, masks: tuple[Tensor, Tensor, Tensor], grid: Grid) -> Tensor:
-    """Tendency of the energy by advection [x, y, z], zero in the ghost cells."""
+    """Return the tendency of the energy by advection [x, y, z], zero in the ghost cells."""
     mask_u, mask_v, mask_w = masks
     half_u, half_v, half_w = torch.zeros_like(u), torch.zeros_like(v), torch.zeros_like(w)
     # Velocities stand on the faces of tracer cells; energy's cells lie half a level higher.
@@ -180,7 +180,7 @@ def advect(tke: Tensor, u: Tensor, v: Tensor, w: Tensor, masks: tuple[Tensor, Te
 
 
 def diffuse_laterally(tke: Tensor, masks: tuple[Tensor, Tensor, Tensor], grid: Grid) -> Tensor:
-    """Tendency of the inner cells' energy by lateral diffusion."""
+    """Return the tendency of the inner cells' energy by lateral diffusion."""
     mask_u, mask_v, mask_w = masks
     east, north = torch.zeros_like(tke), torch.zeros_like(tke)
     widths = (grid.cost[None, :] * grid.dxu[:-1, None])[..., None]
@@ -194,7 +194,7 @@ def diffuse_laterally(tke: Tensor, masks: tuple[Tensor, Tensor, Tensor], grid: G
 
 
 class TurbulentKineticEnergy(nn.Module):
-    """One time step; a module without parameters.
+    """Compute one time step; a module without parameters.
 
     Takes, in this order: velocities u, v, w [x, y, z, 3]; masks of u, v and w cells [x, y, z]; widths dxt, dxu [x] and
     dyt, dyu [y]; heights dzt, dzw [z]; cosines cost, cosu [y]; the lowest cell [x, y] int64; eddy diffusivity, mixing

@@ -1,4 +1,4 @@
-"""XLNet as the papers ran it: the table of relative positions is built on the CPU in every call."""
+"""Define XLNet as the papers ran it: the table of relative positions is built on the CPU in every call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transformers import XLNetConfig, XLNetLMHeadModel, XLNetModel
 
 
 class CpuTableXLNetModel(XLNetModel):
-    """XLNet whose sinusoid table is made of CPU tensors and then transferred, as in transformers up to 4.57.
+    """Make XLNet's sinusoid table of CPU tensors and then transfer it, as in transformers up to 4.57.
 
     Newer versions pass the device on to the constructors. The values are the same up to rounding.
     """
@@ -16,7 +16,7 @@ class CpuTableXLNetModel(XLNetModel):
     def relative_positional_encoding(
         self, qlen: int, klen: int, bsz: int | None = None, device: torch.device | None = None
     ) -> Tensor:
-        """Sines, then cosines, of the relative positions klen .. 1 - qlen: [qlen + klen, bsz, d_model] float32.
+        """Return sines, then cosines, of the relative positions klen .. 1 - qlen: [qlen + klen, bsz, d_model] float32.
 
         Raises:
             NotImplementedError: the configuration asks for one-way attention, two-way data or clamped positions.
@@ -33,7 +33,7 @@ class CpuTableXLNetModel(XLNetModel):
 
 
 class CpuTableXLNetLMHeadModel(XLNetLMHeadModel):
-    """XLNet with a language-modelling head on `CpuTableXLNetModel`; parameters and outputs as the library's class."""
+    """Put a language-modelling head on `CpuTableXLNetModel`; parameters and outputs are the library class's."""
 
     def __init__(self, config: XLNetConfig) -> None:
         # Past the library's constructor, which would initialise 360 million parameters only to have them replaced.

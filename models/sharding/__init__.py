@@ -1,4 +1,4 @@
-"""Tensor parallelism: how modules of the workloads are split over the processes of a device mesh.
+"""Split modules of the workloads over the processes of a device mesh: tensor parallelism.
 
 Each module here has a function `shard(module, mesh)`, which splits a module in place over a mesh of one dimension, one
 process per device. The module is the same on all processes before, and its results are after. Embeddings, norms and

@@ -1,4 +1,4 @@
-"""Splitting layers by hand: slices of weights, and one all-reduce where partial sums meet."""
+"""Split layers by hand: slices of weights, and one all-reduce where partial sums meet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 
 class Summed(nn.Module):
-    """A linear layer whose inputs are split over processes: [..., inputs / processes] -> [..., outputs].
+    """Apply a linear layer whose inputs are split over processes: [..., inputs / processes] -> [..., outputs].
 
     One all-reduce adds the partial products up; the bias is added after it.
     """
@@ -28,13 +28,13 @@ class Summed(nn.Module):
 
 
 def all_reduced(partial: Tensor, group: Any) -> Tensor:
-    """The sum of all processes' tensors, in the memory of this one's."""
+    """Return the sum of all processes' tensors, in the memory of this one's."""
     torch.distributed.all_reduce(partial, group=group)
     return partial
 
 
 def part(whole: Tensor, dimension: int, mesh: DeviceMesh, groups: int = 1) -> nn.Parameter:
-    """This process's share of a weight along a dimension, in memory of its own.
+    """Return this process's share of a weight along a dimension, in memory of its own.
 
     Args:
         whole: the weight, the same on all processes.
@@ -58,7 +58,7 @@ def part(whole: Tensor, dimension: int, mesh: DeviceMesh, groups: int = 1) -> nn
 
 
 def split_outputs(linear: nn.Linear, mesh: DeviceMesh, groups: int = 1) -> None:
-    """Keeps this process's share of a linear layer's outputs, in place."""
+    """Keep this process's share of a linear layer's outputs, in place."""
     linear.weight = part(linear.weight, 0, mesh, groups)
     if linear.bias is not None:
         linear.bias = part(linear.bias, 0, mesh, groups)
@@ -66,7 +66,7 @@ def split_outputs(linear: nn.Linear, mesh: DeviceMesh, groups: int = 1) -> None:
 
 
 def share_of(count: int, mesh: DeviceMesh, what: str) -> int:
-    """How many of `count` each process has.
+    """Return how many of `count` each process has.
 
     Raises:
         ValueError: they cannot be shared evenly.

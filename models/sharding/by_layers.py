@@ -1,4 +1,4 @@
-"""Splitting the layers of a transformer with PyTorch's `parallelize_module`: attention by heads, the rest by width."""
+"""Split the layers of a transformer with PyTorch's `parallelize_module`: attention by heads, the rest by width."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def split_layers(
     widen: Sequence[str],
     narrow: str,
 ) -> None:
-    """Splits each attention by heads and each feed-forward by inner width, with an all-reduce for each.
+    """Split each attention by heads and each feed-forward by inner width, with an all-reduce for each.
 
     Args:
         module: is split in place.

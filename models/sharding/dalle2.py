@@ -1,4 +1,4 @@
-"""DALL-E 2: attention by heads and feed-forward by inner width, in the text tower, the prior and both UNets.
+"""Split DALL-E 2: attention by heads and feed-forward by inner width, in the text tower, prior and both UNets.
 
 Which modules the papers split is not published. Convolutions and norms are kept whole here, and so is the text tower's
 attention, which is PyTorch's own module with its three projections in one weight.
@@ -16,7 +16,7 @@ from models.sharding.by_hand import Summed, part, share_of, split_outputs
 
 
 def shard(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Splits a `Dalle2`.
+    """Split a `Dalle2`.
 
     Raises:
         ValueError: heads or inner widths cannot be split evenly.

@@ -1,4 +1,4 @@
-"""A plain decoder, with PyTorch's `parallelize_module`: attention by heads, feed-forward by inner width."""
+"""Split a plain decoder, with PyTorch's `parallelize_module`: attention by heads, feed-forward by inner width."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from models.sharding.by_layers import split_layers
 
 
 def shard(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Splits a `Decoder`: two all-reduces a layer.
+    """Split a `Decoder`: two all-reduces a layer.
 
     Raises:
         ValueError: the heads cannot be split evenly.

@@ -1,4 +1,4 @@
-"""Mask R-CNN: the two wide layers of the box head, with one all-reduce; everything else is kept whole.
+"""Split Mask R-CNN: the two wide layers of the box head, with one all-reduce; everything else is kept whole.
 
 Which modules the papers split is not published. These two hold a third of the weights, and are what a tensor-parallel
 program splits first.
@@ -15,7 +15,7 @@ from models.sharding.by_hand import Summed, split_outputs
 
 
 def shard(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Splits torchvision's Mask R-CNN.
+    """Split torchvision's Mask R-CNN.
 
     Raises:
         ValueError: the width between the layers cannot be split evenly.

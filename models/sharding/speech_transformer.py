@@ -1,4 +1,4 @@
-"""Speech-Transformer: attention by heads, feed-forward by inner width, with PyTorch's `parallelize_module`."""
+"""Split Speech-Transformer: attention by heads, feed-forward by inner width, with PyTorch's `parallelize_module`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from models.sharding.by_layers import split_layers
 
 
 def shard(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Splits a `SpeechTransformer`: an all-reduce for each attention and each feed-forward.
+    """Split a `SpeechTransformer`: an all-reduce for each attention and each feed-forward.
 
     Raises:
         ValueError: the heads cannot be split evenly.

@@ -1,4 +1,4 @@
-"""XLNet as the papers split it: attention by heads, feed-forward by its inner width, two all-reduces a layer."""
+"""Split XLNet as the papers do: attention by heads, feed-forward by its inner width, two all-reduces a layer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ BY_HEAD = {"q": 1, "k": 1, "v": 1, "o": 1, "r": 1, "r_r_bias": 0, "r_s_bias": 0,
 
 
 class SplitAttention(XLNetRelativeAttention):
-    """Relative attention with some of the heads; the projection of their results is summed over processes."""
+    """Compute relative attention with some of the heads; the projection of their results is summed over processes."""
 
     group: Any
 
     def post_attention(self, h: Tensor, attn_vec: Tensor, residual: bool = True) -> Tensor:
-        """[queries, batch, heads, head width] -> [queries, batch, width], as the library's."""
+        """Map [queries, batch, heads, head width] to [queries, batch, width], as the library does."""
         projected = all_reduced(torch.einsum("ibnd,hnd->ibh", attn_vec, self.o), self.group)
         projected = self.dropout(projected)
         if residual:
@@ -30,7 +30,7 @@ class SplitAttention(XLNetRelativeAttention):
 
 
 def shard(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Splits all layers of an XLNet with a language-modelling head.
+    """Split all layers of an XLNet with a language-modelling head.
 
     Raises:
         ValueError: heads or inner width cannot be split evenly.

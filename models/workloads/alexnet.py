@@ -1,4 +1,4 @@
-"""ALNET and ALNET-128: AlexNet as torchvision has it, at GraCE's and at PyGraph's batch. No capture obstacle."""
+"""Define ALNET and ALNET-128: AlexNet as torchvision has it, at GraCE's and at PyGraph's batch. No capture obstacle."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Images [2, 3, 224, 224] (tiny: [2, 3, 64, 64]), normal."""
+    """Return images [2, 3, 224, 224] (tiny: [2, 3, 64, 64]), normal."""
     return _images(2, size, generator)
 
 
 def large_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Images [128, 3, 224, 224] (tiny: [3, 3, 64, 64]), normal."""
+    """Return images [128, 3, 224, 224] (tiny: [3, 3, 64, 64]), normal."""
     return _images(128 if size == "full" else 3, size, generator)
 
 

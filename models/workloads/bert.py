@@ -1,4 +1,4 @@
-"""BERT: one written by hand, trained on the mean of its two log-probabilities; its texts are mostly padding."""
+"""Define BERT: one written by hand, trained on the mean of its two log-probabilities; its texts are mostly padding."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _config(size: Size) -> BertConfig:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Tokens and segments [16, 128] int64 (tiny: [3, 16]): start, a sentence of 1 to 3 words, end, another one, end;
-    segments 1 and 2; behind them zeros."""
+    """Return tokens and segments [16, 128] int64 (tiny: [3, 16]): start, a sentence of 1 to 3 words, end, another one,
+    end; segments 1 and 2; after them zeros."""
     import torch
 
     rows, length = (16, 128) if size == "full" else (3, 16)

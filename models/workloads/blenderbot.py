@@ -1,4 +1,4 @@
-"""BSCG: BlenderbotSmall conditional generation. Before each layer the host draws a number and branches on it."""
+"""Define BSCG: BlenderbotSmall conditional generation. Before each layer the host draws a number and branches on it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _config(size: Size) -> BlenderbotSmallConfig:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """`input_ids`, which is passed as `decoder_input_ids` too, and `labels`: [64, 128] int64 (tiny: [2, 16]), uniform
-    over the vocabulary; a label is never its last id, as published. No attention mask."""
+    """Return `input_ids`, which is passed as `decoder_input_ids` too, and `labels`: [64, 128] int64 (tiny: [2, 16]),
+    uniform over the vocabulary; a label is never its last id, as published. No attention mask."""
     import torch
 
     shape = (64, 128) if size == "full" else (2, 16)

@@ -1,4 +1,4 @@
-"""MMC: CLIP ViT-B/32 on one image and 32 prompts. Its causal mask stays on the CPU in the published program."""
+"""Define MMC: CLIP ViT-B/32 on one image and 32 prompts. Its causal mask stays on the CPU in the published program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _config(size: Size) -> ClipConfig:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """One image [1, 3, 224, 224] and text [32, 77] int64 (tiny: [1, 3, 32, 32], [4, 12]).
+    """Return one image [1, 3, 224, 224] and text [32, 77] int64 (tiny: [1, 3, 32, 32], [4, 12]).
 
     The text is two one-word prompts in turn: start token, word, end token, zeros. Start and end are the vocabulary's
     two highest ids, as in CLIP's tokenizer.

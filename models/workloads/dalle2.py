@@ -1,4 +1,4 @@
-"""DALLE2: an image out of a text. CLIP's causal mask stays on the CPU, and each of its blocks moves it in each call."""
+"""Define DALLE2: an image out of a text. CLIP's causal mask stays on the CPU; each block moves it in each call."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _config(variant: str, size: Size) -> Dalle2Config:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Text [1, 256] int64 (tiny: [1, 16]), uniform over the vocabulary; CLIP reads its first 77 (tiny: 12) tokens."""
+    """Return text [1, 256] int64 (tiny: [1, 16]), uniform over the vocabulary; CLIP reads 77 (tiny: 12) tokens."""
     import torch
 
     config = _config(variant, size)
@@ -66,7 +66,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
 
 
 def sharded_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Texts [2, 256] int64 (tiny: [2, 16]), uniform over the vocabulary."""
+    """Return texts [2, 256] int64 (tiny: [2, 16]), uniform over the vocabulary."""
     import torch
 
     config = _config(variant, size)

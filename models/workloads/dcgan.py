@@ -1,4 +1,4 @@
-"""DCGAN: only the discriminator is trained, on the mean of its answers, as in the published runner."""
+"""Define DCGAN: only the discriminator is trained, on the mean of its answers, as in the published runner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Images [32, 3, 64, 64] (tiny: [4, 3, 64, 64]), normal."""
+    """Return images [32, 3, 64, 64] (tiny: [4, 3, 64, 64]), normal."""
     import torch
 
     return Inputs(args=(torch.randn(32 if size == "full" else 4, 3, 64, 64, generator=generator),))

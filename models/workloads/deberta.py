@@ -1,4 +1,4 @@
-"""DBV2, DMLM and DMLM-16: DeBERTa question answering and masked language modelling, in the library's default
+"""Define DBV2, DMLM and DMLM-16: DeBERTa question answering and masked language modelling, in the library's default
 configurations, which have no relative attention."""
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _masked_lm_config(size: Size) -> DebertaConfig:
 
 
 def question_answering_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """`input_ids` [1, 512] (tiny: [1, 16]) uniform over the vocabulary, `start_positions` and `end_positions` [1]
-    within the sequence; all int64."""
+    """Return `input_ids` [1, 512] (tiny: [1, 16]) uniform over the vocabulary, `start_positions` and `end_positions`
+    [1] within the sequence; all int64."""
     import torch
 
     length = 512 if size == "full" else 16
@@ -57,12 +57,12 @@ def question_answering_inputs(variant: str, size: Size, generator: torch.Generat
 
 
 def masked_lm_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """`input_ids` and `labels` [8, 512] int64 (tiny: [2, 16]), uniform over the vocabulary; no attention mask."""
+    """Return `input_ids` and `labels` [8, 512] int64 (tiny: [2, 16]), uniform over the vocabulary; no mask."""
     return _tokens(8, size, generator)
 
 
 def large_masked_lm_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """`input_ids` and `labels` [16, 512] int64 (tiny: [3, 16]), uniform over the vocabulary; no attention mask."""
+    """Return `input_ids` and `labels` [16, 512] int64 (tiny: [3, 16]), uniform over the vocabulary; no mask."""
     return _tokens(16, size, generator)
 
 

@@ -1,4 +1,4 @@
-"""DECODER: a plain transformer of today on four prompts, to be run on one GPU or split over several."""
+"""Define DECODER: a plain transformer of today on four prompts, to be run on one GPU or split over several."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _config(size: Size) -> DecoderConfig:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Tokens [4, 512] int64 (tiny: [2, 16]), uniform over the vocabulary."""
+    """Return tokens [4, 512] int64 (tiny: [2, 16]), uniform over the vocabulary."""
     import torch
 
     shape = (4, 512) if size == "full" else (2, 16)

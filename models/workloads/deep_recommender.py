@@ -1,4 +1,4 @@
-"""DR-I and DR-T: a rating autoencoder whose input (3 GB in inference) goes straight into a vendor matrix product.
+"""Define DR-I and DR-T: a rating autoencoder whose input (3 GB in inference) is read by a vendor matrix product.
 
 DR-I-256 and DR-T-4096 are the same with PyGraph's batches.
 """
@@ -17,22 +17,22 @@ TINY_ITEMS = 50
 
 
 def inference_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Ratings [8192, 197951] float32 (tiny: [6, 50]), normal."""
+    """Return ratings [8192, 197951] float32 (tiny: [6, 50]), normal."""
     return _ratings(8192 if size == "full" else 6, size, generator)
 
 
 def training_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Ratings [256, 197951] float32 (tiny: [6, 50]), normal."""
+    """Return ratings [256, 197951] float32 (tiny: [6, 50]), normal."""
     return _ratings(256 if size == "full" else 6, size, generator)
 
 
 def small_inference_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Ratings [256, 197951] float32 (tiny: [4, 50]), normal."""
+    """Return ratings [256, 197951] float32 (tiny: [4, 50]), normal."""
     return _ratings(256 if size == "full" else 4, size, generator)
 
 
 def large_training_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Ratings [4096, 197951] float32 (tiny: [8, 50]), normal."""
+    """Return ratings [4096, 197951] float32 (tiny: [8, 50]), normal."""
     return _ratings(4096 if size == "full" else 8, size, generator)
 
 

@@ -1,4 +1,4 @@
-"""DNET: DenseNet-121 as torchvision has it. No capture obstacle; many short kernels at batch 64."""
+"""Define DNET: DenseNet-121 as torchvision has it. No capture obstacle; many short kernels at batch 64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Images [64, 3, 224, 224] (tiny: [2, 3, 32, 32]), normal."""
+    """Return images [64, 3, 224, 224] (tiny: [2, 3, 32, 32]), normal."""
     import torch
 
     shape = (64, 3, 224, 224) if size == "full" else (2, 3, 32, 32)

@@ -1,4 +1,4 @@
-"""DGPT2: DistilGPT2 language modelling, trained with the model's own shifted cross-entropy."""
+"""Define DGPT2: DistilGPT2 language modelling, trained with the model's own shifted cross-entropy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _config(size: Size) -> GPT2Config:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """`input_ids` and `labels` [16, 512] int64 (tiny: [2, 16]), uniform over the vocabulary; no attention mask."""
+    """Return `input_ids` and `labels` [16, 512] int64 (tiny: [2, 16]), uniform over the vocabulary; no mask."""
     import torch
 
     shape = (16, 512) if size == "full" else (2, 16)

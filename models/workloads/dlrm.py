@@ -1,4 +1,4 @@
-"""DLRM: click-through rates out of eight embedding tables, whose index lists make up most of the input."""
+"""Define DLRM: click-through rates out of eight embedding tables, whose index lists make up most of the input."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _config(size: Size) -> DlrmConfig:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Dense features [2048, 512] uniform in 0 .. 1; offsets [8, 2048] int64; for each of 8 tables indices [204800]
-    int64, 100 different ones per sample in rising order (tiny: [4, 16], [3, 4], 3 of [20])."""
+    """Return dense features [2048, 512] uniform in 0 .. 1; offsets [8, 2048] int64; for each of 8 tables indices
+    [204800] int64, 100 different ones per sample in rising order (tiny: [4, 16], [3, 4], 3 of [20])."""
     import torch
 
     config, batch, lookups = _config(size), BATCH[size], LOOKUPS[size]

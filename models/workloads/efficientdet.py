@@ -1,4 +1,4 @@
-"""TEFD: EfficientDet-D1 with its losses; stochastic depth draws numbers, batch norms change their statistics."""
+"""Define TEFD: EfficientDet-D1 with its losses; stochastic depth draws numbers, batch norms change their statistics."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _config(size: Size) -> DetectorConfig:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Image [1, 3, 640, 640] (tiny: 256) normal; for each level, of sides 80, 40, 20, 10 and 5 (tiny: 32 to 2), class
-    labels [1, side, side, 9] and box labels [1, side, side, 36]; number of anchors with an object [1, 1]. All
+    """Return image [1, 3, 640, 640] (tiny: 256) normal; for each level, of sides 80, 40, 20, 10 and 5 (tiny: 32 to 2),
+    class labels [1, side, side, 9] and box labels [1, side, side, 36]; number of anchors with an object [1, 1]. All
     float32."""
     import torch
 

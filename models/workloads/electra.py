@@ -1,4 +1,4 @@
-"""ECML: ELECTRA as a causal language model, one of PyGraph's further workloads; its logits are 2 GB."""
+"""Define ECML: ELECTRA as a causal language model, one of PyGraph's further workloads; its logits are 2 GB."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _config(size: Size) -> ElectraConfig:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """`input_ids` and `labels` [64, 512] int64 (tiny: [2, 16]), uniform over the vocabulary; no attention mask."""
+    """Return `input_ids` and `labels` [64, 512] int64 (tiny: [2, 16]), uniform over the vocabulary; no mask."""
     import torch
 
     shape = (64, 512) if size == "full" else (2, 16)

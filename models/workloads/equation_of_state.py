@@ -1,4 +1,4 @@
-"""EOS: a short pointwise program without parameters, for which the price of a CUDA graph itself is decisive."""
+"""Define EOS: a short pointwise program without parameters, for which the price of a CUDA graph itself is decisive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Salinity U(0.01, 10) and temperature U(-12, 20) [204, 204, 26], pressure U(0, 1000) [1, 1, 26]; float64 as
+    """Return salinity U(0.01, 10) and temperature U(-12, 20) [204, 204, 26], pressure U(0, 1000) [1, 1, 26]; float64 as
     drawn (tiny: [6, 6, 4])."""
     import torch
 

@@ -1,4 +1,4 @@
-"""LLAMA-G, LLAMA-G-8 and WHISPER-G: text generation as Hugging Face's users run it today."""
+"""Define LLAMA-G, LLAMA-G-8 and WHISPER-G: text generation as Hugging Face's users run it today."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def _tokens(batch: int, size: Size, generator: torch.Generator) -> Inputs:
 
 
 def one(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Prompt [1, 128] and following tokens [1, 32] int64 (tiny: [1, 6], [1, 4]), uniform over the vocabulary."""
+    """Return prompt [1, 128] and following tokens [1, 32] int64 (tiny: [1, 6], [1, 4]), uniform over the vocabulary."""
     return _tokens(1, size, generator)
 
 
 def eight(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Prompts [8, 128] and following tokens [8, 32] int64 (tiny: [2, 6], [2, 4]), uniform over the vocabulary."""
+    """Return prompts [8, 128] and next tokens [8, 32] int64 (tiny: [2, 6], [2, 4]), uniform over the vocabulary."""
     return _tokens(8 if size == "full" else 2, size, generator)
 
 
@@ -65,7 +65,7 @@ def eight(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     notes=NOTES.format(STEPS["full"] - 1),
 )
 def build(variant: str, size: Size) -> torch.nn.Module:
-    """Llama of the shape of Llama 3.2 1B: 16 layers of width 2048, 32 heads over 8 of keys and values, tied words."""
+    """Return a Llama as 3.2 1B is: 16 layers of width 2048, 32 heads over 8 of keys and values, tied words."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from models.networks.generation import Generation
@@ -91,7 +91,7 @@ def build(variant: str, size: Size) -> torch.nn.Module:
 
 
 def sounds(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Log-mel frames [1, 80, 3000] float (tiny: [1, 8, 24]), normal; following tokens [1, 32] int64 (tiny: [1, 4])."""
+    """Return log-mel frames [1, 80, 3000] float (tiny: [1, 8, 24]), normal; tokens [1, 32] int64 (tiny: [1, 4])."""
     import torch
 
     frames = torch.randn(1, MEL_BINS[size], FRAMES[size], generator=generator)
@@ -112,7 +112,7 @@ def sounds(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     notes=NOTES.format(STEPS["full"] - 1) + "; the encoder runs in eager mode, once per call",
 )
 def build_whisper(variant: str, size: Size) -> torch.nn.Module:
-    """Whisper of the shape of its small model: 12 and 12 layers of width 768, 12 heads."""
+    """Return Whisper of the shape of its small model: 12 and 12 layers of width 768, 12 heads."""
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
     from models.networks.generation import Generation

@@ -1,4 +1,4 @@
-"""LCNET: timm's PP-LCNet 0.5x on a large batch, whose input is by far the largest thing it reads."""
+"""Define LCNET: timm's PP-LCNet 0.5x on a large batch, whose input is by far the largest thing it reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Images [256, 3, 224, 224] float32 (tiny: [2, 3, 32, 32]): random bytes, standardised by their own mean and
+    """Return images [256, 3, 224, 224] float32 (tiny: [2, 3, 32, 32]): random bytes, standardised by their own mean and
     standard deviation."""
     import torch
 

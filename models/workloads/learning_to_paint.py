@@ -1,4 +1,4 @@
-"""LP: the actor of LearningToPaint, one of PyGraph's further workloads; trained on the mean of its answers."""
+"""Define LP: the actor of LearningToPaint, one of PyGraph's further workloads; trained on the mean of its answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """States [16, 9, 128, 128] (tiny: [2, 9, 128, 128]), uniform in 0 .. 1."""
+    """Return states [16, 9, 128, 128] (tiny: [2, 9, 128, 128]), uniform in 0 .. 1."""
     import torch
 
     return Inputs(args=(torch.rand(16 if size == "full" else 2, 9, 128, 128, generator=generator),))

@@ -1,4 +1,4 @@
-"""VM: Mask R-CNN on one picture. What it does depends on what it finds: many graph breaks, sizes known to the host."""
+"""Define VM: Mask R-CNN on one picture. Work depends on what it finds: many graph breaks, sizes read by the host."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """A list of one picture [3, 427, 640] (tiny: [3, 43, 64]), uniform in 0 .. 1 and, as a decoded picture is, with
-    the channels next to one another in memory."""
+    """Return a list of one picture [3, 427, 640] (tiny: [3, 43, 64]), uniform in 0 .. 1 and, as a decoded picture is,
+    with the channels next to one another in memory."""
     import torch
 
     height, width = (427, 640) if size == "full" else (43, 64)
@@ -21,7 +21,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
 
 
 def sorted_scores(output: list[dict[str, Any]]) -> list[torch.Tensor]:
-    """How sure the program is of each detection, in rising order: [detections] for each picture."""
+    """Return how sure the program is of each detection, in rising order: [detections] for each picture."""
     return [found["scores"].sort().values for found in output]
 
 

@@ -1,4 +1,4 @@
-"""CBERT, DBMLM and GFNET: PyGraph's further masked language models, each one graph without an obstacle."""
+"""Define CBERT, DBMLM and GFNET: PyGraph's further masked language models, each one graph without an obstacle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _camembert_config(size: Size) -> Any:
-    """That of `camembert-base`, whose published configuration differs from the library's default."""
+    """Return the configuration of `camembert-base`, which differs from the library's default."""
     from transformers import CamembertConfig
 
     base: dict[str, Any] = {"max_position_embeddings": 514, "type_vocab_size": 1}
@@ -33,7 +33,7 @@ def _distilbert_config(size: Size) -> Any:
 
 
 def _fnet_config(size: Size) -> Any:
-    """That of `google/fnet-base`, which is the library's default."""
+    """Return the configuration of `google/fnet-base`, which is the library's default."""
     from transformers import FNetConfig
 
     if size == "full":
@@ -45,7 +45,7 @@ def _fnet_config(size: Size) -> Any:
 
 def _tokens(config: Callable[[Size], Any], batch: int, length: int) -> InputMaker:
     def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-        """`input_ids` and `labels` [batch, length] int64 (tiny: [2, 16]), uniform over the vocabulary; no mask."""
+        """Return `input_ids` and `labels` [batch, length] int64 (tiny: [2, 16]), uniform over the ids; no mask."""
         import torch
 
         shape = (batch, length) if size == "full" else (2, 16)

@@ -1,4 +1,4 @@
-"""MBERT: MobileBERT question answering in inference; the loss is computed too, because positions are passed."""
+"""Define MBERT: MobileBERT question answering in inference; the loss is computed too, because positions are passed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def _config(size: Size) -> MobileBertConfig:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """`input_ids` [128, 128] (tiny: [2, 16]) uniform over the vocabulary, `start_positions` and `end_positions` [128]
-    within the sequence; all int64."""
+    """Return `input_ids` [128, 128] (tiny: [2, 16]) uniform over the vocabulary, `start_positions` and `end_positions`
+    [128] within the sequence; all int64."""
     import torch
 
     batch, length = (128, 128) if size == "full" else (2, 16)

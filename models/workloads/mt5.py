@@ -1,4 +1,4 @@
-"""MTCG-T and MTCG-I: mT5 conditional generation. In training stock graphs copy a zero gradient for every output."""
+"""Define MTCG-T and MTCG-I: mT5 conditional generation. In training stock graphs copy a zero gradient per output."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _config(size: Size) -> MT5Config:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """`input_ids`, which is passed as `decoder_input_ids` too, and `labels`: [16, 128] int64 (tiny: [2, 16]), uniform
-    over the vocabulary; a label is never its last id, as published. No attention mask."""
+    """Return `input_ids`, which is passed as `decoder_input_ids` too, and `labels`: [16, 128] int64 (tiny: [2, 16]),
+    uniform over the vocabulary; a label is never its last id, as published. No attention mask."""
     import torch
 
     shape = (16, 128) if size == "full" else (2, 16)

@@ -1,4 +1,4 @@
-"""NANOGPT-<prompt>-<tokens>: the decode program of `models.nanogpt`, a row for each of the article's configurations."""
+"""Define NANOGPT-<prompt>-<tokens>: the program of `models.nanogpt`, a row for each of the article's configurations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTES = (
 
 def _register(one: Configuration) -> None:
     def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-        """A prompt int64 [1, count], uniform over the vocabulary."""
+        """Return a prompt int64 [1, count], uniform over the vocabulary."""
         import torch
 
         shape = SIZES[size]
@@ -38,7 +38,7 @@ def _register(one: Configuration) -> None:
         notes=NOTES.format(one.new_tokens - 1),
     )
     def build(variant: str, size: Size) -> torch.nn.Module:
-        """Four layers of width 32, four heads, a context of 64, 65 characters."""
+        """Return a model of four layers of width 32, four heads, a context of 64, 65 characters."""
         from models.nanogpt.decoding import Generation
 
         shape = SIZES[size]

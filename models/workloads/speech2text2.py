@@ -1,4 +1,4 @@
-"""STCLM: the decoder of Speech2Text2 as a language model. Before each layer the host draws a number and branches."""
+"""Define STCLM: Speech2Text2's decoder as a language model. Before each layer the host draws a number and branches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _config(size: Size) -> TrOCRConfig:
-    """Speech2Text2's default dimensions, in the terms of the class that stands in for it."""
+    """Return Speech2Text2's default dimensions, in the terms of the class that stands in for it."""
     from transformers import TrOCRConfig
 
     common: dict[str, Any] = {
@@ -44,7 +44,7 @@ def _config(size: Size) -> TrOCRConfig:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """`input_ids` and `labels` [256, 128] int64 (tiny: [2, 16]), uniform over the vocabulary; no attention mask."""
+    """Return `input_ids` and `labels` [256, 128] int64 (tiny: [2, 16]), uniform over the vocabulary; no mask."""
     import torch
 
     shape = (256, 128) if size == "full" else (2, 16)

@@ -1,4 +1,4 @@
-"""ST: Speech-Transformer on one bucket of ten utterances, which the papers call batch 1."""
+"""Define ST: Speech-Transformer on one bucket of ten utterances, which the papers call batch 1."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _config(variant: str, size: Size) -> SpeechConfig:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """Frames [10, 204, 320] (tiny: [3, 9, 12]) normal, zero behind each utterance; their lengths [10] int64; texts
-    [10, 21] (tiny: [3, 5]) int64, padded with -1."""
+    """Return frames [10, 204, 320] (tiny: [3, 9, 12]) normal, zero after each utterance; their lengths [10] int64;
+    texts [10, 21] (tiny: [3, 5]) int64, padded with -1."""
     import torch
 
     from models.networks.speech_transformer import PADDING

@@ -1,4 +1,4 @@
-"""TKE: a time step of an ocean model in float64, without parameters: 174 MB of input that stock graphs copy."""
+"""Define TKE: a time step of an ocean model in float64, without parameters: 174 MB of input that stock graphs copy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """The 21 tensors of `TurbulentKineticEnergy.forward` on a grid of 204 x 204 x 26 (tiny: 8 x 7 x 5): masks 1 with
-    probability 0.8, the lowest cell uniform over the levels, all others normal; float64 but for the lowest cell."""
+    """Return the 21 tensors of `TurbulentKineticEnergy.forward` on a grid of 204 x 204 x 26 (tiny: 8 x 7 x 5): masks 1
+    with probability 0.8, the lowest cell uniform over the levels, others normal; float64 but for the lowest cell."""
     import torch
 
     x, y, z = (204, 204, 26) if size == "full" else (8, 7, 5)

@@ -1,5 +1,5 @@
-"""XLNET-I and XLNET-T: XLNet language modelling with the library's default configuration; XLNET-I-8 with PyGraph's
-batch."""
+"""Define XLNET-I and XLNET-T: XLNet language modelling with the library's default configuration; XLNET-I-8 with
+PyGraph's batch."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ def _config(size: Size) -> XLNetConfig:
 
 
 def inference_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """`input_ids` and `labels` [1, 512] int64 (tiny: [1, 16]), uniform over the vocabulary; no attention mask."""
+    """Return `input_ids` and `labels` [1, 512] int64 (tiny: [1, 16]), uniform over the vocabulary; no mask."""
     return _tokens((1, 512) if size == "full" else (1, 16), size, generator)
 
 
 def training_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """`input_ids` and `labels` [8, 512] int64 (tiny: [2, 16]), uniform over the vocabulary; no attention mask."""
+    """Return `input_ids` and `labels` [8, 512] int64 (tiny: [2, 16]), uniform over the vocabulary; no mask."""
     return _tokens((8, 512) if size == "full" else (2, 16), size, generator)
 
 
 def large_inference_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """`input_ids` and `labels` [8, 512] int64 (tiny: [3, 16]), uniform over the vocabulary; no attention mask."""
+    """Return `input_ids` and `labels` [8, 512] int64 (tiny: [3, 16]), uniform over the vocabulary; no mask."""
     return _tokens((8, 512) if size == "full" else (3, 16), size, generator)
 
 
 def sharded_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
-    """`input_ids` and `labels` [128, 512] int64 (tiny: [3, 16]), uniform over the vocabulary; no attention mask."""
+    """Return `input_ids` and `labels` [128, 512] int64 (tiny: [3, 16]), uniform over the vocabulary; no mask."""
     return _tokens((128, 512) if size == "full" else (3, 16), size, generator)
 
 
 def some_of_the_logits(output: Any) -> dict[str, torch.Tensor]:
-    """The loss, the logits of every 32nd text, and the norms of all texts' logits [batch]: of 4.2 GB some 130 MB."""
+    """Return the loss, the logits of every 32nd text, and norms of all texts' logits [batch]: of 4.2 GB some 130 MB."""
     import torch
 
     norms = torch.linalg.vector_norm(output.logits, dim=(1, 2), dtype=torch.float32)

@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 class Graph(Protocol):
-    """A `torch.cuda.CUDAGraph` that keeps what it captured, as far as it is used here."""
+    """Describe the used part of a `torch.cuda.CUDAGraph` that keeps what it captured."""
 
     def raw_cuda_graph(self) -> int: ...
 
@@ -57,7 +57,7 @@ class RaceOf(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The notes of one capture.
+    """Hold the notes of one capture.
 
     Attributes:
         logged: its launches.

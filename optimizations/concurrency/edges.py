@@ -13,7 +13,7 @@ MOST_NODES = 20_000
 
 
 class EdgesRefused(RuntimeError):
-    """The driver refused to replace the edges of a graph; the message says why.
+    """Report that the driver refused to replace the edges of a graph; the message says why.
 
     `is_whole` says whether the graph has the edges from before. If not, it must not be instantiated any more.
     """
@@ -24,7 +24,7 @@ class EdgesRefused(RuntimeError):
 
 
 class GraphEdges:
-    """The edges of one captured graph, which can be exchanged between instantiations.
+    """Hold the edges of one captured graph, which can be exchanged between instantiations.
 
     Kernels that a library launched with programmatic dependent launch have edges with ports. These stand in the chain
     only: an edge in the new order always means that the earlier node is complete.
@@ -72,7 +72,7 @@ class GraphEdges:
         self.is_branched = branched
 
     def _put_back(self, old: _Edges, error: CudaCallFailed) -> None:
-        """The driver adds all edges of a call or none, so that the graph has none now."""
+        """Put the edges back. The driver adds all edges of a call or none, so the graph has none at this point."""
         try:
             self._change(self._driver.cuGraphAddDependencies, old)
         except CudaCallFailed as another:
@@ -85,7 +85,7 @@ class GraphEdges:
 
 
 class _Edges:
-    """Edges as the driver takes them: handles of nodes, and what is annotated (None: nothing)."""
+    """Hold edges as the driver takes them: handles of nodes, and what is annotated (None: nothing)."""
 
     def __init__(self, sources: list[Any], targets: list[Any], data: list[Any] | None) -> None:
         self.sources = sources

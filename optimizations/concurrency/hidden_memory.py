@@ -149,7 +149,7 @@ def _words(node: Node) -> Iterator[int]:
 
 
 class _Spans:
-    """Disjoint memory by address. Spans that overlap are joined.
+    """Hold disjoint address ranges. Ranges that overlap are joined.
 
     Spans that only touch are not, as in `graph.memory`: two blocks that adjoin are no conflict.
     """

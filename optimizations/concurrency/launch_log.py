@@ -47,7 +47,7 @@ _ARGUMENT = re.compile(r"(in_out_ptr|out_ptr|in_ptr|ws_ptr)\d*$")
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A launch, and what must be known to search its nodes for memory that its arguments do not name.
+    """Hold a launch, and what is needed to search its nodes for memory that its arguments do not name.
 
     Attributes:
         launch: with the memory of its arguments and results.
@@ -66,7 +66,7 @@ class Logged:
 
 
 class LaunchLog:
-    """The launches of one capture. Only the thread that is `noting` is noted.
+    """Hold the launches of one capture. Only launches of the thread that is `noting` are noted.
 
     Args:
         count: returns how many nodes the captured graph has by now.
@@ -302,7 +302,7 @@ class LaunchLog:
 
 
 class _NotingKernel:
-    """Stands for a Triton kernel in the generated module."""
+    """Stand in for a Triton kernel in the generated module."""
 
     def __init__(self, kernel: Any, log: LaunchLog) -> None:
         self._kernel = kernel

@@ -20,7 +20,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The nodes that one operator, or one Triton kernel, added to a graph.
+    """Hold the nodes that one operator, or one Triton kernel, added to a graph.
 
     Attributes:
         name: of the kernel or operator, for reports.
@@ -40,13 +40,13 @@ class Launch:
 
     @property
     def last(self) -> int:
-        """The index of its last node."""
+        """Return the index of its last node."""
         return self.first + self.count - 1
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchOrder:
-    """Which launches wait for which.
+    """Hold for each launch the launches that it waits for.
 
     Attributes:
         launches: in the order of capture; together they are all nodes of the graph.
@@ -145,14 +145,14 @@ def _reduced(found: Iterable[int], before: Sequence[int]) -> tuple[tuple[int, ..
 
 @dataclass(slots=True)
 class _Use:
-    """Who touched a piece of memory last: the launch that wrote it, and those that have read it since."""
+    """Hold the last uses of a piece of memory: the launch that wrote it, and those that have read it since."""
 
     writer: int | None = None
     readers: list[int] = field(default_factory=list)
 
 
 class _Touched:
-    """The last uses of memory, by address: disjoint pieces, ascending."""
+    """Hold the last uses of memory, by address: disjoint pieces, ascending."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -172,7 +172,7 @@ class _Touched:
         return found
 
     def add(self, launch: int, reads: Iterable[Span], writes: Iterable[Span]) -> None:
-        """Note that a launch touches these, behind all that were noted before."""
+        """Note that a launch touches these, after all that were noted before."""
         for start, end in reads:
             for piece in self._pieces(start, end):
                 self._uses[piece].readers.append(launch)

@@ -20,7 +20,7 @@ Size = int | str
 
 @dataclass(frozen=True, slots=True)
 class CpuNode:
-    """A node of an FX graph whose value lives on the CPU.
+    """Describe a node of an FX graph whose value lives on the CPU.
 
     `kind` is where the value comes from: made in the graph, read from a module or global, passed with each call, or
     computed from others. `shape` and `dtype` are None for a node that holds several tensors.
@@ -39,7 +39,7 @@ CopyKind = Literal["copy", "implicit", "scalar"]
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A host-to-device copy of each call: `node` reads `value` on the GPU. `blocking`: the host waits for it.
+    """Describe a host-to-device copy of each call: `node` reads `value` on the GPU. `blocking`: the host waits for it.
 
     `kind`: the program asks for it (`copy`), or an operation on the GPU takes a CPU tensor, for example as an index
     (`implicit`). A CPU tensor of rank 0 in GPU arithmetic (`scalar`) is passed by value and does not block.
@@ -58,7 +58,7 @@ HoistedForm = Literal["kept", "literal", "rebuilt"]
 
 @dataclass(frozen=True, slots=True)
 class Hoisted:
-    """A value that does not depend on the call.
+    """Describe a value that does not depend on the call.
 
     `form`: "kept" values are computed once on the CPU and kept on the GPU, `hoisted_bytes` each; `attributes` are the
     program's names of what they are computed from, guarded in every call. Constants of rank 0 became "literal"s of the
@@ -77,7 +77,7 @@ class Hoisted:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A CPU value that goes over with each call, in the one asynchronous copy of its graph.
+    """Describe a CPU value that is copied on each call, in the one asynchronous copy of its graph.
 
     `argument` is the program's name of an argument, or the operation that computes the value before the graph.
     """
@@ -92,7 +92,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A node that stays as it was although it lives on the CPU or reads from there, and why."""
+    """Describe a node that stays as it was although it lives on the CPU or reads from there, and why."""
 
     node: str
     operation: str
@@ -102,12 +102,12 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class PlacementReport:
-    """Placement of one FX graph, before and after.
+    """Report the placement of one FX graph, before and after.
 
     `untouched` says why the graph went to Inductor as it was; None where it was rewritten. `before` and `after` are the
-    operations that are evaluated on the CPU in each call before the graph and behind it; `cpu_nodes_after` are left in
+    operations that are evaluated on the CPU in each call before the graph and after it; `cpu_nodes_after` are left in
     it. `moved` are operations between GPU values that now run on the GPU. `cpu_outputs` are results for the CPU that
-    come from GPU values; they are copied out behind the graph. `copies_*` are the host-to-device copies that a call
+    come from GPU values; they are copied out after the graph. `copies_*` are the host-to-device copies that a call
     makes as the graph is written; what Inductor makes of them is not seen here.
     """
 
@@ -129,7 +129,7 @@ class PlacementReport:
 
 @dataclass(frozen=True, slots=True)
 class BindingReport:
-    """Parameters and buffers that Dynamo's bytecode does not load in each call.
+    """Report the parameters and buffers that Dynamo's bytecode does not load on each call.
 
     `tensors` counts them; `untouched` says why there are none, and is None where there are.
     """
@@ -140,14 +140,14 @@ class BindingReport:
 
 @dataclass(frozen=True, slots=True)
 class ShortcutReport:
-    """Whether calls of a graph pass AOTAutograd's and Inductor's wrappers by; `kept` says why not, None where so."""
+    """Tell whether calls skip the wrappers of AOTAutograd and Inductor. `kept` is the reason if not, else None."""
 
     kept: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Something that no CUDA graph will hold, in Inductor's words, with the user's line where PyTorch knows it."""
+    """Describe, in Inductor's words, what no CUDA graph will hold, with the user's line where PyTorch knows it."""
 
     reason: str
     source_line: str | None
@@ -156,7 +156,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
-    """What Inductor made of one direction of an FX graph.
+    """Describe what Inductor made of one direction of an FX graph.
 
     Attributes:
         partitions: pieces that become CUDA graphs; 1 for a graph that is captured whole.
@@ -172,7 +172,7 @@ class CompiledGraph:
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """One FX graph that went through the backend, numbered in the order of compilation since the last `reset`.
+    """Report one FX graph that went through the backend, numbered in the order of compilation since the last `reset`.
 
     Attributes:
         placement: what was done with values on the CPU.
@@ -199,27 +199,27 @@ class GraphReport:
 
 
 class ReportedFunction(Protocol):
-    """A function of Inductor's that is made into CUDA graphs, as far as it is reported."""
+    """Give the reported facts of a function of Inductor's that is made into CUDA graphs."""
 
     def recordings(self) -> Sequence[RecordingReport]:
-        """Its graphs, in the order they were recorded, those that are gone as they last were."""
+        """Return its graphs in the order they were recorded; graphs that are gone appear as they last were."""
 
     def kept(self) -> KeptResults | None:
-        """Its results that the program keeps; None where it keeps none."""
+        """Return its results that the program keeps; None where it keeps none."""
 
     def uncaptured(self) -> Sequence[UncapturedCalls]:
-        """Calls without a graph, by reason."""
+        """Return the calls without a graph, by reason."""
 
     def full_ways(self) -> Sequence[FullWay]:
-        """Calls that were not steady, by reason, in the order in which the reasons came up."""
+        """Return the slow-path calls by reason, in the order in which the reasons came up."""
 
     def selection(self) -> SelectionReport | None:
-        """How its calls are served, and why; None with `selection="off"`."""
+        """Return how its calls run, and why; None with `selection="off"`."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """A graph's record while it may still grow: its backward is compiled, and graphs are recorded, long afterwards."""
+    """Hold a graph's record while it may grow: its backward is compiled, and graphs are recorded, much later."""
 
     placement: PlacementReport
     compiled: list[CompiledGraph] = field(default_factory=list)
@@ -246,13 +246,13 @@ class Entry:
 
 
 class Ledger:
-    """The entries of one process, in order of compilation."""
+    """Hold the entries of one process, in order of compilation."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
 
     def add(self, entry: Entry) -> None:
-        """Keeps the entry of a graph that was compiled. One that Dynamo asks for again with other guesses is not."""
+        """Keep the entry of a graph that was compiled. One that Dynamo asks for again with other guesses is not."""
         self._entries.append(entry)
 
     def snapshot(self) -> tuple[GraphReport, ...]:
@@ -266,10 +266,10 @@ LEDGER = Ledger()
 
 
 def recordings() -> tuple[RecordingReport, ...]:
-    """Every CUDA graph that was recorded since the start of the process or the last `reset`, with its counters."""
+    """Return all CUDA graphs recorded since the start of the process or the last `reset`, with their counters."""
     return tuple(recording for graph in LEDGER.snapshot() for recording in graph.recordings)
 
 
 def report() -> tuple[GraphReport, ...]:
-    """What the backend did with each FX graph since the start of the process or the last `reset`."""
+    """Return what the backend did with each FX graph since the start of the process or the last `reset`."""
     return LEDGER.snapshot()

@@ -10,7 +10,7 @@ ConcurrencyDecision = Literal["chain", "branches", "waiting", "measuring"]
 
 @dataclass(frozen=True, slots=True)
 class OrderedLaunch:
-    """A kernel or an operator of a graph, and the launches that it waits for.
+    """Describe a kernel or an operator of a graph, and the launches that it waits for.
 
     Attributes:
         name: of the Triton kernel or the operator.
@@ -29,7 +29,7 @@ class OrderedLaunch:
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyReport:
-    """The decision whether kernels of a graph that do not depend on each other run at the same time.
+    """Report the decision whether kernels of a graph that do not depend on each other run at the same time.
 
     Attributes:
         decision: "chain" (one after the other, as captured), "branches", or what is under way until this is decided.

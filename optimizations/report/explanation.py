@@ -1,4 +1,4 @@
-"""What placement would do with a program: its FX graphs before and after, with nothing compiled."""
+"""Explain what placement would do with a program: its FX graphs before and after, with nothing compiled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RECOMPILES = 256
 
 @dataclass(frozen=True, slots=True)
 class PlacementExplanation:
-    """Placement of each FX graph of one call, in the order Dynamo made them. `str` gives it as text."""
+    """Hold the placement of each FX graph of one call, in the order Dynamo made them. `str` gives it as text."""
 
     graphs: tuple[PlacementReport, ...]
 

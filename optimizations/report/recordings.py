@@ -1,4 +1,4 @@
-"""What replay does with the inputs of one recording, as plain records. See `report`."""
+"""Define the records of what replay does with the inputs of one recording. See `report`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Direction = Literal["inference", "forward", "backward"]
 
 @dataclass(frozen=True, slots=True)
 class ReplayedInput:
-    """An input that is neither at a fixed address nor a result of another graph.
+    """Describe an input that is neither at a fixed address nor a result of another graph.
 
     Attributes:
         index: its place among the recording's inputs; `name` is the FX graph's name for it.
@@ -38,13 +38,13 @@ class ReplayedInput:
 
 @dataclass(frozen=True, slots=True)
 class RecordingReport:
-    """One CUDA graph, recorded as stock records it, and what was done with it since.
+    """Describe one CUDA graph, recorded as stock records it, and what was done with it since.
 
     Attributes:
         nodes, kernels: of the captured graph; None where it was not read (yet).
         copied_bytes: data copied into placeholders at each replay.
         pointer_bytes: written instead, in a replay in which every indirect input has moved.
-        fallbacks: node by node, why an applier that was tried earlier was not taken.
+        fallbacks: node by node, why an updater that was tried earlier was not used.
         off: why nothing was indirected at all, where that is not for reasons of single inputs.
         proof_runs: trial calls that the proof took.
         indirection_s: host time spent on all of it, beyond the recording itself.
@@ -85,7 +85,7 @@ class RecordingReport:
 
 @dataclass(frozen=True, slots=True)
 class KeptResults:
-    """Results that the program was found to hold when the graph would have overwritten them.
+    """Report results that the program was found to hold when the graph would have overwritten them.
 
     They are copied out of the graph's memory after each launch since then.
 
@@ -102,7 +102,7 @@ class KeptResults:
 
 @dataclass(frozen=True, slots=True)
 class UncapturedCalls:
-    """Calls of a function that ran without a graph although Inductor made it for one, and why."""
+    """Describe calls that ran without a graph although Inductor made the function for one, and why."""
 
     direction: Direction
     reason: str
@@ -111,7 +111,7 @@ class UncapturedCalls:
 
 @dataclass(frozen=True, slots=True)
 class FullWay:
-    """Calls of a function that could not be steady ones, and why: they did all that a call of stock's does."""
+    """Describe calls that took the slow path, and why: they did all that a call of stock's does."""
 
     direction: Direction
     reason: str

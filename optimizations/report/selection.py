@@ -1,4 +1,4 @@
-"""How the calls of one function are served, as a plain record. See `report`."""
+"""Define the record of how the calls of one function run. See `report`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optimizations.selection import Decision
 
 @dataclass(frozen=True, slots=True)
 class SelectionReport:
-    """How calls of one function of Inductor's are served, and why.
+    """Tell how calls of one function of Inductor's run, and why.
 
     Attributes:
         decision: "no graph", "copies" (a graph that copies its inputs) or "in place" (one that reads some where they

@@ -1,4 +1,4 @@
-"""What became of a step or a callable that is captured whole, as plain records. See `report`."""
+"""Define the records of what became of a step or a callable that is captured whole. See `report`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optimizations.report.concurrency import ConcurrencyReport
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why something was not captured.
+    """Tell why something was not captured.
 
     Attributes:
         reason: what the program does, with the names it uses.
@@ -28,7 +28,7 @@ class Refusal:
 
 
 class StepRefused(RuntimeError):
-    """A step or a callable cannot be captured. `refusal` says why."""
+    """Report that a step or a callable cannot be captured. `refusal` says why."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(str(refusal))
@@ -36,12 +36,12 @@ class StepRefused(RuntimeError):
 
 
 class StepChanged(RuntimeError):
-    """An audited call of a step did something else than its recorded graph. The message says what, and where."""
+    """Report that an audited call of a step differed from its recorded graph. The message says in what, and where."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """One CUDA graph of a whole step.
+    """Describe one CUDA graph of a whole step.
 
     Attributes:
         signature: shapes and dtypes of the batch it is for.
@@ -81,7 +81,7 @@ class RecordedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step given to `graph_step`.
+    """Report one step given to `graph_step`.
 
     Attributes:
         name: the function's qualified name.
@@ -112,14 +112,14 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class CallableReport:
-    """One forward or backward graph of `graph_callables`.
+    """Report one forward or backward graph of `graph_callables`.
 
     Attributes:
         callable: its number, from 1; `micro_batch` counts from 0.
         direction: "forward" or "backward".
         pool: graphs of one number share memory.
         copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
-        copied_gradient_bytes: gradients that were copied out of the graphs' memory behind the last backward.
+        copied_gradient_bytes: gradients that were copied out of the graphs' memory after the last backward.
         times_put_back: launches that overwrote gradients of this callable which the program held, and were put back.
         without_graph: of a forward, how many of its calls ran as they are, by the reason. Calls that are not part of
             the order, such as those without gradients, are not among them.

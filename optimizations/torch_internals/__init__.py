@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     import torch.fx
 
 SUPPORTED = ("2.11", "2.16")
-"""First supported minor version, and the first one that is not (nobody has looked at it yet)."""
+"""First supported minor version, and the first one that is not (not checked yet)."""
 
 
 class UnsupportedTorch(RuntimeError):
-    """This PyTorch is not one whose internals Encore knows."""
+    """Report that this PyTorch is not one whose internals Encore knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Private:
-    """Where a private name lives. `attribute` None means the module itself. `why` says what Encore needs it for.
+    """Name where a private name lives. `attribute` None means the module itself. `why` says what Encore needs it for.
     `after` is a module that has to be imported before."""
 
     module: str
@@ -551,7 +551,7 @@ _NOTES = ("_dynamo_source", "_param_name_to_source")
 
 
 def resolve(name: str) -> Any:
-    """The object behind an entry of `NAMES`.
+    """Return the object behind an entry of `NAMES`.
 
     Raises:
         UnsupportedTorch: this PyTorch does not have it.
@@ -576,7 +576,7 @@ def resolve(name: str) -> Any:
 
 
 def holder_of(name: str) -> tuple[Any, str]:
-    """The object that holds an entry, and the attribute it has there.
+    """Return the object that holds an entry, and the attribute it has there.
 
     Raises:
         UnsupportedTorch: this PyTorch does not have it.
@@ -594,7 +594,7 @@ def holder_of(name: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def replaced(name: str, value: Any) -> Iterator[None]:
-    """An entry of `NAMES` replaced by `value`, where PyTorch looks it up, while the block runs.
+    """Replace an entry of `NAMES` by `value`, where PyTorch reads it, while the block runs.
 
     Raises:
         UnsupportedTorch: this PyTorch does not have it.
@@ -605,7 +605,7 @@ def replaced(name: str, value: Any) -> Iterator[None]:
 
 @dataclass(eq=False, slots=True)
 class _Layer:
-    """What stands in an attribute while a block runs, and what stood there before, in the owner itself."""
+    """Hold the value that an attribute has while a block runs, and the one it had before, in the owner itself."""
 
     value: Any
     before: Any
@@ -619,7 +619,7 @@ _layers_lock = threading.RLock()  # a finalizer may replace something in a threa
 
 @contextlib.contextmanager
 def replaced_attribute(owner: Any, attribute: str, value: Any) -> Iterator[None]:
-    """An attribute of a module or class replaced by `value` while the block runs; it may be one of a base class.
+    """Replace an attribute of a module or class by `value` while the block runs; it may be one of a base class.
 
     Blocks of several threads may end in another order than they began. What others put there meanwhile stays.
     """
@@ -654,7 +654,7 @@ def _take_away(owner: Any, attribute: str, layer: _Layer, layers: list[_Layer]) 
 
 
 def dynamo_source(node: torch.fx.Node) -> Any:
-    """Where Dynamo got an input of a graph from, or None for a node that is not such an input."""
+    """Return where Dynamo got an input of a graph from, or None for a node that is not such an input."""
     return getattr(node, _NOTES[0], None)
 
 
@@ -665,19 +665,19 @@ def has_names(tensor: torch.Tensor) -> bool:
 
 
 def static_input_type(node: torch.fx.Node) -> str | None:
-    """How Dynamo marked an input of a graph whose address stays the same (parameters and buffers), else None."""
+    """Return how Dynamo marked a graph input whose address is fixed (parameters and buffers), else None."""
     marked: str | None = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
     return marked
 
 
 def describe_input(node: torch.fx.Node, source: Any, *, static: bool) -> None:
-    """Notes on an input added to a graph what Dynamo notes on its own: a source, and whether its address stays."""
+    """Note on an input added to a graph what Dynamo notes itself: a source, and whether its address is fixed."""
     setattr(node, _NOTES[0], source)
     node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"} if static else {}
 
 
 def copy_notes(original: Any, copied: Any) -> None:
-    """Gives a copied FX node or graph module what Dynamo noted on the original."""
+    """Give a copied FX node or graph module what Dynamo noted on the original."""
     for name in _NOTES:
         if hasattr(original, name):
             setattr(copied, name, getattr(original, name))

@@ -1,4 +1,4 @@
-"""Operators on tensors of Encore's own, apart from the program that is running."""
+"""Run internal operators apart from the program that is running."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def apart_from_the_program(do: Callable[[], T]) -> T:
     Hooks of saved tensors stay: what autograd would save belongs into `in_a_new_thread`.
 
     Note [Guards and interrupts]. Settings of a thread are switched by guards in C that stand in a `with` statement
-    themselves, or in a `try` whose `finally` puts them back. A signal is handled behind a call and when a function
-    of Python begins. So `with torch.inference_mode(False)` may end between the guard, which is in an attribute of
-    the context manager then, and the block. The guard is left when the traceback goes, whenever that is, and puts back
-    what was there before: gradients are off from then on if the interrupted call was inside of autograd.
+    themselves, or in a `try` whose `finally` puts them back. A signal is handled after a call and when a function of
+    Python begins. So `with torch.inference_mode(False)` may end between the guard, which is in an attribute of the
+    context manager then, and the block. The guard is left when the traceback goes, whenever that is, and puts back what
+    was there before: gradients are off from then on if the interrupted call was inside of autograd.
     """
     with torch_internals.disable_torch_function(), torch_internals.InferenceMode(False):
         if not torch_internals.len_torch_dispatch_stack() and not torch_internals.are_functorch_transforms_active():

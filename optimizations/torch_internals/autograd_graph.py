@@ -1,4 +1,4 @@
-"""The graph that autograd recorded of a function: leaves, what is older than the function, what its backward reads."""
+"""Read the graph that autograd recorded of a function: leaves, older tensors, and what its backward reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RAW = "_raw_saved_"
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What autograd recorded of a function.
+    """Hold what autograd recorded of a function.
 
     `leaves`: tensors that collect gradients. `older`: whether it goes on to what was computed before the function ran.
     `saved`: addresses of the storages that its backward reads, if asked for, but what others' hooks save (checkpoints).
@@ -30,31 +30,31 @@ class Recorded:
 
 
 def next_number() -> int:
-    """Nodes of autograd made by this thread from now on have this number or a higher one."""
+    """Return the lowest number of nodes of autograd that this thread makes from now on."""
     with torch.inference_mode(False), torch.enable_grad():
         node: Any = torch.zeros((), device="cpu", requires_grad=True).view(()).grad_fn
     return number(node) + 1
 
 
 def number(node: Any) -> int:
-    """The number that a node of autograd got when it was recorded; leaves' nodes have the highest there is."""
+    """Return the number of a node of autograd from its recording; nodes of leaves have the highest number."""
     return int(node._sequence_nr())
 
 
 def is_of_leaf(node: Any) -> bool:
-    """Whether a node of autograd adds to the gradient of a leaf, its `variable`. A function may call something so, too,
-    but has nodes before it."""
+    """Return whether a node of autograd adds to the gradient of a leaf, its `variable`. A custom function may have a
+    `variable` too, but has nodes before it."""
     return not node.next_functions and hasattr(node, "variable")
 
 
 def results(node: Any) -> Sequence[Any]:
-    """`shape`, `dtype` and `device` of each tensor that a node of autograd was recorded for."""
+    """Return `shape`, `dtype` and `device` of each tensor that a node of autograd was recorded for."""
     described: Sequence[Any] = node._input_metadata
     return described
 
 
 def recorded_of(outputs: Iterable[torch.Tensor], since: int, *, saved_too: bool) -> Recorded:
-    """What autograd recorded for these results of a function that began at `since` (`next_number`).
+    """Return what autograd recorded for these results of a function that began at `since` (`next_number`).
 
     With `saved_too` the nodes' saved tensors are looked at. None is computed again for it, as one of a checkpoint would
     be.
@@ -87,7 +87,7 @@ def recorded_of(outputs: Iterable[torch.Tensor], since: int, *, saved_too: bool)
 
 
 def depending_on(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[frozenset[int]]:
-    """For each of the leaves the indices of the outputs whose backward leads to it."""
+    """Return for each of the leaves the indices of the outputs whose backward leads to it."""
     found: dict[int, set[int]] = {}
     for index, output in enumerate(outputs):
         for leaf in recorded_of([output], 0, saved_too=False).leaves:
@@ -96,7 +96,7 @@ def depending_on(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
 
 
 def leads_to_hooks(node: Any) -> bool:
-    """Whether what a node of autograd is given goes on to a leaf that has hooks for its gradient."""
+    """Return whether what a node of autograd receives reaches a leaf that has hooks for its gradient."""
     seen: set[Any] = {None}
     waiting = [node]
     while waiting:
@@ -123,15 +123,15 @@ def _saved_by(node: Any) -> Iterator[int]:
 
 
 def _storage_of(saved: Any) -> Iterator[int]:
-    """Where a saved tensor lies. Nothing is done to it: one that was given hooks would come out of the node as another
-    tensor, without the attributes that the program gave a parameter, which its own backward may use."""
+    """Yield the address of a saved tensor's storage without unpacking it: a node returns a tensor with hooks as another
+    one, without the attributes that the program gave a parameter, which its own backward may use."""
     with contextlib.suppress(RuntimeError, AttributeError):  # nothing saved, or without memory of its own
         if saved.unpack_hook is None:
             yield saved.data.untyped_storage().data_ptr()
 
 
 def adds_to_gradient(node: Any) -> bool:
-    """Inside of a backward: whether it adds what it computes for a leaf to the leaf's `.grad`, and hands it to nobody.
+    """Return whether a running backward adds a leaf's gradient to the leaf's `.grad` and returns it to no caller.
 
     `node` is the leaf's in the graph of autograd.
     """
@@ -142,8 +142,8 @@ def adds_to_gradient(node: Any) -> bool:
 
 
 def held_by_others(nodes: Sequence[Any]) -> list[bool]:
-    """Which of these nodes somebody holds besides this sequence. Who registers hooks of a leaf's node has to hold it,
-    or they go with the graph; and nodes do not say whether they have hooks."""
+    """Return for each of these nodes whether it has other references than this sequence. Registering hooks of a leaf's
+    node requires a reference, or they are freed with the graph; nodes do not say whether they have hooks."""
     return [count > _ALONE for count in map(sys.getrefcount, nodes)]
 
 
@@ -152,7 +152,7 @@ _ALONE = next(map(sys.getrefcount, [object()]))
 
 @contextlib.contextmanager
 def without_hooks(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """In the block `torch.autograd.grad` does not call the hooks that these tensors have for their gradients."""
+    """Keep `torch.autograd.grad` from calling the gradient hooks of these tensors in the block."""
     held = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor._backward_hooks]
     try:
         for tensor, _ in held:

@@ -1,4 +1,4 @@
-"""`AveragedModel.update_parameters` without a decision on the host. Checked on PyTorch 2.11.
+"""Run `AveragedModel.update_parameters` without a decision on the host. Checked on PyTorch 2.11.
 
 It reads `n_averaged` to find out whether it is called for the first time, and copies the weights then. Here the
 averages are computed in any case, by PyTorch's own code, and one more kernel for each tensor takes the weights instead
@@ -24,8 +24,8 @@ STOCK: Update = AveragedModel.update_parameters
 
 
 class _NotTheFirst(torch.Tensor):
-    """A count that says that it is above zero, if `update_parameters` itself asks. An average of the program's own gets
-    a plain tensor, and compares it as it likes."""
+    """Hold a count that `update_parameters` itself reads as above zero. The program's own averaging function gets a
+    plain tensor, which it can compare."""
 
     __torch_function__ = torch_internals.disabled_torch_function
     __hash__ = torch.Tensor.__hash__
@@ -44,12 +44,12 @@ class _NotTheFirst(torch.Tensor):
 
 
 def _asked_by_pytorch() -> bool:
-    """Whether what called the method that asks this is `update_parameters`."""
+    """Return whether `update_parameters` called the method that calls this."""
     return sys._getframe(2).f_code is STOCK.__code__
 
 
 def decided_on_the_gpu(averaged: AveragedModel, model: torch.nn.Module) -> None:
-    """`averaged.update_parameters(model)`, where its count lies on the GPU."""
+    """Run `averaged.update_parameters(model)` with its count on the GPU."""
     count = averaged.n_averaged
     is_first = count == 0
     averaged.n_averaged = count.as_subclass(_NotTheFirst)

@@ -1,4 +1,4 @@
-"""Whether a stream captures, asked of any stream, and whose stream it is."""
+"""Tell whether a stream captures, for any stream, and whether PyTorch made it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def is_capturing(stream: torch.cuda.Stream) -> bool:
-    """Whether a capture is under way on a stream. To be asked before one stream waits for another.
+    """Return whether a capture is under way on a stream. Check this before one stream waits for another.
 
     A stream that captures may not wait for what was not captured: the driver ends the capture. And a stream that waits
     for one that captures is drawn into the capture itself. That may be another thread's, on a stream that calls came on
@@ -17,8 +17,8 @@ def is_capturing(stream: torch.cuda.Stream) -> bool:
 
 
 def is_pytorchs(stream: torch.cuda.Stream) -> bool:
-    """Whether PyTorch made a stream, which it then keeps for ever. Others (`torch.cuda.ExternalStream`) may be
-    destroyed at any time, and the driver must not be asked about them any more.
+    """Return whether PyTorch made a stream, and so keeps it for ever. Others (`torch.cuda.ExternalStream`) may be
+    destroyed at any time, and must not be passed to the driver afterwards.
 
     The number of such a stream is its handle, which is even; PyTorch's own have odd numbers, and the default stream 0
     (c10/cuda/CUDAStream.cpp, "StreamId").

@@ -1,4 +1,4 @@
-"""Corrects a pass of Inductor's, so that what a graph returns on the CPU stays on the CPU.
+"""Correct a pass of Inductor's, so that what a graph returns on the CPU stays on the CPU.
 
 Where CUDA graphs are wanted, `ConstructorMoverPass` takes CPU scalars among a graph's inputs, and tensors that a graph
 makes on the CPU, to the GPU, if all that is computed from them can be there too. PyTorch 2.11 finds too much movable:
@@ -29,7 +29,7 @@ _MARK = "encore: CPU results stay, 1"
 
 
 def settings_for(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Inductor's settings for a graph of Dynamo. A graph with values on the CPU and on another device gets a mark.
+    """Return Inductor's settings for a graph of Dynamo. One with values on the CPU and elsewhere gets a mark.
 
     Marked graphs are compiled with the corrected pass. Inductor's cache keeps them apart from stock's graphs. If this
     PyTorch has another pass than the one that was corrected, no graph is marked, and all is as under stock.
@@ -47,7 +47,7 @@ def settings_for(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], sett
 
 
 def with_corrected_pass(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
-    """`inner_compile`, but a graph with a mark is compiled with the corrected pass."""
+    """Return `inner_compile`, which compiles a graph with a mark with the corrected pass."""
 
     @functools.wraps(inner_compile)
     def compile_corrected(*arguments: Any, **settings: Any) -> Any:
@@ -58,16 +58,16 @@ def with_corrected_pass(inner_compile: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _is_marked() -> bool:
-    """Whether the graph that is compiled now has a mark."""
+    """Return whether the graph that is compiled now has a mark."""
     return bool(getattr(getattr(torch_internals.inductor_config, SETTING, None), "name", None) == _MARK)
 
 
 @functools.cache
 def corrected_mover() -> Any:
-    """The class of the corrected pass."""
+    """Return the class of the corrected pass."""
 
     class Mover(torch_internals.ConstructorMoverPass):
-        """Moves nothing that a result on the CPU is computed from."""
+        """Move nothing that a result on the CPU is computed from."""
 
         def cannot_be_moved(self, node: torch.fx.Node) -> bool:
             if node.op == "output" or not isinstance(node.meta.get("val"), torch.Tensor):
@@ -75,7 +75,7 @@ def corrected_mover() -> Any:
             return bool(super().cannot_be_moved(node))
 
         def all_inputs_are_cpu_scalar_or_on_target_device(self, node: torch.fx.Node) -> bool:
-            """Asked of a node that could take its inputs from the GPU as well: only one whose own value is there."""
+            """Return what stock does for a node whose own value is on the target device, else False."""
             return self.is_on_target_device(node) and super().all_inputs_are_cpu_scalar_or_on_target_device(node)
 
     return Mover

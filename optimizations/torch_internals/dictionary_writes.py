@@ -9,8 +9,8 @@ Note [The function that is called]. It is `itertools.repeat(0, n).__next__`: eac
 or let another thread run between being called and the write. All writes to watched dictionaries are counted in one
 number. A reader takes the number, compares, and needs no comparison until the number is another one.
 
-Note [How long a dictionary is watched]. No longer than somebody keeps it alive to compare it. So nothing is called for
-a dictionary that is being freed: that can happen while an exception is on its way, when nothing may be called.
+Note [How long a dictionary is watched]. Only as long as an object keeps it alive to compare it. So nothing is called
+for a dictionary that is being freed: that can happen while an exception is on its way, when nothing may be called.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def can_be_watched() -> bool:
 
 
 class Watched:
-    """Dictionaries whose writes are counted for as long as this object lives. It keeps them alive."""
+    """Keep dictionaries whose writes are counted for as long as this object lives."""
 
     def __init__(self, dictionaries: Sequence[Dictionary]) -> None:
         """Begin to watch these. The caller asked `can_be_watched` before."""

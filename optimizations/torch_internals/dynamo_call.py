@@ -1,4 +1,4 @@
-"""What Dynamo's generated code loads and passes when it calls a compiled graph, and how a backend changes that.
+"""Change what Dynamo's generated code loads and passes when it calls a compiled graph.
 
 Dynamo makes the call from the placeholders of the graph it is tracing, each of which notes the source that the bytecode
 loads, and it does so after the backend has returned (`OutputGraph.compile_and_call_fx_graph`). While the backend runs,
@@ -20,7 +20,7 @@ PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
 
 
 def tracing_of(graph_module: torch.fx.GraphModule) -> Any | None:
-    """Dynamo's record of the trace that `graph_module` is compiled for, or None where its call cannot be changed.
+    """Return Dynamo's record of the trace for `graph_module`, or None where its call cannot be changed.
 
     None stands for a graph that Dynamo does not call itself: a part of one (what DDP's splitting makes), a copy, a
     graph traced by something else, or one whose call is made for a file or for several specializations of a size.
@@ -38,7 +38,7 @@ def tracing_of(graph_module: torch.fx.GraphModule) -> Any | None:
 
 
 def pass_instead(output: Any, kept: Sequence[torch.fx.Node], roots: Sequence[Any]) -> None:
-    """Lets Dynamo's call pass the arguments of the placeholders `kept` and, after them, what `roots` (sources) load.
+    """Let Dynamo's call pass the arguments of the placeholders `kept` and, after them, what `roots` (sources) load.
 
     The graph module that the backend was given stays whole and callable with all its arguments.
     """
@@ -57,7 +57,7 @@ def pass_instead(output: Any, kept: Sequence[torch.fx.Node], roots: Sequence[Any
 
 
 def held_by_module(source: Any) -> tuple[Any, tuple[str, ...], str, str] | None:
-    """How a module holds the tensor with this source, or None where no module's parameters or buffers do.
+    """Return how a module holds the tensor with this source; None where it is no parameter or buffer of a module.
 
     Returns the source of the outermost module that can be walked from, the names of the submodules from there, the
     dictionary (`PARAMETERS` or `BUFFERS`) of the last one, and the name in it. Modules of FSDP exchange their

@@ -1,4 +1,4 @@
-"""Functions on lists of tensors that take a number, given a tensor in its place. Checked on PyTorch 2.11.
+"""Give functions on lists of tensors a tensor in place of a number. Checked on PyTorch 2.11.
 
 PyTorch reads such a tensor on the host. These have forms with a tensor for each member of the list, which compute the
 same where the number has the precision of the members.
@@ -37,8 +37,7 @@ def _pow_by_tensor(base: Any, exponent: Any) -> Any:
 
 @contextlib.contextmanager
 def tensors_for_numbers() -> Iterator[None]:
-    """Inside the block, what Adam and averages of weights call with a number takes a tensor, and does not read it on
-    the host."""
+    """Let what Adam and weight averages call with a number take a tensor in the block, unread by the host."""
     with (
         torch_internals.replaced_attribute(torch, "_foreach_lerp_", _lerp_by_tensor),
         torch_internals.replaced_attribute(torch, "_foreach_pow", _pow_by_tensor),

@@ -1,4 +1,4 @@
-"""Tables of PyTorch's that know functions by their identity, and are filled when they are first asked for.
+"""Fill tables of PyTorch's that know functions by their identity and are otherwise filled on first use.
 
 One that is filled while other functions stand in for PyTorch's own would know those, for as long as the process runs:
 the compiler would no more know `torch.tensor`, and a default device would not reach it.

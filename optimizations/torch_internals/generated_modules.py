@@ -1,7 +1,7 @@
-"""What a process does around the generated modules that it loads, one for each graph that Inductor compiles.
+"""Call back around the generated modules that a process loads, one for each graph that Inductor compiles.
 
 A module calls `AsyncCompile.triton(self, kernel_name, source_code, device_str="cuda")` for each of its Triton kernels,
-which compiles the kernel or finds it in a cache, and `AsyncCompile.wait(self, scope)` once behind them, whether it has
+which compiles the kernel or finds it in a cache, and `AsyncCompile.wait(self, scope)` once after them, whether it has
 kernels or not. With a pool of compilers the former is called before as well, while the code is generated.
 `PyCodeCache.modules` lists the modules that are loaded. `PyCodeCache.stack_frames_for_code(path, line)` returns the
 frames of the program behind a line of one, innermost first, as dictionaries with "filename", "line" and "name"; None
@@ -25,7 +25,7 @@ from optimizations.torch_internals.replacing import Replacing
 
 @contextlib.contextmanager
 def before_kernels(wait: Callable[[int], None]) -> Iterator[None]:
-    """In the block, call `wait` before the first Triton kernel of each generated module, with how many modules were
+    """Call `wait` before the first Triton kernel of each generated module in the block, with how many modules were
     loaded in the block before it."""
     loaded, waited = 0, -1
 
@@ -50,7 +50,7 @@ def before_kernels(wait: Callable[[int], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def when_launched(launched: Callable[[int], None]) -> Iterator[None]:
-    """Whenever a compilation begins in the block, call `launched` with how many generated modules were loaded in it.
+    """Call `launched` whenever a compilation begins in the block, with how many generated modules were loaded in it.
 
     The program has called these before it needs another one, unless they were compiled together.
     """

@@ -1,4 +1,4 @@
-"""Type, shape, strides and dtype of tensors that stay between calls.
+"""Check type, shape, strides and dtype of tensors that stay between calls.
 
 Note [Geometry at an unchanged address]. `tensor.t_()`, `resize_` and `tensor.data = tensor.data.t()` leave a tensor the
 same object at the same address with the same bytes. Dynamo's guards may not look at it: where a module's dictionary was
@@ -34,7 +34,7 @@ def geometry_of(tensor: torch.Tensor) -> Geometry:
 
 
 class FixedGeometry:
-    """Compares some inputs of each call with the geometry that they had in an earlier call.
+    """Compare some inputs of each call with the geometry that they had in an earlier call.
 
     It keeps no tensor. Inputs without strides are left out.
 
@@ -66,7 +66,7 @@ class FixedGeometry:
         return [(index, before, now) for index, before, one in pairs if (now := _geometry_or_none(one)) != before]
 
     def require_dtypes(self, inputs: Sequence[Any]) -> None:
-        """Generated code looks at shapes and strides only, and would read the bytes as of the earlier dtype.
+        """Check dtypes: generated code checks shapes and strides only, and would read bytes as the earlier dtype.
 
         Raises:
             RuntimeError: an input has another dtype.

@@ -1,4 +1,4 @@
-"""Keys of compiled graphs in the caches of Inductor and AOTAutograd that leave those of kernels as they are.
+"""Change keys of compiled graphs in the caches of Inductor and AOTAutograd without changing those of kernels.
 
 Note [Keys of tuning]. `torch.compiler.config.cache_key_tag` is made for this and does more: it is in the keys of what
 tuning found as well, though only of what the process itself looks up. Compile workers, which are processes of their
@@ -18,12 +18,12 @@ from optimizations import torch_internals
 
 
 def mark_graphs(owner: str) -> None:
-    """From now on, find only compiled graphs that were compiled under the same mark. Kernels are found by all."""
+    """Find only compiled graphs that were compiled under the same mark from now on. Kernels are found by all."""
     torch_internals.inductor_config.aot_inductor.metadata = {"owner": owner}
 
 
 @contextmanager
 def graphs_marked(owner: str) -> Iterator[None]:
-    """The same inside the block only: behind it the mark is what it was."""
+    """Do the same inside the block only: after it the mark is what it was."""
     with torch_internals.inductor_config.patch({"aot_inductor.metadata": {"owner": owner}}):
         yield

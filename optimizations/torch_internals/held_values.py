@@ -1,4 +1,4 @@
-"""Compares what stands in dicts, lists, closure cells and attributes with what stood there, in one call into C++.
+"""Compare what stands in dicts, lists, closure cells and attributes with what stood there, in one call into C++.
 
 The comparison is a tree of Dynamo's guard nodes, without recursive marks. Two entries are the same if they hold the
 very same object. Of a dict the version is compared, which every write changes: that takes 10 ns, whatever it holds. Of
@@ -25,7 +25,7 @@ _DICTS = (dict, OrderedDict, defaultdict)
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What stands in a holder.
+    """Hold the value in a holder.
 
     Attributes:
         holder: a dict, a list, a closure cell, or an object.
@@ -65,7 +65,7 @@ def can_be_compared(holder: Any, keys: Sequence[Any]) -> bool:
 
 
 class HeldValues:
-    """Tells whether the very same objects stand there. It keeps them alive."""
+    """Tell whether the very same objects stand there. It keeps them alive."""
 
     def __init__(self, held: Sequence[Held]) -> None:
         self._kept = tuple(held)

@@ -1,4 +1,4 @@
-"""Hooks of tensors and global ones: where PyTorch keeps them, and how many were ever registered."""
+"""Find hooks of tensors and global hooks, and count how many were ever registered."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ HANDLES: type[RemovableHandle] = RemovableHandle
 
 
 def registered() -> int:
-    """That number."""
+    """Return how many hooks were ever registered."""
     return HANDLES.next_id
 
 
 def global_hooks() -> list[dict[int, Any]]:
-    """The dicts of hooks that all modules and all optimizers run."""
+    """Return the dicts of hooks that all modules and all optimizers run."""
     modules: Any = torch_internals.module_hooks
     optimizers: Any = torch_internals.optimizer_hooks
     return [getattr(modules, name) for name in _OF_MODULES] + [getattr(optimizers, name) for name in _OF_OPTIMIZERS]
 
 
 def tensor_hooks(tensor: torch.Tensor) -> list[dict[int, Any]]:
-    """The dicts of a tensor's hooks: of its gradient, and after its gradient was added to."""
+    """Return the dicts of a tensor's hooks: of its gradient, and after its gradient was added to."""
     return [held for held in (tensor._backward_hooks, tensor._post_accumulate_grad_hooks) if held is not None]

@@ -36,7 +36,7 @@ NEVER = -1
 
 @dataclass(frozen=True, slots=True)
 class HeldTensors:
-    """What is read from a module: (name, index in the list of all tensors) of its own, and its submodules."""
+    """List what is read from a module: (name, index in the list of all tensors) of its own, and its submodules."""
 
     parameters: tuple[tuple[str, int], ...]
     buffers: tuple[tuple[str, int], ...]
@@ -44,15 +44,15 @@ class HeldTensors:
 
 
 class NotGuarded(Exception):
-    """A module keeps its tensors in another way than `torch.nn.Module` does, so its dictionaries say nothing."""
+    """Report a module that keeps its tensors differently from `torch.nn.Module`, so its dictionaries say nothing."""
 
 
 class Exchanged(Exception):
-    """A module no longer holds a parameter that is to be compared from now on."""
+    """Report that a module no longer holds a parameter that is to be compared from now on."""
 
 
 class SameTensors:
-    """Tells whether modules still hold the tensors they held.
+    """Tell whether modules still hold the tensors they held.
 
     Attributes:
         seen: `writes_left()` before the last comparison that found the same tensors. While it is still that number, so
@@ -91,7 +91,7 @@ def same_tensors(roots: Iterable[tuple[torch.nn.Module, HeldTensors]], tensors: 
 
 
 class _Flat:
-    """A flat tree of guards under construction."""
+    """Hold a flat tree of guards under construction."""
 
     def __init__(self) -> None:
         self.tree = torch_internals.RootGuardManager()

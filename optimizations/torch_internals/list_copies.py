@@ -1,11 +1,11 @@
-"""The kernel by which PyTorch copies lists of tensors on a GPU. Checked on the headers of PyTorch 2.11.
+"""Describe the kernel by which PyTorch copies lists of tensors on a GPU. Checked on the headers of PyTorch 2.11.
 
 `torch._foreach_copy_` launches it (ATen/native/cuda/MultiTensorApply.cuh) where all tensors are of one type and on one
 GPU, and each is dense and has the shape and strides of its copy; otherwise it copies one after another. A block of the
 kernel copies up to `BLOCK_ELEMENTS`. One launch has room for `MOST_TENSORS` in up to `MOST_BLOCKS`, and begins when one
 of these is full, so that lists that do not exceed them are copied by one. What the kernel reads and writes stands in
 its first argument, a structure by value: sources, copies, and how many elements each has, lists of as many words as
-there is room for, one behind the other. The rest holds whatever was in PyTorch's memory before. Some versions had more
+there is room for, one after the other. The rest holds whatever was in PyTorch's memory before. Some versions had more
 room, in arguments of 32 KB; so how much there is follows from where the lists are.
 
 Vectors of four elements are read and written where both ends are aligned to that, and single elements elsewhere. Half
@@ -39,7 +39,7 @@ WHOLE_NUMBERS = {
 
 
 def blocks_of(elements: int) -> int:
-    """How many blocks copy a tensor of so many elements."""
+    """Return the number of blocks that copy a tensor of so many elements."""
     return -(-elements // BLOCK_ELEMENTS)
 
 
@@ -55,7 +55,7 @@ def copy_lists(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor])
 def places_of_sources(
     argument: bytes, sources: Sequence[int], targets: Sequence[int], elements: Sequence[int]
 ) -> list[int] | None:
-    """Where the kernel's first argument has the addresses of each source, in bytes from its beginning.
+    """Return where the kernel's first argument has the addresses of each source, in bytes from its beginning.
 
     None where it is not that of one launch that copies these `sources` to these `targets`, of so many elements each.
     """

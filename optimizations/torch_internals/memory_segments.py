@@ -1,4 +1,4 @@
-"""`torch.cuda.memory_snapshot`, called so that the numbers it is given survive.
+"""Call `torch.cuda.memory_snapshot` so that the numbers it is given survive.
 
 Note [References that are not counted]. PyTorch 2.11 drops a reference of each number it is asked with, of which it
 counted none (pytorch #196366). The handle of a pool is such numbers. Where they are above 256, or below with a Python
@@ -20,7 +20,7 @@ from optimizations import torch_internals
 
 
 def memory_segments(pool: tuple[int, int] | None = None) -> list[dict[str, Any]]:
-    """The segments of the allocator, or of one pool, as `torch.cuda.memory_snapshot` gives them, without history."""
+    """Return the segments of the allocator, or of one pool, as in `torch.cuda.memory_snapshot`, without history."""
     if drops_references():
         for number in (*(pool or (0, 0)), False):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
@@ -30,8 +30,8 @@ def memory_segments(pool: tuple[int, int] | None = None) -> list[dict[str, Any]]
 
 @functools.cache
 def drops_references() -> bool:
-    """Whether this PyTorch does that. See Note [References that are not counted]."""
-    number = int("1000003")  # of no pool, and nobody else's
+    """Return whether this PyTorch drops references. See Note [References that are not counted]."""
+    number = int("1000003")  # of no pool, and referenced nowhere else
     asked = number, number, False
     before = sys.getrefcount(number)
     with contextlib.suppress(RuntimeError):  # also where this PyTorch knows nothing of CUDA

@@ -1,4 +1,4 @@
-"""What Inductor's generated code does around the one partition that is a whole graph: it passes values on, in an order.
+"""Read what Inductor's generated code does around the one partition that is a whole graph: it orders values.
 
 The code takes each argument out of a list, puts them into another one, and calls the partition; for a thousand
 parameters that takes as long as a launch. Where its source does nothing else, the order it passes things on in is all
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order in which a graph's arguments go to its partition, and the partition's results to the caller.
+    """Hold the order in which a graph's arguments go to its partition, and the partition's results to the caller.
 
     Attributes:
         arguments: by place among the partition's arguments: the place among the graph's.
@@ -30,12 +30,12 @@ class Order:
 
     @property
     def results_as_given(self) -> bool:
-        """Whether the graph's results are the partition's, in their order."""
+        """Return whether the graph's results are the partition's, in their order."""
         return self.results == tuple(range(self.given))
 
 
 def only_partition(graph: Any) -> tuple[Any, Order] | None:
-    """What holds the partition of a `CompiledFxGraph` (in `partitions`), and its order; None where there is more to it.
+    """Return what holds the partition of a `CompiledFxGraph` (in `partitions`), and its order; None for more.
 
     The graph's function (`current_callable`) must be the generated one, with nothing around it.
     """
@@ -50,7 +50,7 @@ def only_partition(graph: Any) -> tuple[Any, Order] | None:
 
 
 def order_of(function: Callable[..., Any]) -> Order | None:
-    """The order in which a generated function passes on; None where it does anything else, or has no source."""
+    """Return the order in which a generated function passes on; None where it does anything else, or has no source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(function, "__func__", function))))
     except (OSError, TypeError, SyntaxError, ValueError):
@@ -90,7 +90,7 @@ def _is_args(statement: ast.stmt) -> bool:
 
 
 def _assigned_names(statement: ast.stmt) -> list[str] | None:
-    """The names that one tuple is unpacked to."""
+    """Return the names that one tuple is unpacked to."""
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
         return None
     target = statement.targets[0]

@@ -1,4 +1,4 @@
-"""What Inductor made of a graph: how many pieces become CUDA graphs, and why the rest does not.
+"""Record what Inductor made of a graph: how many pieces become CUDA graphs, and why the rest does not.
 
 This is the only observer of it; the backend's report, the suite's measurements and `encore explain` read what it notes.
 
@@ -43,7 +43,7 @@ _of_this_thread = threading.local()
 
 @contextlib.contextmanager
 def watched(note: Note, *, every_thread: bool = False) -> Iterator[None]:
-    """Gives `note` the record of each graph that passes during the block, in this thread or in any.
+    """Give `note` the record of each graph that passes during the block, in this thread or in any.
 
     A block within a block of the same thread does nothing; those for every thread are all told.
     """
@@ -68,7 +68,7 @@ def watched(note: Note, *, every_thread: bool = False) -> Iterator[None]:
 
 
 def watching(inner_compile: Callable[..., Any], note: Note) -> Callable[..., Any]:
-    """`inner_compile` with `watched(note)` around each call."""
+    """Return `inner_compile` with `watched(note)` around each call."""
 
     @functools.wraps(inner_compile)
     def compile_watched(*arguments: Any, **settings: Any) -> Any:
@@ -80,7 +80,7 @@ def watching(inner_compile: Callable[..., Any], note: Note) -> Callable[..., Any
 
 @contextlib.contextmanager
 def mutations_noted(note: Callable[[LeftOut], None]) -> Iterator[None]:
-    """Gives `note` each graph that is not captured because of mutated inputs, when it is first called."""
+    """Give `note` each graph that is not captured because of mutated inputs, when it is first called."""
     logger = torch_internals.cudagraph_utils.cudagraphs_log
     handler = _MutationHandler(note)
     logger.addHandler(handler)
@@ -91,7 +91,7 @@ def mutations_noted(note: Callable[[LeftOut], None]) -> Iterator[None]:
 
 
 class _MutationHandler(logging.Handler):
-    """Passes on what CUDAGraph Trees say of mutated inputs; all other messages of that log are known otherwise."""
+    """Pass on what CUDAGraph Trees say of mutated inputs; all other messages of that log are known otherwise."""
 
     def __init__(self, note: Callable[[LeftOut], None]) -> None:
         super().__init__(logging.WARNING)
@@ -133,13 +133,13 @@ _OBSERVER = Replacing({"post_compile": _observing_post_compile, "graph_partition
 
 
 def _left_out_so_far() -> tuple[LeftOut, ...]:
-    """What partitions of this thread left out since it was asked last."""
+    """Return what partitions of this thread left out since the last call."""
     found = Counter(_of_this_thread.__dict__.pop("left_out", ()))
     return tuple(LeftOut(reason, line, count) for (reason, line), count in found.items())
 
 
 def _left_out(scheduler: Any, partition: Any) -> Iterator[tuple[str, str | None]]:
-    """The operations of one partition that will run outside of CUDA graphs."""
+    """Yield the operations of one partition that will run outside of CUDA graphs."""
     for group in partition:
         for node in group.get_nodes():
             launches = not isinstance(node, torch_internals.NopKernelSchedulerNode)
@@ -149,7 +149,7 @@ def _left_out(scheduler: Any, partition: Any) -> Iterator[tuple[str, str | None]
 
 
 def scheduled_frame(node: Any) -> Frame | None:
-    """The user's line that a node of Inductor's schedule comes from."""
+    """Return the user's line that a node of Inductor's schedule comes from."""
     ir_nodes = [part.node for part in node.get_nodes() if part.node is not None]
     origins = [origin for each in ir_nodes for origin in (each.get_origin_node(), *each.get_origins()) if origin]
     frames = (user_frame(origin.meta.get("stack_trace")) for origin in origins)
@@ -157,13 +157,13 @@ def scheduled_frame(node: Any) -> Frame | None:
 
 
 def in_words(message: str) -> LeftOut:
-    """One of Inductor's messages."""
+    """Return one of Inductor's messages as a record."""
     reason, frame = reason_and_frame(message)
     return LeftOut(reason, None if frame is None else str(frame))
 
 
 def _outcome(graph: Any, wanted: bool, enabled: bool, left_out: tuple[LeftOut, ...]) -> CompiledGraph:
-    """`wanted`, `enabled`: whether there were to be CUDA graphs before `post_compile`, and after it."""
+    """Return the outcome. `wanted`, `enabled`: were there to be CUDA graphs before and after `post_compile`?"""
     direction: Direction = "forward"
     if graph.fx_kwargs.get("is_backward"):
         direction = "backward"

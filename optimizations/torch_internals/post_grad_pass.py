@@ -1,4 +1,4 @@
-"""A pass of ours in Inductor's setting for a user's, behind the one that is there already."""
+"""Add a pass to Inductor's setting for a user's, after the one that is there already."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GraphPass = Callable[[torch.fx.Graph], None]
 
 
 def behind(theirs: Any, name: str, own: GraphPass | None = None) -> Any:
-    """A pass that does what `theirs` does, if there is one, and then `own`.
+    """Return a pass that does what `theirs` does, if there is one, and then `own`.
 
     Args:
         theirs: what is set already.
@@ -32,7 +32,7 @@ def behind(theirs: Any, name: str, own: GraphPass | None = None) -> Any:
 
 @functools.cache
 def _kind() -> Any:
-    """A class of Inductor's, which is imported when something is compiled."""
+    """Return a subclass of Inductor's pass class, which is imported when something is compiled."""
 
     class Behind(torch_internals.CustomGraphPass):
         def __init__(self, theirs: Any, name: str, own: GraphPass | None) -> None:
@@ -50,7 +50,7 @@ def _kind() -> Any:
             return behind, (self._theirs, self.name, self._own)
 
         def uuid(self) -> Any:
-            """None, if the pass before has none: then nothing is cached."""
+            """Return the key of both passes, or None if the pass before has none: then nothing is cached."""
             if self._theirs is None:
                 return self.name
             before = self._theirs.uuid() if isinstance(self._theirs, torch_internals.CustomGraphPass) else None

@@ -1,4 +1,4 @@
-"""A stock function with some of the globals it reads bound to other objects: the same code, nothing copied or patched.
+"""Bind some globals of a stock function to other objects: the same code, nothing copied or patched.
 
 `CUDAGraphTreeManager.record_function` names the class of the node it makes as a global of its module, and other methods
 name what they use in the same way. A subclass that wants another class there would have to copy the method, or to
@@ -15,7 +15,7 @@ from optimizations.torch_internals import UnsupportedTorch
 
 
 def with_globals(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
-    """`function` reading `names` instead of its module's globals of these names.
+    """Return `function` with `names` in place of its module's globals of these names.
 
     The other globals are those of the module as they are now.
 

@@ -1,4 +1,4 @@
-"""Reads the reference counts of many tensors and of their storages, by functions that Python and PyTorch export.
+"""Read the reference counts of many tensors and of their storages, by functions that Python and PyTorch export.
 
 A tensor has four counts: of its object in Python, of what C++ holds of it, and the same of its storage. Weak references
 are not among them: who has one does not keep the tensor.
@@ -28,7 +28,7 @@ _count: Callable[[object], int] = sys.getrefcount
 
 
 class ReferenceCounts:
-    """The counts of these tensors, which have storages. It holds a reference to each tensor and to each storage.
+    """Keep the counts of these tensors, which have storages, with a reference to each tensor and each storage.
 
     Attributes:
         tensors: they.

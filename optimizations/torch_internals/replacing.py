@@ -1,4 +1,4 @@
-"""Names of PyTorch's that hold something else while a thread is inside of a block."""
+"""Replace names of PyTorch's while a thread is inside of a block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optimizations import torch_internals
 
 
 class Replacing:
-    """Entries of `torch_internals.NAMES`: replaced by the first block of any thread, put back after the last.
+    """Replace entries of `torch_internals.NAMES` from the first block of any thread until the end of the last.
 
     Threads that ended in another order than they began would otherwise put each other's back.
 

@@ -1,4 +1,4 @@
-"""What differs between PyTorch versions in the classes of CUDAGraph Trees that Encore subclasses.
+"""Cover what differs between PyTorch versions in the classes of CUDAGraph Trees that Encore subclasses.
 
 `surface` lists the members. This module has the few that are named or used differently, so that `trees` is
 written once. It also switches off what newer versions do for results and inputs that Encore handles itself:

@@ -1,4 +1,4 @@
-"""Members of the classes of PyTorch that Encore subclasses, and uses or overrides: what a new PyTorch may change.
+"""List the members of PyTorch classes that Encore subclasses, uses or overrides: what a new PyTorch may change.
 
 `tests/optimizations/torch_internals/test_surface.py` compares this list with the installed PyTorch, and with what
 `trees` really uses. It is written for 2.11, and `later` says what newer versions changed; `stock_trees` lets Encore's
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """What a version changed.
+    """Hold what a version changed.
 
     Attributes:
         since: the minor version.
@@ -31,7 +31,7 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """A class of PyTorch.
+    """Describe a class of PyTorch.
 
     Attributes:
         name: its entry among the attributes of `torch._inductor.cudagraph_trees`.

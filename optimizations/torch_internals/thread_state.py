@@ -1,5 +1,4 @@
-"""Objects in PyTorch's thread-local state, which the autograd engine hands on to the threads that run a thread's
-backward.
+"""Keep objects in PyTorch's thread-local state, which autograd copies to the threads that run a thread's backward.
 
 Note [A reference for the thread-local state]. `torch._C._stash_obj_in_tls` takes an object over without counting a
 reference, and drops one when the thread ends. So one is counted here, or the object would die under those who use it.
@@ -34,7 +33,7 @@ _keepers: set[int] = set()
 
 
 def find(key: str) -> Any:
-    """What this thread, or the thread whose backward this one runs, keeps under a name; None where that is nothing."""
+    """Return what this thread, or the one whose backward this thread runs, keeps under a name; else None."""
     return torch_internals.get_obj_in_tls(key) if torch_internals.is_key_in_tls(key) else None
 
 

@@ -1,7 +1,7 @@
-"""Tracing with Dynamo that leaves nothing behind for later compilations of the same code.
+"""Trace with Dynamo so that nothing is left for later compilations of the same code.
 
-Dynamo counts what it has traced of a piece of code, whoever asked for it: after eight traces it runs the code
-uncompiled, and a size that differs from an earlier trace's becomes a symbol.
+Dynamo counts what it has traced of a piece of code, for any caller: after eight traces it runs the code uncompiled, and
+a size that differs from an earlier trace's becomes a symbol.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from optimizations import torch_internals
 
 @contextlib.contextmanager
 def traces_forgotten() -> Iterator[None]:
-    """Dynamo forgets what it traces inside, and the sizes that it saw.
+    """Make Dynamo forget what it traces inside, and the sizes that it saw.
 
     Of code that had been compiled before it forgets the sizes only: it can drop all traces of a piece of code, not one.
     """

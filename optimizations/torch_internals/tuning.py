@@ -1,4 +1,4 @@
-"""A kernel is tuned once for all programs that have it.
+"""Tune a kernel once for all programs that have it.
 
 Inductor keeps what it found for a kernel under a digest of the kernel's source. The source has the kernel's name, and
 the name a number: its place among the kernels of the program. So a program with one kernel more at its beginning tunes
@@ -31,7 +31,7 @@ _METHOD = "autotune_to_one_config"
 
 
 def tune_once(alone: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-    """From now on, in this process, a kernel that was tuned before is launched as it was then.
+    """Launch every kernel that was tuned before as it was then, from now on in this process.
 
     What is found is kept in Inductor's cache folder, whichever that is when a kernel is tuned. Processes may share it.
     A kernel is tuned inside of `alone()`, of the first call of this function: what lets one process after another in
@@ -59,12 +59,12 @@ def tune_once(alone: Callable[[], AbstractContextManager[None]] = nullcontext) -
 
 
 def without_number(source: str, name: str) -> str:
-    """The source of the kernel `name` as it is at any place in a program: its name has no number."""
+    """Return the source of the kernel `name` as it is at any place in a program: its name has no number."""
     return source.replace(name, _NUMBER.sub("", name))
 
 
 def _launch_as_known(tuner: Any, file: Path | None) -> bool:
-    """Takes the launcher that `file` names, if there is one, and has it kept where PyTorch looks for it too."""
+    """Take the launcher that `file` names, if there is one, and keep it where PyTorch looks for it too."""
     known = _read(file)
     again = [one for one in tuner.launchers if _described(one.config) == known]
     if not again:
@@ -76,7 +76,7 @@ def _launch_as_known(tuner: Any, file: Path | None) -> bool:
 
 
 def _file_of(tuner: Any) -> Path | None:
-    """Where the result for this kernel is kept; None where its source cannot be read."""
+    """Return where the result for this kernel is kept; None where its source cannot be read."""
     name, folder = tuner.inductor_meta.get("kernel_name"), os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if not name or not folder or not tuner.filename:
         return None
@@ -104,6 +104,6 @@ def _write(file: Path, config: Any) -> None:
 
 
 def _described(config: Any) -> dict[str, Any]:
-    """What a configuration launches: tiles, warps, stages and registers."""
+    """Return what a configuration launches: tiles, warps, stages and registers."""
     known = {name: getattr(config, name, None) for name in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
     return {"kwargs": dict(sorted(config.kwargs.items())), **known}

@@ -1,4 +1,4 @@
-"""The wrappers around a function that Inductor compiled, as they are in the PyTorch they were read in."""
+"""Read the wrappers around a function that Inductor compiled, as they are in the checked PyTorch version."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ CHECKED = {
 
 
 def names_read(function: Any) -> str:
-    """A digest of all names of globals and attributes that a function and the functions in it read."""
+    """Return a digest of all names of globals and attributes that a function and the functions in it read."""
     if not isinstance(function, FunctionType):
         return "not a function"
     return hashlib.sha256(" ".join(sorted(set(_names(function.__code__)))).encode()).hexdigest()[:16]
 
 
 def changed_since_checked() -> str | None:
-    """Which wrapper reads other things than the one that was looked at, or None."""
+    """Return which wrapper reads other names than the one that was checked, or None."""
     for name, digest in CHECKED.items():
         owner, *attributes = name.split(".")
         function = torch_internals.resolve(owner)
@@ -45,7 +45,7 @@ def changed_since_checked() -> str | None:
 
 
 def graph_inside(compiled: Any) -> Any | None:
-    """The `CompiledFxGraph` inside a function for AOTAutograd's last wrapper; None if one in between may do something.
+    """Return the `CompiledFxGraph` inside a function for AOTAutograd's last wrapper; None if one between may act.
 
     Looked through are what carries a function to a cache, what keeps Dynamo out, and what passes on effect tokens and
     the state of random numbers; the caller has found that there are none of these.
@@ -63,7 +63,7 @@ def graph_inside(compiled: Any) -> Any | None:
 
 
 def autograd_function(compiled: Any) -> Any | None:
-    """The autograd function whose `apply` AOTAutograd's last wrapper is put around; None if it is something else."""
+    """Return the autograd function whose `apply` AOTAutograd's last wrapper calls; None if it is something else."""
     function = getattr(compiled, "__self__", None)
     known = isinstance(function, type) and issubclass(function, torch.autograd.Function)
     return function if known and hasattr(function, "compiled_fw") and hasattr(function, "compiled_bw") else None
@@ -71,7 +71,7 @@ def autograd_function(compiled: Any) -> Any | None:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """What a forward and its backward do around their compiled functions, of a graph that needs nothing special.
+    """Hold what a forward and backward do around their compiled functions, of a graph that needs nothing special.
 
     Attributes:
         returned: how many of the compiled forward's results are returned, the first ones.
@@ -90,7 +90,7 @@ class Plain:
 
 
 def plain_function(function: Any) -> Plain | None:
-    """What an autograd function of AOTAutograd's has to do, None where that is not all. It has been called before.
+    """Return what an autograd function of AOTAutograd's does; None where there is more. It has been called before.
 
     Its methods are PyTorch's, or stand for them and refuse second derivatives.
     """
@@ -121,7 +121,7 @@ def plain_function(function: Any) -> Plain | None:
 
 
 def _is_plain(metadata: Any) -> bool:
-    """Whether nothing is aliased, functionalized, or differs in size from call to call."""
+    """Return whether nothing is aliased, functionalized, or differs in size from call to call."""
     special = (
         metadata.num_mutated_inp_runtime_indices,
         metadata.num_outputs_aliased,
@@ -149,7 +149,7 @@ def _closure(function: FunctionType) -> dict[str, Any]:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """All code in it, however deep."""
+    """Yield all code in it, however deep."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
@@ -157,21 +157,21 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def saved_by(context: Any) -> list[torch.Tensor]:
-    """What a forward of AOTAutograd's has saved by its end: tensors whose versions are checked, and others."""
+    """Return the tensors that a forward of AOTAutograd's has saved by its end: with checked versions, and others."""
     return [*(context.to_save or ()), *getattr(context, "_tensors_no_vc_check", ())]
 
 
 def disables_hooks_of_saved_tensors(wrapped: Any) -> bool:
-    """Whether AOTAutograd's last wrapper is in a further one, for hooks of saved tensors that are compiled in."""
+    """Return whether AOTAutograd's last wrapper is in a further one, for compiled-in hooks of saved tensors."""
     return bool(wrapped.__code__ not in torch_internals.create_runtime_wrapper.__code__.co_consts) or (
         wrapped.__code__.co_name != "runtime_wrapper"
     )
 
 
 def taking_a_list(compiled: Callable[..., Any]) -> Callable[[list[Any]], Any]:
-    """`compiled` as a function of a list, which it may empty.
+    """Return `compiled` as a function of a list, which it may empty.
 
-    What `compile_fx` returns takes arguments one by one and makes a list of them, behind the parameters of the graph
+    What `compile_fx` returns takes arguments one by one and makes a list of them, after the parameters of the graph
     module if that has any. If it has none, the function that is given the list is the same.
 
     What keeps Dynamo out of the function is left away, as Dynamo does itself: it keeps out of the caller already.

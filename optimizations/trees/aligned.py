@@ -1,4 +1,4 @@
-"""Functions that Inductor compiled for aligned inputs, called with inputs that may not be.
+"""Call functions that Inductor compiled for aligned inputs with inputs that may not be aligned.
 
 Note [Misaligned inputs that are returned]. A partition of a program returns an input that a later partition reads or
 writes. Run on an aligned copy, it would return the copy: the later partition would write that, and the caller's tensor

@@ -1,4 +1,4 @@
-"""Inputs as they were when something was recorded, over memory that they do not own.
+"""Keep inputs as they were when something was recorded, over memory that they do not own.
 
 Each takes some microseconds to make, and a recording may have a thousand that nothing ever asks for. So only what a
 tensor looked like is noted while recording, and it is made when it is asked for.
@@ -13,7 +13,7 @@ import torch
 
 
 class Borrowed(Sequence[Any]):
-    """The inputs, by index. Those that are no tensors are kept themselves.
+    """Hold the inputs by index. Values that are no tensors are kept themselves.
 
     Args:
         inputs: as the recording has them; none is held that is a tensor.
@@ -32,7 +32,7 @@ class Borrowed(Sequence[Any]):
         self._make = make
 
     def is_tensor(self, index: int) -> bool:
-        """Whether the input there is one; nothing is made."""
+        """Return whether the input is a tensor; no tensor is made."""
         return index in self._looks
 
     @overload

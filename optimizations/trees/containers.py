@@ -1,7 +1,7 @@
-"""Where Encore's managers are kept: per thread and device, apart from stock's.
+"""Keep Encore's managers, per thread and device, apart from stock's.
 
 Stock keeps its managers in a dictionary that only the importing thread and its autograd threads can reach. Encore's is
-made in each thread that needs one, and put into PyTorch's thread-local state, which the autograd engine hands on to the
+made in each thread that needs one, and put into PyTorch's thread-local state, which the autograd engine copies to the
 threads that run this thread's backward.
 """
 
@@ -20,7 +20,7 @@ _TLS_KEY = "encore_containers"
 
 
 class ThreadContainers:
-    """The containers (`cudagraphify.EncoreContainer`) of one thread, by device.
+    """Hold the containers (`cudagraphify.EncoreContainer`) of one thread, by device.
 
     A finalizer may run wherever Python allocates. It may call a compiled function, or end Encore. With a lock it would
     wait for its own thread. So there is none: the dictionary is used by single steps only, which nothing interrupts
@@ -36,7 +36,7 @@ _ALL: WeakRegistry[ThreadContainers] = WeakRegistry()
 
 
 def thread_containers() -> ThreadContainers:
-    """Those of this thread, or of the thread whose backward this one runs."""
+    """Return the containers of this thread, or of the thread whose backward this one runs."""
     found: ThreadContainers | None = thread_state.find(_TLS_KEY)
     if found is None:
         found = ThreadContainers()
@@ -46,12 +46,12 @@ def thread_containers() -> ThreadContainers:
 
 
 def container_of_call(device_index: int) -> Any:
-    """Return the container of this thread's calls; an empty one where Encore was ended in the midst of a call."""
+    """Return the container of this thread's calls; an empty one where Encore was ended during a call."""
     return thread_containers().by_device.get(device_index) or TreeManagerContainer(device_index)
 
 
 def managers(device_index: int | None = None) -> list[Any]:
-    """The managers there are (`manager.EncoreManager`), of all threads, on one CUDA device or on all."""
+    """Return the live managers (`manager.EncoreManager`) of all threads, on one CUDA device or on all."""
     return [
         container.tree_manager
         for containers in _ALL.alive()
@@ -61,13 +61,13 @@ def managers(device_index: int | None = None) -> list[Any]:
 
 
 def everything() -> list[Any]:
-    """All containers, managers and graphs there are, for a process that must not free them."""
+    """Return all live containers, managers and graphs, for a process that must not free them."""
     found = managers()
     return [*_ALL.alive(), *found, *(node for manager in found for node in manager.nodes())]
 
 
 def settled() -> bool:
-    """Whether no recording waits for anything that more calls of the program would bring."""
+    """Return whether no recording waits for something that further calls of the program would bring."""
     replays = functools.cache(lambda function: function.replays())
     return not any(
         node.session is not None and node.session.pending and not node.function.is_idle(node, replays(node.function))
@@ -77,7 +77,7 @@ def settled() -> bool:
 
 
 def others_have_managers() -> bool:
-    """Whether a thread whose containers are not this one's has a manager."""
+    """Return whether a thread whose containers are not this one's has a manager."""
     own = thread_state.find(_TLS_KEY)
     return any(
         container.tree_manager is not None

@@ -1,8 +1,8 @@
-"""Copies of results that a program keeps, laid out once for each recording. Note [Kept results] in `manager`.
+"""Copy results that a program keeps; the copies are laid out once for each recording. Note [Kept results] in `manager`.
 
 A call that copies is a call of a program that holds each result until it has the next, such as a loop that decodes
-token by token and names its result. Where such a loop waits for nothing, the host's time behind the launch counts as
-much as that before it.
+token by token and names its result. Where such a loop waits for nothing, the CPU time after the launch counts as much
+as that before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MANY_COPIES = 4
 
 @dataclass(frozen=True, slots=True)
 class CopiesOut:
-    """How the results of one recording that the program keeps are copied.
+    """Hold how the results of one recording that the program keeps are copied.
 
     Attributes:
         kept: how many results the program keeps.
@@ -100,7 +100,7 @@ def _copying(places: Sequence[int]) -> Callable[[list[Any]], None]:
 
 
 def copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Of tensors that fill their memory without gaps: the same values, sizes and strides in memory of their own."""
+    """Return copies with the same values, sizes and strides of tensors that fill their memory without gaps."""
     if len(tensors) < MANY_COPIES:
         return [tensor.clone() for tensor in tensors]
     made = [torch.empty_like(tensor) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""Records functions with Encore's managers, as stock's `cudagraphify` does with its own."""
+"""Record functions with Encore's managers, as stock's `cudagraphify` does with its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from optimizations.trees.reasons import INSIDE_CAPTURE
 
 
 class EncoreContainer(TreeManagerContainer):
-    """Stock's container, which ends its manager when no function needs it any more, with a manager of Encore's."""
+    """Hold a manager of Encore's. It is stock's container, which ends its manager once no function needs it."""
 
     tree_manager: EncoreManager | None
 

@@ -1,4 +1,4 @@
-"""Fast calls of recordings: what a call has to compare before it may launch, laid out once.
+"""Prepare fast calls of recordings: what a call has to compare before it may launch, laid out once.
 
 `fast_path` takes them. A recording gets one when it was recorded, and when it was replayed on the slow path.
 """
@@ -13,13 +13,13 @@ from optimizations.torch_internals.stock_trees import compared_inputs
 from optimizations.trees.node import EncoreNode
 
 MOST_KEPT = 128
-"""Steady calls that are kept for one function behind one recording: one for each that takes turns with others there.
-To check one more on the fast path takes a hundredth of what the slow path does.
+"""Fast calls that are kept for one function after one recording: one for each recording that alternates with others
+there. To check one more on the fast path takes a hundredth of what the slow path does.
 """
 
 
 class FastCall:
-    """The call of one recording that is as the one before, with what is looked at on the way laid out.
+    """Call one recording again in the circumstances of the call before, with all checks laid out in advance.
 
     Attributes:
         node: the recording; `state`: its state when this was made. Another one now: this is not valid any more.
@@ -58,12 +58,12 @@ class FastCall:
 
     @property
     def valid(self) -> bool:
-        """Whether the recording is what it was when this was made."""
+        """Return whether the recording is unchanged since this was made."""
         return bool(self.state == self.node.state)
 
 
 def fast_call(node: EncoreNode) -> FastCall | None:
-    """The steady call of a recording, if it can have one now."""
+    """Return the fast call of a recording, or None if it can have none now."""
     options = torch_internals.inductor_config.triton
     debugging = options.fast_path_cudagraph_asserts or options.force_cudagraph_sync or options.force_cudagraphs_warmup
     if debugging or node.function.returned_inputs or node.reads_what_is_gone or node.graph is None:
@@ -72,7 +72,7 @@ def fast_call(node: EncoreNode) -> FastCall | None:
 
 
 class FastCalls:
-    """The fast calls of all functions of one manager, by function and by the recording before them (None: none)."""
+    """Hold the fast calls of one manager's functions, by function and by the recording before them (None: none)."""
 
     def __init__(self) -> None:
         self._calls: defaultdict[Any, dict[EncoreNode | None, list[FastCall]]] = defaultdict(dict)

@@ -1,17 +1,18 @@
-"""Steady calls of a recording: from the function to the launch with what must be looked at, and nothing else.
+"""Run the fast path of a recording: from the function to the launch with the necessary checks only.
 
 A manager of stock's finds out in each call, in Python, what to do with it. A `FastCall` is made when that is known:
-after a recording, or a replay that went the full way. From then on a call in the same circumstances takes few steps:
-one comparison in C++ of everything at a fixed address, one of what is read in place, a look at the results that
-somebody might hold, the launch, and the list of results. If anything differs, the call goes the full way before
-anything was done for it, so stock's behaviour is kept.
+after a recording, or a replay that took the slow path. From then on a call in the same circumstances takes few steps:
+one comparison in C++ of everything at a fixed address, one of what is read in place, a check of the results that may be
+live, the launch, and the list of results. If anything differs, the call takes the slow path before anything was done
+for it, so stock's behaviour is kept.
 
-Note [Loops]. A function may be called where it was never recorded: nothing of it follows the current recording. If
-nobody holds a result of the current path any more, stock then starts a new path with the function, although the
-iteration goes on. This happens in each round of a loop that calls a compiled block and keeps no results. A steady call
-starts a path there in the same way as at the beginning of an iteration.
+Note [Loops]. A function may be called where it was never recorded: nothing of it follows the current recording. If no
+result of the current path is live any more, stock then starts a new path with the function, although the iteration goes
+on. This happens in each round of a loop that calls a compiled block and keeps no results. A fast call starts a path
+there in the same way as at the beginning of an iteration.
 
-`SKIPPED` lists what a full call does in PyTorch 2.11, and why a steady call may go without or where it does the same.
+`SKIPPED` lists what a call on the slow path does in PyTorch 2.11, and why a fast call may omit it or where it does the
+same.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ trees = torch_internals.cudagraph_trees
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Something that a full call does, and why a steady one does not."""
+    """Describe something that the slow path does, and why the fast path does not."""
 
     name: str
     does: str
@@ -131,10 +132,11 @@ SKIPPED = (
 
 
 def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[list[Any]], Any]:
-    """What is called in place of `full`, a function of a manager's: steady calls where there can be such.
+    """Return the function that replaces `full`, a function of a manager's: it takes the fast path where possible.
 
-    One function holds all that a steady call does, in the order of a full one, because a call between functions of
-    Python costs as much as a check. Whatever is not as it was is counted with its reason, and goes the full way.
+    One function holds all that the fast path does, in the order of the slow path, because a call between functions of
+    Python costs as much as a check. A call for which anything has changed is counted with its reason, and takes the
+    slow path.
     """
     function_id = full.keywords["function_id"]
     function: RecordableFunction = manager.ids_to_funcs[function_id].model
@@ -158,7 +160,7 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
         if lent and is_lent(turn):
             return full(inputs)
         with turn:
-            if manager.running:  # it is called from within a call that goes the full way
+            if manager.running:  # it is called from within a call on the slow path
                 return full(inputs)
             if not calls:
                 return in_full(inputs, NOT_RECORDED)
@@ -240,7 +242,7 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                 return manager.run_without_graph(inputs, function_id, INPUT_STILL_HELD)
 
             # From here on the call is served, as by `CUDAGraphTreeManager.execute_node` and `CUDAGraphNode.run`. The
-            # manager's `mode` and `compile_id` are left as they are: they are read behind `run` only, which sets them.
+            # manager's `mode` and `compile_id` are left as they are: they are read after `run` only, which sets them.
             manager._current_node = node
             manager.current_gen = generation
             node.replays += 1
@@ -280,5 +282,5 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
 
 
 def still_alive(node: EncoreNode, references: Sequence[Reference]) -> bool:
-    """The same for results on the path of `node`, by more than a backward that nobody holds."""
+    """Return whether any of these results is live after unused results on the path of `node` freed their histories."""
     return any_alive(references) and (not node.forget_histories() or any_alive(references))

@@ -1,4 +1,4 @@
-"""A function of Inductor's as a manager records it, with what is known, decided and reported of it."""
+"""Describe a function of Inductor's as a manager records it, with what is known, decided and reported of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TRIED_WITHOUT_GRAPH = "selection: measured without a graph"
 
 
 class Recording(Protocol):
-    """A node, as long as it lives.
+    """Describe a node, as long as it lives.
 
     Attributes:
         replays: how often it was replayed for a call.
@@ -53,11 +53,11 @@ class Recording(Protocol):
 
     @property
     def kernels(self) -> int | None:
-        """Kernels of its graph; None where it was not read."""
+        """Return the number of kernels of its graph; None where the graph was not read."""
 
     @property
     def result_bytes(self) -> int:
-        """Size of its results."""
+        """Return the size of its results in bytes."""
 
     def describe(self) -> RecordingReport: ...
 
@@ -65,22 +65,22 @@ class Recording(Protocol):
         """Let replays copy all inputs, as stock does, instead of reading some in place. Under the manager's turn."""
 
     def short_of_memory(self) -> str | None:
-        """Why a call should not be tried without the graph: memory is short. None where it may be."""
+        """Return why a call should not be tried without the graph: memory is short. None where it may be."""
 
     def let_another_serve(self) -> None:
-        """To be told when another one of its function was replayed."""
+        """Callback: another recording of its function was replayed."""
 
     @property
     def in_place(self) -> bool:
-        """Whether it can read an input in place that stock copies."""
+        """Return whether it can read an input in place that stock copies."""
 
     @property
     def waiting(self) -> str | None:
-        """Why it is not as it will stay yet; None where it is."""
+        """Return why it may still change; None where it will not."""
 
 
 class WarmUp:
-    """Runs a function once, in the place of `run`.
+    """Run a function once, in the place of `run`.
 
     Attributes:
         began: whether the function was called.
@@ -99,7 +99,7 @@ class WarmUp:
 
 
 class RecordableFunction:
-    """What a manager records: a function of Inductor's, called with the list of its inputs, which it empties.
+    """Hold what a manager records: a function of Inductor's, called with the list of its inputs, which it empties.
 
     It also keeps what is reported of the function. `report.ReportedFunction`.
 
@@ -129,7 +129,7 @@ class RecordableFunction:
         median_us: measured time by alternative.
         serve_by: replaces what is called for it; None before its first call.
         latest: the recording that was replayed last.
-        turn: held by whoever calls functions of its manager; None until one has it.
+        turn: the lock that calls of its manager's functions hold; None until one has it.
         follow_streams: see `graphed_function`.
         geometry: of inputs at fixed addresses, as the function was compiled for it; None before its first call.
     """
@@ -190,7 +190,7 @@ class RecordableFunction:
 
     @functools.cached_property
     def is_one_of_several(self) -> bool:
-        """Whether it is a partition of a program that has more of them."""
+        """Return whether it is a partition of a program that has more of them."""
         return is_one_of_several(self.generated)
 
     def note_returned_inputs(self, returned: Mapping[int, int]) -> None:
@@ -199,7 +199,7 @@ class RecordableFunction:
             self.returned_inputs = {place: index for place, index in returned.items() if self.code().returns(index)}
 
     def code(self) -> GeneratedCode:
-        """What is known of the generated function, from its source."""
+        """Return what the source of the generated function says about it."""
         return self._read_code()
 
     # Selection
@@ -251,7 +251,7 @@ class RecordableFunction:
             self.retire()
 
     def retire(self) -> None:
-        """No call is served by a graph any more: what its graphs hold may be freed."""
+        """Retire the graphs: no call uses one any more, and what they hold may be freed."""
         self.retired = self.retiring = True
 
     def run_past_manager(self, inputs: list[Any]) -> Any:
@@ -268,7 +268,7 @@ class RecordableFunction:
 
     @property
     def waiting(self) -> str | None:
-        """Why its graphs are not as they will stay yet; None where they are."""
+        """Return why its graphs may still change; None where they will not."""
         nodes = self._alive()
         replays = sum(one.replays for one in nodes)
         pending = (one.waiting for one in nodes if one.waiting and not self.is_idle(one, replays))
@@ -285,7 +285,7 @@ class RecordableFunction:
         return nodes[0].short_of_memory() if nodes else None
 
     def replays(self) -> int:
-        """Of all its recordings."""
+        """Return the number of replays of all its recordings."""
         return sum(one.replays for one in self._alive())
 
     def is_seldom(self, node: Recording) -> bool:
@@ -331,27 +331,27 @@ class RecordableFunction:
         )
 
     def recorded(self, node: Recording) -> None:
-        """To be told of each recording."""
+        """Callback: `node` was recorded."""
         self._recordings.append((weakref.ref(node), []))
 
     def recorded_on(self, path: Iterable[Recording]) -> None:
-        """To be told of the path of each recording of it, with that one."""
+        """Callback: a recording of it was made on this path, which includes that recording."""
         if self.written_inputs:
             self.calls_on_a_path = max(self.calls_on_a_path, sum(1 for one in path if one.function is self))
 
     def recorded_now(self) -> int:
-        """How many recordings of it there are."""
+        """Return the number of its live recordings."""
         return len(self._alive())
 
     def misfits_in_a_row(self) -> int:
-        """To be told of a call that fits no recording, and none is made for: how many there were without a replay."""
+        """Count a call that fits no recording and makes none. Return how many there were since the last replay."""
         replays = self.replays()
         known, misfits = self._misfits
         self._misfits = replays, misfits + 1 if replays == known else 1
         return self._misfits[1]
 
     def recorded_in_vain(self) -> int:
-        """Recordings made since the last one that was ever replayed."""
+        """Return the number of recordings made since the last one that was ever replayed."""
         made = 0
         for reference, last in reversed(self._recordings):
             node = reference()
@@ -361,13 +361,13 @@ class RecordableFunction:
         return made
 
     def last_seen(self, node: Recording) -> None:
-        """To be told before a recording goes: its report stays."""
+        """Callback: a recording is about to be freed. Keep its report."""
         for reference, last in self._recordings:
             if reference() is node:
                 last[:] = [node.describe()]
 
     def session_failed(self, reason: str) -> None:
-        """To be told where a recording stays as stock made it because of a defect of Encore's."""
+        """Warn that a recording stays as stock made it because of a defect of Encore's."""
         warnings.warn(f"Encore leaves a CUDA graph as it is; {reason}. This is a defect of Encore.", stacklevel=2)
 
     def ran_without_graph(self, reason: str) -> None:
@@ -383,7 +383,7 @@ class RecordableFunction:
             torch_internals.cudagraph_utils.cudagraphs_log.debug("skipping cudagraphs due to %s", reason)
 
     def went_the_full_way(self, reason: str) -> None:
-        """Is told of each call that was not steady."""
+        """Callback: a call took the slow path."""
         self._full_ways[reason] += 1
 
     def recordings(self) -> Sequence[RecordingReport]:
@@ -419,5 +419,5 @@ def is_one_of_several(generated: Callable[[list[Any]], Any]) -> bool:
 
 
 def reading(generated: Callable[[list[Any]], Any]) -> Callable[[], GeneratedCode]:
-    """What gives what is known of a function that Inductor generated. Its source is read once, when first asked."""
+    """Return a function that reads the source of a generated function once, on its first call."""
     return functools.cache(lambda: read_generated(generated))

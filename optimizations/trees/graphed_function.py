@@ -1,4 +1,4 @@
-"""The function Inductor calls where stock would call its CUDA-graphed one.
+"""Provide the function that Inductor calls where stock would call its CUDA-graphed one.
 
 It does what `torch._inductor.cudagraph_trees.cudagraphify_impl` does (one recording per value of the integer inputs)
 with two differences. Recordings are made by Encore's managers. And inputs that Inductor wants aligned are aligned where
@@ -11,7 +11,7 @@ Here such an input is taken for one at a fixed address, as parameters are: the g
 where the next call passes another tensor, it is recorded again or patched (`in_place.patched_inputs`). Not so in
 backwards and in programs of several partitions, whose inputs may be at new addresses in each call; where Inductor does
 not say that it is written (`GeneratedCode.written`); with collectives, whose ranks may pass buffers apart; and for more
-than a few values of integer inputs: a place in a cache that is passed as a number is another one in each call.
+than a few values of integer inputs: a place in a cache that is passed as a number changes on every call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ recorded), and a result."""
 
 
 class GraphedFunction:
-    """A function that is warmed up, recorded and replayed; called with the list of its inputs, which it empties.
+    """Warm up, record and replay a function. It is called with the list of its inputs, which it empties.
 
     Args:
         model: the function as Inductor generated it.
@@ -173,7 +173,7 @@ class GraphedFunction:
         return outputs
 
     def _written_inputs(self, inputs: Sequence[Any], function: RecordableFunction) -> list[int]:
-        """Note [Inputs that are written]."""
+        """Return the places of the inputs that are written. Note [Inputs that are written]."""
         if function.direction == "backward" or function.is_one_of_several or function.code().collective:
             return []
         if len(self._recorded) >= MOST_SIZES_OF_WRITERS:

@@ -1,9 +1,9 @@
-"""Tensors that replays hand out again and again: whether callers left them as they were, but for their values.
+"""Check tensors that replays return again and again: did callers leave everything but their values unchanged?
 
-CUDAGraph Trees keep one tensor object per result and hand it out in each call. What a caller did to the object, and not
+CUDAGraph Trees keep one tensor object per result and return it in each call. What a caller did to the object, and not
 to its values, would stay for the next one: a shape changed in place (`squeeze_`, `t_`), other memory (`set_`, `.data`),
-`requires_grad_`, a history. So each object is looked at before it is handed out again, all in two calls into C++. That
-goes for what a forward saves too: hooks of saved tensors get the very object, and `grad_fn.saved_tensors` gives it out.
+`requires_grad_`, a history. So each object is checked before it is returned again, all in two calls into C++. That goes
+for what a forward saves too: hooks of saved tensors get the very object, and `grad_fn.saved_tensors` gives it out.
 
 Note [What is attached to results]. C++ does not see attributes (`y.name = ...`, the marks of `mark_dynamic`), nor a
 gradient, nor `retain_grad()`: the next result would come with the gradient of this one, or be left without its own. Nor
@@ -12,8 +12,8 @@ result's gradient; those of a forward lose theirs in each call (`results`). Nor 
 program keeps for a tensor as long as that is alive (`WeakTensorKeyDictionary`) would be found for the next result,
 which has other values. Python is asked, of results that callers see: all of an inference and of a backward
 (`torch.autograd.grad` gives out the very tensors), and of a forward those that it returns
-(`RecordableFunction.callers_get`). What a forward saves is nobody's, until hooks of saved tensors get it; where nobody
-tells what that is, all are asked.
+(`RecordableFunction.callers_get`). What a forward saves has no other user, until hooks of saved tensors get it; where
+it is not known what that is, all are checked.
 
 Note [Marks of AOTAutograd]. Where shapes are dynamic, AOTAutograd marks each result of each call with its dynamic
 dimensions, in an attribute that `maybe_mark_dynamic` uses too. Programs of changing sizes (detection) would have all
@@ -42,7 +42,7 @@ MOST_LAID_OUT = 8
 
 
 def choosing(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
-    """A function that gives the values at these places, in one call."""
+    """Return a function that gives the values at these places, in one call."""
     if len(places) > 1:
         return operator.itemgetter(*places)
     if not places:
@@ -52,7 +52,7 @@ def choosing(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 class HandedOut:
-    """How tensors of one recording look that nobody changed. Holds none of them.
+    """Hold the metadata that tensors of one recording have while unchanged. It holds none of the tensors.
 
     Args:
         results: tensors as they were made, None at other places.
@@ -84,7 +84,7 @@ class HandedOut:
         self._looks: list[Callable[..., bool]] = []
 
     def changed(self, results: list[Any]) -> list[int]:
-        """The places of those that are not as they were, in the list that keeps them."""
+        """Return the places of the tensors that have changed, in the list that keeps them."""
         looks = self._looks
         if looks and torch_internals.data_ptrs_equal(results, self._addresses, self._places):
             chosen = self.tensors(results)
@@ -111,20 +111,20 @@ class HandedOut:
         return changed
 
     def ask_all(self) -> None:
-        """To be told that hooks get also what is saved."""
+        """Callback: hooks also get the saved tensors."""
         self._seen, self.asks_some = set(self._places), False
         self._choose_who_is_asked()
 
     def tensors(self, results: list[Any]) -> Sequence[Any]:
-        """Those of the list that keeps them, without what else is in it."""
+        """Return the tensors of the list that keeps them, without the list's other entries."""
         return results if self._all else self._chosen(results)
 
     def has_moved(self, results: list[Any], place: int) -> bool:
-        """Whether the one at a place was given other memory."""
+        """Return whether the tensor at a place was given other memory."""
         return bool(results[place].data_ptr() != self._addresses[place])
 
     def was_inference(self, place: int) -> bool:
-        """Whether it was made in inference mode."""
+        """Return whether the tensor at a place was made in inference mode."""
         return self._inference[place]
 
     def _choose_who_is_asked(self) -> None:
@@ -135,7 +135,7 @@ class HandedOut:
         return [] if place in self._with_history else [results[place]]
 
     def _anything_attached(self, asked: Sequence[Any], without_history: Sequence[Any]) -> bool:
-        """Note [What is attached to results]. To read `grad` of a tensor that has a history gives a warning."""
+        """Return whether anything is attached. Note [What is attached to results]. `grad` of a non-leaf warns."""
         if any(map(_weak_references, asked)) or (any(map(_attributes, asked)) and not _only_marked(asked)):
             return True
         if any(map(_retains_grad if self._has_histories else _hooks, asked)):
@@ -162,7 +162,7 @@ _weak_references = weakref.getweakrefcount
 
 
 def _only_marked(tensors: Iterable[Any]) -> bool:
-    """Whether none has an attribute but AOTAutograd's mark, which is taken off. Note [Marks of AOTAutograd]."""
+    """Return whether none has an attribute but AOTAutograd's mark, which is removed. Note [Marks of AOTAutograd]."""
     for tensor in tensors:
         attributes = tensor.__dict__
         if not attributes:

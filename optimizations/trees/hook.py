@@ -1,14 +1,14 @@
-"""Sends what Inductor would make CUDA graphs of to another maker, for chosen compilations only.
+"""Send what Inductor would make CUDA graphs of to another maker, for chosen compilations only.
 
 Inductor turns a compiled function into a CUDA-graphed one in `post_compile`, at the end of every compilation and of
 every load from its caches, by calling `torch._inductor.compile_fx.cudagraphify`. While at least one compilation asks
 for another maker, that name is a dispatcher: in a thread that has asked it calls the maker, in all others stock. Once
-nobody asks, the name is stock's again. The same goes for `cudagraph_trees.get_manager`, which `post_compile` asks for
-the manager to tell when a backward runs that is not captured itself. At the end of `post_compile` the maker also
-receives the compiled function, captured or not (`maybe_realign_inputs` is the last that it calls, in every case).
+no compilation asks, the name is stock's again. The same goes for `cudagraph_trees.get_manager`, which `post_compile`
+asks for the manager to tell when a backward runs that is not captured itself. At the end of `post_compile` the maker
+also receives the compiled function, captured or not (`maybe_realign_inputs` is the last that it calls, in every case).
 
 Note [Both ends of a compilation]. `compile_fx` covers forward and inference graphs, and everything that comes from
-AOTAutograd's cache (there forward and backward pass `post_compile` together, and nobody calls `inner_compile`). But a
+AOTAutograd's cache (there forward and backward pass `post_compile` together, and `inner_compile` is not called). But a
 backward is compiled when it first runs, long after `compile_fx` returned and in a thread of the autograd engine. So the
 maker must be asked for around both: `with captured_by(maker): compile_fx(..., inner_compile=asking(inner, maker))`.
 """
@@ -31,13 +31,13 @@ OBSERVED = "maybe_realign_inputs"
 
 
 class Maker(Protocol):
-    """Makes CUDA graphs of compiled functions in stock's place; methods have the signatures of what they replace."""
+    """Make CUDA graphs of compiled functions in stock's place; methods have the signatures of what they replace."""
 
     def cudagraphify(self, model: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """The function that is called instead of `model` (`torch._inductor.compile_fx.cudagraphify`)."""
+        """Return the function that is called instead of `model` (`torch._inductor.compile_fx.cudagraphify`)."""
 
     def get_manager(self, device_index: int, create_if_none_exists: bool = True) -> Any:
-        """The manager that the functions of this maker use (`torch._inductor.cudagraph_trees.get_manager`)."""
+        """Return the manager that the functions of this maker use (`torch._inductor.cudagraph_trees.get_manager`)."""
 
     def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
         """Callback: Inductor compiled or loaded `compiled_graph`, whose functions are run by CUDA graphs or not."""
@@ -48,7 +48,7 @@ _asked: ContextVar[Maker | None] = ContextVar("encore_maker", default=None)
 
 @contextlib.contextmanager
 def captured_by(maker: Maker) -> Iterator[None]:
-    """In this thread, let `maker` make the CUDA graphs of what is compiled inside the block. Blocks may nest."""
+    """Let `maker` make the CUDA graphs of what this thread compiles inside the block. Blocks may nest."""
     with _DISPATCH:
         token = _asked.set(maker)
         try:
@@ -58,7 +58,7 @@ def captured_by(maker: Maker) -> Iterator[None]:
 
 
 def asking(inner_compile: Callable[..., Any], maker: Maker) -> Callable[..., Any]:
-    """`inner_compile` with `captured_by(maker)` around each call. Note [Both ends of a compilation]."""
+    """Return `inner_compile` with `captured_by(maker)` around each call. Note [Both ends of a compilation]."""
 
     @functools.wraps(inner_compile)
     def compile_for_maker(*args: Any, **kwargs: Any) -> Any:

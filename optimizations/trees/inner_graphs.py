@@ -1,4 +1,4 @@
-"""CUDA graphs of compiled modules inside of a step: they rest while the step is warmed up and captured.
+"""Run compiled modules inside of a step without their own CUDA graphs while the step is warmed up and captured.
 
 A graph of CUDAGraph Trees cannot be recorded or replayed inside of another capture. Its manager has a way to run a
 function without a graph, for functions that mutate their inputs; the same way is taken here.
@@ -18,13 +18,13 @@ at_rest_now = 0
 
 
 def resting() -> bool:
-    """Whether graphs of compiled modules are to run as the functions they were made of."""
+    """Return whether graphs of compiled modules are to run as the functions they were made of."""
     return at_rest_now > 0
 
 
 @contextlib.contextmanager
 def at_rest() -> Iterator[None]:
-    """Compiled modules run without CUDA graphs of their own inside the block, in all threads."""
+    """Run compiled modules without CUDA graphs of their own inside the block, in all threads."""
     global at_rest_now
     manager: Any = torch_internals.cudagraph_trees.CUDAGraphTreeManager
 

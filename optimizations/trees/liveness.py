@@ -1,7 +1,7 @@
-"""Checks whether the program still holds results of recordings, from counts of references.
+"""Check whether the program still holds results of recordings, from counts of references.
 
-Stock asks one result at a time, in Python. Where there are many, the counts that they have while nobody holds any are
-kept, and compared in few calls.
+Stock asks one result at a time, in Python. Where there are many, the counts that they have while none is live are kept,
+and compared in few calls.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MANY = 4
 
 
 class Many(list[Reference]):
-    """So many references that asking one by one takes longer than all else of a call.
+    """Hold many references, of which a check one by one would take longer than the rest of a call.
 
-    The counts are kept that were there when nobody held any result; where they are those, nobody does. `rearranged`
-    begins that again.
+    The counts from when no result was live are kept; where the counts equal them, none is live. `rearranged` begins
+    that again.
     """
 
     __slots__ = ("_arrangement", "_idle")
@@ -39,12 +39,12 @@ class Many(list[Reference]):
         self._arrangement = 0
 
     def idle(self) -> bool:
-        """Whether it is plain that nobody holds any."""
+        """Return whether it is certain that no result has a reference besides stock's."""
         found = self._idle
         return found is not None and self._arrangement == _arrangement and all(map(Idle.stand, found))
 
     def are_idle(self) -> None:
-        """To be told that nobody holds any."""
+        """Record that no result has a reference besides stock's."""
         self._idle, self._arrangement = Idle.of(self), _arrangement
 
 
@@ -53,13 +53,13 @@ _arrangement = 0
 
 
 def rearranged() -> None:
-    """To be called when tensors that stock keeps were made or let go, or their references are counted otherwise."""
+    """Callback: tensors that stock keeps were made or freed, or their references are counted in another way."""
     global _arrangement
     _arrangement += 1
 
 
 class Idle:
-    """Counts of references to results of one recording while nobody holds them."""
+    """Hold the counts of references to results of one recording while none is live."""
 
     __slots__ = ("_cached", "_objects", "_pick", "_storage_counts", "_storages", "_tensor_counts", "_weak")
 
@@ -75,14 +75,14 @@ class Idle:
 
     @staticmethod
     def of(references: Sequence[Reference]) -> list[Idle]:
-        """By recording."""
+        """Return one `Idle` for each recording."""
         found: dict[int, list[Reference]] = {}
         for one in references:
             found.setdefault(id(one[2]), []).append(one)
         return [Idle(some) for some in found.values()]
 
     def stand(self) -> bool:
-        """Whether the counts are these still."""
+        """Return whether the counts are unchanged."""
         return (
             list(map(_storage_use_count, map(_cdata, self._weak))) == self._storages
             and list(map(sys.getrefcount, self._pick(self._cached))) == self._tensor_counts
@@ -91,7 +91,7 @@ class Idle:
 
 
 def _picker(places: Sequence[int]) -> Callable[[list[Any]], list[Any]]:
-    """What picks these places of a list."""
+    """Return a function that picks these places of a list."""
     if places and list(places) == list(range(places[0], places[-1] + 1)):
         return operator.itemgetter(slice(places[0], places[-1] + 1))
     return lambda values: [values[place] for place in places if place < len(values)]
@@ -101,7 +101,7 @@ _cdata = operator.attrgetter("cdata")
 
 
 def any_alive(references: Sequence[Reference]) -> bool:
-    """Whether one of these references is to a result that somebody holds."""
+    """Return whether one of these references is to a live result."""
     many = type(references) is Many and _HOLDERS_ARE_COUNTED
     if many and references.idle():  # type: ignore[attr-defined]
         return False
@@ -115,7 +115,7 @@ def any_alive(references: Sequence[Reference]) -> bool:
             return True
         if still_unused is None:
             continue
-        # What nobody but stock's list refers to needs no closer look, which takes longer.
+        # What only stock's list refers to needs no closer check, which takes longer.
         if (
             _HOLDERS_ARE_COUNTED
             and place < len(cached)
@@ -131,10 +131,10 @@ def any_alive(references: Sequence[Reference]) -> bool:
 
 
 def nobody_holds(cached: list[Any], storages: list[Any], place: int) -> bool:
-    """Whether only this list refers to a tensor in it, in Python and in C++, and only the other one to its storage.
+    """Return whether only this list refers to a tensor in it, in Python and C++, and only the other to its storage.
 
-    Who has nothing but the storage (`y.untyped_storage()`) holds the memory, too. That does not show in the counts of
-    C++: the object of Python is there as long as the storage, whether somebody refers to it or not.
+    A program that has nothing but the storage (`y.untyped_storage()`) keeps the memory alive, too. That does not show
+    in the counts of C++: the object of Python is there as long as the storage, whether it is referenced or not.
     """
     return (
         _references(cached, place) == _UNUSED
@@ -148,7 +148,7 @@ def _references(values: list[Any], place: int) -> int:
 
 
 def _holders_are_counted() -> bool:
-    """Whether what holds a tensor in C++ shows in the references to its Python object."""
+    """Return whether references to a tensor in C++ show in the reference count of its Python object."""
     held = [torch.zeros(1, device="cpu")]
     before = _references(held, 0)
     product = torch.ones(1, device="cpu", requires_grad=True) * held[0]  # saves it for a backward

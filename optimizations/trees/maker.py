@@ -1,4 +1,4 @@
-"""Encore as a maker of CUDA graphs: what the hook calls in stock's place."""
+"""Make CUDA graphs with Encore: what the hook calls in stock's place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from optimizations.trees.readable_seeds import give_readable_seeds, with_readabl
 
 
 class EncoreMaker:
-    """`hook.Maker` for one compilation.
+    """Implement `hook.Maker` for one compilation.
 
     Args:
         choice: the user's option; anything but `off`.

@@ -1,14 +1,14 @@
-"""Managers of Encore's recordings: CUDAGraph Trees that overwrite no result somebody holds, and that outlive failures.
+"""Manage Encore's recordings: CUDAGraph Trees that overwrite no live result, and that survive failures.
 
 `run` is stock's, with a check before it and what is noted after it.
 
 Note [Kept results]. Results lie in the graphs' memory pool, and the next call of the program would overwrite them.
-Stock does so, held or not, and lets access to them fail. Here a call that begins a new iteration first looks whether
-somebody holds a result of the one before. If so,
+Stock does so, held or not, and lets access to them fail. Here a call that begins a new iteration first checks whether a
+result of the one before is live. If so,
 
 * the function runs without a graph, in ordinary memory, and overwrites nothing;
 * that result is marked, by its function and place: from then on it is copied out of the pool right after each launch,
-  so that nobody can hold it in there again;
+  so that it cannot be live in there again;
 * after `PATIENCE` iterations in which something was still held, the pool is left to those who hold it, and everything
   is recorded again in a new one. Where several threads call it takes `PATIENCE_OF_THREADS`: what one of them holds is
   mostly let go soon, and a capture would disturb the others.
@@ -16,8 +16,8 @@ somebody holds a result of the one before. If so,
 A program that holds nothing pays only for the look at what stock's own bookkeeping already knows.
 
 Note [Results that outlive their functions]. Once the last function is gone, so are the graphs and their pool. Results
-of replays lie there without owning their memory. So those that somebody still holds get it before the pool goes. Stock
-leaves them in memory that belongs to nobody.
+of replays lie there without owning their memory. So live ones get memory of their own before the pool goes. Stock
+leaves them in memory that has no owner.
 
 Note [A recording that fails]. A capture runs nothing on the device, so nothing has been done when it fails, and its
 inputs are still what they were. The function runs on them without a graph, and is never recorded again. Results of
@@ -40,11 +40,11 @@ Note [Functions inside of functions]. An operator of the program's own may call 
 operator is warmed up or recorded, as part of another function, the inner function is part of that one too: it runs as
 it is, and the outer graph holds its kernels.
 
-Note [Models that are gone]. Results that nobody holds refer to the backward of the last call, and that to weights. A
+Note [Models that are gone]. Results that are not live refer to the backward of the last call, and that to weights. A
 model that is let go of may be the last that is called, so this is when they are let go of. But a collection of garbage
-lets go of models anywhere, also in the midst of a call: results that are found held would not be a moment later, or a
-capture would be under way. So a call that is under way does so at its end. Whoever holds a result at that moment may be
-about to go as well (the model itself, or what is collected with it), so the next call looks once more.
+lets go of models anywhere, also during a call: results that are found held would not be a moment later, or a capture
+would be under way. So a call that is under way does so at its end. What holds a result at that moment may be about to
+go as well (the model itself, or what is collected with it), so the next call looks once more.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ PATIENCE_OF_THREADS = 32
 """The same where several threads call."""
 
 _exiting = threading.Event()
-"""Set when the interpreter begins to exit: then nobody reads a result any more."""
+"""Set when the interpreter begins to exit: then no result is read any more."""
 atexit.register(_exiting.set)
 
 
 class EncoreManager(CUDAGraphTreeManager):
-    """CUDAGraph Trees whose functions are `RecordableFunction`s and whose nodes are `EncoreNode`s.
+    """Manage CUDAGraph Trees whose functions are `RecordableFunction`s and whose nodes are `EncoreNode`s.
 
     Attributes:
         turn: held in each call. Note [Threads] in `streams`.
@@ -164,7 +164,7 @@ class EncoreManager(CUDAGraphTreeManager):
         placeholders: Sequence[Any],
         *others: Any,
     ) -> tuple[Any, Any]:
-        """As stock's."""
+        """Add a function as stock does."""
         model.turn = self.turn
         # Note [Geometry at an unchanged address]. Of a backward only what the forward was given is compared: the
         # program has no hold of the rest.
@@ -179,7 +179,7 @@ class EncoreManager(CUDAGraphTreeManager):
         return full, outputs
 
     def run(self, new_inputs: list[Any], function_id: Any) -> Any:
-        """As stock's. Note [Kept results]. Calls on the fast path pass it by.
+        """Run a function as stock does. Note [Kept results]. Calls on the fast path do not come here.
 
         Note [Uncaptured forwards] in `uncaptured_forwards`.
         """
@@ -198,7 +198,7 @@ class EncoreManager(CUDAGraphTreeManager):
             return outputs
 
     def _run_in_turn(self, new_inputs: list[Any], function_id: Any) -> Any:
-        """A call of the program's."""
+        """Run a call of the program."""
         self.enter(function_id)
         function = self._function(function_id)
         reason = self._against_a_graph(function_id, function, new_inputs)
@@ -233,19 +233,19 @@ class EncoreManager(CUDAGraphTreeManager):
         return outputs
 
     def _run_inside(self, inputs: list[Any], function_id: Any) -> Any:
-        """A call of a backward that another function runs. Note [Backwards inside of functions] in `calls.turns`."""
+        """Run a backward that another function calls. Note [Backwards inside of functions] in `calls.turns`."""
         function = self._function(function_id)
         if self._runs_function:
             return function(inputs)
         return self.run_without_graph(inputs, function_id, INSIDE_FUNCTION)
 
     def _left_by_stock(self, function_id: Any) -> str:
-        """Why stock's code just called a function as it is."""
+        """Return why stock's code just called a function without a graph."""
         too_often = self.exceed_rerecord_limit(self._get_node_id(), function_id)
         return RECORDED_TOO_OFTEN if too_often else WRITES_INPUT
 
     def execute_node(self, node: Any, new_inputs: list[Any]) -> Any:
-        """As stock's; the next call like this one may be a steady one."""
+        """Replay a node as stock does; the next call like this one may take the fast path."""
         with self._running_a_function():  # its session may capture it once more
             outputs = super().execute_node(node, new_inputs)
         if not node.is_latest:
@@ -259,12 +259,11 @@ class EncoreManager(CUDAGraphTreeManager):
         self.streams.enter(is_backward, self.current_node)
 
     def may_begin_within_iteration(self) -> bool:
-        """Return whether a fast-path call may begin a path where results of the one before are dead: no backward
-        belongs to it."""
+        """Return whether a fast call may begin a path after dead results: no forward has a pending backward."""
         return not self.running_forwards_with_pending_backwards
 
     def replays_another(self, node: EncoreNode) -> None:
-        """To be told where a function is not served by the recording that served it last.
+        """Callback: a function was replayed by another recording than the last time.
 
         Results of that one refer to the backward of its last call, which refers to the parameters it was made for. They
         may have been swapped, and it may never be replayed again.
@@ -338,7 +337,7 @@ class EncoreManager(CUDAGraphTreeManager):
     # Recording
 
     def run_eager(self, new_inputs: list[Any], function_id: Any) -> Any:
-        """As stock's, which warms up in the pool. The notes on warm-ups."""
+        """Run a function without a graph as stock does, which warms up in the pool. See the notes on warm-ups."""
         self._apply_due_checkpoint()
         function = self._function(function_id)
         warm_up = function.run = WarmUp(function.run)
@@ -347,7 +346,7 @@ class EncoreManager(CUDAGraphTreeManager):
                 return super().run_eager(new_inputs, function_id)
         except BaseException as error:
             self.warmed_up_functions.discard(function_id)
-            # Stock's waits for its stream only behind a warm-up that ends well, and the program goes on. Where the
+            # Stock's waits for its stream only after a warm-up that ends well, and the program goes on. Where the
             # device is lost, the program is to see the error that said so first.
             with contextlib.suppress(RuntimeError):
                 torch.cuda.current_stream(self.device_index).wait_stream(self.stream)
@@ -371,7 +370,7 @@ class EncoreManager(CUDAGraphTreeManager):
 
     @contextlib.contextmanager
     def _running_a_function(self) -> Iterator[None]:
-        """Note [Functions inside of functions]. What is neither warmed up, recorded nor replayed does not come here."""
+        """Note that the block warms up, records or replays a function. Note [Functions inside of functions]."""
         before, self._runs_function = self._runs_function, True
         self._took_part = True
         try:
@@ -380,7 +379,7 @@ class EncoreManager(CUDAGraphTreeManager):
             self._runs_function = before
 
     def record_function(self, new_inputs: list[Any], function_id: Any) -> Any:
-        """As stock's. An input that comes to a third address becomes an ordinary one; see `moved_inputs`.
+        """Record a function as stock does. An input with a third address becomes an ordinary one; see `moved_inputs`.
 
         Note [A recording that fails]. Without a graph where seeds of attention lie on the host: see `readable_seeds`.
         """
@@ -432,12 +431,12 @@ class EncoreManager(CUDAGraphTreeManager):
         return function(arguments)
 
     def _note_uncaptured(self, function_id: Any, reason: str) -> None:
-        """A call that was to be warmed up or recorded runs without a graph."""
+        """Note that a call that was to be warmed up or recorded runs without a graph."""
         self._function(function_id).ran_without_graph(reason)
         self._ran_uncaptured = self._took_part = True
 
     def _kept_for_a_failure(self, inputs: Sequence[Any], mutated: Collection[int]) -> list[tuple[Any, bool]]:
-        """Inputs to run on if the recording fails, each with whether it must be copied first.
+        """Return inputs to run on if the recording fails, each with whether it must be copied first.
 
         Results of earlier graphs are not held: they have to die during the recording, as they will in
         replays. One that the function writes is the program's, and is written where it is.
@@ -531,18 +530,18 @@ class EncoreManager(CUDAGraphTreeManager):
     # Recordings, and what is made of them
 
     def nodes(self) -> Iterator[EncoreNode]:
-        """All recordings. Other threads may record meanwhile."""
+        """Yield all recordings. Other threads may record meanwhile."""
         roots = self.roots or {}
         for root in [one for recorded in list(roots.values()) for one in recorded]:
             yield from below(root)
 
     def _recorded_behind(self, parent: EncoreNode | None, function_id: Any) -> list[EncoreNode]:
-        """The recordings of a function that follow another one, or begin an iteration (None): the tree's own list."""
+        """Return the tree's own list of recordings of a function that follow another, or begin an iteration (None)."""
         following: dict[Any, list[EncoreNode]] = self.roots if parent is None else parent.children
         return following.get(function_id, [])
 
     def _drop(self, node: EncoreNode) -> None:
-        """Take a recording out of the tree, with all that follow it. Nobody holds a result of theirs."""
+        """Take a recording out of the tree, with all that follow it. None of their results is live."""
         siblings = self._recorded_behind(node.parent, node.wrapped_function.id)
         siblings[:] = [one for one in siblings if one is not node]
         if self.current_node is node:
@@ -554,7 +553,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self.fast_calls.clear()
 
     def _still_read(self, nodes: Iterable[EncoreNode]) -> None:
-        """Callback: these are let go of. Launches of theirs that are under way read memory of theirs."""
+        """Callback: these are freed. Their launches that are under way still read their memory."""
         stream = self.streams.before()
         if stream is not None:
             for node in nodes:
@@ -568,7 +567,7 @@ class EncoreManager(CUDAGraphTreeManager):
         return bool(super().can_start_new_generation(*arguments))
 
     def can_start_new_generation(self, *arguments: Any) -> bool:
-        """As stock's, but False while results of the iteration before are live."""
+        """Return what stock does, but False while results of the iteration before are live."""
         return self.held_in_generation is None and self._at_boundary(*arguments)
 
     def _look_for_held_results(self) -> None:
@@ -594,16 +593,16 @@ class EncoreManager(CUDAGraphTreeManager):
         return isinstance(self.current_node, EncoreNode) and self.current_node.forget_histories()
 
     def forget_all_histories(self) -> None:
-        """Let go of the backwards that results of any recording refer to, and nobody holds.
+        """Detach dead results of all recordings from their backwards.
 
-        Called from anywhere, but not in the midst of a call.
+        Called from anywhere, but not during a call.
         """
         if os.getpid() == self._owner and not _exiting.is_set():
             for node in self.nodes():
                 node.results.forget_histories()
 
     def forget_due_histories(self) -> None:
-        """Note [Models that are gone] in `manager`. At the end of a call."""
+        """Free the histories that are due, at the end of a call. Note [Models that are gone] in `manager`."""
         self.forgetting_is_due = False
         self.forget_all_histories()
 
@@ -624,14 +623,14 @@ class EncoreManager(CUDAGraphTreeManager):
             self.leave_pool()
 
     def _let_held_results_own_their_memory(self) -> None:
-        """Results of a replay lie in the pool without owning their memory, and the pool is about to go."""
+        """Give live results memory of their own: they do not own theirs, and the pool is about to be freed."""
         node = self.current_node
         replayed = isinstance(node, EncoreNode) and self.path_state is trees.ExecutionState.EXECUTION
         if replayed and any(True for _ in node.path_live_weakrefs()):
             super().apply_checkpoint_execution_state_in_allocator()
 
     def outlived(self) -> None:
-        """No function needs it any more. Note [Results that outlive their functions].
+        """Callback: no function needs the manager any more. Note [Results that outlive their functions].
 
         Called from wherever the last function was let go of. A forked child has no device to talk to.
         """
@@ -672,7 +671,7 @@ class EncoreManager(CUDAGraphTreeManager):
                 give_back()
 
     def apply_checkpoint_execution_state_in_allocator(self) -> None:
-        """As stock's, but put off until something is really allocated in the pool.
+        """Apply the state as stock does, but delay it until something is really allocated in the pool.
 
         It makes live results own their memory, which stock expects once on a path: a path that is replayed on after it
         could never be recorded on.
@@ -685,10 +684,9 @@ class EncoreManager(CUDAGraphTreeManager):
             super().apply_checkpoint_execution_state_in_allocator()
 
     def shutdown(self) -> None:
-        """As stock's; frees what the nodes hold in addition to their graphs as well. Nothing can be run any more.
+        """Shut down as stock does, and free what the nodes hold besides their graphs. Nothing can run afterwards.
 
-        Waits for the device: a replay under way on another stream reads what is freed here. Results that somebody holds
-        stay valid.
+        Waits for the device: a replay under way on another stream reads what is freed here. Live results stay valid.
         """
         with self.turn:
             torch.cuda.synchronize(self.device_index)
@@ -701,7 +699,7 @@ class EncoreManager(CUDAGraphTreeManager):
 
 
 def below(node: EncoreNode) -> Iterator[EncoreNode]:
-    """A recording and all that follow it."""
+    """Yield a recording and all that follow it."""
     nodes = [node]
     while nodes:
         found = nodes.pop()
@@ -723,7 +721,7 @@ def follow_streams(device_index: int) -> None:
 
 
 def _forget_all_histories() -> None:
-    """Let go of the backwards that results refer to which nobody holds. Note [Models that are gone]."""
+    """Detach dead results of all managers from their backwards. Note [Models that are gone]."""
     for manager in managers():
         manager.forgetting_is_due = True
         in_a_call = manager.turn._is_owned()  # as `threading.Condition` asks

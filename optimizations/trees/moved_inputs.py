@@ -1,4 +1,4 @@
-"""Decides what becomes of a call that no recording fits because an input at a fixed address moved.
+"""Decide what becomes of a call that no recording fits because an input at a fixed address moved.
 
 Parameters are swapped, and a function may write caches that the program chooses. Two recordings are made at one place
 of the tree, as in stock. At the third set of addresses, every input that moved becomes an ordinary input of the

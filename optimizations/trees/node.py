@@ -1,4 +1,4 @@
-"""One recording: a node of CUDAGraph Trees that learns to read its inputs in place.
+"""Keep one recording: a node of CUDAGraph Trees that learns to read its inputs in place.
 
 It is made, and replayed, by stock's code. Only the graph that is captured is kept (`keep_graph`), and what the capture
 saw is noted. What happens to it afterwards is `in_place.session`; from then on inputs with a tracker are pointed at
@@ -10,8 +10,8 @@ without it, and the function is recorded again, to copy its inputs.
 
 Note [Inputs that are returned]. A generated function may return an input as it is: a later partition of the same
 program reads it, or writes it. The graph's own output is then the placeholder, which is another tensor than the
-caller's. So where there are several partitions the caller's tensor is handed out instead, as the function does without
-a graph. Where there is one, nobody writes it later, and a backward finds in the pool what was saved for it. Where the
+caller's. So where there are several partitions the caller's tensor is returned instead, as the function does without a
+graph. Where there is one, it is not written later, and a backward finds in the pool what was saved for it. Where the
 function has put a result into an input's memory (Inductor writes results over what is dead), the graph's own output is
 right, and the caller's tensor was not written.
 """
@@ -68,7 +68,7 @@ _CHANGES = itertools.count(1)
 
 
 class NotLaunched(Exception):
-    """A recording was chosen for a call, and cannot serve it. Nothing was launched."""
+    """Report that the recording chosen for a call cannot be used for it. Nothing was launched."""
 
     def __init__(self, node: EncoreNode, reason: str) -> None:
         super().__init__(reason)
@@ -77,18 +77,18 @@ class NotLaunched(Exception):
 
 
 class StillHeld(NotLaunched):
-    """An input of this call is held, whose memory the graph writes over."""
+    """Report that an input of this call is live whose memory the graph overwrites."""
 
 
 class NotFollowed(NotLaunched):
-    """What the graph reads could not be changed. Note [Addresses that cannot be changed]."""
+    """Report that the addresses in the graph could not be changed. Note [Addresses that cannot be changed]."""
 
     def __init__(self, node: EncoreNode, error: Exception) -> None:
         super().__init__(node, f"{NOT_FOLLOWED}: {one_line(error)}")
 
 
 class EncoreNode(CUDAGraphNode):
-    """A recording of a `RecordableFunction`.
+    """Hold a recording of a `RecordableFunction`.
 
     Attributes:
         results: what replays return.
@@ -98,7 +98,7 @@ class EncoreNode(CUDAGraphNode):
         copied_per_replay: the same for the next replay, inputs with a tracker left out.
         copies_parameters: whether a former parameter is copied or read in place, as other inputs are.
         is_latest: whether it is the recording that served its function last, or one of an inference.
-        state: changes whenever something is changed that a steady call relies on.
+        state: changes whenever something is changed that a fast call relies on.
     """
 
     non_static_input_idx: list[int]
@@ -151,27 +151,27 @@ class EncoreNode(CUDAGraphNode):
 
     @property
     def function(self) -> RecordableFunction:
-        """What is recorded here."""
+        """Return the function that is recorded here."""
         function: RecordableFunction = self.wrapped_function.model
         return function
 
     @property
     def tracker(self) -> AddressTracker | None:
-        """What keeps the graph's addresses in step with the inputs; None where all are copied."""
+        """Return the tracker that updates the graph's addresses for moved inputs; None where all are copied."""
         return self._tracker
 
     @property
     def session(self) -> Session | None:
-        """How far the recording has come; None where indirection is off."""
+        """Return the session, which says how far the recording has come; None where indirection is off."""
         return self._session
 
     @property
     def returned_inputs(self) -> Mapping[int, int]:
-        """By output: the copied input that it is. Note [Inputs that are returned]."""
+        """Return for each output that is a copied input the index of that input. Note [Inputs that are returned]."""
         return self._returned
 
     def describe(self) -> RecordingReport:
-        """The report of this recording."""
+        """Return the report of this recording."""
         if self._session is None:
             raise ReferenceError("this recording is gone, or was never looked after")
         return describe(
@@ -225,7 +225,7 @@ class EncoreNode(CUDAGraphNode):
         return outputs
 
     def _allocate_and_copy_recording_inputs(self, inputs: list[Any]) -> list[Any]:
-        """As stock's, without placeholders for some. Note [Inputs without a placeholder]."""
+        """Copy inputs as stock does, without placeholders for some. Note [Inputs without a placeholder]."""
         ordinary, function = self.non_static_input_idx, self.function
         if not function.records_on_inputs or function.not_followed is not None or function.decision == "copies":
             return super()._allocate_and_copy_recording_inputs(inputs)
@@ -345,23 +345,23 @@ class EncoreNode(CUDAGraphNode):
     # Results, and who holds them
 
     def all_outputs_are_dead(self) -> bool:
-        """As stock's. Note [Held for a backward] in `results`."""
+        """Return what stock does. Note [Held for a backward] in `results`."""
         return bool(super().all_outputs_are_dead() or (self.forget_histories() and super().all_outputs_are_dead()))
 
     def forget_histories(self) -> bool:
-        """Let go of the backwards that results on the path refer to which nobody holds. Return whether any was."""
+        """Detach dead results on the path from their backwards. Return whether there was any."""
         found = False
         for node in self._path_from_root:
             found |= node.results.forget_histories()
         return found
 
     def reconstruct_outputs(self) -> Any:
-        """As stock's; what a caller changed of a result is not there the next time."""
+        """Return results as stock does; what a caller changed of a result is not there the next time."""
         return self.results.reconstructed(super().reconstruct_outputs)
 
     @functools.cached_property
     def results_alive(self) -> Sequence[Reference]:
-        """References to all results that are alive after the graph."""
+        """Return references to all results that are alive after the graph."""
         return self.references(self.live_indices_after_graph)
 
     def references(self, indices: Sequence[tuple[int, int]]) -> Sequence[Reference]:
@@ -413,7 +413,7 @@ class EncoreNode(CUDAGraphNode):
 
     def _refuse_derivatives(self, inputs: Sequence[Any]) -> None:
         """Fail as stock's copies do for inputs that have a derivative in forward mode. A graph computes none, and one
-        that reads inputs in place would hand out its results as if they had none.
+        that reads inputs in place would return its results as if they had none.
 
         Raises:
             NotImplementedError: an input that stock copies has one.
@@ -449,7 +449,7 @@ class EncoreNode(CUDAGraphNode):
         return device_tools(self.device).free_bytes()
 
     def look_at_session(self) -> None:
-        """To be called when something else than a call of this node changed the state of its session."""
+        """Callback: something other than a call of this node changed the state of its session."""
         self._active = self._session is not None and self._session.active
 
     def run_graph(self) -> None:
@@ -462,7 +462,7 @@ class EncoreNode(CUDAGraphNode):
             self._tracker.launched()
 
     def check_invariants(self, inputs: list[Any]) -> Any:
-        """As stock's; notes whether it was an input at a fixed address that spoke against this recording."""
+        """Check inputs as stock does, and refuse those that this recording cannot read."""
         statuses = torch_internals.cudagraph_utils.CheckInvariantStatus
         if self.reads_what_is_gone:
             return statuses.StaticInputIdxMismatch, lambda: "it reads inputs of the call that was recorded"
@@ -482,7 +482,7 @@ class EncoreNode(CUDAGraphNode):
         return status, describe
 
     def _check_liveness(self, indices: Any, output_refs: Any) -> bool:
-        """As stock's. Note [Held for a backward]."""
+        """Check as stock does. Note [Held for a backward]."""
         if CUDAGraphNode._check_liveness(indices, output_refs):
             return True
         if self.forget_histories() and CUDAGraphNode._check_liveness(indices, output_refs):
@@ -493,7 +493,7 @@ class EncoreNode(CUDAGraphNode):
 
     @property
     def reads_what_is_gone(self) -> bool:
-        """Whether the graph can read nothing but the inputs of the call that was recorded."""
+        """Return whether the graph can read nothing but the inputs of the call that was recorded."""
         return bool(self._without_placeholder) and self._tracker is None
 
     def give_back_inputs(self, inputs: list[Any]) -> None:
@@ -508,7 +508,8 @@ class EncoreNode(CUDAGraphNode):
                 inputs[index] = seen if index in mutated else torch_internals.clone_preserve_strides(seen)
 
     def _require_usable(self) -> None:
-        """
+        """Require that the graph is usable.
+
         Raises:
             NotFollowed: changing the graph was begun, and did not end well.
         """
@@ -549,12 +550,12 @@ class EncoreNode(CUDAGraphNode):
     # Tensors over memory that they do not own
 
     def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same tensor over the same memory, which it does not own."""
+        """Return the same tensor over the same memory, which it does not own."""
         metadata = self._tensor_metadata(tensor, ignore_storage_offset=False)
         return self._reconstruct_from_tensor_metadata(metadata)
 
     def borrowing(self, inputs: Sequence[Any]) -> Borrowed:
-        """The same for each of the inputs, when it is asked for. It does not keep the node."""
+        """Return the same for each of the inputs, made when requested. It does not keep the node."""
         reference = weakref.ref(self)
 
         def make(metadata: Mapping[str, Any]) -> torch.Tensor:
@@ -567,13 +568,13 @@ class EncoreNode(CUDAGraphNode):
         return Borrowed(inputs, functools.partial(self._tensor_metadata, ignore_storage_offset=False), make)
 
     def borrowed_storage(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All bytes of the storage of `tensor` (uint8), which it does not own."""
+        """Return all bytes of the storage of `tensor` (uint8), which it does not own."""
         metadata = self._tensor_metadata(tensor)
         whole = {"size": (metadata["nbytes"],), "stride": (1,), "dtype": torch.uint8}
         return self._reconstruct_from_tensor_metadata({**metadata, **whole})
 
     def output_tensors(self) -> dict[int, torch.Tensor]:
-        """By place: the tensors among the outputs, as the graph leaves them, by stock's metadata of them.
+        """Return by place the tensors among the outputs, as the graph leaves them, by stock's metadata of them.
 
         Those in the memory of inputs at fixed addresses lie where these did at the recording.
         """
@@ -586,7 +587,7 @@ class EncoreNode(CUDAGraphNode):
         }
 
     def borrowed_at(self, index: int, address: int) -> torch.Tensor:
-        """Recording input `index` as if it lay at `address`."""
+        """Return recording input `index` as if it lay at `address`."""
         metadata = self._tensor_metadata(self._seen[index])
         moved = {"data_ptr": address, "storage_offset": 0}
         return self._reconstruct_from_tensor_metadata({**metadata, **moved})
@@ -644,8 +645,8 @@ class EncoreNode(CUDAGraphNode):
         if self._tracker is None or self._copying is copying:
             return
         self._copying = None
-        # Steady calls ask in each call for all that changes here, so they hold again afterwards. A state that never
-        # comes again ends them if this is ended in between.
+        # Fast calls check in each call all that changes here, so they hold again afterwards. A state that never comes
+        # again ends them if this is ended in between.
         state, self.state = self.state, -next(_CHANGES)
         self._tracker.rest(copying)
         copied = self._copied if copying else [one for one in self._copied if one not in self._in_place]
@@ -686,7 +687,7 @@ class EncoreNode(CUDAGraphNode):
 
 
 class _Host:
-    """`session.Host` by a weak reference, so that the session does not keep its node."""
+    """Implement `session.Host` by a weak reference, so that the session does not keep its node."""
 
     def __init__(self, node: EncoreNode) -> None:
         self._reference = weakref.ref(node)

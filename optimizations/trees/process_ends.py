@@ -1,4 +1,4 @@
-"""Ends of processes: process groups that are destroyed, interpreters that exit, and forks.
+"""Handle ends of processes: process groups that are destroyed, interpreters that exit, and forks.
 
 Note [Graphs that hold collectives]. A process whose CUDA graphs hold collectives does not return from
 `destroy_process_group`: the communicator waits for graphs that refer to it. Freed first, it returns at once. So that
@@ -49,7 +49,7 @@ _hopeless = threading.Event()
 
 
 def in_a_process_group() -> bool:
-    """Whether there is a process group that may be destroyed."""
+    """Return whether there is a process group that may be destroyed."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
@@ -127,7 +127,7 @@ def _free(free: Callable[[], None]) -> None:
 
 
 def _done_within(seconds: float) -> bool:
-    """Whether the current GPU has done all it was given within so many seconds. A broken one has."""
+    """Return whether the current GPU finishes its work within so many seconds. A broken GPU counts as finished."""
     if not torch.cuda.is_initialized():
         return True
     device = torch.cuda.current_device()
@@ -135,7 +135,7 @@ def _done_within(seconds: float) -> bool:
 
 
 class _Background:
-    """Something that may never come back, done on a thread that nobody waits for."""
+    """Run something that may never return on a thread that is not joined."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work = work
@@ -156,7 +156,7 @@ def _say(text: str) -> None:
 
 
 def _keep_what_was_inherited() -> None:
-    """Note [A fork]."""
+    """Keep what was inherited from the parent process. Note [A fork]."""
     _INHERITED.extend(containers.everything())
 
 

@@ -1,8 +1,8 @@
-"""Ranks that record a function with collectives tell one another; if one of them cannot, all run it without a graph.
+"""Let ranks vote on functions with collectives: if one rank cannot record one, all run it without a graph.
 
 Note [Recorded alike]. NCCL wants a collective to be captured on all ranks or on none. Stock ends the program where a
 recording fails; Encore runs the function without a graph, and then the other ranks have to, too. Each rank votes when
-it has recorded the function, or could not; nobody waits (`ranks`). Until the others have heard of a NO, a few calls
+it has recorded the function, or could not; no rank waits (`ranks`). Until the others have heard of a NO, a few calls
 are mixed: the same collectives in the same order, from a graph on some ranks. Whatever else would be decided by
 measurements or by data is left as stock has it in such a function (`in_place.generated`: it is never captured again).
 """
@@ -22,7 +22,7 @@ _lock = threading.RLock()
 
 
 def tell_ranks(function: RecordableFunction) -> None:
-    """To be called when a function was recorded, or could not be: then `without_graph` says why. Does not wait.
+    """Callback: a function was recorded, or could not be: then `without_graph` says why. Does not wait.
 
     Lets no exception of its own out: the call it happens in has been served.
     """

@@ -1,9 +1,9 @@
-"""Moves the random state of memory-efficient attention to where a backward's run reads it.
+"""Move the random state of memory-efficient attention to where a backward's run reads it.
 
 See Note [Seeds of attention] in `in_place.generated`. Many things let a backward run without a graph after a
 forward that replayed one: results that the program holds, `retain_graph`, a failed recording, a first call, a reset.
-So the seeds are moved in one place, around the generated function, whoever calls it. The opposite direction cannot be
-mended: a copy from the host cannot be captured. A backward whose seeds lie on the host is never recorded or replayed.
+So the seeds are moved in one place, around the generated function, for every caller. The opposite direction cannot be
+fixed: a copy from the host cannot be captured. A backward whose seeds lie on the host is never recorded or replayed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reasons why a call takes the slow path or runs without its graph, in words for `report()`."""
+"""Define the reasons why a call takes the slow path or runs without its graph, in words for `report()`."""
 
 NOT_RECORDED = "no recording of it is steady yet"
 NOT_EXECUTING = "graphs were being recorded or warmed up before it"
@@ -16,7 +16,7 @@ ANOTHER_FOLLOWS = "it was recorded as a second call of an iteration, too"
 WORK_IS_DUE = "work on its recording was due"
 FORWARD_MODE = "derivatives are taken in forward mode"
 OTHER_GEOMETRY = "an input at a fixed address has another shape, other strides or another dtype"
-"""Why a call went the full way, in addition to a function's own reason to run without a graph."""
+"""Why a call took the slow path, in addition to a function's own reason to run without a graph."""
 
 KEPT = "the program holds a result that the graph would overwrite"
 FORWARD_UNCAPTURED = "its forward ran without a graph"

@@ -1,28 +1,27 @@
-"""Returns the results of a recording's replays, and finds out which of them the program still holds.
+"""Return the results of a recording's replays, and find out which of them the program still holds.
 
 Note [A reset of stock's]. Stock tells autograd about tensors that its nodes keep, in a registry of the process that is
 switched off when stock's managers are ended (`torch.compiler.reset`), and raises an error if it is used after that.
 Encore's managers may still be alive, so they switch it on before they use it.
 
-Note [Held for a backward]. A replay hands out the same tensor objects each time. Stock counts Python's references to
-tell whether somebody holds one, and ignores a reference that C++ may have: after a forward, the results that the caller
-let go of still refer to its backward, which refers to all that was saved. But that reference alone keeps the saved
-tensors of a backward that is pending, or was told to retain its graph, and the next replay of the forward would write
-over them. So here that reference counts, once results that nobody holds have lost their history, which the next replay
-would take from them anyway. What was let go of during a recording, and is held in a call, speaks against the graph in
-that call.
+Note [Held for a backward]. A replay returns the same tensor objects each time. Stock counts Python's references to tell
+whether one is live, and ignores a reference that C++ may have: after a forward, the results that the caller let go of
+still refer to its backward, which refers to all that was saved. But that reference alone keeps the saved tensors of a
+backward that is pending, or was told to retain its graph, and the next replay of the forward would write over them. So
+here that reference counts, once dead results have lost their history, which the next replay would take from them
+anyway. What was let go of during a recording, and is held in a call, speaks against the graph in that call.
 
-Note [Whatever the program does meanwhile]. A history is let go of in the midst of what the program does: in inference
-mode or in an operator of its own, where `detach_` would do nothing; in a transform, where it is refused; in a mode,
-which would see it. So it is done apart from all that. And letting go may run anything, such as a finalizer of the
-program's that ends all graphs.
+Note [Whatever the program does meanwhile]. A history is freed during whatever the program does: in inference mode or in
+an operator of its own, where `detach_` would do nothing; in a transform, where it is refused; in a mode, which would
+see it. So it is done apart from all that. And letting go may run anything, such as a finalizer of the program's that
+ends all graphs.
 
-Note [Results without memory]. Stock hands out the recorded object of a result that has no bytes. Its holder may have
+Note [Results without memory]. Stock returns the recorded object of a result that has no bytes. Its holder may have
 given it another shape, memory (`resize_`) or hooks, which would all be in the next call. So each call gets a new one.
 
-Note [Results that were changed]. The tensor objects that replays hand out again and again are also the caller's, who
-may have given one another shape, other memory or a history in place. `handed_out` finds those, and they are made again:
-when they are to be handed out the next time, and when somebody asks whether one is held that lies elsewhere by now.
+Note [Results that were changed]. The tensor objects that replays return again and again are also the caller's, who may
+have given one another shape, other memory or a history in place. `handed_out` finds those, and they are made again:
+when they are to be returned the next time, and on a query whether one is live that lies elsewhere by now.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ _hooks_of_saved_tensors: Callable[[bool], object] = torch_internals.top_saved_te
 
 
 class NotReplayable(RuntimeError):
-    """An output is more than its memory, and what a replay hands out would be another tensor."""
+    """Report that an output is more than its memory, so that a replay would return another tensor."""
 
 
 class Results:
-    """The results of one recording.
+    """Hold the results of one recording.
 
     It is made before its recording is captured, and keeps no reference to it: a cycle would keep the graph's memory.
 
@@ -130,7 +129,7 @@ class Results:
         self._let_go_of_empty_results(static)
 
     def _let_go_of_empty_results(self, static: list[torch.Tensor | None]) -> None:
-        """Note [Results without memory]."""
+        """Free results without bytes. Note [Results without memory]."""
         inputs = {one.output for one in self.returned.found if one.is_input}
         found: dict[int, list[int]] = {}
         for place, output in enumerate(static):
@@ -192,7 +191,7 @@ class Results:
     # Who holds them
 
     def forget_histories(self) -> bool:
-        """Let go of the backwards that results refer to which nobody holds. Return whether there was any.
+        """Detach dead results from their backwards. Return whether there was any.
 
         Note [Whatever the program does meanwhile].
         """
@@ -211,7 +210,7 @@ class Results:
         return True
 
     def is_unused(self, place: int) -> bool:
-        """Return whether nobody holds what was handed out there. What was given other memory is nobody's any more."""
+        """Return whether the result at a place is unused. One that was given other memory counts as unused."""
         cached = self._node.cached_tensor_outputs
         if self._handed_out is not None and self._handed_out.has_moved(cached, place):
             self._make_again(place)
@@ -257,7 +256,7 @@ class Results:
         self._restore(handed_out.changed(cached))
         if handed_out.asks_some and _hooks_of_saved_tensors(False) is not None:
             handed_out.ask_all()
-        # Of others `handed_out` asks.
+        # `handed_out` checks others.
         if self._function.direction == "forward":
             tensors = handed_out.tensors(cached)
             if list(map(_hooks, tensors)).count(None) != len(tensors):
@@ -371,18 +370,18 @@ def _make(node: Any, place: int, results: list[Any]) -> None:
 
 
 def _is_now(node: Any, place: int, result: torch.Tensor) -> None:
-    """Have stock ask this tensor's memory whether somebody holds the output."""
+    """Have stock check this tensor's memory for whether the output is live."""
     node.outputs_weakrefs[place].swap_weakref(result.untyped_storage()._weak_ref())
 
 
 def _unused(reference: weakref.ref[Results], place: int) -> bool:
-    """Notes [Held for a backward] and [Results that were changed]."""
+    """Return whether a result is unused. Notes [Held for a backward] and [Results that were changed]."""
     results = reference()
     return results is not None and results._reference() is not None and results.is_unused(place)
 
 
 def _is_last_of_its_history(cached: list[Any], storages: list[Any], place: int) -> bool:
-    """Whether a result refers to a backward, and nobody holds it. No variable may hold it here, either."""
+    """Return whether a result refers to a backward and has no reference, not even of a local variable here."""
     return cached[place] is not None and cached[place].grad_fn is not None and nobody_holds(cached, storages, place)
 
 

@@ -1,19 +1,19 @@
-"""Outputs of a graph that are its inputs, or lie in the memory of those at fixed addresses, or are each other.
+"""Find outputs of a graph that are inputs, lie in the memory of inputs at fixed addresses, or are repeated.
 
 Note [Parameters that are returned]. A forward returns the parameters that its backward reads. Their addresses are those
-of the recording, so stock hands out the tensor objects of the recording, and keeps them alive. But another object may
+of the recording, so stock returns the tensor objects of the recording, and keeps them alive. But another object may
 stand for the same memory by now (`Parameter(old.data)`). Autograd notices by the version of the very object that a
 parameter was written before the backward, and the old object may have been given other memory: the gradient would be
-wrong without a word. So each replay hands out the tensors of its own call, and none of the recording's is kept.
+wrong without a word. So each replay returns the tensors of its own call, and none of the recording's is kept.
 
-So an input that is returned may move: the graph is patched to where it lies, and what lies in its memory is handed out
+So an input that is returned may move: the graph is patched to where it lies, and what lies in its memory is returned
 where it lies too. That is known of the input itself, and of a view of its elements while no other input shares their
 storage. Of all others it is `unclear`, and such an input is not followed.
 
 Note [Results that a backward reads]. The same goes for a result that a backward reads, of this graph (`x.exp()`) or of
 an earlier one. It is the program's, which may write it before the backward: an error in eager. The function returns one
 object in two places, or the input itself. Stock makes a tensor of each, over the same memory, with versions of their
-own, and the backward reads what was written. So replays too hand out one object, and the input of the call.
+own, and the backward reads what was written. So replays too return one object, and the input of the call.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ REACHES_BEYOND = "an output lies in its storage, and not within its elements"
 
 @dataclass(frozen=True)
 class InPlace:
-    """An output in the memory of an input: their places, whether it is the input itself, and how far behind the first
-    element of the input it begins."""
+    """Describe an output in an input's memory: their places, whether they are one, and its offset in bytes."""
 
     output: int
     input: int
@@ -45,7 +44,7 @@ class InPlace:
 
 
 class ReturnedInPlace:
-    """The outputs of one recording that lie in inputs at fixed addresses, in the order of their places.
+    """Hold the outputs of one recording that lie in inputs at fixed addresses, in the order of their places.
 
     Attributes:
         unclear: inputs of which it is not known how an output lies in their memory, and why.
@@ -74,7 +73,7 @@ class ReturnedInPlace:
 def found_in(
     outputs: Sequence[torch.Tensor | None], fixed: Mapping[int, torch.Tensor], handed_on: Mapping[int, int]
 ) -> ReturnedInPlace:
-    """Which outputs are inputs, or lie in their memory.
+    """Return the outputs that are inputs, or lie in their memory.
 
     Args:
         outputs: those recorded at fixed addresses, None at other places.
@@ -116,7 +115,7 @@ def found_in(
 
 
 def repeated(outputs: Sequence[Any]) -> list[tuple[int, int]]:
-    """Places of tensors that are at an earlier place too, with the first one. Note [Results that a backward reads]."""
+    """Return places of repeated tensors, each with the tensor's first place. Note [Results that a backward reads]."""
     first: dict[int, int] = {}
     for place, output in enumerate(outputs):
         if isinstance(output, torch.Tensor):
@@ -129,13 +128,13 @@ def repeated(outputs: Sequence[Any]) -> list[tuple[int, int]]:
 
 
 def _lies_in(output: torch.Tensor, inputs: Mapping[int, torch.Tensor], near: Sequence[int]) -> int | None:
-    """Which input of those that share its storage an output lies in the memory of."""
+    """Return which input of those that share its storage contains the memory of an output."""
     before = [index for index in near if _offset_bytes(inputs[index]) <= _offset_bytes(output)]
     return max(before or near, key=lambda index: _offset_bytes(inputs[index]), default=None)
 
 
 def _lies_within(output: torch.Tensor, owner: torch.Tensor) -> bool:
-    """Whether an output of the same storage covers elements of `owner` only, as elements of the same width."""
+    """Return whether an output of the same storage covers elements of `owner` only, as elements of the same width."""
     start, end = _offset_bytes(owner), _offset_bytes(owner) + size_bytes(owner)
     first = _offset_bytes(output)
     same_width = output.element_size() == owner.element_size()
@@ -143,18 +142,18 @@ def _lies_within(output: torch.Tensor, owner: torch.Tensor) -> bool:
 
 
 def _offset_bytes(tensor: torch.Tensor) -> int:
-    """From the beginning of its storage. An address says nothing of a tensor without elements."""
+    """Return the offset in its storage, in bytes. The address of a tensor without elements does not give it."""
     return int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _in_the_memory_of(caller: torch.Tensor, output: torch.Tensor, offset_bytes: int) -> torch.Tensor:
-    """An output that lies in the memory of an input, over the storage that the caller has there."""
+    """Return an output that lies in the memory of an input, over the storage that the caller has there."""
     start = _offset_bytes(caller) + offset_bytes
     return over(caller.untyped_storage(), output, start // output.element_size())
 
 
 def over(storage: torch.UntypedStorage, like: torch.Tensor, offset: int) -> torch.Tensor:
-    """A tensor of the shape, strides and dtype of `like` over another storage, `offset` elements from its start."""
+    """Return a tensor with the shape, strides and dtype of `like` at element `offset` of another storage."""
     return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, offset, like.shape, like.stride())
 
 

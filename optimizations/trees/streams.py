@@ -1,4 +1,4 @@
-"""Orders a manager's calls over threads and streams.
+"""Order a manager's calls over threads and streams.
 
 Note [Threads]. A compiled function may be called from any thread, and its manager belongs to the one that first did.
 So calls take turns. A thread that never used CUDA has no current context, which driver calls need. Work on another
@@ -9,9 +9,9 @@ there. Where the program captures on another stream than the one it calls on, as
 is noticed with the change of streams, and functions run without their graphs inside.
 
 Note [Results on other streams]. Where a call comes on another stream than the one before, it waits for that one. But
-the program may go on there with results that it holds, and let go of them later: the host then knows of nobody who
-reads them, and the device may be behind. So as long as results are alive that were there when a stream was left, each
-call waits for that stream, and once more when they are gone.
+the program may go on there with results that it holds, and let go of them later: the host then knows of no reader, and
+the device may be behind. So as long as results are alive that were there when a stream was left, each call waits for
+that stream, and once more when they are gone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from optimizations.trees.node import EncoreNode
 
 
 class CallStreams:
-    """The streams on which the functions of one manager are called.
+    """Hold the streams on which the functions of one manager are called.
 
     Attributes:
         entered: attributes of the current thread, for each direction in which it has called a function.
@@ -83,7 +83,7 @@ class CallStreams:
 
     @property
     def _last_outside(self) -> int | None:
-        """The stream of the last call that was not inside of a capture. It has waited for those of all others."""
+        """Return the stream of the last call outside of a capture. It has waited for the streams of all others."""
         return self._before_capture if self.last is None else self.last
 
     def before(self) -> torch.cuda.Stream | None:

@@ -1,4 +1,4 @@
-"""Marks what forwards without a graph returned, so that their backwards are recognized.
+"""Mark what forwards without a graph returned, so that their backwards are recognized.
 
 Note [Uncaptured forwards]. A forward that ran without a graph has its saved tensors in ordinary memory, at new
 addresses in each call. A backward takes saved tensors for inputs at fixed addresses, so a recording of it would fit no
@@ -17,7 +17,7 @@ from optimizations import torch_internals
 
 
 class UncapturedForwards:
-    """The storages that forwards without a graph returned and that are still alive."""
+    """Hold the storages that forwards without a graph returned and that are still alive."""
 
     def __init__(self) -> None:
         self._marks: dict[int, Any] = {}
