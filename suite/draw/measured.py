@@ -84,7 +84,7 @@ def _compiled(instance: Instance, mode: str) -> Callable[[int], object]:
 
 @dataclass(frozen=True, slots=True)
 class GraphWork:
-    """The device work of one launch of a graph, in order: names, and times in microseconds."""
+    """Hold the device work of one launch of a graph, in order: names, and times in microseconds."""
 
     names: tuple[str, ...]
     times_us: tuple[float, ...]

@@ -32,7 +32,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class DrawnLaunch(Record):
-    """See `optimizations.report.concurrency.OrderedLaunch`."""
+    """Hold a launch; see `optimizations.report.concurrency.OrderedLaunch`."""
 
     name: str
     nodes: tuple[str, ...]
@@ -42,7 +42,7 @@ class DrawnLaunch(Record):
 
 
 class DrawnConcurrency(Record):
-    """See `optimizations.report.concurrency.ConcurrencyReport`."""
+    """Hold how launches depend on each other; see `optimizations.report.concurrency.ConcurrencyReport`."""
 
     decision: Literal["chain", "branches", "waiting", "measuring"]
     reason: str
@@ -67,7 +67,7 @@ class DrawnConcurrency(Record):
 
 
 class DrawnGraph(Record):
-    """One CUDA graph. `times_us` are the times of its launches as a chain, where they were measured."""
+    """Hold one CUDA graph. `times_us` are the times of its launches as a chain, where they were measured."""
 
     title: str
     concurrency: DrawnConcurrency
@@ -81,7 +81,7 @@ class DrawnGraph(Record):
 
 
 class DrawnGraphs(Record):
-    """A file of graphs."""
+    """Hold the graphs of a file."""
 
     drawn_version: Literal[1]
     graphs: tuple[DrawnGraph, ...]

@@ -30,7 +30,7 @@ from suite.results.schema import Status
 
 
 class Scale(StrEnum):
-    """Says how the value axis is laid out.
+    """List the layouts of a value axis.
 
     RATIO: logarithmic, bars grow up and down from 1. BYTES: logarithmic, ticks at binary units, zeros marked as such.
     PERCENT: 0 to 100. LINEAR: bars grow up and down from 0.
@@ -44,7 +44,7 @@ class Scale(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar.
+    """Hold one bar.
 
     Attributes:
         interval: (low, high) of its whisker.
@@ -66,7 +66,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure of grouped bars.
+    """Hold a figure of grouped bars.
 
     Attributes:
         name: stem of the file.
@@ -116,7 +116,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: its name, its points in order of x, and whether it steps (a distribution) or connects them.
+    """Hold one line: its name, its points in order of x, and whether it steps (a distribution) or connects them.
 
     `shade` picks a colour of the palette where the name is not a mode.
     """
@@ -129,7 +129,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """A figure of lines: a quantity against another, or the share of cases up to a value.
+    """Hold a figure of lines: a quantity against another, or the share of cases up to a value.
 
     Attributes:
         name, title, note: as of `Chart`.

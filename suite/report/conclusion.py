@@ -36,7 +36,7 @@ HARMLESS_REASONS = frozenset({"GpuIdle", "ApplicationsClocksSetting", "UserDefin
 
 
 class Trust(StrEnum):
-    """Tells whether the numbers can be relied on."""
+    """Tell whether the numbers can be relied on."""
 
     YES = "Yes"
     PARTLY = "With reservations"
@@ -45,7 +45,7 @@ class Trust(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One reason for or against. `decisive` ones alone make a conclusion worthless where they do not hold."""
+    """Hold one reason for or against. `decisive` ones alone make a conclusion worthless where they do not hold."""
 
     holds: bool
     text: str
@@ -54,7 +54,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """`baseline` is the mode that the sentence compares with, None where nothing is compared."""
+    """Hold what a report comes to. `baseline` is the mode the sentence compares with, None where nothing is
+    compared."""
 
     sentence: str
     points: tuple[Point, ...]

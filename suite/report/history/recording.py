@@ -80,7 +80,7 @@ def pack_cells(cells: Iterable[Cell], folder: Path) -> None:
 
 
 def retire_runs(folders: Sequence[Path], history: Path) -> None:
-    """Show sure that the history has the rows of runs, then delete the runs.
+    """Add the rows of runs to the history, then delete the runs.
 
     Raises:
         InvalidResults: a file of a run has wrong fields.

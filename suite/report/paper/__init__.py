@@ -1,4 +1,4 @@
-"""The papers' figures and tables, made from results alone: a registry, and one module for each kind."""
+"""Make the papers' figures and tables from results alone: a registry, and one module for each kind."""
 
 from __future__ import annotations
 
