@@ -13,7 +13,7 @@ from suite.results.errors import WrongUse
 from suite.results.schema import Environment, Record
 
 MATMUL_PRECISION: Literal["high"] = "high"
-"""Of float32 matmuls, in PyTorch's terms: TF32 allowed, as the published runner has it for all workloads."""
+"""Precision of float32 matmuls, in PyTorch's terms: TF32 allowed, as the published runner has it for all workloads."""
 
 ENOUGH_TO_COMPARE = 3
 MOST_PROCESSES = 5

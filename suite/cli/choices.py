@@ -61,7 +61,7 @@ def was_given(context: typer.Context, name: str) -> bool:
 
 
 PATHS = {"DIR": "a folder, such as results/runs/mine, or . for the working directory", "FILE": "a file", "RUN": "a run"}
-"""What an option takes by its metavar, where the empty string is none: pathlib takes it for the working directory."""
+"""Help of what an option takes, by its metavar. No empty string: pathlib takes it for the working directory."""
 
 
 def refuse_empty_paths(app: typer.Typer, arguments: Sequence[str]) -> None:

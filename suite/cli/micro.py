@@ -295,4 +295,4 @@ EVERYTHING: Mapping[str, Callable[..., None]] = {
     "indirection": lambda out: measure_indirection(IndirectionOptions(out=out)),
     "step": lambda out: measure_step(StepOptions(out=out)),
 }
-"""What `--all` runs, by the name of its command: functions that take `out`, the folder to write to."""
+"""Microbenchmarks that `--all` runs, by their commands' names: functions that take `out`, the folder to write to."""

@@ -22,10 +22,10 @@ from suite.results.schema import Record
 from suite.results.store import describe
 
 DRAWN_VERSION: Literal[1] = 1
-"""Of the files."""
+"""Version of the files."""
 
 MOST_FILE_BYTES = 256 * 2**20
-"""Of a file that is read: the largest workloads have a few megabytes."""
+"""Largest file that is read: the largest workloads have a few megabytes."""
 
 Us = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]

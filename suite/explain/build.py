@@ -40,11 +40,11 @@ class Program:
     kwargs: Mapping[str, Any]
     training: bool = False
     surroundings: Callable[[], contextlib.AbstractContextManager[Any]] = field(default=contextlib.nullcontext)
-    """What the call runs in: autocast, for a workload that wants it."""
+    """The context that the call runs in: autocast, for a workload that wants it."""
     differentiates: bool = False
-    """Whether the call differentiates by itself, so that it needs gradients enabled."""
+    """True if the call differentiates by itself, so that it needs gradients enabled."""
     is_step: bool = False
-    """Whether the call is a whole training step, with backward and optimizer."""
+    """True if the call is a whole training step, with backward and optimizer."""
 
 
 def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Program:

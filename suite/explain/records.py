@@ -13,7 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from suite.results.schema import NotCaptured, Record
 
 TO_THE_END = "seen to its end"
-"""What `Explanation.seen` is where nothing cut the call short."""
+"""The value of `Explanation.seen` where nothing cut the call short."""
 
 
 class Sparse(Record):
@@ -154,7 +154,7 @@ class FxGraph(Sparse):
     non_static_inputs: list[NonStaticInput]
     non_static_input_bytes: int
     stock_captures: bool | None
-    """Whether stock CUDA graphs (default settings) would capture all its kernels: those of its backward and those that
+    """True if stock CUDA graphs (default settings) would capture all its kernels: those of its backward and those that
     run on the CPU are included. None if it is unknown, or if it has no kernel."""
     lowerings: list[Lowering]
     placement: Placed | None = None
@@ -188,7 +188,7 @@ class Explanation(Sparse):
     limits: list[str]
     error: str | None
     seen: str | None = None
-    """How far the call was seen, in words: to its end, or up to which line. Older explanations do not say."""
+    """The part of the call that was seen, in words: to its end, or up to which line. Older explanations do not say."""
 
     @property
     def host_to_device(self) -> list[ExplainedCopy]:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CODE = ("encore", "suite", "models", "optimizations", "pyproject.toml", "requirements.lock")
-"""What shapes numbers, at the top of the repository: the dirty flag and the code id are about these, so that a newly
-drawn figure changes neither."""
+"""Files that shape numbers, at the top of the repository: the dirty flag and the code id are about these, so that a
+newly drawn figure changes neither."""
 
 SHOWN_DIGITS = 12
-"""Of a code id, where it stands in a text."""
+"""Digits of a code id where it stands in a text."""
 
 
 def git_state(repository: Path) -> tuple[str | None, bool | None]:

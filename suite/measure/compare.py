@@ -30,8 +30,8 @@ CHUNK_ELEMENTS = 2**24
 """Elements compared at once: tensors come from host memory, and are compared in float64 on the device."""
 
 LEAST_SHARE = 0.04
-"""Of the size of all gradients, or of all buffers: what smaller ones are measured against, or the tolerance where that
-is larger. Noise in gradients that are zero is up to 50 roundings of that size in EfficientDet in float32."""
+"""Share of the size of all gradients, or of all buffers, that smaller ones are measured against, or the tolerance where
+that is larger. Noise in gradients that are zero is up to 50 roundings of that size in EfficientDet in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +155,11 @@ def size_of(tensors: Iterable[torch.Tensor], device: torch.device) -> Size:
 
 
 NEARER = 4.0
-"""How many times nearer to eager's results of other inputs a result is that is taken for one of these."""
+"""Factor by which a result is nearer to eager's result of other inputs than to its own if it is taken for that."""
 
 MOST_ELEMENTS = 2**22
-"""Of a larger tensor, so many that lie evenly in it: who reads other inputs differs wherever results depend on them.
-Gigabytes of output take many seconds to bring to the device once more for each input set."""
+"""Elements that are compared of a larger tensor, evenly spread: a mode that reads other inputs differs wherever results
+depend on them. Gigabytes of output take many seconds to bring to the device once more for each input set."""
 
 LEAST_ELEMENTS = 16
 """Tensors of fewer elements say nothing: in few dimensions, rounding may well go the way in which inputs differ."""

@@ -23,10 +23,10 @@ from optimizations import torch_internals
 from optimizations.atomic_file import write_atomically
 
 FOUND_OUT = "toolchain.json"
-"""In the folder of headers: what the process has found out that was asked, while others are at work already."""
+"""File in the folder of headers: what the process that examines the compilers has found, while others are at work."""
 
 MOST_WAIT_S = 90.0
-"""Who needs that, and does not get it, finds it out by itself after so long."""
+"""Seconds after which a process that needs that, and does not get it, finds it out by itself."""
 
 _POLL_S = 0.02
 

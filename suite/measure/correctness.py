@@ -89,13 +89,13 @@ TOLERANCE: dict[str, float] = {
 long ones far more, because long sums and other algorithms (Winograd, another order of reduction) dominate there."""
 
 REFERENCE_FACTOR = 2.0
-"""How much farther than eager the compiled function may be from the run in higher precision."""
+"""Largest ratio of the compiled function's distance from the run in higher precision to eager's."""
 
 MOST_ERROR = 0.5
 """Largest relative error that can be allowed, or that a reference may have. Zeros in place of a result are off by 1."""
 
 FEW_ELEMENTS = 10
-"""Of how few elements, or rows, a gradient's error is luck: see Note [Few elements]. PyTorch's benchmarks may allow
+"""Most elements, or rows, of a gradient whose error is luck: see Note [Few elements]. PyTorch's benchmarks may allow
 tensors of up to so many ten times eager's error."""
 
 SMALL = 1000
@@ -118,8 +118,8 @@ timm's stochastic depth has one."""
 
 
 LOSS_SCALES = (2.0**15, 2.0**7, 1.0)
-"""What losses are multiplied by where gradients are computed in float16: the first that eager's stay finite with. One
-more doubling would already be infinite in float16."""
+"""Factors of losses where gradients are computed in float16: the first that eager's stay finite with. One more doubling
+would already be infinite in float16."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ MUST_AGREE = ("torch", "torch_cuda", "cudnn", "driver", "python")
 """Environment fields that must be equal for rows to stand in one run, next to the schema's version and the code. GPU,
 CPU and packages are looked into."""
 MOST_PACKAGES = 5
-"""Of packages that differ, so many are named: two machines may differ in more than a hundred."""
+"""Most packages that are named of those that differ: two machines may differ in more than a hundred."""
 
 
 def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, JsonValue]) -> Environment:

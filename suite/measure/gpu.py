@@ -19,7 +19,7 @@ from suite.results.errors import WrongUse
 from suite.results.schema import GpuInfo
 
 LEAST_COMPUTE_CAPABILITY = (7, 0)
-"""What the GPU back end of PyTorch's compiler (Triton) supports."""
+"""Least compute capability that the GPU back end of PyTorch's compiler (Triton) supports."""
 
 _INSTEAD = (
     "Without one: `encore explain --all` analyses the workloads' capture obstacles, and `encore run --device cpu "

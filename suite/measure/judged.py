@@ -22,7 +22,7 @@ from optimizations.atomic_file import write_atomically
 from suite.measure.correctness import MOST_ERROR, Agreement
 
 NOT_FARTHER = 1.25
-"""How many times the error of a tensor that was found right another one's may be."""
+"""Largest ratio of a tensor's error to the error of the same tensor that was found right."""
 
 
 @dataclass(frozen=True, slots=True)

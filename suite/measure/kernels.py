@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 SHOWN_CHARACTERS = 60
-"""Of a longer name the beginning is kept, and a digest of all of it."""
+"""Characters of a name; a longer one is its beginning and a digest of all of it."""
 
 _TRITON = "triton_"
 _NUMBER = re.compile(r"_\d+$")
@@ -27,10 +27,10 @@ _MOVES_ONLY = re.compile(r"copy|memcpy|fill|memset|encore_", re.IGNORECASE)
 called `memcpy128` or `memcpy32_post`; outside of one it is a memset or a memcpy."""
 
 _SOURCE = "#"
-"""What a generated kernel's name is told from the digest of its source by."""
+"""Text between a generated kernel's name and the digest of its source."""
 
 _MOVER = "mover:"
-"""What the keys of these begin with."""
+"""Beginning of the keys of these."""
 
 
 @dataclass(frozen=True, slots=True)

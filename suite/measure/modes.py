@@ -21,7 +21,7 @@ CAPTURED: dict[Captures, str] = {
     "step": "whole iteration",
     "by hand": "what the program captures itself",
 }
-"""What becomes a CUDA graph, in words: the least first."""
+"""Text on what becomes a CUDA graph: the least first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ LANES_MODE = "lanes"
 """The same with independent kernels of a graph at the same time."""
 
 DEFAULT_MODE = "encore"
-"""What users get who change nothing: all of it, with the rules of selection."""
+"""The mode of users who change nothing: all of it, with the rules of selection."""
 
 
 def select_modes(names: Iterable[str]) -> tuple[Mode, ...]:

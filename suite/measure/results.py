@@ -23,7 +23,7 @@ from suite.measure.iteration import Iterate, seed_all
 
 GRADIENT = "gradient "
 BUFFER = "buffer "
-"""How names of gradients and of buffers begin."""
+"""Beginnings of the names of gradients and of buffers."""
 
 
 @dataclass(frozen=True, slots=True)

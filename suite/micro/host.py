@@ -35,7 +35,7 @@ from suite.micro.host_cost import CALL, ENTRY, GRAPH, FullCalls, HostCost, Judge
 from suite.results.errors import WrongUse
 
 PARAMETERS = (0, 100, 1114)
-"""Of the modules that are measured where no workload is named; MobileBERT has 1,114 parameters and buffers."""
+"""Parameters of the modules that are measured where no workload is named; MobileBERT has 1,114, buffers included."""
 
 SETTLING_S = 10.0
 """No longer than this: graphs read their inputs in place when they have been in use for a while."""
@@ -129,7 +129,7 @@ def _touch() -> Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor]:
 
 
 class Parameters(nn.Module):
-    """Hold parameters in submodules of two, and passes all of them to one operator."""
+    """Hold parameters in submodules of two, and pass all of them to one operator."""
 
     def __init__(self, parameters: int) -> None:
         super().__init__()

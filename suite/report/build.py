@@ -43,7 +43,7 @@ HEADLINE = "headline"
 """The table of a run that the README has, and the name of its generated part there."""
 
 WRITTEN = ".report-files"
-"""In a report's folder: what the report wrote there, a path a line, so that the next one removes what it has not."""
+"""File in a report's folder: the paths that the report wrote, one a line, so that the next one removes leftovers."""
 
 _FIGURES_WORTH_PROCESSES = 12
 """Fewer figures are drawn in this process."""

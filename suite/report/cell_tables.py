@@ -426,4 +426,4 @@ TABLES: dict[str, RunTable] = {
         _superseded_rows,
     ),
 }
-"""What was measured of each cell, and what happened besides, by name, in the order of the report."""
+"""Tables of what was measured of each cell, and what happened besides, by name, in the order of the report."""

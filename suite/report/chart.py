@@ -175,15 +175,15 @@ _NO_RESULT = "#808080"
 these colours."""
 _BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
 COLOURS = {mode.name: mode.colour for mode in MODES.values() if mode.colour is not None}
-"""Of series by their names: modes, and Encore as a whole."""
+"""Colours of series by their names: modes, and Encore as a whole."""
 OTHER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
 _BARS_PER_PANEL = 60
 """With more, labels of bars would touch."""
 _GROUPS_PER_PANEL = 15
 _CHARACTERS = 108
-"""Of a line of the title at its size."""
+"""Characters of a line of the title at its size."""
 _AXIS_CHARACTERS = 32
-"""In a line of the name of an axis: more would be longer than a panel is high."""
+"""Characters in a line of the name of an axis: more would be longer than a panel is high."""
 _GROUP_SHARE = 0.86
 """Part of a group's width that its bars take."""
 STYLE: dict[Any, Any] = {
@@ -216,7 +216,7 @@ _PUBLISHED: dict[str, Any] = {
 _PAGE_FONTS = "'DejaVu Sans', Verdana, sans-serif"
 """Fonts of text in a page: a reader without the first one has the second, which is as wide."""
 _LOWEST_BYTES = 1.0
-"""Where the byte axis begins: a bar of 0 bytes has no height there and is marked "0"."""
+"""Beginning of the byte axis: a bar of 0 bytes has no height there and is marked "0"."""
 _BASES = {Scale.RATIO: 1.0, Scale.BYTES: _LOWEST_BYTES, Scale.LINEAR: 0.0, Scale.PERCENT: 0.0}
 
 

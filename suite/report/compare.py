@@ -49,7 +49,7 @@ class Kernels(StrEnum):
     EAGER = "eager"
     """One side is not compiled: that its kernels are others is what is measured."""
     SAME = "same"
-    """Those of both sides that are tuned are launched alike."""
+    """The tuned kernels of both sides are launched alike."""
     GENERATED = "other program"
     """The same, and one side has generated kernels that the other lacks: placement changed the program, say."""
     RETUNED = "tuned otherwise"
@@ -63,7 +63,7 @@ class Kernels(StrEnum):
 
 
 COMPARABLE = (Kernels.EAGER, Kernels.SAME, Kernels.GENERATED)
-"""Where a ratio is one of modes."""
+"""Kinds for which a ratio is one of modes."""
 
 UNSETTLED = "unsettled"
 """The mark of a ratio without a verdict, because a side still recorded graphs, or looked for places to read in place,

@@ -28,9 +28,9 @@ from suite.results.stats import Verdict
 from suite.settings import recorded_plan
 
 DECIDED_SHARE = 0.9
-"""Of all verdicts, so many must decide something for the whole to count as decided."""
+"""Least share of verdicts that must decide something for the whole to count as decided."""
 FALSE_SHARE = 0.05
-"""Of all comparisons of a program with itself, so many at most may find a difference."""
+"""Largest share of comparisons of a program with itself that may find a difference."""
 HARMLESS_REASONS = frozenset({"GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks", "SyncBoost"})
 """Clock-event reasons that slow nothing down while a block is measured."""
 

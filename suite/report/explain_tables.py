@@ -305,4 +305,4 @@ TABLES: dict[str, ExplainTable] = {
         _limit_rows,
     ),
 }
-"""What stands in the way of CUDA graphs, by name, in the order of the report."""
+"""Tables of what stands in the way of CUDA graphs, by name, in the order of the report."""

@@ -124,7 +124,7 @@ MOST_COMMITS = 200
 """So many commits may have touched the backend since a row was measured."""
 BACKEND = "optimizations"
 _RUN = re.compile(r"run (\S+) \(commit ([0-9a-f]{7,40})")
-"""How a generated table names a run."""
+"""The text by which a generated table names a run."""
 
 
 def stale_rows(readme: Path, recorded: Path, repository: Path) -> list[str]:

@@ -72,7 +72,7 @@ class Published(Record):
     workloads: dict[str, dict[str, PublishedWorkload]]
     """Inner keys are this suite's acronyms."""
     rewritten_program: dict[str, dict[str, dict[str, float]]]
-    """How many times faster the program is with its CPU tensors on the GPU: `without_graphs` and `with_graphs`."""
+    """Speed-ups of the program with its CPU tensors on the GPU: `without_graphs` and `with_graphs`."""
     copy_share_percent: dict[str, dict[str, float]]
     """Share of an iteration with stock's graphs that copies of inputs take."""
     compile_s: dict[str, dict[str, dict[str, float]]]

@@ -217,7 +217,7 @@ def _read_explanation(path: Path) -> Explanation:
 
 
 ROUNDING = timedelta(seconds=1)
-"""Of the time at which a row begins. Workloads of one process of the suite follow one another, and overlap by less."""
+"""Rounding of the time at which a row begins. Workloads of one process of the suite overlap by less."""
 
 
 DISTURBING_CORES = 1.0

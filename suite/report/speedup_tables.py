@@ -38,7 +38,7 @@ KERNELS_NOTE = (
     f"{Kernels.OTHER.value}: the ratio follows the kernel times, or its baseline ran in another process; it is "
     "withdrawn."
 )
-"""What stands under tables with ratios whose kernels are not known to be the same."""
+"""Note under tables with ratios whose kernels are not known to be the same."""
 
 
 def all_tables(ratios: Ratios, published: Published) -> tuple[Table, ...]:

@@ -51,7 +51,7 @@ from suite.results.store import (
 UNSAVED = "unsaved-cells.jsonl"
 """Rows for which there was no room in `cells.jsonl`."""
 NEXT_RETRIED = ".retried-next.jsonl"
-"""What `retried.jsonl` is to be, from before rows leave `cells.jsonl` until they have."""
+"""The coming content of `retried.jsonl`, from before rows leave `cells.jsonl` until they have."""
 LOCK = ".lock"
 RESERVE = ".reserve"
 RESERVE_BYTES = 16 * 2**20

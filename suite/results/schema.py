@@ -12,13 +12,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
 
 SCHEMA_VERSION = 2
-"""Of rows and environments written now. Version 1 had no names of kernels and one process per cell."""
+"""Version of rows and environments written now. Version 1 had no names of kernels and one process per cell."""
 
 READABLE_VERSIONS = (1, 2)
-"""What is added in a version is optional, so that recorded runs stay readable."""
+"""Versions that can be read. Additions of a version are optional, so that recorded runs stay readable."""
 
 EXPLANATION_VERSION = 1
-"""Of what `encore explain` writes."""
+"""Version of what `encore explain` writes."""
 
 
 class Record(BaseModel):
@@ -117,14 +117,14 @@ class Correctness(Record):
     bitwise_with: str | None
     bitwise: bool | None
     ranks_equal: bool | None = None
-    """Where the workload is split over GPUs: whether all ranks' results have the same bits, on all inputs."""
+    """True if all ranks' results have the same bits, on all inputs, where the workload is split over GPUs."""
     ranks_spread: float | None = None
     """There: the largest relative difference of the norms of one tensor on two ranks. Eager is the whole module then,
     on each rank by itself."""
     varying: list[dict[str, list[float]]] | None = None
     widened_error: float | None = None
-    """Of the mode compiled in higher precision, against eager there; made where eager in the own dtype is so far from
-    the truth that it is not a reference."""
+    """Error of the mode compiled in higher precision, against eager there; made where eager in the own dtype is so far
+    from the truth that it is not a reference."""
 
 
 class NotCaptured(Record):
@@ -360,7 +360,7 @@ class Cell(Record):
     metrics: Metrics | None
     blocks: list[Block]
     baseline_blocks: dict[str, list[Block]]
-    """In `halves` and `pairs`: blocks of baselines that alternated with this cell's and stand in no row of theirs."""
+    """Blocks of baselines that alternated with this cell's and stand in no row of theirs, in `halves` and `pairs`."""
     processes: int = 1
     """Starts of the mode that blocks are of."""
     other_kernels: list[int] = []
@@ -368,7 +368,7 @@ class Cell(Record):
     later: list[LaterProcess] = []
     """The mode's own processes after the first."""
     shortages: list[Shortage] = []
-    """What is missing although there are samples, in this mode or in one of `baseline_blocks`."""
+    """Shortages of a row that has samples, in this mode or in one of `baseline_blocks`."""
     others: HostUse | None = None
     """Other programs on the host meanwhile; older rows do not know of any."""
     tp: int | None = None

@@ -62,7 +62,7 @@ MINIMUM_PROCESSES = 3
 MINIMUM_BLOCKS = 3
 """Per process. With fewer of either there is no verdict but AMBG."""
 LEAST_VARIANCE = 1e-8
-"""Of log ratios, where the logarithm of their variance is looked at: clocks do not tell more."""
+"""Least variance of log ratios whose logarithm is taken: clocks do not tell more."""
 
 
 class Verdict(StrEnum):

@@ -35,7 +35,7 @@ KILL_ROUNDS = 5
 KILL_WAIT_S = 3.0
 
 RUN_MARK = secrets.token_hex(8)
-"""How the marks of this program's workers begin."""
+"""Beginning of the marks of this program's workers."""
 
 _numbers = itertools.count()
 _lock = threading.Lock()

@@ -103,7 +103,7 @@ def _most(numbers: Iterable[Number | None]) -> Number | None:
 
 
 HOST_CHECK = "host_check.jsonl"
-"""In a run's folder: one line for each start of the run that was asked to check the host."""
+"""File in a run's folder: one line for each start of the run with a check of the host."""
 
 
 def record_host_check(run: Path, console: Console) -> tuple[Finding, ...]:

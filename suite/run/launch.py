@@ -38,7 +38,7 @@ NEWEST = "newest"
 """`--resume newest`: the newest run that was asked for the same in the same environment, else a new one."""
 
 MOST_DIFFERENCES = 8
-"""How many differences a message lists."""
+"""Most differences that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Request:
     host_check: bool = False
     tp: Sequence[int] | None = None
     starts: bool = True
-    """Whether anything is measured: what is only planned needs no GPU."""
+    """True if anything is measured: what is only planned needs no GPU."""
 
 
 @dataclass(frozen=True, slots=True)

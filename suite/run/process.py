@@ -53,7 +53,7 @@ from suite.worker.protocol import (
 WORKER_COMMAND = script("suite.worker.main")
 
 MAX_MESSAGE_BYTES = 16 * 2**20
-"""What a worker may have sent unread: far more than any message needs."""
+"""Most bytes that a worker may have sent unread: far more than any message needs."""
 STOP_GRACE_S = 20.0
 """Time for a worker to end by itself after `stop`: CUDA contexts and compile pools take seconds to close."""
 
@@ -268,7 +268,7 @@ class _Exchange:
 
 
 _FIRST_PHASES = {"start": "build", "prepare": "build", "try": "check", "once": "metrics", "profiler": "metrics"}
-"""Of commands that are not named after theirs."""
+"""First phases of commands that are not named after theirs."""
 
 
 def _first_phase(command: Command) -> str:

@@ -17,9 +17,9 @@ from suite.results.schema import Cell, Status
 from suite.settings import format_duration
 
 FIRST_WORD_S = 2.0
-"""How long an analysis may take over a step before a line says so."""
+"""Seconds that an analysis may take over a step before a line says so."""
 NEXT_WORD_S = 30.0
-"""How long it may then stay silent over the same step."""
+"""Seconds that it may then stay silent over the same step."""
 
 
 class Display(Protocol):

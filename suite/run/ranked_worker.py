@@ -111,7 +111,7 @@ def _joined(cell: RankedWorker, answers: Mapping[Worker, Answer], arrival: Seque
 
 
 _WEIGHT = {Status.OOM: 0, Status.FAIL_ACCURACY: 1, Status.CRASH: 1, Status.TIMEOUT: 3}
-"""Which rank's status a cell ends with. Lack of memory has an answer, and a waiting rank is no cause."""
+"""Weights by which a cell gets one rank's status: lack of memory has an answer; a waiting rank is no cause."""
 
 
 def _told_by_rank(failed: Sequence[tuple[int, Failed]]) -> Failed:

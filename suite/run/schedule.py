@@ -34,13 +34,13 @@ blocks each, cold compile caches). DR-I, which did not fit and went in halves, t
 measured, but chosen high."""
 
 ESTIMATE_MARGIN = 1.2
-"""What an estimate from earlier rows is multiplied by, for compile times vary from run to run."""
+"""Factor of an estimate from earlier rows, for compile times vary from run to run."""
 
 
 BLOCK_US = 6000.0
-"""What the timed samples of a block take together, at least: short, for what disturbs a host swallows whole blocks."""
+"""Least time of the timed samples of a block together: short, for what disturbs a host swallows whole blocks."""
 LEAD_IN_US = 4000.0
-"""What the iterations before them take, at least: another mode has used caches, and the clock of this core was low."""
+"""Least time of the iterations before them: another mode has used caches, and the clock of this core was low."""
 MOST_SAMPLES = 10
 MOST_LEAD_IN = 12
 LEAST_LEAD_IN = 2

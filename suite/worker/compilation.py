@@ -31,8 +31,8 @@ from suite.worker.compile_order import REAL, Follower, Place
 from suite.worker.protocol import OomTogether, Unsupported
 
 SETTLE_S = 100.0
-"""How long a cell is called before it is measured, at most, so that Encore's graphs become what they will stay: seconds
-of calls, without those in which it waits for its turn."""
+"""Longest time for which a cell is called before it is measured, so that Encore's graphs become what they will stay:
+seconds of calls, without those in which it waits for its turn."""
 
 PAIR = 2
 """A mode and what it is compared with: fewer are not on the GPU at the same time."""

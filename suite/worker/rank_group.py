@@ -18,7 +18,7 @@ from suite.measure.timing import DeviceTimer
 from suite.worker.protocol import CellSpec
 
 START_MARGIN_NS = 300_000
-"""How long before a common start the ranks agree on it: longer than the news of it takes to the last one."""
+"""Time before a common start at which the ranks agree on it: longer than the message takes to reach the last one."""
 
 
 class Alone:

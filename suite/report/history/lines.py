@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Speedup = tuple[float, float, float]
-"""How many times faster, with the ends of its 95 % interval."""
+"""A speed-up, with the ends of its 95 % interval."""
 _MARKS = {-1: "-", 0: " ", 1: "+"}
 
 

@@ -40,7 +40,7 @@ _WHAT = {
     "micro-feeds": "`encore micro feeds`",
     "micro-indirection": "`encore micro indirection`",
 }
-"""What wrote the files of a folder that holds no run, by the beginning of its name."""
+"""Commands that wrote the files of a folder that holds no run, by the beginning of its name."""
 _MOST_NAMES = 6
 """Workloads and modes are counted instead of named where there are more."""
 

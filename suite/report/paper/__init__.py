@@ -35,7 +35,7 @@ EXHIBITS: dict[str, Exhibit] = {
         key=_place,
     )
 }
-"""By name: GraCE's are called as in the paper ("fig10"), the others have the source in front ("pygraph-fig7")."""
+"""Exhibits by name: GraCE's are called as in the paper ("fig10"), others have the source in front ("pygraph-fig7")."""
 
 __all__ = ["EXHIBITS", "Exhibit", "Made", "Point", "Results", "find_exhibits"]
 

@@ -28,7 +28,7 @@ NOT_HELD = "not known here"
 """Stands for values that a paper prints and `results/published.json` lacks."""
 VOID = "other kernels"
 NOTHING = Provenance("no run was given", "nothing measured", None, "none", None, count=0)
-"""Of what rests on no result at all."""
+"""Provenance of what rests on no result at all."""
 _VERDICTS = {
     Verdict.FAST: "faster",
     Verdict.SAME: "the same",

@@ -84,7 +84,7 @@ def find_side(text: str) -> Side:
 
 
 STOCK_SOFTWARE = ("PyTorch", "CUDA of PyTorch", "cuDNN", "driver", "Python", "package triton")
-"""Where these are equal, a mode that Encore has no part in is the same program in both runs."""
+"""Software that must be equal for a mode without Encore to be the same program in both runs."""
 _NOT_SETTINGS = ("workloads", "modes", "shard")
 
 
