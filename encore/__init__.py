@@ -1,4 +1,4 @@
-"""Encore: CUDA graphs that pay off under `torch.compile`, on the stock PyTorch wheel.
+"""Make CUDA graphs pay off under `torch.compile`, on the stock PyTorch wheel.
 
 `torch.compile(model, backend="encore")` needs no import. This package holds the names for everything else: `report`
 tells what was done with each graph, `explain` tells it beforehand, `reset` frees it all. `graph_step` makes one CUDA

@@ -1,4 +1,4 @@
-"""`python -m encore` is `encore`."""
+"""Run the command `encore`, as `python -m encore`."""
 
 from encore.own_packages import command
 

@@ -1,4 +1,4 @@
-"""Encore finds its own packages, and a program of the user's finds the user's, although some have the same names.
+"""Import Encore's own packages, and a user's program the user's, although some have the same names.
 
 Note [Two packages of one name]: `suite` and `models` are names that many projects have too. Encore's are found by where
 this file is, whatever stands on PYTHONPATH or in the working directory. A process that runs a program of the user's
@@ -24,7 +24,7 @@ NAMES = frozenset({"encore", "suite", "models", "optimizations", "host_tuning"})
 
 
 class OwnPackages(MetaPathFinder):
-    """Finds packages of these names in `ROOT`."""
+    """Find packages of these names in `ROOT`."""
 
     def __init__(self) -> None:
         self.names = set(NAMES)
@@ -39,13 +39,13 @@ _finder = OwnPackages()
 
 
 def put_first() -> None:
-    """From now on, Encore's packages are found before any other of their names."""
+    """Find Encore's packages before any other of their names from now on."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
 
 def give_way() -> None:
-    """From now on, the working directory comes first, and the user's packages are found before Encore's.
+    """Put the working directory first from now on, and the user's packages before Encore's.
 
     For a process that runs a program of the user's, once it has imported all that it needs of Encore.
     """
@@ -61,7 +61,7 @@ def give_way() -> None:
 
 
 def script(module: str) -> tuple[str, ...]:
-    """The command that runs `module` of Encore's in a new process; its arguments come behind.
+    """Return the command that runs `module` of Encore's in a new process; its arguments are appended.
 
     `-P` keeps the working directory from being searched for anything.
     """
@@ -69,7 +69,7 @@ def script(module: str) -> tuple[str, ...]:
 
 
 def command() -> None:
-    """The command `encore`."""
+    """Run the command `encore`."""
     put_first()
     try:
         from suite.cli.main import main

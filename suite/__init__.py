@@ -1,4 +1,4 @@
-"""Encore's benchmark suite. `suite.load(run)` gives the rows of a run as a pandas DataFrame."""
+"""Measure programs with Encore's benchmark suite; `suite.load(run)` returns the rows of a run as a pandas DataFrame."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m suite` is `encore`."""
+"""Run the command `encore`, as `python -m suite`."""
 
 from suite.cli.main import main
 

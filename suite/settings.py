@@ -1,4 +1,4 @@
-"""What a run is asked to do: the options that shape its numbers, its workloads and modes, and the presets."""
+"""Define what a run is asked to do: the options that shape its numbers, its workloads and modes, and the presets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from suite.results.errors import WrongUse
 from suite.results.schema import Environment, Record
 
 MATMUL_PRECISION: Literal["high"] = "high"
-"""Of float32 matmuls, in PyTorch's terms: TF32 allowed, as the published runner has it for all workloads."""
+"""Precision of float32 matmuls, in PyTorch's terms: TF32 allowed, as the published runner has it for all workloads."""
 
 ENOUGH_TO_COMPARE = 3
 MOST_PROCESSES = 5
@@ -21,7 +21,7 @@ MOST_PROCESSES = 5
 
 
 class RunSettings(Record):
-    """Options that shape the numbers: all rows of a run have the same.
+    """Hold options that shape the numbers: all rows of a run have the same.
 
     Each mode is started `processes` times (None: three times on a GPU, once on a CPU), and again, up to
     `most_processes` times, where these differ so much that they decide little (None: up to five times, if `processes`
@@ -53,7 +53,7 @@ class RunSettings(Record):
     matmul_precision: Literal["high"] = MATMUL_PRECISION
 
     def checked(self) -> RunSettings:
-        """These settings, once they are known to make sense.
+        """Return these settings, once they are known to make sense.
 
         Raises:
             WrongUse: an option is out of range, or two do not go together.
@@ -79,7 +79,7 @@ class RunSettings(Record):
 
 
 def require_seed(seed: int) -> None:
-    """Refuses a `--seed` that some generator of random numbers would not take.
+    """Refuse a `--seed` that some generator of random numbers would not take.
 
     Raises:
         WrongUse: it is negative, or has more than 63 bits.
@@ -89,7 +89,7 @@ def require_seed(seed: int) -> None:
 
 
 class RunPlan(RunSettings):
-    """The `settings` of `environment.json`: the settings, and the names of what is run with them (a shard's share).
+    """Hold the `settings` of `environment.json`: the settings, and the names of what is run (a shard's share).
 
     `parts`: of a run that `encore merge` has joined, the shards that it is of.
     """
@@ -101,7 +101,7 @@ class RunPlan(RunSettings):
 
     @property
     def shards(self) -> list[str]:
-        """All of which it is: its own one, or those that were joined."""
+        """Return all shards of which it is: its own one, or those that were joined."""
         return [*([] if self.shard is None else [self.shard]), *self.parts]
 
     @property
@@ -111,7 +111,7 @@ class RunPlan(RunSettings):
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Defaults of `encore run`. `workloads` empty means the default set, `modes` None all that the device can run."""
+    """Hold defaults of `encore run`. `workloads` empty means the default set, `modes` None all the device can run."""
 
     workloads: tuple[str, ...]
     settings: RunSettings
@@ -131,7 +131,7 @@ QUICK_PROGRAM = Preset(
 
 
 def recorded_plan(environment: Environment) -> RunPlan:
-    """The plan a run was made with.
+    """Return the plan a run was made with.
 
     Raises:
         WrongUse: its `settings` are not those of this version.
@@ -147,7 +147,7 @@ def recorded_plan(environment: Environment) -> RunPlan:
 
 
 def setting_differences(there: RunPlan, here: Mapping[str, Any]) -> list[str]:
-    """Options given now that differ from those a run was made with, as "--samples: 100 there, 50 here"."""
+    """Return options given now that differ from those a run was made with, as "--samples: 100 there, 50 here"."""
     return [
         f"{_option(name)}: {getattr(there, name)} there, {value} here"
         for name, value in here.items()
@@ -164,7 +164,7 @@ _UNIT_S = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Seconds of a duration such as "9m", "90s", "1h30m" or "45" (seconds).
+    """Return the seconds of a duration such as "9m", "90s", "1h30m" or "45" (seconds).
 
     Raises:
         WrongUse: it is not a duration, or not above zero.
@@ -178,7 +178,7 @@ def parse_duration(text: str, option: str) -> float:
 
 
 def parse_budget(text: str | None, used: str | None) -> float | None:
-    """Seconds that are left of `--budget` once `--budget-used` is taken off; None without a budget.
+    """Return the seconds that are left of `--budget` once `--budget-used` is taken off; None without a budget.
 
     Raises:
         WrongUse: one is not a duration above zero, or something is taken off no budget.
@@ -192,7 +192,7 @@ def parse_budget(text: str | None, used: str | None) -> float | None:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration in words: "1h05m", "9m30s" or "42s"."""
+    """Return a duration in words: "1h05m", "9m30s" or "42s"."""
     whole = max(0, round(seconds))
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     if hours:

@@ -1,1 +1,1 @@
-"""The command line: one module for each command, and what they have in common."""
+"""Define the command line: one module for each command, and what they have in common."""

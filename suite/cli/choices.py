@@ -1,4 +1,4 @@
-"""What options of several commands have in common: the words they take, --json, and that no path is empty."""
+"""Define what options of several commands share: the words they take, --json, and that no path is empty."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Size(StrEnum):
 
     @property
     def literal(self) -> Literal["full", "tiny"]:
-        """The word as functions of workloads take it."""
+        """Return the word as functions of workloads take it."""
         return "tiny" if self is Size.tiny else "full"
 
 
@@ -61,11 +61,11 @@ def was_given(context: typer.Context, name: str) -> bool:
 
 
 PATHS = {"DIR": "a folder, such as results/runs/mine, or . for the working directory", "FILE": "a file", "RUN": "a run"}
-"""What an option takes by its metavar, where the empty string is none: pathlib takes it for the working directory."""
+"""Help of what an option takes, by its metavar. No empty string: pathlib takes it for the working directory."""
 
 
 def refuse_empty_paths(app: typer.Typer, arguments: Sequence[str]) -> None:
-    """Refuses options of `PATHS` that are given as `--out ''` or `--out=`, of all commands in one place.
+    """Refuse options of `PATHS` that are given as `--out ''` or `--out=`, of all commands in one place.
 
     Read from the functions of the commands: what typer makes of them changes with its versions.
 
@@ -80,7 +80,7 @@ def refuse_empty_paths(app: typer.Typer, arguments: Sequence[str]) -> None:
 
 
 def path_options(app: typer.Typer) -> Iterator[tuple[str, str]]:
-    """Options of all commands that take what is in `PATHS`, with their metavars."""
+    """Return the options of all commands that take what is in `PATHS`, with their metavars."""
     for function in _functions(app):
         for name, hint in get_type_hints(function, include_extras=True).items():
             for option in getattr(hint, "__metadata__", ()):

@@ -1,4 +1,4 @@
-"""`encore compare`. Imports what it needs when it runs."""
+"""Define `encore compare`. Imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MetricName(StrEnum):
 
 
 def parse_share(text: str, option: str) -> float:
-    """0.05 or 5%, as a share.
+    """Return the share that a text such as "0.05" or "5%" stands for.
 
     Raises:
         WrongUse: it is neither.

@@ -1,4 +1,4 @@
-"""What commands print to: consoles, which outside of a terminal leave tables their full width, JSON, and remarks."""
+"""Print for commands: tables, which keep their full width outside of a terminal, JSON, and remarks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNLIMITED = 100_000
 
 
 def console(*, stderr: bool = False) -> Console:
-    """The console of stdout, for tables, or of stderr, for remarks.
+    """Return the console of stdout, for tables, or of stderr, for remarks.
 
     Lines of remarks are never wrapped, for they hold commands to copy. COLUMNS, where it is set, is the width of both.
     Brackets in a text are no markup: a folder may have any name.
@@ -31,12 +31,12 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_json(value: Any) -> None:
-    """Prints for programs, on stdout."""
+    """Print JSON for programs, on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 class Progress:
-    """Prints the steps of a command on stderr, with the time since the beginning.
+    """Print the steps of a command on stderr, with the time since the beginning.
 
     What follows a comma says how far a step is: that is printed every two seconds.
     """
@@ -55,5 +55,5 @@ class Progress:
 
 
 def say(text: str) -> None:
-    """A remark or an error, a line on stderr."""
+    """Print a remark or an error, a line on stderr."""
     print(text, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The command `encore draw`."""
+"""Define the command `encore draw`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`encore record` and `encore history`. Imports what it needs when it runs."""
+"""Define `encore record` and `encore history`. Imports what it needs when it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables and JSON of `encore list` and `encore env`."""
+"""Make the tables and JSON of `encore list` and `encore env`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from suite.results.schema import Environment
 
 
 def as_json(workloads: Sequence[Workload], modes: Sequence[Mode]) -> dict[str, list[dict[str, Any]]]:
-    """What `encore list --json` prints: a key for each kind that was asked for."""
+    """Return what `encore list --json` prints: a key for each kind that was asked for."""
     listed: dict[str, list[dict[str, Any]]] = {}
     if workloads:
         listed["workloads"] = [
@@ -44,7 +44,7 @@ def as_json(workloads: Sequence[Workload], modes: Sequence[Mode]) -> dict[str, l
 
 
 def tables(workloads: Sequence[Workload], modes: Sequence[Mode]) -> list[RenderableType]:
-    """What `encore list` prints: a table for each kind, then what is special about some workloads."""
+    """Return what `encore list` prints: a table for each kind, then what is special about some workloads."""
     listed: list[RenderableType] = []
     if workloads:
         table = Table("workload", "model", "suite", "task", "batch", "dtypes", "variants", "sets", box=None)
@@ -73,7 +73,7 @@ def tables(workloads: Sequence[Workload], modes: Sequence[Mode]) -> list[Rendera
 
 
 def environment_table(environment: Environment) -> Table:
-    """What `encore env` prints. What is not known is a dash."""
+    """Return what `encore env` prints. What is not known is a dash."""
     gpu, cpu = environment.gpu, environment.cpu
     table = Table(box=None, show_header=False)
     rows = {

@@ -1,4 +1,4 @@
-"""The command line: `encore`, which is also `python -m encore`.
+"""Define the command line `encore`, which is also `python -m encore`.
 
 Commands import what they need when they run: `encore --help` must not wait for torch.
 """
@@ -79,7 +79,7 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """What stands before the command."""
+    """Take the options that stand before the command."""
 
 
 @app.command("list", epilog="Example: encore list --json")

@@ -1,4 +1,4 @@
-"""The command `encore micro`: one mechanism alone, measured over sizes."""
+"""Define the command `encore micro`, which measures one mechanism alone over sizes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write; d
 
 @dataclass(frozen=True, slots=True)
 class IndirectionOptions:
-    """The options of `encore micro indirection`."""
+    """Hold the options of `encore micro indirection`."""
 
     samples: Annotated[int, typer.Option(help="Samples per series.", min=1)] = 100
     rounds: Annotated[int, typer.Option(help="Alternating rounds the samples are spread over.", min=1)] = 5
@@ -90,7 +90,7 @@ class IndirectionOptions:
 @app.command(epilog="Example: encore micro indirection --quick")
 @takes(IndirectionOptions)
 def indirection(context: typer.Context, options: IndirectionOptions) -> None:
-    """Time per replay for copied inputs and for inputs read in place, over inputs, bytes and nodes. Needs a GPU."""
+    """Time replays with copied inputs and with inputs read in place, over inputs, bytes and nodes. Needs a GPU."""
     from suite.micro.records import read_micro_run
 
     if options.draw is not None:
@@ -145,7 +145,7 @@ def _draw(run: MicroRun, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FeedsOptions:
-    """The options of `encore micro feeds`."""
+    """Hold the options of `encore micro feeds`."""
 
     out: Out = None
 
@@ -153,7 +153,7 @@ class FeedsOptions:
 @app.command(epilog="Example: encore micro feeds")
 @takes(FeedsOptions)
 def feeds(context: typer.Context, options: FeedsOptions) -> None:
-    """Host time that placement adds to a call in which nothing changed. Needs no GPU."""
+    """Measure the host time that placement adds to a call in which nothing changed. Needs no GPU."""
     measure_feeds(options)
 
 
@@ -171,7 +171,7 @@ def measure_feeds(options: FeedsOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:
-    """The options of `encore micro host`."""
+    """Hold the options of `encore micro host`."""
 
     programs: Annotated[
         list[str] | None,
@@ -194,8 +194,8 @@ class HostOptions:
 @app.command(epilog="Example: encore micro host MBERT EOS --modes graph,indirection")
 @takes(HostOptions)
 def host(context: typer.Context, options: HostOptions) -> None:
-    """Where the host's time goes in a call: issue, whole, the graphs alone, and each layer; Encore's modes with `lean`
-    and without."""
+    """Show where the host's time goes in a call: issue, whole, the graphs alone, and each layer; Encore's modes with
+    `lean` and without."""
     measure_host(options)
 
 
@@ -228,7 +228,7 @@ def measure_host(options: HostOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """The options of `encore micro step`."""
+    """Hold the options of `encore micro step`."""
 
     workloads: Annotated[
         list[str] | None,
@@ -253,7 +253,7 @@ class StepOptions:
 @app.command(epilog="Example: encore micro step DGPT2 DCGAN")
 @takes(StepOptions)
 def step(context: typer.Context, options: StepOptions) -> None:
-    """Training iterations with graphs of the compiled module, of the module as a callable, and of the whole step,
+    """Time training iterations with graphs of the compiled module, of the module as a callable, and of the whole step,
     and a whole step captured by hand; each with the optimizer and without. Needs a GPU."""
     measure_step(options)
 
@@ -295,4 +295,4 @@ EVERYTHING: Mapping[str, Callable[..., None]] = {
     "indirection": lambda out: measure_indirection(IndirectionOptions(out=out)),
     "step": lambda out: measure_step(StepOptions(out=out)),
 }
-"""What `--all` runs, by the name of its command: functions that take `out`, the folder to write to."""
+"""Microbenchmarks that `--all` runs, by their commands' names: functions that take `out`, the folder to write to."""

@@ -1,4 +1,4 @@
-"""`encore run --dry-run`: what a run would measure, and how long each workload may take."""
+"""Show what a run would measure (`encore run --dry-run`), and how long each workload may take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from suite.settings import format_duration
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The workloads that miss a mode, and the seconds each may take, by its acronym."""
+    """Hold the workloads that miss a mode, and the seconds each may take, by its acronym."""
 
     jobs: Sequence[Job]
     seconds: Mapping[str, float]

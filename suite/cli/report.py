@@ -1,4 +1,4 @@
-"""`encore report`: its options, and what it writes and prints. Imports what it needs when it runs."""
+"""Define `encore report`: its options, and what it writes and prints. Imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def report(
         print_json(made.model_dump(mode="json"))
     else:
         print(f"{store.describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
-    # What is missing is in the report; whoever goes on by the exit code must not take it for results.
+    # What is missing is in the report; a program that goes on by the exit code must not take it for results.
     raise typer.Exit(EXIT_FINDING if made.run_id is not None and not made.cells else EXIT_OK)
 
 
@@ -104,7 +104,7 @@ def _check_fresh(readme: Path) -> NoReturn:
 
 
 def further_results(micro: Path | None = None, *, recorded: bool) -> Further:
-    """Results next to runs: the given files, and with `recorded` those of the repository for what is not given."""
+    """Return results next to runs: the given files, and with `recorded` the repository's for what is not given."""
     from suite.report.build import Further
     from suite.results.store import RECORDED
 
@@ -124,7 +124,7 @@ def build_report(
     *,
     all_recorded: bool = False,
 ) -> Report:
-    """The report of runs, and what there is to warn of; `out` is in the folder of the one run, or of all results.
+    """Build the report of runs, and print its warning; `out` is in the folder of the one run, or of all results.
 
     Raises:
         WrongUse: there is nothing to report, it does not belong into one report, or a folder cannot be written to.

@@ -1,4 +1,4 @@
-"""`encore run`: its options, and what it prints. Imports what it needs when it runs."""
+"""Define `encore run`: its options, and what it prints. Imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULTS = FULL.settings
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """The options of `encore run`, in the order of its help."""
+    """Hold the options of `encore run`, in the order of its help."""
 
     workloads: Annotated[
         list[str] | None,

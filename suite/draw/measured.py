@@ -33,7 +33,7 @@ from suite.results.errors import WrongUse
 from suite.run.matrix import require_whole, select_workloads
 
 SETTLE_S = 60.0
-"""How long a workload is called until its graphs are settled, at most."""
+"""Longest time for which a workload is called until its graphs are settled, in seconds."""
 CALLS_TO_RECORD = 4
 INPUT_SETS = 2
 
@@ -84,7 +84,7 @@ def _compiled(instance: Instance, mode: str) -> Callable[[int], object]:
 
 @dataclass(frozen=True, slots=True)
 class GraphWork:
-    """The device work of one launch of a graph, in order: names, and times in microseconds."""
+    """Hold the device work of one launch of a graph, in order: names, and times in microseconds."""
 
     names: tuple[str, ...]
     times_us: tuple[float, ...]

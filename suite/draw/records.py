@@ -22,17 +22,17 @@ from suite.results.schema import Record
 from suite.results.store import describe
 
 DRAWN_VERSION: Literal[1] = 1
-"""Of the files."""
+"""Version of the files."""
 
 MOST_FILE_BYTES = 256 * 2**20
-"""Of a file that is read: the largest workloads have a few megabytes."""
+"""Largest file that is read: the largest workloads have a few megabytes."""
 
 Us = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
 
 
 class DrawnLaunch(Record):
-    """See `optimizations.report.concurrency.OrderedLaunch`."""
+    """Hold a launch; see `optimizations.report.concurrency.OrderedLaunch`."""
 
     name: str
     nodes: tuple[str, ...]
@@ -42,7 +42,7 @@ class DrawnLaunch(Record):
 
 
 class DrawnConcurrency(Record):
-    """See `optimizations.report.concurrency.ConcurrencyReport`."""
+    """Hold how launches depend on each other; see `optimizations.report.concurrency.ConcurrencyReport`."""
 
     decision: Literal["chain", "branches", "waiting", "measuring"]
     reason: str
@@ -67,7 +67,7 @@ class DrawnConcurrency(Record):
 
 
 class DrawnGraph(Record):
-    """One CUDA graph. `times_us` are the times of its launches as a chain, where they were measured."""
+    """Hold one CUDA graph. `times_us` are the times of its launches as a chain, where they were measured."""
 
     title: str
     concurrency: DrawnConcurrency
@@ -81,7 +81,7 @@ class DrawnGraph(Record):
 
 
 class DrawnGraphs(Record):
-    """A file of graphs."""
+    """Hold the graphs of a file."""
 
     drawn_version: Literal[1]
     graphs: tuple[DrawnGraph, ...]

@@ -21,7 +21,7 @@ PATH_ROWS = 40
 _CHARACTER = 5.6
 """Width of a character of 9 pixels."""
 _NAME, _TIME, _SOURCE = 110, 700, 720
-"""Where the columns of the longest path begin; times end there."""
+"""Places where the columns of the longest path begin; times end there."""
 
 _COLOURS = {"triton": "#56B4E9", "library": "#E69F00", "copy": "#B8B8B8", "barrier": "#D55E00"}
 _NAMES = {

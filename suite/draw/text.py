@@ -10,9 +10,9 @@ from suite.draw.timeline import Timeline
 from suite.measure.source_line import short_line
 
 COLUMNS = 96
-"""Of the time line."""
+"""Width of the time line."""
 MOST_BRANCHES = 24
-"""Of the time line; the rest are counted."""
+"""Most branches of the time line; the rest are counted."""
 PATH_ROWS = 30
 """Rows of the longest path, those that take longest."""
 _NAME_COLUMNS = 44

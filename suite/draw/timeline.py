@@ -15,7 +15,7 @@ from suite.draw.records import DrawnGraph
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Launches by branch and time.
+    """Hold launches by branch and time.
 
     Attributes:
         unit: of all times: "us", or "nodes" where each node of a launch counts as one.

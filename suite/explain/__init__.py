@@ -1,4 +1,4 @@
-"""`encore explain`: what keeps a model from CUDA graphs, found without a GPU.
+"""Find what keeps a model from CUDA graphs without a GPU: `encore explain`.
 
 The command line uses `targets` (what to explain), `run` (each target in its own process) and `text`; these import no
 torch. In the worker's process `build` makes a program of fake tensors, `capture` takes one call of it through Dynamo,

@@ -34,7 +34,7 @@ LOAD_BYTES = 16
 
 @contextlib.contextmanager
 def chosen_offline(note: Callable[[str], None]) -> Iterator[None]:
-    """Resolve attention on CUDA tensors by this module while the block runs; `note` is told when it happens."""
+    """Resolve attention on CUDA tensors by this module while the block runs; `note` is called when it happens."""
 
     def attend(
         query: Tensor,

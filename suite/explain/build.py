@@ -1,4 +1,4 @@
-"""A workload, or a program of the user's, built without data: its module and inputs as fake tensors on cuda:0.
+"""Build a workload, or a program of the user's, without data: its module and inputs as fake tensors on cuda:0.
 
 Parameters, buffers and inputs are moved as `module.to("cuda")` moves them; tensors that a module keeps as plain
 attributes stay on the CPU, as they would.
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Holds what is analysed: one call `module(*args, **kwargs)`, with every tensor a fake one of `mode`."""
+    """Hold what is analysed: one call `module(*args, **kwargs)`, with every tensor a fake one of `mode`."""
 
     mode: KnownValuesMode
     module: nn.Module
@@ -40,11 +40,11 @@ class Program:
     kwargs: Mapping[str, Any]
     training: bool = False
     surroundings: Callable[[], contextlib.AbstractContextManager[Any]] = field(default=contextlib.nullcontext)
-    """What the call runs in: autocast, for a workload that wants it."""
+    """The context that the call runs in: autocast, for a workload that wants it."""
     differentiates: bool = False
-    """Whether the call differentiates by itself, so that it needs gradients enabled."""
+    """True if the call differentiates by itself, so that it needs gradients enabled."""
     is_step: bool = False
-    """Whether the call is a whole training step, with backward and optimizer."""
+    """True if the call is a whole training step, with backward and optimizer."""
 
 
 def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Program:

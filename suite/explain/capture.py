@@ -1,7 +1,7 @@
-"""One call of a program through Dynamo, with each FX graph read and lowered on the way.
+"""Trace one call of a program through Dynamo, with each FX graph read and lowered on the way.
 
 Dynamo, AOTAutograd and Inductor run as they do under `torch.compile`; the program goes on with fake tensors after
-each graph, so that graphs behind a break are seen as well, up to a value that nobody can know without running it.
+each graph, so that graphs after a break are seen as well, up to a value that is unknown without running it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _ONE_CALL_LIMIT = "one call is traced: what is compiled again for other shapes o
 
 @dataclass(slots=True)
 class TracedCall:
-    """Collects what one call showed: FX graphs in Dynamo's order, breaks between them, and what stayed unseen.
+    """Collect what one call showed: FX graphs in Dynamo's order, breaks between them, and what stayed unseen.
 
     `calls` says how often each graph ran. `lowered` keeps what Inductor generated for each graph, by setting, and
     `backward` the same of backward graphs. `failure` is what the program raised, if it did; what was seen before stays.

@@ -27,7 +27,7 @@ _WITHOUT_KERNEL = frozenset({"view", "set_", "resize_storage_bytes_", "_reinterp
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Counts what one function of a generated module does in a call.
+    """Count what one function of a generated module does in a call.
 
     Attributes:
         gpu_kernels: launches on the GPU, library calls and operators included; see Note [Counting kernels].
@@ -52,7 +52,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedModule:
-    """The bodies of a generated module: `call`, and the partitions in their order."""
+    """Hold the bodies of a generated module: `call`, and the partitions in their order."""
 
     call: Body
     partitions: tuple[Body, ...]
@@ -75,8 +75,8 @@ def read_module(source: str) -> GeneratedModule:
 
 
 def not_captured_again(source: str, recorded: Collection[int]) -> tuple[str, ...]:
-    """Return why Encore captures functions of a generated module once only, and then finds no use of their inputs that
-    the generated code does not name: what they call may have effects.
+    """Return why Encore captures functions of a generated module only once: what they call may have effects. Uses of
+    their inputs that the generated code does not name are not found then.
 
     `recorded` are the places of partitions that become CUDA graphs; -1 stands for the whole of `call`.
     """

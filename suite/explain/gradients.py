@@ -1,8 +1,8 @@
-"""Gradients of tensors whose GPU is not there: what autograd's engine does, written in Python.
+"""Compute gradients of tensors whose GPU is not there, as autograd's engine does, but in Python.
 
 AOTAutograd finds a backward graph by differentiating while it traces. PyTorch's engine begins by asking for the current
 stream of each device that the tensors are on, which fails without a driver. What else it does is little: it calls the
-nodes of the recorded graph, adds up what comes together, and hands out the gradients that were asked for. This module
+nodes of the recorded graph, adds up what comes together, and returns the gradients that were asked for. This module
 does it in the same order, so that the traced graph is the same, node by node.
 
 Note [What the engine does]. A node is called once everything is there that leads to it, and of those that can be called
@@ -39,7 +39,7 @@ def without_engine() -> Iterator[None]:
     """Answer `torch.autograd.grad` by `gradients` while the block runs."""
     method = FunctionCtx.set_materialize_grads
 
-    def noted(context: Any, value: bool) -> None:  # PyTorch lets nobody read it
+    def noted(context: Any, value: bool) -> None:  # PyTorch has no way to read it
         method(context, value)
         setattr(context, _TAKES_NOTHING, not value)
 
@@ -174,7 +174,7 @@ def _call(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 
 def _call_function(node: Any, incoming: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Calls the backward of an `autograd.Function`, which returns a gradient for each argument of the forward.
+    """Call the backward of an `autograd.Function`, which returns a gradient for each argument of the forward.
 
     It gets zeros for a missing gradient, or None if the function said `set_materialize_grads(False)`. What it returns
     beyond the number of arguments has to be None.
@@ -220,7 +220,7 @@ def _conform(gradient: Tensor, result: Any) -> Tensor:
 
 @contextlib.contextmanager
 def _lines_noted() -> Iterator[Callable[[Any], contextlib.AbstractContextManager[None]]]:
-    """Yields what surrounds the call of a node, so that what is traced in it has the line that the node comes from.
+    """Yield what surrounds the call of a node, so that what is traced in it has the line that the node comes from.
 
     AOTAutograd registers hooks for it (`setup_stacktrace_preservation_hooks`).
     """

@@ -1,4 +1,4 @@
-"""Inductor's whole lowering of one FX graph for a GPU that is not there, stopped before anything is compiled or run.
+"""Run Inductor's whole lowering of one FX graph for a GPU that is not there, without compiling or running anything.
 
 `lower` is what a Dynamo backend calls in place of Inductor, inside `pretended_gpu`. AOTAutograd, Inductor's passes,
 scheduling and code generation run unchanged; what is replaced is the last step (loading the generated module) and the
@@ -43,7 +43,7 @@ FIXED_OPTIONS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class LoweredGraph:
-    """Holds what Inductor made of one FX graph.
+    """Hold what Inductor made of one FX graph.
 
     Attributes:
         source: the generated module; "" where Inductor had nothing to generate (a graph of views).
@@ -78,7 +78,7 @@ class LoweredGraph:
 
 @dataclass(frozen=True, slots=True)
 class LoweredPair:
-    """A forward and its backward. `no_backward` is why there is none although one is needed."""
+    """Hold a forward and its backward. `no_backward` is why there is none although one is needed."""
 
     forward: LoweredGraph
     backward: LoweredGraph | None = None
@@ -86,7 +86,7 @@ class LoweredPair:
 
 
 class LoweringFailed(Exception):
-    """Inductor could not lower the graph offline; the message is its own, first line only."""
+    """Report that Inductor could not lower the graph offline; the message is its own, first line only."""
 
 
 def lower(
@@ -169,7 +169,7 @@ def _run(
 
 @dataclass(slots=True)
 class _Observer:
-    """Stands where Inductor would load modules and record graphs, and keeps what it sees of forward and backward."""
+    """Stand where Inductor would load modules and record graphs, and keep what it sees of forward and backward."""
 
     forward: _Seen = field(default_factory=lambda: _Seen())
     backward: _Seen = field(default_factory=lambda: _Seen())
@@ -208,7 +208,7 @@ class _Observer:
 
 @dataclass(slots=True)
 class _Seen:
-    """Collects what was seen of one graph. `complete`: Inductor has come to its end with it."""
+    """Collect what was seen of one graph. `complete`: Inductor has come to its end with it."""
 
     sources: list[str] = field(default_factory=list)
     reasons: Reasons = field(default_factory=Reasons)
@@ -242,7 +242,7 @@ class _Seen:
         mutated_input_idxs: Sequence[int] = (),
         **ignored: Any,
     ) -> Callable[..., Any]:
-        """Stands for the making of a CUDA graph, of all or of one partition."""
+        """Stand for the making of a CUDA graph, of all or of one partition."""
         # Stock PyTorch finds this out at the first call, and then leaves the whole function out. It lets pass inputs
         # that an earlier CUDA graph made; which these are is known at run time only, so none is taken for one here.
         mutated = [index for index in mutated_input_idxs if index not in static_input_idxs]
@@ -270,8 +270,7 @@ def _is_cpu_data(buffer: Any) -> bool:
 
 
 def _copied(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return a copy that Inductor may change, with what Dynamo notes next to module and nodes: where each input comes
-    from."""
+    """Return a copy that Inductor may change, with what Dynamo notes next to module and nodes: the inputs' sources."""
     copied = torch.fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
     copied.meta = dict(graph_module.meta)
     torch_internals.copy_notes(graph_module, copied)

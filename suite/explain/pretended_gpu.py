@@ -1,4 +1,4 @@
-"""An H100 that is not there: PyTorch answers questions about its GPU from a table, so that it compiles for one.
+"""Make PyTorch compile for an H100 that is not there: a table answers what PyTorch asks about its GPU.
 
 Inside `pretended_gpu()` Dynamo, AOTAutograd and Inductor behave as on a machine with that GPU, as long as every CUDA
 tensor is a fake one and nothing is launched. Where PyTorch would measure on the GPU, an assumption stands in, which is
@@ -29,7 +29,7 @@ WARP_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """Holds what compilers ask of a GPU, as `torch.cuda.get_device_properties` and CUDA's device attributes give it."""
+    """Hold the properties of a GPU that compilers query, as `torch.cuda.get_device_properties` and CUDA name them."""
 
     name: str
     capability: tuple[int, int]
@@ -64,7 +64,7 @@ H100 = GpuModel(
 
 @dataclass(slots=True)
 class Shortcuts:
-    """Where an answer had to be assumed that a real GPU gives by measuring. Each is a sentence for the report."""
+    """Collect where an answer was assumed that a real GPU gives by measuring. Each is a sentence for the report."""
 
     taken: dict[str, None] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ class Shortcuts:
 
 @contextlib.contextmanager
 def pretended_gpu(gpu: GpuModel = H100) -> Iterator[Shortcuts]:
-    """Make PyTorch believe in `gpu` as device cuda:0 while the block runs. Yields the shortcuts taken so far."""
+    """Make PyTorch take `gpu` for device cuda:0 while the block runs. Yields the shortcuts taken so far."""
     torch_internals.require_supported()
     shortcuts = Shortcuts()
     # PyTorch's own guard for tracing CUDA programs without a device; without it any indexing asks the driver.

@@ -1,4 +1,4 @@
-"""Progress of `encore explain`: what each target is at, and for how long."""
+"""Show the progress of `encore explain`: the step of each target, and how long it has taken."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Step:
 
 
 class AnalysisDisplay:
-    """Shows what `encore explain` is doing: on a terminal a line per target that is being explained; elsewhere a line
+    """Show what `encore explain` is doing: on a terminal a line per target that is being explained, elsewhere a line
     when a step takes long, and again every half a minute, so that it never seems to hang without a word."""
 
     def __init__(self, console: Console, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:

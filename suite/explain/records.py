@@ -1,4 +1,4 @@
-"""Records of what `encore explain` finds: they are written as JSON and read by the report.
+"""Define records of what `encore explain` finds: they are written as JSON and read by the report.
 
 Everything here is known without a GPU: from Dynamo's FX graphs over fake CUDA tensors and, where it works, from a
 full lowering for an H100. What could not be seen is listed in `limits`, not guessed.
@@ -13,11 +13,11 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from suite.results.schema import NotCaptured, Record
 
 TO_THE_END = "seen to its end"
-"""What `Explanation.seen` is where nothing cut the call short."""
+"""The value of `Explanation.seen` where nothing cut the call short."""
 
 
 class Sparse(Record):
-    """A record that leaves the field `LEFT_OUT` out of what is written where it is empty."""
+    """Leave the field `LEFT_OUT` out of what is written where it is empty."""
 
     LEFT_OUT: ClassVar[str]
 
@@ -31,7 +31,7 @@ CpuKind = Literal["constant", "attribute", "argument", "computed", "output"]
 
 
 class ExplainedCpuNode(Record):
-    """A node of an FX graph whose value lives on the CPU.
+    """Hold a node of an FX graph whose value lives on the CPU.
 
     `kind` is its source: made in the graph, read from a module or global, passed with each call, computed from other
     CPU nodes; `output` marks a CPU value that the graph returns.
@@ -49,7 +49,7 @@ CopyKind = Literal["copy", "implicit", "scalar"]
 
 
 class ExplainedCopy(Record):
-    """A host-to-device copy each call makes. `blocking`: the host waits for it, as it does unless told otherwise.
+    """Hold a host-to-device copy of each call. `blocking`: the host waits for it, as it does by default.
 
     `kind`: the program asks for it (`copy`), or an operation on the GPU takes a CPU tensor, for example as an index
     (`implicit`). A CPU tensor of rank 0 in GPU arithmetic (`scalar`) is passed by value and does not block.
@@ -63,7 +63,7 @@ class ExplainedCopy(Record):
 
 
 class NonStaticInput(Record):
-    """An input whose data stock CUDA graphs copy before each replay."""
+    """Hold an input whose data stock CUDA graphs copy before each replay."""
 
     node: str
     shape: list[int] | None
@@ -72,7 +72,7 @@ class NonStaticInput(Record):
 
 
 class Lowering(Sparse):
-    """Inductor's outcome for one FX graph under one setting, from an offline lowering for `target` (no GPU).
+    """Hold Inductor's outcome for one FX graph under one setting, from an offline lowering for `target` (no GPU).
 
     `partitions` counts pieces that would become CUDA graphs; `kernels_in_graphs` the kernels inside them; kernels
     outside run one launch at a time; `cpu_kernels` run on the host each call; `host_to_device_copies` counts copies in
@@ -101,10 +101,10 @@ PlacedForm = Literal["kept", "literal", "rebuilt", "staged", "cpu output"]
 
 
 class PlacedValue(Record):
-    """A CPU value that placement brings to the GPU.
+    """Hold a CPU value that placement brings to the GPU.
 
     `form`: "kept" on the GPU and refreshed when an attribute changes, a "literal" of the graph, "rebuilt" there on the
-    GPU, "staged" with each call, or a "cpu output", computed on the GPU and copied out behind the graph. `value_bytes`
+    GPU, "staged" with each call, or a "cpu output", computed on the GPU and copied out after the graph. `value_bytes`
     0: it takes no memory; None: not known beforehand.
     """
 
@@ -115,7 +115,7 @@ class PlacedValue(Record):
 
 
 class LeftInPlace(Record):
-    """A node that placement leaves as it is although it is on the CPU or reads from there, and why."""
+    """Hold a node that placement leaves as it is although it is on the CPU or reads from there, and why."""
 
     node: str
     operation: str
@@ -124,7 +124,7 @@ class LeftInPlace(Record):
 
 
 class Placed(Record):
-    """One FX graph after placement.
+    """Hold one FX graph after placement.
 
     `untouched` says why it is as before. `cpu_nodes`, `copies` and `blocking_copies` are those that remain: host-to-
     device copies of one call, the one staging copy included and scalars passed by value left out.
@@ -139,7 +139,7 @@ class Placed(Record):
 
 
 class FxGraph(Sparse):
-    """One FX graph of the model, in the order Dynamo made them. `placement` None: it was not planned.
+    """Hold one FX graph of the model, in the order Dynamo made them. `placement` None: it was not planned.
 
     `backward`: the lowerings of its backward graph, in a program that trains. Left out of what is written where there
     are none.
@@ -154,8 +154,8 @@ class FxGraph(Sparse):
     non_static_inputs: list[NonStaticInput]
     non_static_input_bytes: int
     stock_captures: bool | None
-    """Whether stock CUDA graphs (default settings) would capture all its kernels: those of its backward and those that
-    run on the CPU are included. None if nobody can tell, or if it has no kernel."""
+    """True if stock CUDA graphs (default settings) would capture all its kernels: those of its backward and those that
+    run on the CPU are included. None if it is unknown, or if it has no kernel."""
     lowerings: list[Lowering]
     placement: Placed | None = None
     backward: list[Lowering] = Field(default_factory=list)
@@ -167,7 +167,7 @@ class GraphBreak(Record):
 
 
 class Explanation(Sparse):
-    """All that `explain` tells of one model. `error` is set, and the rest may be empty, where the analysis failed.
+    """Hold all that `explain` tells of one model. `error` is set, and the rest may be empty, where the analysis failed.
 
     `commit` and `dirty` are Encore's own: the git commit of the code that analysed, and whether it was changed since.
     """
@@ -188,7 +188,7 @@ class Explanation(Sparse):
     limits: list[str]
     error: str | None
     seen: str | None = None
-    """How far the call was seen, in words: to its end, or up to which line. Older explanations do not say."""
+    """The part of the call that was seen, in words: to its end, or up to which line. Older explanations do not say."""
 
     @property
     def host_to_device(self) -> list[ExplainedCopy]:
@@ -210,7 +210,7 @@ class Explanation(Sparse):
 
 
 class WorkerAnswer(Record):
-    """Holds what the process that explains a target returns: an explanation, or what the user has to fix first."""
+    """Hold what the process that explains a target returns: an explanation, or what the user has to fix first."""
 
     explanation: Explanation | None = None
     wrong_use: str | None = None

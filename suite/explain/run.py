@@ -1,4 +1,4 @@
-"""Explaining targets, each in its own process, so that nothing they do or fail at touches the caller.
+"""Explain targets, each in its own process, so that nothing they do or fail at touches the caller.
 
 The caller imports no torch through this module. A worker that crashes, hangs or is killed gives an explanation with
 `error` set, and the others go on.
@@ -42,7 +42,7 @@ BEAT_S = 0.5
 
 
 class Watcher(Protocol):
-    """Told what happens meanwhile."""
+    """Define the callbacks that report what happens meanwhile."""
 
     def step(self, target: Target, step: str) -> None:
         """Take note that a target's worker has begun a step, which `suite.explain.steps` names."""
@@ -56,7 +56,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One target done. `path` is the file it was written to, if there is one; `seconds` its wall time."""
+    """Hold one target that is done. `path` is its file, if there is one; `seconds` its wall time."""
 
     target: Target
     explanation: Explanation
@@ -157,7 +157,7 @@ def file_name(target: Target) -> str:
 
 @dataclass(slots=True)
 class _Running:
-    """A target with its worker, from the start."""
+    """Hold a target with its worker, from the start."""
 
     target: Target
     folder: Path

@@ -1,4 +1,4 @@
-"""Tell the process that waits what the one that explains a target is doing: a line of text per step. No torch here."""
+"""Report to the waiting process what the one that explains a target does: a line of text per step. No torch here."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from suite.run.matrix import require_program_name, require_whole, select_workloa
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One thing to explain. `variant` is None for a program of the user's."""
+    """Hold one thing to explain. `variant` is None for a program of the user's."""
 
     name: str
     variant: str | None

@@ -1,4 +1,4 @@
-"""An explanation as text for a terminal or a log."""
+"""Write an explanation as text for a terminal or a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that explains one target: `python -m suite.explain.worker`, started by `suite.explain.run`.
+"""Explain one target in a process of its own: `python -m suite.explain.worker`, started by `suite.explain.run`.
 
 It makes PyTorch believe in a GPU, which cannot be undone completely, and it runs code of the user's; so it does one
 target and ends. The answer is a JSON file; what anything prints is log.

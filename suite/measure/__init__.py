@@ -1,4 +1,4 @@
-"""What a worker measures of one cell (`suite.worker.live_cell`). Each module is one quantity.
+"""Measure one cell in a worker (`suite.worker.live_cell`). Each module is one quantity.
 
 Before timing: `results` (what an iteration computed), `compare` and `correctness` (is it what eager computes).
 While compiling: `compile_times`, `graphs` (partitions, reasons), `captured` (nodes of each CUDA graph).

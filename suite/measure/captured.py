@@ -1,7 +1,7 @@
-"""Nodes of each CUDA graph at the moment its capture ends, by the driver: the cross-check of what a profiler sees.
+"""Count the nodes of each CUDA graph when its capture ends, by the driver: the cross-check of what a profiler sees.
 
-A graph captured by PyTorch is instantiated and then destroyed, so afterwards nobody can ask it. While capture is still
-on, `cuStreamGetCaptureInfo` hands out the graph, and reading its nodes is allowed (CUDA driver API, Stream Management).
+A graph captured by PyTorch is instantiated and then destroyed, so it cannot be read afterwards. While capture is still
+on, `cuStreamGetCaptureInfo` returns the graph, and reading its nodes is allowed (CUDA driver API, Stream Management).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from optimizations.graph.driver import CudaCallFailed, check
 
 @dataclass(frozen=True, slots=True)
 class NodeCounts:
-    """Nodes of one captured graph, those of child graphs included. `others`: events, host functions, allocations."""
+    """Count nodes of one captured graph, those of child graphs included. `others`: events, host functions,
+    allocations."""
 
     kernels: int = 0
     memcpys: int = 0
@@ -36,7 +37,7 @@ class NodeCounts:
 
 
 def nodes_under_capture(driver: Any, stream: int) -> NodeCounts:
-    """Counts of the graph that `stream` (a `CUstream` as a number) is being captured into.
+    """Return counts of the graph that `stream` (a `CUstream` as a number) is being captured into.
 
     `driver` is `cuda.bindings.driver`.
 
@@ -51,7 +52,7 @@ def nodes_under_capture(driver: Any, stream: int) -> NodeCounts:
 
 
 def nodes_of(driver: Any, graph: Any) -> NodeCounts:
-    """Counts of a `CUgraph`, child graphs included."""
+    """Return counts of a `CUgraph`, child graphs included."""
     kinds = driver.CUgraphNodeType
     _, count = check(driver.cuGraphGetNodes, graph, 0)
     total = NodeCounts()
@@ -74,7 +75,7 @@ def nodes_of(driver: Any, graph: Any) -> NodeCounts:
 
 
 class CaptureLog:
-    """Node counts of every graph captured while `recording` is on, by graph; a graph that dies takes its entry along.
+    """Keep node counts of graphs captured while `recording` is on, by graph; a graph that dies takes its entry along.
 
     A count that fails is kept in `errors` and leaves the capture itself undisturbed.
     """
@@ -91,7 +92,7 @@ class CaptureLog:
             self.errors.append(str(error))
 
     def kernels(self, graphs: Iterable[Any]) -> int | None:
-        """Kernel nodes of these graphs together; None if one of them was not seen or could not be read."""
+        """Return the number of kernel nodes of these graphs; None if one of them was not seen or could not be read."""
         counts = [self._counts.get(graph) for graph in graphs]
         known = [count for count in counts if count is not None]
         return sum(count.kernels for count in known) if len(known) == len(counts) else None

@@ -1,4 +1,4 @@
-"""The checkout that runs: its commit, whether its code was changed since, and an id of the code as it is."""
+"""Identify the checkout that runs: its commit, whether its code was changed since, and an id of the code as it is."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CODE = ("encore", "suite", "models", "optimizations", "pyproject.toml", "requirements.lock")
-"""What shapes numbers, at the top of the repository: the dirty flag and the code id are about these, so that a newly
-drawn figure changes neither."""
+"""Files that shape numbers, at the top of the repository: the dirty flag and the code id are about these, so that a
+newly drawn figure changes neither."""
 
 SHOWN_DIGITS = 12
-"""Of a code id, where it stands in a text."""
+"""Digits of a code id where it stands in a text."""
 
 
 def git_state(repository: Path) -> tuple[str | None, bool | None]:
-    """(commit, whether code differs from it); Nones where the folder is not its own git checkout."""
+    """Return (commit, whether code differs from it); Nones where the folder is not its own git checkout."""
     commit = _git(repository, "rev-parse", "HEAD")
     if commit is None or _git(repository, "rev-parse", "--show-prefix") != "":
         return None, None
@@ -28,7 +28,7 @@ def git_state(repository: Path) -> tuple[str | None, bool | None]:
 
 
 def code_id(repository: Path) -> str | None:
-    """SHA-256, in hexadecimal, of what `git ls-tree -r` prints of the code: modes, contents and names of its files.
+    """Return the SHA-256, in hexadecimal, of what `git ls-tree -r` prints of the code: modes, contents, file names.
 
     Equal ids are equal code, whatever the commits are. Changed files, and new ones that are not ignored, count as
     `git add -A` and a commit would record them. So anyone can find out whether code that was not committed when it ran
@@ -52,12 +52,12 @@ def code_id(repository: Path) -> str | None:
 
 
 def shown_code(code: str | None) -> str | None:
-    """A code id as it stands in a text, cut short."""
+    """Return a code id as it stands in a text, cut short."""
     return None if code is None else code[:SHOWN_DIGITS]
 
 
 def _id_of_files(repository: Path, scratch: Path) -> str | None:
-    """The id of the code as the files are now. New objects, and an index of its own, go to the scratch folder."""
+    """Return the id of the code as the files are now. New objects, and an own index, go to the scratch folder."""
     places = _git(repository, "rev-parse", "--git-path", "index", "--git-path", "objects")
     # `git add` refuses a path that it knows nothing of.
     listed = _git(repository, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *CODE)
@@ -89,7 +89,8 @@ def _git(repository: Path, *arguments: str, **variables: str) -> str | None:
 
 
 def _output(repository: Path, arguments: tuple[str, ...], variables: Mapping[str, str]) -> bytes | None:
-    """What git prints, or None where it fails. Without its optional locks, `git status` leaves the index as it is."""
+    """Return what git prints; None where it fails. Without its optional locks, `git status` leaves the index as it
+    is."""
     command = ["git", "--no-optional-locks", "-C", str(repository), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, timeout=30, check=True, env={**os.environ, **variables})

@@ -1,4 +1,4 @@
-"""How far two results are apart: relative error per tensor, in two norms.
+"""Measure how far two results are apart: relative error per tensor, in two norms.
 
 ||x - ref|| / ||ref|| over all elements of a tensor, because single elements that are nearly zero say nothing about a
 computation in low precision. In the L2 norm, a wrong element among a million has no weight; in the maximum norm, many
@@ -30,13 +30,13 @@ CHUNK_ELEMENTS = 2**24
 """Elements compared at once: tensors come from host memory, and are compared in float64 on the device."""
 
 LEAST_SHARE = 0.04
-"""Of the size of all gradients, or of all buffers: what smaller ones are measured against, or the tolerance where that
-is larger. Noise in gradients that are zero is up to 50 roundings of that size in EfficientDet in float32."""
+"""Share of the size of all gradients, or of all buffers, that smaller ones are measured against, or the tolerance where
+that is larger. Noise in gradients that are zero is up to 50 roundings of that size in EfficientDet in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the finite elements of tensors are: their root mean square, and the largest absolute value."""
+    """Hold how large the finite elements of tensors are: their root mean square, and the largest absolute value."""
 
     rms: float = 0.0
     largest: float = 0.0
@@ -45,7 +45,7 @@ class Size:
 def relative_error(
     value: torch.Tensor, reference: torch.Tensor, *, device: torch.device, least: Size | None = None
 ) -> float:
-    """Relative error of `value`, the larger one of the L2 and the maximum norm.
+    """Return the relative error of `value`, the larger one of the L2 and the maximum norm.
 
     0.0 if both are empty or zero, `inf` if they cannot be compared. Floating dtypes may differ. Integers and booleans
     must be equal: 0.0 or `inf`. Where the reference is smaller than `least`, the difference is taken relative to that
@@ -83,12 +83,12 @@ def _largest(x: torch.Tensor) -> float:
 
 
 def _unusual(x: torch.Tensor) -> torch.Tensor:
-    """0 for finite elements, 1 and -1 for the infinities, 2 for NaN."""
+    """Return 0 for finite elements, 1 and -1 for the infinities, 2 for NaN."""
     return torch.where(x.isnan(), 2.0, torch.where(x.isinf(), x.sign(), 0.0))
 
 
 def misshapen(results: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor], state: State) -> list[str]:
-    """Names of tensors that one side lacks, or that have another dtype or shape: wrong whatever their values are.
+    """Return the names of tensors that one side lacks, or that have another dtype or shape: wrong in any case.
 
     Buffers and inputs that only one side changed are there on both, see `errors`.
     """
@@ -113,7 +113,8 @@ def errors(
     tolerance: float,
     same: Collection[str] = (),
 ) -> dict[str, float]:
-    """Relative errors by tensor name, over all names in either. Those that are known to have the `same` bits have none.
+    """Return relative errors by tensor name, over all names in either. Those that are known to have the `same` bits
+    have 0.
 
     A buffer or input that only one side changed is compared with its value before, from `state`. Gradients and buffers
     are compared relative to at least `LEAST_SHARE` or `tolerance` of the size of all of their kind: where the true
@@ -142,7 +143,7 @@ def _least(kind: str, reference: Mapping[str, torch.Tensor], share: float, devic
 
 
 def size_of(tensors: Iterable[torch.Tensor], device: torch.device) -> Size:
-    """Size of all of them together, found on `device`."""
+    """Return the size of all of them together, found on `device`."""
     squares, count, largest = 0.0, 0, 0.0
     for tensor in tensors:
         for part in tensor.reshape(-1).split(CHUNK_ELEMENTS):
@@ -154,11 +155,11 @@ def size_of(tensors: Iterable[torch.Tensor], device: torch.device) -> Size:
 
 
 NEARER = 4.0
-"""How many times nearer to eager's results of other inputs a result is that is taken for one of these."""
+"""Factor by which a result is nearer to eager's result of other inputs than to its own if it is taken for that."""
 
 MOST_ELEMENTS = 2**22
-"""Of a larger tensor, so many that lie evenly in it: who reads other inputs differs wherever results depend on them.
-Gigabytes of output take many seconds to bring to the device once more for each input set."""
+"""Elements that are compared of a larger tensor, evenly spread: a mode that reads other inputs differs wherever results
+depend on them. Gigabytes of output take many seconds to bring to the device once more for each input set."""
 
 LEAST_ELEMENTS = 16
 """Tensors of fewer elements say nothing: in few dimensions, rounding may well go the way in which inputs differ."""
@@ -170,7 +171,7 @@ def result_of_other_inputs(
     *,
     device: torch.device,
 ) -> tuple[str, float] | None:
-    """A tensor that is eager's of another input set, with its relative error; None where there is none.
+    """Return a tensor that is eager's of another input set, with its relative error; None where there is none.
 
     Args:
         results: tensors by name, of one input set after the other.
@@ -198,7 +199,7 @@ def _sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def norms(results: Sequence[Results]) -> dict[str, float]:
-    """The L2 norm of every tensor that is compared, by input set and name."""
+    """Return the L2 norm of every tensor that is compared, by input set and name."""
     return {
         f"{place} {name}": float(torch.linalg.vector_norm(tensor.detach().to(torch.float64)))
         for place, one in enumerate(results)
@@ -207,8 +208,8 @@ def norms(results: Sequence[Results]) -> dict[str, float]:
 
 
 def largest_spread(by_rank: Sequence[Mapping[str, float]]) -> float:
-    """The largest relative difference of a norm on two ranks; infinite where a tensor is missing on one, or where one
-    has a number and another has none."""
+    """Return the largest relative difference of a norm on two ranks; infinite where a tensor is missing on one, or
+    where one has a number and another has none."""
     if any(own.keys() != by_rank[0].keys() for own in by_rank):
         return math.inf
     return max((_spread([own[name] for own in by_rank]) for name in by_rank[0]), default=0.0)

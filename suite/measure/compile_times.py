@@ -1,4 +1,4 @@
-"""How long compiling takes: the first call, all of warm-up, and Dynamo's own timers.
+"""Measure how long compiling takes: the first call, all of warm-up, and Dynamo's own timers.
 
 What a process does once, whatever it compiles, is done beforehand by `start_toolchain`: importing Inductor, starting
 its compile workers, building Triton's driver; and for C++, where a graph has work for the CPU, finding out what the CPU
@@ -23,10 +23,10 @@ from optimizations import torch_internals
 from optimizations.atomic_file import write_atomically
 
 FOUND_OUT = "toolchain.json"
-"""In the folder of headers: what the process has found out that was asked, while others are at work already."""
+"""File in the folder of headers: what the process that examines the compilers has found, while others are at work."""
 
 MOST_WAIT_S = 90.0
-"""Who needs that, and does not get it, finds it out by itself after so long."""
+"""Seconds after which a process that needs that, and does not get it, finds it out by itself."""
 
 _POLL_S = 0.02
 
@@ -67,7 +67,7 @@ def start_toolchain(
 
 
 def share_toolchain(vec_isa_ok: bool | None, headers: str | None, *, being_asked: bool = False) -> None:
-    """Of `start_toolchain` what it takes from other processes; the arguments are the same."""
+    """Use what other processes found out for `start_toolchain`; the arguments are the same."""
     kind = torch_internals.cpu_vec_isa.VecISA
     if vec_isa_ok:
         kind.check_build = lambda isa, code: True
@@ -79,13 +79,13 @@ def share_toolchain(vec_isa_ok: bool | None, headers: str | None, *, being_asked
 
 
 def tell_toolchain(vec_isa_ok: bool | None, headers: str) -> None:
-    """To those that were started while this process was being asked: what `start_toolchain` returned, None where it
-    failed."""
+    """Tell what `start_toolchain` returned, None where it failed, to processes that were started while this one found
+    it out."""
     write_atomically(Path(headers, FOUND_OUT), json.dumps(vec_isa_ok).encode())
 
 
 def _as_found_out(check: Callable[[Any, str], bool], file: Path) -> Callable[[Any, str], bool]:
-    """`VecISA.check_build(self, code)`, which need not check where another process has found all to work."""
+    """Return `VecISA.check_build(self, code)` that does not check where another process has found all to work."""
 
     @cache
     def all_work() -> bool:
@@ -107,7 +107,7 @@ def _as_found_out(check: Callable[[Any, str], bool], file: Path) -> Callable[[An
 
 
 def _all_vector_instructions() -> bool:
-    """Each kind of them keeps what it found for the compilations of this process."""
+    """Return whether all vector instructions work. Each kind keeps what it found for this process's compilations."""
     isa = torch_internals.cpu_vec_isa
     flags = isa.x86_isa_checker()
     had = [one for one in isa.supported_vec_isa_list if all(flag in flags for flag in str(one).split())]
@@ -120,8 +120,8 @@ def _trivial(x: torch.Tensor) -> torch.Tensor:
 
 
 def waited_s() -> float:
-    """Seconds since `restart_timers` in which a compilation has waited for what another process was being asked. They
-    are in none of Dynamo's timers."""
+    """Return the seconds since `restart_timers` in which compilations waited for what another process was finding out.
+    They are in none of Dynamo's timers."""
     return sum(_waits)
 
 
@@ -136,7 +136,7 @@ def restart_timers() -> None:
 
 @contextmanager
 def untimed() -> Iterator[None]:
-    """What happens in the block is in none of Dynamo's timers that are running."""
+    """Leave what happens in the block out of all of Dynamo's timers that are running."""
     utils = torch_internals.dynamo_utils
     begin = time.time_ns()
     try:
@@ -148,7 +148,7 @@ def untimed() -> Iterator[None]:
 
 
 def timer_seconds() -> dict[str, float]:
-    """Seconds by the name of Dynamo's timer since `restart_timers`. Timers nest, so they do not add up to a total."""
+    """Return seconds by the name of Dynamo's timer since `restart_timers`. Timers nest: they add up to no total."""
     spent_ns = torch_internals.dynamo_utils.cumulative_time_spent_ns
     # Some that run are not added up; `untimed` leaves them below zero.
     return {name: nanoseconds / 1e9 for name, nanoseconds in sorted(spent_ns.items()) if nanoseconds >= 0}

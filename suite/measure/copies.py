@@ -1,4 +1,4 @@
-"""Data bytes copied into the placeholders of CUDA graphs, counted at the place where they are copied.
+"""Count data bytes copied into the placeholders of CUDA graphs, at the place where they are copied.
 
 Stock CUDAGraph Trees copy every input that is neither static nor an output of another graph before each replay, in
 `CUDAGraphNode._copy_inputs_and_remove_from_src`. For the length of one `counting` block that method is wrapped; timed
@@ -22,7 +22,7 @@ from optimizations.trees.containers import managers
 
 
 class RecordedGraph(Protocol):
-    """What is read of a recording: which of its inputs are copied, and over which dimensions they are expanded."""
+    """Define what is read of a recording: which inputs are copied, and over which dimensions they are expanded."""
 
     non_static_input_idx: Sequence[int]
     expanded_dims: Sequence[Sequence[int]]
@@ -30,7 +30,7 @@ class RecordedGraph(Protocol):
 
 @dataclass(slots=True)
 class CopyCount:
-    """Bytes and tensors copied so far. `pointer_bytes`: written instead of data."""
+    """Hold bytes and tensors copied so far. `pointer_bytes`: written instead of data."""
 
     copied_bytes: int = 0
     tensors: int = 0
@@ -38,7 +38,7 @@ class CopyCount:
 
 
 def copied_bytes(tensor: torch.Tensor, expanded_dims: Sequence[int]) -> int:
-    """Bytes that a copy of `tensor` moves: one element along each dimension that is expanded (stride 0)."""
+    """Return the bytes that a copy of `tensor` moves: one element along each dimension that is expanded (stride 0)."""
     elements = 1
     for dimension, size in enumerate(tensor.shape):
         elements *= min(size, 1) if dimension in expanded_dims else size
@@ -75,6 +75,6 @@ def counting(node_class: type | None = None) -> Iterator[CopyCount]:
 
 
 def pointer_bytes() -> int:
-    """Bytes of pointers written so far, by all graphs that read inputs in place."""
+    """Return the bytes of pointers written so far, by all graphs that read inputs in place."""
     trackers = [node.tracker for manager in managers() for node in manager.nodes()]
     return sum(one.pointer_bytes for one in trackers if one is not None)

@@ -1,4 +1,4 @@
-"""Whether a mode computes what eager computes. Decided before anything is timed, on real replays.
+"""Decide whether a mode computes what eager computes, before anything is timed, on real replays.
 
 Eager and the compiled function start from the same seed, buffers and inputs, and their outputs, loss, gradients and
 changed state are compared by relative error, in the L2 and the maximum norm. Two correct programs of one precision
@@ -89,13 +89,13 @@ TOLERANCE: dict[str, float] = {
 long ones far more, because long sums and other algorithms (Winograd, another order of reduction) dominate there."""
 
 REFERENCE_FACTOR = 2.0
-"""How much farther than eager the compiled function may be from the run in higher precision."""
+"""Largest ratio of the compiled function's distance from the run in higher precision to eager's."""
 
 MOST_ERROR = 0.5
 """Largest relative error that can be allowed, or that a reference may have. Zeros in place of a result are off by 1."""
 
 FEW_ELEMENTS = 10
-"""Of how few elements, or rows, a gradient's error is luck: see Note [Few elements]. PyTorch's benchmarks may allow
+"""Most elements, or rows, of a gradient whose error is luck: see Note [Few elements]. PyTorch's benchmarks may allow
 tensors of up to so many ten times eager's error."""
 
 SMALL = 1000
@@ -118,13 +118,13 @@ timm's stochastic depth has one."""
 
 
 LOSS_SCALES = (2.0**15, 2.0**7, 1.0)
-"""What losses are multiplied by where gradients are computed in float16: the first that eager's stay finite with. One
-more doubling would already be infinite in float16."""
+"""Factors of losses where gradients are computed in float16: the first that eager's stay finite with. One more doubling
+would already be infinite in float16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Outcome of comparing one or several inputs; the names are those of `suite.results.schema.Correctness`."""
+    """Hold the outcome of comparing one or several inputs; names are those of `suite.results.schema.Correctness`."""
 
     passed: bool
     compared_tensors: int
@@ -138,7 +138,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What decides where the tolerance is exceeded: errors by tensor name, 0 where a name is missing.
+    """Hold what decides where the tolerance is exceeded: errors by tensor name, 0 where a name is missing.
 
     Attributes:
         compiled: errors of the compiled function.
@@ -157,7 +157,7 @@ class Reference:
     small: Collection[str] = ()
 
     def allows(self, name: str, tolerance: float, roundoff: float) -> bool:
-        """Whether a tensor's error is explained. One above `MOST_ERROR` never is, however large eager's own may be."""
+        """Return whether a tensor's error is explained. One above `MOST_ERROR` never is, however large eager's own."""
         error, own = self.compiled.get(name, 0.0), self.eager.get(name, 0.0)
         if self.is_eager and self.is_useless(name):
             return False
@@ -165,19 +165,20 @@ class Reference:
         return error <= max(tolerance, min(factor * own, MOST_ERROR) + roundoff)
 
     def is_useless(self, name: str) -> bool:
-        """Whether eager is too far off to be a reference for this tensor: see Note [Useless references]."""
+        """Return whether eager is too far off to be a reference for this tensor: see Note [Useless references]."""
         own = self.eager.get(name, 0.0)
         return own > MOST_ERROR or (own > MOST_ERROR / self.factor and self._worst(name) > MOST_ERROR)
 
     def is_open(self, name: str) -> bool:
-        """Whether there is no verdict: eager is useless, and the compiled function no farther off than it explains."""
+        """Return whether there is no verdict: eager is useless, and the compiled function no farther off than
+        explained."""
         error = self.compiled.get(name, 0.0)
         if name in self.few and self._worst(name) > MOST_ERROR:
             return math.isfinite(error) and math.isfinite(self.eager.get(name, 0.0))
         return math.isfinite(error) and self.is_useless(name) and error <= self.factor * self._worst(name)
 
     def _worst(self, name: str) -> float:
-        """Eager's largest error over what is computed together with this tensor: gradients come out of one another."""
+        """Return eager's largest error over what is computed with this tensor: gradients come out of one another."""
         own = self.eager.get(name, 0.0)
         if not name.startswith(GRADIENT):
             return own
@@ -185,13 +186,13 @@ class Reference:
 
 
 def loss_scales(instance: Instance) -> Sequence[float]:
-    """What to try: see Note [Scaled losses]. Nothing but 1 where nothing is differentiated, or not in float16."""
+    """Return the scales to try: see Note [Scaled losses]. Only 1 where nothing is differentiated, or not in float16."""
     policy, task, on_gpu = instance.workload.dtype_policy, instance.workload.task, instance.device.type == "cuda"
     return LOSS_SCALES if task == "training" and policy == "amp" and on_gpu else (1.0,)
 
 
 def compute_dtype(instance: Instance, inputs: Inputs) -> str:
-    """The shortest floating type that the workload's arithmetic uses, as a key of `TOLERANCE`."""
+    """Return the shortest floating type that the workload's arithmetic uses, as a key of `TOLERANCE`."""
     tensors = [*instance.module.parameters(), *tensors_of((inputs.args, inputs.kwargs))]
     floating = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     if floating == {torch.float64}:
@@ -220,7 +221,7 @@ def judge(
     roundoff: float,
     reference: Callable[[], Reference | None],
 ) -> Agreement:
-    """Verdict on the errors of one input.
+    """Return the verdict on the errors of one input.
 
     Args:
         compiled: errors of the compiled function against eager, by tensor.
@@ -243,7 +244,7 @@ def judge(
 
 
 def combine(verdicts: Sequence[Agreement]) -> Agreement:
-    """One verdict over several inputs: passed if all are. The numbers are those of the worst, failed ones first."""
+    """Return one verdict over several inputs: passed if all are. Numbers are those of the worst, failed ones first."""
     shown = max(verdicts, key=lambda verdict: (not verdict.passed, verdict.max_relative_error))
     return replace(
         shown,
@@ -255,7 +256,7 @@ def combine(verdicts: Sequence[Agreement]) -> Agreement:
 def refused_of_other_inputs(
     verdict: Agreement, compiled: Sequence[Results], eager: Sequence[Results], *, device: torch.device
 ) -> Agreement:
-    """The verdict over all input sets, failed if a result is eager's of another input set than its own."""
+    """Return the verdict over all input sets, failed if a result is eager's of another input set than its own."""
     own = []
     for results, expected in zip(compiled, eager, strict=True):
         same = same_bits(results, expected)  # nothing is nearer to these than eager's on the same inputs
@@ -281,7 +282,7 @@ def distances(
     state: State,
     only: Collection[str] | None = None,
 ) -> dict[str, float]:
-    """Relative errors of one input set against eager, by tensor. `only`: of these, and 0 for all others."""
+    """Return relative errors of one input set against eager, by tensor. `only`: of these, and 0 for all others."""
     tolerance = tolerance_of(instance, inputs)
     same = same_bits(compiled, eager)
     if only is not None:
@@ -290,7 +291,7 @@ def distances(
 
 
 def same_bits(compiled: Results, eager: Results) -> set[str]:
-    """Names of tensors that have the same bits on both sides, as far as bits were taken."""
+    """Return the names of tensors that have the same bits on both sides, as far as bits were taken."""
     return {name for name, bits in compiled.bits.items() if eager.bits.get(name) == bits}
 
 
@@ -303,7 +304,7 @@ def compare_with_eager(
     seed: int,
     found: Mapping[str, float] | None = None,
 ) -> Agreement:
-    """Verdict on one input set. `found`: the `distances`, where they are known."""
+    """Return the verdict on one input set. `found`: the `distances`, where they are known."""
     found = distances(compiled, eager, instance, inputs, state) if found is None else found
     dtype = compute_dtype(instance, inputs)
     tolerance, device = tolerance_of(instance, inputs), instance.device
@@ -336,17 +337,17 @@ def compare_with_eager(
 
 
 def has_few(gradient: torch.Tensor) -> bool:
-    """Whether its error is luck: see Note [Few elements]."""
+    """Return whether a gradient has so few elements that its error is luck: see Note [Few elements]."""
     return gradient.dim() == 0 or len(gradient) <= FEW_ELEMENTS
 
 
 def is_flat(tensor: torch.Tensor | None) -> bool:
-    """Whether all elements are the same, zeros for example."""
+    """Return whether all elements are the same, zeros for example."""
     return tensor is not None and tensor.numel() > 1 and bool((tensor == tensor.reshape(-1)[0]).all())
 
 
 def draws_float32_noise(instance: Instance) -> bool:
-    """Whether what is random is noise that a run in higher precision draws too, so that it can serve as reference.
+    """Return whether what is random is noise that a run in higher precision draws too, so that it is a reference.
 
     In inference there is no dropout, and under amp a program's own tensors are float32 as they are in that run.
     """
@@ -357,7 +358,7 @@ def draws_float32_noise(instance: Instance) -> bool:
 def error_without_dropout(
     instance: Instance, inputs: Inputs, state: State, seed: int, dtype: str
 ) -> dict[str, float] | None:
-    """Eager's own rounding error by tensor, with dropout off: see Note [Stochastic workloads].
+    """Return eager's own rounding error by tensor, with dropout off: see Note [Stochastic workloads].
 
     None where the copy is random nevertheless, where it or its run in higher precision cannot run; the log says why.
     An infinite error says nothing about how much eager rounds, and is NaN: it would excuse whatever is finite.
@@ -383,7 +384,7 @@ def error_without_dropout(
 
 
 def without_dropout(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy of the module, in its train or eval mode, in which dropout modules drop nothing."""
+    """Return a copy of the module, in its train or eval mode, in which dropout modules drop nothing."""
     calm = copy.deepcopy(module)
     for member in calm.modules():
         if isinstance(member, DROPOUT):
@@ -395,7 +396,7 @@ def without_dropout(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def higher_precision(instance: Instance, inputs: Inputs, state: State, seed: int, dtype: str) -> Results | None:
-    """Results of a copy of the module, uncompiled, in float32 (of float32: in float64), without TF32 and autocast.
+    """Return results of a copy of the module, uncompiled, in float32 (of float32: float64), without TF32 and autocast.
 
     None for float64, and where the copy cannot run (a program may fix a dtype in its code); the log says why.
 
@@ -419,12 +420,12 @@ def higher_precision(instance: Instance, inputs: Inputs, state: State, seed: int
 
 
 def wider_than(dtype: str) -> torch.dtype:
-    """float32; of float32, float64."""
+    """Return float32; of float32, float64."""
     return torch.float64 if dtype in ("float32", "tf32") else torch.float32
 
 
 def widened(instance: Instance, inputs: Inputs, wider: torch.dtype) -> tuple[Instance, Inputs]:
-    """A copy of the program and its inputs in this precision, without autocast."""
+    """Return a copy of the program and its inputs in this precision, without autocast."""
 
     def widen(tensor: torch.Tensor) -> torch.Tensor:
         narrow = tensor.is_floating_point() and tensor.element_size() < wider.itemsize
@@ -450,7 +451,7 @@ def compare_widened(
     calls: int,
     forget: Callable[[], None] = lambda: None,
 ) -> Agreement:
-    """Verdict on the program compiled in higher precision, against eager there: see Note [Useless references].
+    """Return the verdict on the program compiled in higher precision, against eager there: Note [Useless references].
 
     Where it fails in float32 it is compiled in float64: see Note [Choices]. Where a program cannot run in that, the log
     says why, and the verdict of float32 stays.

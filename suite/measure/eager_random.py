@@ -1,4 +1,4 @@
-"""Compiled programs that draw the random numbers that eager draws, so that the two can be compared.
+"""Make compiled programs draw the random numbers that eager draws, so that the two can be compared.
 
 With Inductor's `fallback_random` a compiled program calls PyTorch's own random operators. Each takes the next numbers
 of the device's generator, so it gets eager's numbers only if all are called in eager's order. Inductor does not see to
@@ -33,7 +33,7 @@ from optimizations.torch_internals.post_grad_pass import SETTING, behind
 
 @contextmanager
 def eager_random_numbers() -> Iterator[None]:
-    """What is compiled inside the block draws eager's random numbers, in eager's order."""
+    """Make what is compiled inside the block draw eager's random numbers, in eager's order."""
     config = torch_internals.inductor_config
     settings = {
         "fallback_random": True,
@@ -46,13 +46,13 @@ def eager_random_numbers() -> Iterator[None]:
 
 @contextmanager
 def attention_that_drops_alike() -> Iterator[None]:
-    """Attention drops the same elements in eager and in what is compiled inside the block, with a mask or without."""
+    """Make attention drop the same elements in eager and in what is compiled in the block, with a mask or without."""
     with sdpa_kernel(SDPBackend.MATH):
         yield
 
 
 def keep_order_of_draws(graph: torch.fx.Graph) -> None:
-    """Each random operator of a graph depends on the one before."""
+    """Make each random operator of a graph depend on the one before."""
     drawn = [node for node in graph.nodes if _draws(node)]
     waits = {after: [tensor] for before, after in pairwise(drawn) if (tensor := _result_of(before)) is not None}
     torch_internals.preserve_node_ordering(graph, waits)
@@ -64,7 +64,7 @@ def _draws(node: torch.fx.Node) -> bool:
 
 
 def _dropped_share(node: torch.fx.Node) -> Any:
-    """What attention is asked to drop; None of other operators. It draws nothing where that is 0."""
+    """Return the share that attention is asked to drop; None of other operators. It draws nothing where that is 0."""
     for place, parameter in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if parameter.name == "dropout_p":
             given = node.args[place] if place < len(node.args) else parameter.default_value
@@ -73,7 +73,7 @@ def _dropped_share(node: torch.fx.Node) -> Any:
 
 
 def _result_of(node: torch.fx.Node) -> torch.fx.Node | None:
-    """A tensor that is there once `node` has run; of several results one that is used, which is moved right behind it.
+    """Return a tensor that is there once `node` has run; of several results a used one, moved right after it.
 
     None where no result is used: nothing can wait for it.
     """

@@ -1,4 +1,4 @@
-"""What Encore says it did with each graph of a cell, as JSON values for the cell's row.
+"""Return what Encore says it did with each graph of a cell, as JSON values for the cell's row.
 
 Texts hold no path of this machine: a source line is written as `suite.measure.source_line` does, and so is what
 Inductor says.
@@ -31,7 +31,7 @@ def encore_report() -> list[JsonValue]:
 
 
 def graphs_wait_for_memory() -> str | None:
-    """What a graph of Encore's waits for in this process, where that is memory."""
+    """Return what a graph of Encore's waits for in this process, where that is memory."""
     for graph in optimizations.report():
         for one in graph.recordings:
             if is_about_memory(one.waiting):
@@ -40,7 +40,7 @@ def graphs_wait_for_memory() -> str | None:
 
 
 def with_short_paths(value: JsonValue) -> JsonValue:
-    """The same JSON value without paths of this machine."""
+    """Return the same JSON value without paths of this machine."""
     match value:
         case str():
             return without_paths(_said(value))
@@ -56,6 +56,6 @@ def with_short_paths(value: JsonValue) -> JsonValue:
 
 
 def _said(text: str) -> str:
-    """A message of Inductor's that ends with a stack trace: its first part, and the user's line."""
+    """Return the first part of a message of Inductor's that ends with a stack trace, and the user's line."""
     reason, line = reason_and_line(text)
     return text if line is None else f"{reason} [{line}]"

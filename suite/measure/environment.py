@@ -1,4 +1,4 @@
-"""Where a run was made: everything another reader needs to judge or repeat it, and nothing that names the machine.
+"""Record where a run was made: what another reader needs to judge or repeat it, and nothing that names the machine.
 
 Read without importing torch. No host name, no user name, no path of the machine goes in.
 """
@@ -29,11 +29,11 @@ MUST_AGREE = ("torch", "torch_cuda", "cudnn", "driver", "python")
 """Environment fields that must be equal for rows to stand in one run, next to the schema's version and the code. GPU,
 CPU and packages are looked into."""
 MOST_PACKAGES = 5
-"""Of packages that differ, so many are named: two machines may differ in more than a hundred."""
+"""Most packages that are named of those that differ: two machines may differ in more than a hundred."""
 
 
 def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, JsonValue]) -> Environment:
-    """The environment of a run that starts now on this machine."""
+    """Return the environment of a run that starts now on this machine."""
     torch, cuda = _torch_versions()
     gpu = _gpu_or_none()
     commit, dirty = git_state(REPOSITORY)
@@ -60,7 +60,7 @@ def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, Jso
 
 
 def differences(there: Environment, here: Environment) -> list[str]:
-    """What keeps rows of two environments from being compared, as "torch: 2.11.0 there, 2.12.0 here".
+    """Return what keeps rows of two environments from being compared, as "torch: 2.11.0 there, 2.12.0 here".
 
     Another GPU of the same model is not a difference, because a leased machine is rarely the same one twice. Nor is
     another commit of the same code, or that code before it was committed, where both runs have an id of their code.
@@ -89,7 +89,7 @@ def differences(there: Environment, here: Environment) -> list[str]:
 
 
 def without_paths(text: str) -> str:
-    """The text with the folders of this machine replaced by what they mean: `.`, `<python>`, `~`, `<tmp>`."""
+    """Return the text with the folders of this machine replaced by what they mean: `.`, `<python>`, `~`, `<tmp>`."""
     folders = {
         str(REPOSITORY): ".",
         sys.prefix: "<python>",
@@ -103,13 +103,13 @@ def without_paths(text: str) -> str:
 
 
 def without_folder(argument: str) -> str:
-    """A command-line argument with an absolute path in it reduced to the last part of that path."""
+    """Return a command-line argument with an absolute path in it reduced to the last part of that path."""
     option, equals, value = argument.rpartition("=")
     return f"{option}{equals}{Path(value).name}" if value.startswith(("/", "~")) else argument
 
 
 def _torch_versions() -> tuple[str, str | None]:
-    """(torch version with its local part, CUDA version) from torch's version file, without importing torch."""
+    """Return (torch version with its local part, CUDA version) from torch's version file, without importing torch."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return "not installed", None
@@ -139,7 +139,7 @@ def _gpu_or_none() -> Gpu | None:
 
 
 def cpu_info(proc: Path = Path("/proc"), sys_devices: Path = Path("/sys/devices/system")) -> CpuInfo:
-    """The CPU as Linux describes it; what it does not tell (in a container, a virtual machine) is None."""
+    """Return the CPU as Linux describes it; what it does not tell (in a container, a virtual machine) is None."""
     names = re.findall(r"^model name\s*:\s*(.+)$", _read(proc / "cpuinfo") or "", re.MULTILINE)
     smt = _read(sys_devices / "cpu" / "smt" / "active")
     nodes = sum(1 for _ in (sys_devices / "node").glob("node[0-9]*"))
@@ -162,7 +162,7 @@ def _read(path: Path) -> str | None:
 
 
 def _home() -> dict[str, str]:
-    """The user's home directory and its short name; a user id that the system does not know has none."""
+    """Return the user's home directory and its short name; empty for a user id that the system does not know."""
     try:
         return {str(Path.home()): "~"}
     except (RuntimeError, KeyError):

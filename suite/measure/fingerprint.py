@@ -1,4 +1,4 @@
-"""Numbers that stand for a tensor, computed where the tensor is: one for its bits, a few for its values.
+"""Compute numbers that stand for a tensor, where the tensor is: one for its bits, a few for its values.
 
 Copying gigabytes from a GPU to hash them on the host takes longer than the iteration that made them.
 """
@@ -24,22 +24,23 @@ _GOLDEN, _MIX1, _MIX2, _MIX3 = (
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
-    """128 bits as 32 hexadecimal digits; the same for the same bytes on every device.
+    """Return 128 bits as 32 hexadecimal digits; the same for the same bytes on every device.
 
     Each word of 8 bytes is mixed with its place and summed up modulo 2**64, in two ways. Other bytes have another
-    fingerprint but for a chance of about 2**-64; nobody is assumed to look for a collision. Shape and dtype do not
+    fingerprint but for a chance of about 2**-64; collisions on purpose are not expected. Shape and dtype do not
     count.
     """
     return fingerprints([tensor])[0]
 
 
 def fingerprints(tensors: Iterable[torch.Tensor]) -> list[str]:
-    """Of each tensor. The host waits once, when all are computed: where processes share a GPU, each wait takes long."""
+    """Return the fingerprint of each tensor. The host waits once, when all are computed: where processes share a GPU,
+    each wait takes long."""
     return texts([words(tensor) for tensor in tensors])
 
 
 def words(tensor: torch.Tensor) -> torch.Tensor:
-    """The two sums of a fingerprint, on the tensor's device; nothing waits for them."""
+    """Return the two sums of a fingerprint, on the tensor's device; nothing waits for them."""
     data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     sums = torch.zeros(2, dtype=torch.int64, device=data.device)
     sums[0] = data.numel()
@@ -56,7 +57,7 @@ def words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def texts(sums: Sequence[torch.Tensor]) -> list[str]:
-    """Fingerprints of the sums that `words` gave."""
+    """Return fingerprints of the sums that `words` gave."""
     found = [""] * len(sums)
     for device in {one.device for one in sums}:
         places = [place for place, one in enumerate(sums) if one.device == device]
@@ -66,7 +67,7 @@ def texts(sums: Sequence[torch.Tensor]) -> list[str]:
 
 
 def sketch(tensor: torch.Tensor) -> list[float]:
-    """`SKETCH` sums of all elements, each with signs of its own that depend on the elements' places alone.
+    """Return `SKETCH` sums of all elements, each with signs of its own that depend on the elements' places alone.
 
     They are to values what a fingerprint is to bits: `sketched_error` tells from two of them how far tensors are apart.
     """
@@ -83,7 +84,7 @@ def sketch(tensor: torch.Tensor) -> list[float]:
 
 
 def sketched_error(sketched: Sequence[float], reference: Sequence[float]) -> float:
-    """Relative error of a tensor in the L2 norm, estimated from sketches (Johnson and Lindenstrauss).
+    """Return the relative error of a tensor in the L2 norm, estimated from sketches (Johnson and Lindenstrauss).
 
     The true one is hardly ever more than five times as large. NaN where a value is not finite.
     """
@@ -93,7 +94,7 @@ def sketched_error(sketched: Sequence[float], reference: Sequence[float]) -> flo
 
 
 def _mixed(word: torch.Tensor) -> torch.Tensor:
-    """Each bit of the result depends on each of the word; shifts bring sign bits along, which does no harm."""
+    """Mix a word, so that each bit of the result depends on each of the word; shifted sign bits do no harm."""
     word = (word ^ (word >> 33)) * _MIX1
     word = (word ^ (word >> 29)) * _MIX2
     return word ^ (word >> 32)

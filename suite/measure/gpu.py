@@ -1,4 +1,4 @@
-"""The GPU a run uses, identified by NVML: no CUDA context, no torch import.
+"""Identify the GPU a run uses by NVML, without a CUDA context or an import of torch.
 
 A run uses one GPU, the first that CUDA makes visible. CUDA numbers GPUs by speed unless told otherwise, NVML by bus;
 the runner therefore starts workers with CUDA_DEVICE_ORDER=PCI_BUS_ID, so that both mean the same one.
@@ -19,7 +19,7 @@ from suite.results.errors import WrongUse
 from suite.results.schema import GpuInfo
 
 LEAST_COMPUTE_CAPABILITY = (7, 0)
-"""What the GPU back end of PyTorch's compiler (Triton) supports."""
+"""Least compute capability that the GPU back end of PyTorch's compiler (Triton) supports."""
 
 _INSTEAD = (
     "Without one: `encore explain --all` analyses the workloads' capture obstacles, and `encore run --device cpu "
@@ -28,12 +28,12 @@ _INSTEAD = (
 
 
 class NoGpu(WrongUse):
-    """There is no NVIDIA GPU a run can use; the message says why and what can be done instead."""
+    """Report that there is no NVIDIA GPU a run can use; the message says why and what can be done instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The GPU a run uses, the driver's version, and how many GPUs the machine has."""
+    """Hold the GPU a run uses, the driver's version, and how many GPUs the machine has."""
 
     info: GpuInfo
     driver: str
@@ -42,15 +42,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuBeside:
-    """A GPU of the host that a run does not use: compute processes on it, and how much of the last second or less it
-    was at work. None: it does not tell."""
+    """Hold a GPU of the host that a run does not use: compute processes on it, and how much of the last second or less
+    it was at work. None: it does not tell."""
 
     processes: int | None
     busy_percent: int | None
 
 
 def find_gpu() -> Gpu:
-    """The GPU that CUDA shows first.
+    """Return the GPU that CUDA shows first.
 
     Raises:
         NoGpu: there is no driver, no GPU, or none visible.
@@ -68,7 +68,7 @@ def find_gpu() -> Gpu:
 
 
 def require_gpu() -> Gpu:
-    """The GPU that CUDA shows first, if it is new enough.
+    """Return the GPU that CUDA shows first, if it is new enough.
 
     Raises:
         NoGpu: there is none, or its compute capability is below 7.0.
@@ -85,7 +85,7 @@ def require_gpu() -> Gpu:
 
 @contextmanager
 def device() -> Iterator[Any]:
-    """NVML's handle of the GPU that CUDA shows first, while NVML is open.
+    """Yield NVML's handle of the GPU that CUDA shows first, while NVML is open.
 
     Raises:
         NoGpu: there is no driver, no GPU, or none visible.
@@ -101,7 +101,7 @@ def device() -> Iterator[Any]:
 
 
 def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[str]:
-    """The GPUs that a process may use, each as `CUDA_VISIBLE_DEVICES` names it, in CUDA's order.
+    """Return the GPUs that a process may use, each as `CUDA_VISIBLE_DEVICES` names it, in CUDA's order.
 
     Raises:
         NoGpu: there is none.
@@ -113,7 +113,7 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def gpus_beside(own: int, variables: Mapping[str, str] = os.environ) -> list[GpuBeside] | None:
-    """GPUs of the host other than the first `own` that a run may use; None where these are parts of one (MIG).
+    """Return GPUs of the host other than the first `own` that a run may use; None where these are parts of one (MIG).
 
     Raises:
         NoGpu: there is no NVIDIA driver, or no GPU that the run may use.

@@ -1,4 +1,4 @@
-"""The GPU's clocks, power, temperature and throttle reasons by NVML; None where there is no NVML or no such reading."""
+"""Read the GPU's clocks, power, temperature and throttle reasons by NVML; None without NVML or such a reading."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_REASONS = ("None", "All", "GpuIdle")
 
 
 def reason_names(mask: int) -> list[str]:
-    """NVML's names of the clock-event reasons set in `mask`, "GpuIdle" left out; an unknown bit comes as a number."""
+    """Return NVML's names of the clock-event reasons set in `mask`, but "GpuIdle"; an unknown bit as a number."""
     names: list[str] = []
     for bit, name in sorted(_reasons_by_bit().items()):
         if mask & bit:
@@ -25,7 +25,7 @@ def reason_names(mask: int) -> list[str]:
 
 
 def _reasons_by_bit() -> dict[int, str]:
-    """Reasons by their bit. Old and new names of one bit exist; the new prefix comes first and wins."""
+    """Return reasons by their bit. Old and new names of one bit exist; the new prefix comes first and wins."""
     found: dict[int, str] = {}
     for prefix in _PREFIXES:
         for attribute, value in vars(pynvml).items():
@@ -36,10 +36,11 @@ def _reasons_by_bit() -> dict[int, str]:
 
 
 class GpuMonitor:
-    """Reads the state of one GPU, named by its UUID, so that `CUDA_VISIBLE_DEVICES` cannot make it another one."""
+    """Read the state of one GPU, named by its UUID, so that `CUDA_VISIBLE_DEVICES` cannot make it another one."""
 
     def __init__(self, uuid: str) -> None:
-        """
+        """Open the handle of the GPU in NVML.
+
         Raises:
             pynvml.NVMLError: there is no NVML, or it does not know this GPU.
         """
@@ -47,7 +48,7 @@ class GpuMonitor:
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
     def read(self) -> GpuState:
-        """One reading, taking some tens of microseconds; a quantity that this GPU does not report is None."""
+        """Return one reading, taking some tens of microseconds; a quantity that this GPU does not report is None."""
         milliwatts = self._ask(pynvml.nvmlDeviceGetPowerUsage)
         return GpuState(
             sm_clock_mhz=self._ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
@@ -65,7 +66,7 @@ class GpuMonitor:
 
 
 def gpu_reader(uuid: str | None) -> Callable[[], GpuState | None]:
-    """A function that reads the state of the GPU of this UUID; it returns None where NVML is missing or `uuid` is."""
+    """Return a function that reads the state of the GPU of this UUID; it returns None without NVML or `uuid`."""
     if uuid is not None:
         try:
             return GpuMonitor(uuid).read

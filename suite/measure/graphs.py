@@ -1,4 +1,4 @@
-"""What a cell compiled to: FX graphs, breaks, partitions, CUDA graphs, and why Inductor left something out of them.
+"""Record what a cell compiled to: FX graphs, breaks, partitions, CUDA graphs, and why Inductor left something out.
 
 Collected while the cell compiles and warms up, by the observer in `optimizations.torch_internals.outcome`.
 """
@@ -20,8 +20,8 @@ from suite.results.schema import GraphCounts
 
 
 class GraphLog:
-    """Graphs and reasons of one cell. `wants_cuda_graphs`: whether the mode asked for any; if not, there need be no
-    reason for having none."""
+    """Collect graphs and reasons of one cell. `wants_cuda_graphs`: whether the mode asked for any; if not, there need
+    be no reason for having none."""
 
     def __init__(self, *, wants_cuda_graphs: bool) -> None:
         self._wants_cuda_graphs = wants_cuda_graphs
@@ -29,7 +29,7 @@ class GraphLog:
         self._partitions = 0
 
     def counts(self, cuda_graphs: int) -> GraphCounts:
-        """All of it as a record; `cuda_graphs` is the number of recordings there are now."""
+        """Return all of it as a record; `cuda_graphs` is the number of recordings there are now."""
         counters = torch_internals.dynamo_utils.counters
         return GraphCounts(
             fx_graphs=counters["stats"]["unique_graphs"],
@@ -54,7 +54,8 @@ class GraphLog:
 
 
 def recorded_graphs(device: torch.device) -> list[Any]:
-    """Every `torch.cuda.CUDAGraph` that CUDAGraph Trees, stock's and Encore's, hold a recording in on this device."""
+    """Return every `torch.cuda.CUDAGraph` in which CUDAGraph Trees, stock's and Encore's, hold a recording on
+    `device`."""
     if device.type != "cuda":
         return []
     index = torch.cuda.current_device() if device.index is None else device.index

@@ -1,4 +1,4 @@
-"""One iteration of a workload in a mode, as its users would write it.
+"""Run one iteration of a workload in a mode, as its users would write it.
 
 The compiled object is the module itself. The loss is computed outside of it, so that autograd hands the compiled
 backward a tangent for every output that takes part in differentiation, zeros included: these are bytes that stock
@@ -26,7 +26,7 @@ from suite.settings import MATMUL_PRECISION
 
 @dataclass(frozen=True, slots=True)
 class IterationOutput:
-    """What an iteration returns. In training, gradients are left in `.grad` of the parameters."""
+    """Hold what an iteration returns. In training, gradients are left in `.grad` of the parameters."""
 
     output: Any
     loss: torch.Tensor | None
@@ -36,7 +36,7 @@ Iterate = Callable[[Inputs], IterationOutput]
 
 
 def callable_for(mode: Mode, module: torch.nn.Module) -> Callable[..., Any]:
-    """The module as this mode calls it: compiled with the mode's backend and options, or as it is.
+    """Return the module as this mode calls it: compiled with the mode's backend and options, or as it is.
 
     A program that is compiled in parts says itself what these are.
     """
@@ -55,7 +55,7 @@ def iteration(
     marks_steps: bool,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Iterate:
-    """The function that runs `instance` once through `call` (its module, or the module compiled).
+    """Return the function that runs `instance` once through `call` (its module, or the module compiled).
 
     Inference: forward under `no_grad`, unless the workload wants gradients enabled. Training: gradients set to None,
     forward and loss, backward, and a step of `optimizer` if there is one. Autocast surrounds forward and loss where the
@@ -99,7 +99,7 @@ def iteration(
 
 
 def set_numerics() -> None:
-    """The published runner's settings, for all modes alike: TF32 in float32 matmuls.
+    """Set the published runner's numerics, for all modes alike: TF32 in float32 matmuls.
 
     Unlike there, cuDNN never measures its algorithms (AlexNet, DenseNet): each process would pick its own, nothing
     could be kept for the next one, and modes would be compared by what they drew.
@@ -110,7 +110,7 @@ def set_numerics() -> None:
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """No TF32, in matmuls or convolutions: for runs that serve as a reference."""
+    """Turn off TF32, in matmuls and convolutions, inside the block: for runs that serve as a reference."""
     with precision_kept():
         torch.set_float32_matmul_precision("highest")
         cudnn: Any = torch.backends.cudnn

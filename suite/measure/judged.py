@@ -1,4 +1,4 @@
-"""Results of a workload that a process has compared with eager's: others that have the same bits are as right.
+"""Share results that a process has compared with eager's: others that have the same bits are as right.
 
 The modes of a workload compute the same on the same inputs, most of them with the same kernels. Comparing takes seconds
 in each, and minutes where eager in the own dtype is no reference and the program is compiled in higher precision, too.
@@ -22,12 +22,12 @@ from optimizations.atomic_file import write_atomically
 from suite.measure.correctness import MOST_ERROR, Agreement
 
 NOT_FARTHER = 1.25
-"""How many times the error of a tensor that was found right another one's may be."""
+"""Largest ratio of a tensor's error to the error of the same tensor that was found right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Of each input set the bits and the errors of all tensors by name, and the verdict on them, which is "passed".
+    """Hold the bits and errors of all tensors of each input set by name, and the verdict on them, "passed".
 
     `first`, where they were not compared as a whole: the results that were, and that others are measured by. One that
     is hardly farther off than another must not be what a third one is measured by.
@@ -41,12 +41,12 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class JudgedResults:
-    """Those of a folder. Whoever reads and adds does so in a turn of its own."""
+    """Keep the judged results of a folder. A caller that reads and adds does so in a turn of its own."""
 
     folder: Path
 
     def add(self, judged: Judged) -> None:
-        """For others to look at; where there is no room for it, they compare by themselves."""
+        """Add results for other processes; where there is no room for it, they compare by themselves."""
         content = json.dumps(asdict(judged)).encode()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -60,8 +60,8 @@ class JudgedResults:
         errors: Callable[[int, Collection[str]], Mapping[str, float]],
         tolerance: float,
     ) -> Judged | None:
-        """Results that are as right as these, with the verdict on them; None where none are known to be. To be added
-        by the caller, or others that have the same bits compare them once more.
+        """Return results that are as right as these, with the verdict on them; None where none are known to be. The
+        caller adds them, or others that have the same bits compare them once more.
 
         Args:
             bits: of each input set, by name.
@@ -98,8 +98,8 @@ def _as_right(
     errors: Callable[[int, Collection[str]], Mapping[str, float]],
     tolerance: float,
 ) -> Judged | None:
-    """With the first one's verdict, or that of their own errors where all are within the tolerance; None if a tensor
-    that has other bits is not as right."""
+    """Return results with the first one's verdict, or that of their own errors where all are within the tolerance; None
+    if a tensor that has other bits is not as right."""
     first = known.first or known
     all_errors: list[Mapping[str, float]] = []
     for place, (own, right) in enumerate(zip(bits, known.bits, strict=True)):
@@ -120,5 +120,5 @@ def _as_right(
 
 
 def _others(own: Mapping[str, str], right: Mapping[str, str]) -> list[str]:
-    """Tensors that have other bits than those that were found right."""
+    """Return the tensors that have other bits than those that were found right."""
     return [name for name in own if own[name] != right[name]]

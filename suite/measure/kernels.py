@@ -1,4 +1,4 @@
-"""Which kernels an iteration ran, and whether two modes ran the same ones.
+"""Tell which kernels an iteration ran, and whether two modes ran the same ones.
 
 Inductor times several configurations of a kernel and keeps the fastest; cuDNN does so with algorithms where a program
 lets it. Two processes may come to different results, and then a ratio of their times compares draws, not modes. A
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 SHOWN_CHARACTERS = 60
-"""Of a longer name the beginning is kept, and a digest of all of it."""
+"""Characters of a name; a longer one is its beginning and a digest of all of it."""
 
 _TRITON = "triton_"
 _NUMBER = re.compile(r"_\d+$")
@@ -27,15 +27,15 @@ _MOVES_ONLY = re.compile(r"copy|memcpy|fill|memset|encore_", re.IGNORECASE)
 called `memcpy128` or `memcpy32_post`; outside of one it is a memset or a memcpy."""
 
 _SOURCE = "#"
-"""What a generated kernel's name is told from the digest of its source by."""
+"""Text between a generated kernel's name and the digest of its source."""
 
 _MOVER = "mover:"
-"""What the keys of these begin with."""
+"""Beginning of the keys of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What two modes ran otherwise. Copies and fills are left out.
+    """Hold which kernels two modes ran differently. Copies and fills are left out.
 
     Attributes:
         retuned: generated kernels that each side launches in another way than the other, and kernels of libraries that
@@ -50,7 +50,8 @@ class Difference:
 def kernel_key(
     name: str, grid: Sequence[int], block: Sequence[int], sources: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """ "triton_poi_fused_add_3" in 8 blocks of 128 threads -> "triton_poi_fused_add#1f09ab 8x1x1 128x1x1".
+    """Return the key of a launch: "triton_poi_fused_add_3" in 8 blocks of 128 threads gives
+    "triton_poi_fused_add#1f09ab 8x1x1 128x1x1".
 
     Inductor numbers the kernels of a program, and one more at its beginning would rename all others; the number goes.
     In its place is the digest of the kernel's source, where `sources` has it by the name. A generated kernel may have
@@ -69,7 +70,7 @@ def kernel_key(
 
 
 def count_kernels(keys: Iterable[str], iterations: int) -> dict[str, int] | None:
-    """How often each ran in one of `iterations` that were alike, by key in order; None if they were not alike."""
+    """Return how often each ran in one of `iterations`, by key in order; None if the iterations were not alike."""
     counts = Counter(keys)
     if any(count % iterations for count in counts.values()):
         return None
@@ -77,7 +78,7 @@ def count_kernels(keys: Iterable[str], iterations: int) -> dict[str, int] | None
 
 
 def difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Difference:
-    """Compares two results of `count_kernels`.
+    """Compare two results of `count_kernels`.
 
     A kernel is known by its source, or where a row lacks one of its name, as older rows do, by its name.
     """
@@ -91,7 +92,7 @@ def difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Difference
 
 
 def _computing(side: Mapping[str, int], unsourced: Collection[str]) -> Counter[str]:
-    """Without what only moves, and without the sources of kernels with these names."""
+    """Return the counts without what only moves, and without the sources of kernels with these names."""
     counts: Counter[str] = Counter()
     for key, count in side.items():
         name, _, launched = key.partition(" ")
@@ -103,7 +104,7 @@ def _computing(side: Mapping[str, int], unsourced: Collection[str]) -> Counter[s
 
 @functools.lru_cache(maxsize=2**14)  # a report asks for each key hundreds of times
 def only_moves(key: str) -> bool:
-    """Whether this is the key of a kernel that computes nothing and that `difference` leaves out.
+    """Return whether this is the key of a kernel that computes nothing and that `difference` leaves out.
 
     Rows from before a kind of kernel was marked have it without the mark."""
     return key.startswith(_MOVER) or (not key.startswith(_TRITON) and bool(_MOVES_ONLY.search(_name(key))))

@@ -1,4 +1,4 @@
-"""Fake tensors that remember their values where these are cheap to know.
+"""Make fake tensors remember their values where these are cheap to know.
 
 A program that is run on fake tensors stops where the host reads a value (`lengths[row]` as a slice bound, `.item()`,
 boolean indexing). Often that value depends on nothing but inputs and constants, and these are small. `KnownValuesMode`
@@ -30,11 +30,11 @@ _FILLING = frozenset({"zero_", "fill_", "random_", "uniform_", "normal_", "berno
 
 
 class UnknownValue(Exception):
-    """The host reads a value that cannot be known without running the model."""
+    """Report that the host reads a value that cannot be known without running the model."""
 
 
 class KnownValuesMode(torch_internals.FakeTensorMode):
-    """Mode of fake tensors in which values are followed while they are known."""
+    """Follow values of fake tensors while they are known."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -98,8 +98,7 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
             return None
 
     def _is_unknown_whole(self, tensor: Tensor) -> bool:
-        """Return whether a tensor's values are unknown and it is all of its memory (the base of a view would stay
-        unknown).
+        """Return whether a tensor is unknown and all of its memory (the base of a view would stay unknown).
 
         A parameter is filled by its module, and stays unknown: what depends on weights must not become known.
         """

@@ -1,4 +1,4 @@
-"""How long the CUDA graphs of an iteration take by themselves, each launched where the program launches it.
+"""Measure how long the CUDA graphs of an iteration take by themselves, each launched where the program launches it.
 
 Launching recorded graphs once more, without the program around them, would be simpler and wrong: what a graph reads may
 lie where a later kernel of it writes, so a second launch reads what the first one wrote. Where that should be indices
@@ -23,7 +23,7 @@ from suite.results.schema import Record
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """The CUDA graphs of an iteration: how many it launches, and microseconds of all of them, launched one after
+    """Hold the CUDA graphs of an iteration: how many it launches, and microseconds of all of them, launched one after
     another and awaited at the end."""
 
     count: int
@@ -31,8 +31,8 @@ class Graphs:
 
 
 def graphs_of(run: Callable[[], object], wait: Callable[[], None], iterations: int) -> list[Graphs]:
-    """The graphs of each of some iterations. Empty if one launches none; as many are run nevertheless, for another
-    process may wait for each.
+    """Return the graphs of each of some iterations. Empty if one launches none; as many are run nevertheless, for
+    another process may wait for each.
 
     Each graph is awaited, so that only its own time is taken. Who launches one after another waits once: so the time of
     the least graph is subtracted for each but the first, as it was right before that one. Taken once for all, it would
@@ -54,8 +54,9 @@ def graphs_of(run: Callable[[], object], wait: Callable[[], None], iterations: i
 
 
 class HostParts(Record):
-    """Microseconds of the host in a call that launches graphs: before the first launch, in all launches, and from the
-    last one to the end of the call, when the device is at work. What lies between several launches is `between_us`."""
+    """Hold microseconds of the host in a call that launches graphs: before the first launch, in all launches, and from
+    the last one to the end of the call, when the device is at work. What lies between several launches is
+    `between_us`."""
 
     before_us: float
     launch_us: float
@@ -66,7 +67,7 @@ class HostParts(Record):
 def host_parts(
     run: Callable[[int], object], wait: Callable[[], None], calls: int, *, at_work: bool = False
 ) -> HostParts | None:
-    """Medians over so many calls. None where one launches no graph.
+    """Return medians over so many calls. None where one launches no graph.
 
     Each begins when the device has nothing to do. Or, `at_work`, when the one before has returned, and the device is
     still at work: as in a loop that reads no result. Who waits has done something else meanwhile, and finds what a call
@@ -106,8 +107,8 @@ def host_parts(
 def timed_launches(
     kind: Any, wait: Callable[[], None], before: Callable[[], float]
 ) -> Iterator[list[tuple[float, float]]]:
-    """Microseconds of each replay of a graph of this class inside the block, in order, as `waited_us` takes them, and
-    what `before` gave right before it (nothing is asked before the first)."""
+    """Yield microseconds of each replay of a graph of this class inside the block, in order, as `waited_us` takes them,
+    and what `before` returned right before it (it is not called before the first)."""
     found: list[tuple[float, float]] = []
     replay = kind.replay
 
@@ -120,7 +121,7 @@ def timed_launches(
 
 
 def least_graph() -> Callable[[], object]:
-    """The launch of a graph of one small kernel.
+    """Return the launch of a graph of one small kernel.
 
     What the kernel writes is allocated in the capture, so it lies in the graph's own pool for as long as the graph is
     there. A tensor from outside would be freed on return, and each launch would write into memory that the program has.
@@ -132,13 +133,13 @@ def least_graph() -> Callable[[], object]:
 
 
 def moving(iterate: Callable[[int], object]) -> Callable[[], object]:
-    """The iteration with the next inputs in each call, so that inputs move as in the timed blocks."""
+    """Return the iteration with the next inputs in each call, so that inputs move as in the timed blocks."""
     numbers = itertools.count()
     return lambda: iterate(next(numbers))
 
 
 def waited_us(run: Callable[[], object], wait: Callable[[], None]) -> float:
-    """Microseconds from the beginning of `run` until the device is done, which has nothing to do before."""
+    """Return microseconds from the beginning of `run` until the device is done, which has nothing to do before."""
     wait()
     begin_ns = time.perf_counter_ns()
     run()

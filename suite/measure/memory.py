@@ -1,4 +1,4 @@
-"""Peak memory of PyTorch's CUDA allocator over a stretch of work."""
+"""Measure peak memory of PyTorch's CUDA allocator over a stretch of work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from optimizations import torch_internals
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Largest number of bytes since `restart_peak`: handed out to tensors, and held from the driver."""
+    """Hold the largest numbers of bytes since `restart_peak`: allocated to tensors, and reserved from the driver."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -49,12 +49,12 @@ def restart_peak(device: torch.device) -> None:
 
 
 def peak(device: torch.device) -> Peak | None:
-    """Peaks since `restart_peak`; None on a CPU, whose memory PyTorch does not count."""
+    """Return the peaks since `restart_peak`; None on a CPU, whose memory PyTorch does not count."""
     if device.type != "cuda":
         return None
     return Peak(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
 
 
 def reserved_bytes(device: torch.device) -> int | None:
-    """Bytes the process holds from the driver now; None on a CPU."""
+    """Return the bytes the process has reserved from the driver now; None on a CPU."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""The ways a workload is run. A mode is one record; its baselines say what its numbers are compared with.
+"""Define the modes in which a workload is run. A mode is one record; baselines say what its numbers are compared with.
 
 Adding a mode is adding a record to `MODES`: runner, worker and report only read the fields. This module imports
 no torch, so that the command line can list and check modes at once.
@@ -21,12 +21,12 @@ CAPTURED: dict[Captures, str] = {
     "step": "whole iteration",
     "by hand": "what the program captures itself",
 }
-"""What becomes a CUDA graph, in words: the least first."""
+"""Text on what becomes a CUDA graph: the least first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How `torch.compile` is called for this mode, and which modes it is compared with.
+    """Describe how `torch.compile` is called for this mode, and which modes it is compared with.
 
     `backend` None means the module runs uncompiled. `baselines[0]` is the one it alternates with when the GPU does
     not hold more than two modes. `bitwise_with` names modes, one of which it must reproduce bit for bit (of those that
@@ -57,22 +57,22 @@ class Mode:
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether the mode makes no sense without CUDA graphs."""
+        """Return whether the mode makes no sense without CUDA graphs."""
         return self.uses_cuda_graphs or self.captures_more
 
     @property
     def captures_more(self) -> bool:
-        """Whether more is captured than what the backend compiles. Such modes are measured where they are named."""
+        """Return whether more is captured than the backend compiles. Such modes are measured where they are named."""
         return self.captures != "graphs"
 
     @property
     def wraps_iteration(self) -> bool:
-        """Whether Encore captures the iteration, or the module with its loss."""
+        """Return whether Encore captures the iteration, or the module with its loss."""
         return self.captures in ("step", "callables")
 
     @property
     def captured(self) -> str:
-        """What becomes a CUDA graph, in words."""
+        """Return what becomes a CUDA graph, in words."""
         return CAPTURED[self.captures] if self.needs_gpu else "no graph"
 
     @property
@@ -82,12 +82,12 @@ class Mode:
 
     @property
     def is_encores(self) -> bool:
-        """Whether it is Encore that makes the CUDA graphs."""
+        """Return whether it is Encore that makes the CUDA graphs."""
         return self.backend == "encore" or self.wraps_iteration
 
     @property
     def compared_with(self) -> tuple[str, ...]:
-        """Modes whose time is compared with this one's: the reference of all figures, and its own baselines."""
+        """Return modes whose time is compared with this one's: the reference of all figures, and its own baselines."""
         return tuple(dict.fromkeys(name for name in (REFERENCE_MODE, *self.baselines) if name != self.name))
 
 
@@ -230,11 +230,11 @@ LANES_MODE = "lanes"
 """The same with independent kernels of a graph at the same time."""
 
 DEFAULT_MODE = "encore"
-"""What users get who change nothing: all of it, with the rules of selection."""
+"""The mode of users who change nothing: all of it, with the rules of selection."""
 
 
 def select_modes(names: Iterable[str]) -> tuple[Mode, ...]:
-    """Modes of these names, in the order of `MODES`.
+    """Return the modes of these names, in the order of `MODES`.
 
     Raises:
         WrongUse: a name is unknown; the message lists the nearest ones.

@@ -1,4 +1,4 @@
-"""Runs torch.profiler over a few steady iterations and hands the trace to the analysis.
+"""Run torch.profiler over a few steady iterations and analyse the trace.
 
 `PROFILED_ITERATIONS` iterations are taken, so that a stray event shows as a count that does not divide. Where they do
 not all run the same (data-dependent programs), one iteration alone is profiled instead, and the result says so by
@@ -79,7 +79,7 @@ def profile_iterations(
 
 
 def load_profiler(iterate: Callable[[int], object]) -> None:
-    """A first session, which is thrown away.
+    """Run a first session, which is thrown away.
 
     It loads CUPTI, and slows down all later launches of this process; so this comes after everything that is timed.
     """
@@ -89,7 +89,7 @@ def load_profiler(iterate: Callable[[int], object]) -> None:
 def kernels_of(
     iterate: Callable[[int], object], sources: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, int] | None:
-    """Which kernels one iteration runs, for less time; None where the profiler saw none."""
+    """Return which kernels one iteration runs, for less time; None where the profiler saw none."""
     load_profiler(iterate)
     return analyse(trace(iterate, 1), 1, sources).kernels or None
 
@@ -120,12 +120,12 @@ _CALLS = ("cuda_runtime", "cuda_driver")
 
 
 class UnevenIterations(ValueError):
-    """The iterations in a trace did not all do the same, so a mean of their counts would not be the count of one."""
+    """Report that the iterations in a trace did not all do the same: a mean of their counts is not the count of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """One kernel, copy or memset on the device. `moved_bytes` is None for kernels."""
+    """Hold one kernel, copy or memset on the device. `moved_bytes` is None for kernels."""
 
     category: str
     name: str
@@ -136,7 +136,7 @@ class DeviceWork:
 
 @dataclass(frozen=True, slots=True)
 class IterationProfile:
-    """One iteration, as the mean over those in the trace. Counts are exact: every iteration had that many."""
+    """Hold one iteration, as the mean over those in the trace. Counts are exact: every iteration had that many."""
 
     coverage: Coverage
     kernels: dict[str, int] | None
@@ -148,7 +148,7 @@ class IterationProfile:
 def analyse(
     trace: Mapping[str, Any], iterations: int, sources: Mapping[str, str] = MappingProxyType({})
 ) -> IterationProfile:
-    """What one of the `iterations` in `trace` ran. `sources` are digests of generated kernels' sources, by name.
+    """Return what one of the `iterations` in `trace` ran. `sources` are digests of generated kernels' sources, by name.
 
     Raises:
         UnevenIterations: a count does not divide by `iterations`; the message names it.
@@ -234,7 +234,7 @@ def _kernel_keys(events: Iterable[Mapping[str, Any]], sources: Mapping[str, str]
 
 
 def _copies(work: Iterable[DeviceWork]) -> dict[tuple[str, str], list[int]]:
-    """Sizes in bytes of all copies by (direction, kind of source memory), such as ("HtoD", "pageable")."""
+    """Return sizes in bytes of all copies by (direction, kind of source memory), such as ("HtoD", "pageable")."""
     sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
     for item in work:
         if item.category == "gpu_memcpy" and (match := _MEMCPY.match(item.name)):
@@ -247,13 +247,13 @@ _DIGITS = 6
 
 
 class KernelSources:
-    """Those of the modules that Inductor loads from the making of this on."""
+    """Collect the kernel sources of the modules that Inductor loads from the making of this on."""
 
     def __init__(self) -> None:
         self._before = len(torch_internals.PyCodeCache.modules)
 
     def digests(self) -> dict[str, str]:
-        """By a kernel's name, number included. A name that stands for several sources is left out."""
+        """Return digests by a kernel's name, number included. A name that stands for several sources is left out."""
         sources: dict[str, set[str]] = defaultdict(set)
         for module in torch_internals.PyCodeCache.modules[self._before :]:
             for name, source in _kernels_of(module.__file__):
@@ -266,7 +266,7 @@ class KernelSources:
 
 
 def _kernels_of(file: str | None) -> list[tuple[str, str]]:
-    """Names and sources in a generated module, the latter without the number; none where it cannot be read."""
+    """Return names and sources in a generated module, the latter without the number; none where it cannot be read."""
     try:
         text = Path(file or "").read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""Everything one iteration computed, by name, in host memory: outputs, loss, gradients, and the state it changed.
+"""Collect all that one iteration computed, by name, in host memory: outputs, loss, gradients, and changed state.
 
 Results are copied to the host because the memory of a CUDA graph's outputs is used again by the next call, and
 because references must not take part in the peak memory of compiling.
@@ -23,12 +23,12 @@ from suite.measure.iteration import Iterate, seed_all
 
 GRADIENT = "gradient "
 BUFFER = "buffer "
-"""How names of gradients and of buffers begin."""
+"""Beginnings of the names of gradients and of buffers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Tensors on the CPU by name: "output['logits']", "loss", "gradient fc.weight", "buffer bn.running_mean",
+    """Hold tensors on the CPU by name: "output['logits']", "loss", "gradient fc.weight", "buffer bn.running_mean",
     "input [0]". Buffers and inputs are there only if the iteration changed them. `uncompared` are outputs that the
     workload leaves out of the comparison with eager; they count for the digest. `bits` are the fingerprints of all,
     where they were taken already."""
@@ -38,21 +38,21 @@ class Results:
     bits: Mapping[str, str] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """SHA-256 over names, dtypes, shapes and fingerprints of the bytes."""
+        """Return the SHA-256 over names, dtypes, shapes and fingerprints of the bytes."""
         return digest_of(self.all_bits())
 
     def is_finite(self) -> bool:
-        """Whether no gradient has an infinity or NaN, which a sum has, too."""
+        """Return whether no gradient has an infinity or NaN, which a sum has, too."""
         gradients = (tensor for name, tensor in self.tensors.items() if name.startswith(GRADIENT))
         return all(bool(gradient.sum().isfinite()) for gradient in gradients)
 
     def all_bits(self) -> Mapping[str, str]:
-        """Of each tensor dtype, shape and fingerprint."""
+        """Return dtype, shape and fingerprint of each tensor, as a text by name."""
         return self.bits or _bits({**self.uncompared, **self.tensors})
 
 
 class State:
-    """Tensors outside of the outputs that an iteration may change: the module's buffers and the inputs.
+    """Keep tensors outside of the outputs that an iteration may change: the module's buffers and the inputs.
 
     Of a function of the user's own, parameters and the state of optimizers, too.
 
@@ -68,7 +68,7 @@ class State:
         self._bits = _bits(live)
 
     def changed(self) -> dict[str, torch.Tensor]:
-        """Those tensors whose bits are no longer the saved ones, as they are now."""
+        """Return those tensors whose bits are no longer the saved ones, as they are now."""
         return {name: self._live[name] for name, bits in _bits(self._live).items() if bits != self._bits[name]}
 
     def restore(self, changed: Iterable[str] | None = None) -> None:
@@ -78,12 +78,12 @@ class State:
                 self._live[name].copy_(self._saved[name])
 
     def saved(self, name: str) -> torch.Tensor | None:
-        """The value from the start of a buffer or input, on the CPU; None if `name` is neither."""
+        """Return the value from the start of a buffer or input, on the CPU; None if `name` is neither."""
         return self._saved.get(name)
 
 
 def run_checked(instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int) -> Results:
-    """Results of one iteration from the saved state and `seed`; state and gradients are cleared up afterwards."""
+    """Return results of one iteration from the saved state and `seed`; clear up state and gradients afterwards."""
     tensors: dict[str, torch.Tensor] = {}
     uncompared: dict[str, torch.Tensor] = {}
     bits = _Bits()
@@ -96,7 +96,7 @@ def run_checked(instance: Instance, iterate: Iterate, inputs: Inputs, state: Sta
 def bits_of_run(
     instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int, sketched: Collection[str] = ()
 ) -> tuple[dict[str, str], dict[str, list[float]]]:
-    """`run_checked(...).all_bits()`, with nothing copied to the host; and sketches of the tensors with these names."""
+    """Return `run_checked(...).all_bits()`, with nothing copied to the host; and sketches of the tensors so named."""
     found = _Bits()
     sketches: dict[str, list[float]] = {}
     for name, tensor, _ in _computed(instance, iterate, inputs, state, seed):
@@ -107,7 +107,7 @@ def bits_of_run(
 
 
 def run_unchecked(instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int) -> None:
-    """The same iteration as `run_checked`, whose results nobody wants."""
+    """Run the same iteration as `run_checked`, and drop its results."""
     for _ in _computed(instance, iterate, inputs, state, seed):
         pass
 
@@ -115,7 +115,7 @@ def run_unchecked(instance: Instance, iterate: Iterate, inputs: Inputs, state: S
 def _computed(
     instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int
 ) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """Name, tensor as it is, and whether it is compared with eager, of all that one iteration computes."""
+    """Yield name, tensor as it is, and whether it is compared with eager, of all that one iteration computes."""
     state.restore()
     _drop_gradients(instance.module)
     seed_all(seed)
@@ -141,12 +141,12 @@ def _computed(
 
 
 def digest_of(bits: Mapping[str, str]) -> str:
-    """SHA-256 over names and bits of tensors."""
+    """Return the SHA-256 over names and bits of tensors."""
     return hashlib.sha256("\0".join(f"{name}\0{each}" for name, each in sorted(bits.items())).encode()).hexdigest()
 
 
 class _Bits:
-    """Dtypes, shapes and fingerprints of tensors that need not live until all are there."""
+    """Collect dtypes, shapes and fingerprints of tensors that need not live until all are there."""
 
     def __init__(self) -> None:
         self._forms: dict[str, str] = {}
@@ -169,7 +169,7 @@ def _bits(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def named_tensors(value: Any, *, numbers: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors and numbers in `value` with the path to each, as "['logits']" or "[0].layers[2].keys".
+    """Yield tensors and numbers in `value` with the path to each, as "['logits']" or "[0].layers[2].keys".
 
     Containers are what PyTorch's pytree knows (also the output classes of transformers), and lists, tuples and dicts of
     classes of one's own; other objects, such as key and value caches, are looked into by their attributes. A number
@@ -194,7 +194,7 @@ def _walk(value: Any, path: str, seen: set[int], numbers: bool) -> Iterator[tupl
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """What is in an object that pytree does not look into, such as a list of a class of its own, and the way to it."""
+    """Yield what is in an object that pytree does not look into, such as a list of a class of its own, with paths."""
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", member) for key, member in value.items())
     elif isinstance(value, (list, tuple)):
@@ -204,7 +204,7 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that shares no memory with `tensor`, contiguous, on the CPU."""
+    """Return a copy that shares no memory with `tensor`, contiguous, on the CPU."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""How functions are served, in short: of Encore's report what a reader of a later process must know."""
+"""Return how functions are served: what a reader of a later process must know of Encore's report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CANDIDATE_OF = {"no graph": "none", "copies": "copy", "in place": "indirection"}
 
 
 def served_functions(report: Sequence[JsonValue] | None) -> list[ServedFunction]:
-    """Of each function of each graph in `encore_report()`; none where there is no report, or nothing is selected."""
+    """Return a record of each function of each graph in `encore_report()`; none where nothing is selected."""
     found = []
     for graph in report or ():
         functions = graph.get("selection") if isinstance(graph, dict) else None

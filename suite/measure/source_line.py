@@ -1,4 +1,4 @@
-"""The line of a user's program in a stack trace, written the same way on every machine.
+"""Write the line of a user's program in a stack trace the same way on every machine.
 
 Why something is not in a CUDA graph, counted by reason and line of the user's program.
 """
@@ -20,30 +20,32 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def user_line(stack_trace: str | None) -> str | None:
-    """The innermost line of `stack_trace` outside PyTorch, as "path:line in function: code"; None without a frame."""
+    """Return the innermost line of `stack_trace` outside PyTorch, as "path:line in function: code"; None without
+    one."""
     frame = user_frame(stack_trace)
     return None if frame is None else line_of_frame(frame)
 
 
 def line_of_frame(frame: Frame) -> str:
-    """A frame as "path:line in function: code"."""
+    """Return a frame as "path:line in function: code"."""
     return str(replace(frame, path=short_path(frame.path)))
 
 
 def reason_and_line(message: str) -> tuple[str, str | None]:
-    """One of Inductor's messages as (reason, the user's source line); see `stack_trace.reason_and_frame`."""
+    """Return one of Inductor's messages as (reason, the user's source line); see `stack_trace.reason_and_frame`."""
     reason, frame = reason_and_frame(message)
     return reason, None if frame is None else line_of_frame(frame)
 
 
 def short_line(line: str) -> str:
-    """A line as `stack_trace.Frame` prints it, its path shortened."""
+    """Return a line as `stack_trace.Frame` prints it, its path shortened."""
     place = _LINE.fullmatch(line)
     return line if place is None else short_path(place["path"]) + place["rest"]
 
 
 def short_path(path: str) -> str:
-    """`path` without what differs between machines: below the packages, else below this project, else the name."""
+    """Return `path` without what differs between machines: below the packages, else below this project, else its
+    name."""
     if _PACKAGES.match(path):
         return _PACKAGES.sub("", path)
     if Path(path).is_relative_to(_ROOT):
@@ -52,7 +54,7 @@ def short_path(path: str) -> str:
 
 
 class Reasons:
-    """What was left out of CUDA graphs so far. Paths are written the same way on every machine."""
+    """Count what was left out of CUDA graphs so far. Paths are written the same way on every machine."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str | None]] = Counter()
@@ -62,12 +64,12 @@ class Reasons:
         self._counts[left_out.reason, line] += left_out.count
 
     def add_graph(self, graph: CompiledGraph) -> None:
-        """All that is outside of CUDA graphs in one compiled graph."""
+        """Add all that is outside of CUDA graphs in one compiled graph."""
         for left_out in (*graph.not_captured, *graph.left_out):
             self.add(left_out)
 
     def records(self) -> list[NotCaptured]:
-        """In the order in which they were first given."""
+        """Return the reasons in the order in which they were first given."""
         return [
             NotCaptured(reason=reason, source_line=line, count=count) for (reason, line), count in self._counts.items()
         ]

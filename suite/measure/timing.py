@@ -1,4 +1,4 @@
-"""Blocks of samples: host time to completion and device time of single iterations, and back-to-back throughput.
+"""Time blocks of samples: host time to completion and device time of single iterations, and back-to-back throughput.
 
 Every sample is kept. Inputs rotate over sets at different addresses, because an iteration on inputs that never move
 would hide what it costs to get moving inputs into a CUDA graph.
@@ -23,7 +23,7 @@ from suite.results.schema import Block, GpuState
 
 
 class DeviceTimer(Protocol):
-    """How the end of device work is awaited, and its time taken."""
+    """Define how the end of device work is awaited, and its time taken."""
 
     def synchronize(self) -> None: ...
 
@@ -32,12 +32,12 @@ class DeviceTimer(Protocol):
     def stop(self) -> None: ...
 
     def elapsed_us(self) -> float | None:
-        """Microseconds of device time from `start` to `stop`, after `synchronize`; None where there is no device."""
+        """Return microseconds of device time from `start` to `stop`, after `synchronize`; None without a device."""
         ...
 
 
 class HostTimer:
-    """For workloads on the CPU, where a call returns when it is done and host time is all there is."""
+    """Time workloads on the CPU, where a call returns when it is done and host time is all there is."""
 
     def synchronize(self) -> None:
         return
@@ -53,7 +53,7 @@ class HostTimer:
 
 
 class CudaTimer:
-    """Two CUDA events on the current stream. The span between them includes time in which the device waits for work."""
+    """Time by two CUDA events on the current stream. The span includes time in which the device waits for work."""
 
     def __init__(self) -> None:
         self._start = torch.cuda.Event(enable_timing=True)
@@ -77,7 +77,7 @@ def timer_for(device: torch.device) -> DeviceTimer:
 
 
 class InputsShareMemory(ValueError):
-    """Two input sets that should rotate have a tensor at the same address."""
+    """Report that two input sets that should rotate have a tensor at the same address."""
 
 
 def require_distinct_addresses(input_sets: Sequence[Inputs]) -> None:
@@ -119,7 +119,7 @@ def measure_block(
     the calling thread is bound to that logical core for the block; other threads are left where they are.
 
     Sample i of block `index` runs on input set (index * samples + i) modulo the number of sets, and the iterations back
-    to back go on with the set behind the last sample's: the inputs move in each iteration. Host time runs from
+    to back go on with the set after the last sample's: the inputs move in each iteration. Host time runs from
     before the call until the device has finished, and contains the recording of one event (about 1 us). The GPU's
     state is read outside of all timed parts.
     """
@@ -156,7 +156,7 @@ def _single_iterations(
     rotation: Callable[[int], int],
     positions: Iterable[int],
 ) -> tuple[list[float], list[float]]:
-    """Host and device times of these iterations, each awaited before the next begins."""
+    """Return host and device times of these iterations, each awaited before the next begins."""
     host_us: list[float] = []
     device_us: list[float] = []
     for position in positions:
@@ -181,7 +181,7 @@ def _back_to_back(
     rotation: Callable[[int], int],
     positions: Sequence[int],
 ) -> float | None:
-    """Microseconds per iteration of iterations that are awaited together; None if there are no iterations."""
+    """Return microseconds per iteration of iterations that are awaited together; None if there are no iterations."""
     if not positions:
         return None
     begin_ns = time.perf_counter_ns()
@@ -210,7 +210,7 @@ def bound_to(core: int | None) -> Iterator[bool]:
 
 
 def iteration_us(iterate: Iterate, input_sets: Sequence[Inputs], timer: DeviceTimer, iterations: int = 5) -> float:
-    """Median host time of a few iterations: how long blocks have to be."""
+    """Return the median host time of a few iterations: how long blocks have to be."""
     times, _ = _single_iterations(
         iterate, input_sets, timer, lambda position: position % len(input_sets), range(iterations)
     )

@@ -1,1 +1,1 @@
-"""Microbenchmarks: one mechanism alone, over sizes that no single workload has."""
+"""Measure one mechanism alone, over sizes that no single workload has."""

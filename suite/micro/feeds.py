@@ -1,4 +1,4 @@
-"""Host time of placement's feeds in a call with nothing to refresh, over numbers of guarded attributes.
+"""Measure host time of placement's feeds in a call with nothing to refresh, over numbers of guarded attributes.
 
 Measured without a GPU: in such a call nothing is sent to the device, so the work is the same whatever the device is.
 
@@ -34,7 +34,7 @@ TENSOR_BYTES = (4 * 2**10, 16 * 2**10, 64 * 2**10, 256 * 2**10, 2**20, 4 * 2**20
 
 
 class FeedRun(Record):
-    """`feeds.json`: the machine, and a cost for each point."""
+    """Hold `feeds.json`: the machine, and a cost for each point."""
 
     micro_schema_version: int
     environment: Environment
@@ -42,7 +42,7 @@ class FeedRun(Record):
 
 
 def measure() -> Iterator[FeedCost]:
-    """A cost for each point, as it is measured."""
+    """Yield a cost for each point, as it is measured."""
     for tensors in TENSORS:
         for scalars in SCALARS:
             yield measure_steady_feeds(scalars=scalars, tensors=tensors)
@@ -52,7 +52,7 @@ def measure() -> Iterator[FeedCost]:
 
 
 def table(run: FeedRun) -> Table:
-    """The costs for a terminal."""
+    """Return the costs as a table for a terminal."""
     shown = Table(
         "scalars",
         "tensors",
@@ -83,7 +83,7 @@ def table(run: FeedRun) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class FeedCost:
-    """Host time of one `Feeds.bind` in the steady state, over `rounds` rounds of `calls` calls each, in microseconds.
+    """Hold host time of one `Feeds.bind` in the steady state, over `rounds` rounds of `calls` calls, in microseconds.
 
     It is the calling thread's CPU time, so that other work on the machine does not count: nothing in here waits.
     `host_us` is the median round's time per call, `fastest_us` and `slowest_us` the spread. `trusted_us` is the median
@@ -153,7 +153,7 @@ def _attributes(scalars: int, tensors: int, tensor_bytes: int) -> list[torch.Ten
 
 
 def _arguments(scalars: int, tensors: int, tensor_bytes: int, kept: int) -> tuple[torch.Tensor, ...]:
-    """Attributes spread among the other arguments, as layers spread them."""
+    """Return attributes spread among the other arguments, as layers spread them."""
     arguments = [torch.zeros(4) for _ in range(kept)]
     attributes = _attributes(scalars, tensors, tensor_bytes)
     for number, attribute in enumerate(attributes):
@@ -162,7 +162,7 @@ def _arguments(scalars: int, tensors: int, tensor_bytes: int, kept: int) -> tupl
 
 
 def _feeds(arguments: tuple[torch.Tensor, ...], guard: Guard | None) -> Feeds:
-    """Feeds of a graph that reads each attribute as it is. Arguments of rank 1 are the others.
+    """Return feeds of a graph that reads each attribute as it is. Arguments of rank 1 are the others.
 
     Attributes of rank 2 are guarded by `guard`, or sent in each call.
     """
@@ -184,7 +184,7 @@ def _feeds(arguments: tuple[torch.Tensor, ...], guard: Guard | None) -> Feeds:
 
 
 def _times(arguments: tuple[torch.Tensor, ...], feeds: Feeds, rounds: int, calls: int) -> list[float]:
-    """Microseconds per call of each round."""
+    """Return microseconds per call of each round."""
     feeds.bind(arguments)
     times = []
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Where the host's time goes in a call: until it returns, until its work is done, and in each layer on the way.
+"""Measure where the host's time goes in a call: until it returns, until its work is done, and in each layer.
 
 Programs are registered workloads, or modules that hold a given number of parameters and compute next to nothing, which
 show what a parameter costs. Layers are nested. They are timed in their own iterations, with a clock around each, so
@@ -35,7 +35,7 @@ from suite.micro.host_cost import CALL, ENTRY, GRAPH, FullCalls, HostCost, Judge
 from suite.results.errors import WrongUse
 
 PARAMETERS = (0, 100, 1114)
-"""Of the modules that are measured where no workload is named; MobileBERT has 1,114 parameters and buffers."""
+"""Parameters of the modules that are measured where no workload is named; MobileBERT has 1,114, buffers included."""
 
 SETTLING_S = 10.0
 """No longer than this: graphs read their inputs in place when they have been in use for a while."""
@@ -59,7 +59,7 @@ TREES = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured: a program, in a mode, on a device. `lean` None leaves the mode's options as they are."""
+    """Hold what is measured: a program, in a mode, on a device. `lean` None leaves the mode's options as they are."""
 
     program: str
     mode: Mode
@@ -70,7 +70,7 @@ class Case:
 
     @property
     def now_ns(self) -> Callable[[], int]:
-        """The clock: of the machine, or on a CPU of the calling thread."""
+        """Return the clock: of the machine, or on a CPU of the calling thread."""
         return time.thread_time_ns if self.device == "cpu" else time.perf_counter_ns
 
     def __str__(self) -> str:
@@ -79,12 +79,12 @@ class Case:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of the mode's backend."""
+        """Return the options of the mode's backend."""
         return {**self.mode.options, **({} if self.lean is None else {"lean": self.lean})}
 
 
 def cases(programs: list[str], modes: list[Mode], *, device: str, size: Size, calls: int) -> list[Case]:
-    """Each program in each mode, Encore's with `lean` and without."""
+    """Return each program in each mode, Encore's with `lean` and without."""
     made = []
     for program in programs:
         for mode in modes:
@@ -94,7 +94,7 @@ def cases(programs: list[str], modes: list[Mode], *, device: str, size: Size, ca
 
 
 def synthetic(parameters: int) -> str:
-    """The name of the module with so many parameters."""
+    """Return the name of the module with so many parameters."""
     return f"parameters-{parameters}"
 
 
@@ -118,7 +118,7 @@ def _parameters_of(name: str) -> int | None:
 
 @functools.cache
 def _touch() -> Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor]:
-    """An operator that takes any number of tensors and reads one: a graph of many parameters and one small kernel."""
+    """Return an operator that takes any number of tensors and reads one: many parameters and one small kernel."""
     library = torch.library.Library("encore_micro", "FRAGMENT")
     library.define("touch(Tensor x, Tensor[] held) -> Tensor")
     library.impl("touch", lambda x, held: x + 1, "CompositeExplicitAutograd")
@@ -129,7 +129,7 @@ def _touch() -> Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor]:
 
 
 class Parameters(nn.Module):
-    """Holds parameters in submodules of two, and passes all of them to one operator."""
+    """Hold parameters in submodules of two, and pass all of them to one operator."""
 
     def __init__(self, parameters: int) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class Parameters(nn.Module):
 
 @dataclass(slots=True)
 class _Clocks:
-    """Nanoseconds of each iteration, and calls, by layer, while `on`. `wait`: behind each of these calls, and where
+    """Keep nanoseconds of each iteration, and calls, by layer, while `on`. `wait`: after each of these calls, and where
     `waits_before` right before it."""
 
     now_ns: Callable[[], int]
@@ -163,7 +163,7 @@ class _Clocks:
         self.iterations += 1
 
     def take(self, iterations: int, step: Callable[[int], Any], before: Callable[[], Any]) -> None:
-        """So many iterations by their numbers, `before` called before each."""
+        """Run so many iterations by their numbers, `before` called before each."""
         for index in range(iterations):
             before()
             self.begin()
@@ -171,7 +171,7 @@ class _Clocks:
             self.on = False
 
     def of(self, layer: str) -> list[int]:
-        """What was spent in a layer in each iteration; empty if it was called in none."""
+        """Return what was spent in a layer in each iteration; empty if it was called in none."""
         spent = self.spent.get(layer)
         return [] if spent is None else [*spent, *[0] * (self.iterations - len(spent))]
 
@@ -247,7 +247,7 @@ def measure(case: Case) -> HostCost:
 
 @dataclass(frozen=True, slots=True)
 class _Ways:
-    """What Encore's counters say of the calls so far."""
+    """Read what Encore's counters say of the calls so far."""
 
     replays: int
     steady_replays: int
@@ -315,7 +315,7 @@ def _settle(step: Callable[[int], Any], synchronize: Callable[[], Any]) -> None:
 
 
 def _waits(device: str) -> list[Callable[[], Any]]:
-    """Ways to wait for a call: for the device, and on a GPU for its stream, and for an event behind it."""
+    """Return functions that wait for a call: for the device, and on a GPU for its stream, and for an event after it."""
     if device == "cpu":
         return [lambda: None]
     event: Any = torch.cuda.Event()
@@ -330,7 +330,8 @@ def _waits(device: str) -> list[Callable[[], Any]]:
 def _sample(
     step: Callable[[int], Any], calls: int, now_ns: Callable[[], int], waits: Sequence[Callable[[], Any]]
 ) -> tuple[list[float], list[list[float]]]:
-    """So many calls for each way to wait, in turns: until the call returned (first way only), and until it was over."""
+    """Time so many calls for each function that waits, alternately: until the call returned (first one only), and until
+    it was over."""
     issue: list[float] = []
     whole: list[list[float]] = [[] for _ in waits]
     for index in range(calls * len(waits)):
@@ -361,7 +362,7 @@ def _judged() -> tuple[Judged, ...]:
 def _inner_times(
     case: Case, program: _Program, synchronize: Callable[[], Any]
 ) -> tuple[list[LayerTime], tuple[float, ...], tuple[float, ...]]:
-    """Of each layer; and of graphs' functions waited for: with a wait right before each, and with none."""
+    """Return times of each layer, and of graphs' functions waited for: with a wait right before each, and with none."""
     wait = _waits(case.device)[-1]
     clocks = _Clocks(case.now_ns)
     inside = [_Clocks(case.now_ns, wait, waits_before=before) for before in (True, False)]
@@ -396,7 +397,7 @@ def _layer_time(layer: str, spent_ns: list[int], calls: int) -> LayerTime:
 
 
 def _clocked_backend(case: Case, clocks: _Clocks) -> Callable[..., Any]:
-    """The mode's backend, with a clock around each function that it gives to Dynamo."""
+    """Return the mode's backend, with a clock around each function that it gives to Dynamo."""
 
     def backend(graph_module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         if case.mode.backend == "encore":
@@ -412,7 +413,7 @@ def _clocked_backend(case: Case, clocks: _Clocks) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _clocked_graphs(clocked: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """A clock around the function of each graph that is compiled in the block."""
+    """Put a clock around the function of each graph that is compiled in the block."""
     owner, attribute = torch_internals.holder_of("post_compile")
     stock = getattr(owner, attribute)
 

@@ -1,4 +1,4 @@
-"""What a call costs the host: the records of `host.json`, and a table of them for a terminal. `host` measures them."""
+"""Define the records of `host.json`, what a call costs the host, and a table of them. `host` measures them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NONE = "\N{EN DASH}"
 
 
 class LayerTime(Record):
-    """Median time of a layer per iteration, what it calls included, and its mean number of calls.
+    """Hold the median time of a layer per iteration, what it calls included, and its mean number of calls.
 
     A twentieth of the iterations took `fastest_us` or less: what is left where other work disturbs the rest.
     """
@@ -34,16 +34,16 @@ class LayerTime(Record):
 
 
 class FullCalls(Record):
-    """Calls of Encore's that did all that a call of stock's does, and why (`optimizations.report.FullWay`)."""
+    """Hold calls of Encore's that did all that a call of stock's does, and why (`optimizations.report.FullWay`)."""
 
     reason: str
     calls: int
 
 
 class Judged(Record):
-    """What selection found for one function: which candidate it keeps, and the median time of each that it measured.
+    """Hold what selection found for one function: which candidate it keeps, and the median times it measured.
 
-    Its times begin where Encore is entered and end where an event behind the call is reached.
+    Its times begin where Encore is entered and end where an event after the call is reached.
     """
 
     kept: str
@@ -51,17 +51,18 @@ class Judged(Record):
 
 
 class HostCost(Record):
-    """A program in a mode. Every sample is in microseconds; `floor_us` is empty where nothing was recorded.
+    """Hold the cost of a program in a mode. Samples are in microseconds; `floor_us` is empty where nothing was
+    recorded.
 
     Attributes:
         lean: whether Encore's option of this name was on; None for modes that are not Encore's.
         issue_us: until the call returned, nothing waited for.
         whole_us: until its work was done, as `torch.cuda.synchronize` tells it.
-        whole_by_stream_us, whole_by_event_us: in turns with it, where the stream is waited for, or an event that is
-            recorded behind the call. Empty on a CPU.
+        whole_by_stream_us, whole_by_event_us: taken alternately with it, where the stream is waited for, or an event
+            that is recorded after the call. Empty on a CPU.
         without_guards_us: `issue_us` with Dynamo's guards skipped, as far as it skips them.
         floor_us: the recorded CUDA graphs of an iteration alone, launched and waited for.
-        replays: of Encore's graphs in the iterations of `whole_us`; `steady_replays`: those that were steady calls.
+        replays: of Encore's graphs in the iterations of `whole_us`; `steady_replays`: those on the fast path.
         full_calls: why others were not, in these iterations, the first reason first.
         judged: by selection, one for each function; empty where it is off or has decided nothing.
         inside_us: from where the function of a graph is called until its work is done, with a wait right before it;
@@ -92,18 +93,18 @@ class HostCost(Record):
 
     @property
     def uneven(self) -> bool:
-        """Whether stretches of the iterations of `whole_us` differ so much that a median says little."""
+        """Return whether stretches of the iterations of `whole_us` differ so much that a median says little."""
         stretches = [self.whole_us[start : start + STRETCH] for start in range(0, len(self.whole_us), STRETCH)]
         medians = [statistics.median(stretch) for stretch in stretches]
         return max(medians) > UNEVEN * min(medians)
 
     def layer_us(self, name: str) -> float | None:
-        """Time of a layer per iteration, or None if it was not called."""
+        """Return the time of a layer per iteration, or None if it was not called."""
         return next((layer.host_us for layer in self.layers if layer.layer == name), None)
 
 
 class HostRun(Record):
-    """`host.json`."""
+    """Hold `host.json`."""
 
     micro_schema_version: int
     environment: Environment
@@ -113,14 +114,14 @@ class HostRun(Record):
 
 
 def table(run: HostRun) -> Table:
-    """Medians for a terminal: whole, issue and floor; before the entry, from there to the graph, and inside it.
+    """Return medians for a terminal: whole, issue and floor; before the entry, from there to the graph, and inside it.
 
     `by stream` and `by event` are whole times where these were waited for. `inside` is the part of the graphs'
-    functions with a wait right before and behind each, `behind idle` with one behind it only. `kept` is what selection
+    functions with a wait right before and after each, `behind idle` with one after it only. `kept` is what selection
     keeps, of the times that it measured.
 
     A `~` marks a whole time that is uneven; `least` is what a twentieth of the iterations took or less. `steady` is the
-    share of replays that were steady calls, with the first reason why others were not.
+    share of replays on the fast path, with the first reason why others were not.
     """
     shown = Table(
         "program", "mode", "lean", "tensors", "whole", "least", "issue", "floor", "whole / floor", "before entry",

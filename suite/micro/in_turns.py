@@ -1,4 +1,4 @@
-"""Times of several ways to do the same, taken side by side.
+"""Time several ways to do the same, side by side.
 
 A host that is shared is twice as slow in some seconds as in others. Ways that were timed one after the other would
 differ by that. So each has a turn of a few iterations, and all have as many turns.
@@ -23,7 +23,7 @@ WARM_UP = 8
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Microseconds of one way: each sample until the device is done, and medians over its turns of what is the host's.
+    """Hold microseconds of one way: each sample until the device is done, and medians over its turns of the host's.
 
     `host` and `host_at_work` are as in `host_parts`, None where no graph is launched.
     """
@@ -34,14 +34,14 @@ class Times:
 
 
 def timed_us(call: Callable[[int], Any], wait: Callable[[], None], samples: int) -> list[float]:
-    """Microseconds from each of so many calls until the device is done."""
+    """Return microseconds from each of so many calls until the device is done."""
     return [waited_us(functools.partial(call, index), wait) for index in range(samples)]
 
 
 def times_in_turns(
     calls: Sequence[Callable[[int], Any]], wait: Callable[[], None], samples: int, *, turn: int = TURN
 ) -> list[Times]:
-    """So many samples of each of these, `turn` at a time. Each round begins with another one.
+    """Take so many samples of each of these, `turn` at a time. Each round begins with another one.
 
     Args:
         calls: each runs the iteration with this number.
@@ -57,7 +57,7 @@ def times_in_turns(
         for place in range(len(calls)):
             which = (place + number) % len(calls)
             call = calls[which]
-            call(0)  # the first behind others finds other caches
+            call(0)  # the first after others finds other caches
             whole_us[which] += timed_us(call, wait, taken)
             parts[which].append((host_parts(call, wait, taken), host_parts(call, wait, taken, at_work=True)))
     return [
@@ -67,7 +67,7 @@ def times_in_turns(
 
 
 def _median(found: Sequence[HostParts | None]) -> HostParts | None:
-    """The median of each part over turns."""
+    """Return the median of each part over turns."""
     there = [one for one in found if one is not None]
     if not there:
         return None

@@ -1,4 +1,4 @@
-"""Measures what a replay costs when its inputs move: copied by stock's fused copy, or read in place by each applier.
+"""Measure the cost of a replay whose inputs move: copied by stock's fused copy, or read in place by each node updater.
 
 For every point the variants' graphs are captured from the same kernels, and are analysed, planned and changed by the
 code that does it for a compiled function. Every variant's result is checked on both sets of inputs before it is timed.
@@ -43,12 +43,12 @@ FREE_SHARE = 0.8
 
 
 class WrongResult(EncoreError):
-    """A variant computed something else than the kernels do."""
+    """Report that a variant computed something else than the kernels do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A variant, ready to be called with a list of inputs. Bytes are those of one replay whose inputs all moved."""
+    """Hold a variant, ready to be called with a list of inputs. Bytes are of one replay whose inputs all moved."""
 
     run: Callable[[list[torch.Tensor]], None]
     copied_bytes: int
@@ -56,7 +56,7 @@ class Replay:
 
 
 class Bench:
-    """The microbenchmark on one CUDA device. `samples` per series are spread over `rounds`."""
+    """Run the microbenchmark on one CUDA device. `samples` per series are spread over `rounds`."""
 
     def __init__(self, device: int, *, samples: int, rounds: int) -> None:
         self._device = torch.device("cuda", device)
@@ -73,7 +73,7 @@ class Bench:
         unload_kernels()
 
     def measure(self, point: Point) -> MeasuredPoint:
-        """All variants at one point.
+        """Measure all variants at one point.
 
         Raises:
             WrongResult: a variant computes something else.
@@ -134,7 +134,7 @@ class Bench:
     def _variant(
         self, variant: Variant, point: Point, placeholders: list[torch.Tensor], outputs: torch.Tensor
     ) -> Replay | str:
-        """The variant at this point, or why it cannot be had."""
+        """Return the variant at this point, or why it cannot be had."""
         graph = self._capture(placeholders, outputs)
         if variant == "copy":
             graph.instantiate()
@@ -194,7 +194,7 @@ class Bench:
         return samples
 
     def _round(self, replay: Replay, sets: Sequence[list[torch.Tensor]], count: int) -> list[float]:
-        """Microseconds from a call to completion on the device; the inputs rotate over `sets`."""
+        """Return microseconds from a call to completion on the device; the inputs rotate over `sets`."""
         taken = []
         for number in range(-LEAD_IN, count):
             inputs = sets[number % len(sets)]
@@ -218,7 +218,7 @@ def _copying(graph: torch.cuda.CUDAGraph, placeholders: list[torch.Tensor]) -> C
 
 
 def _displaced(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors like these at other addresses, each by its own distance. They may overlap: nothing reads them."""
+    """Return tensors like these at other addresses, each by its own distance. They may overlap: nothing reads them."""
     memory = {index: memory_of(one) for index, one in enumerate(inputs)}
     buffer = torch.empty(buffer_bytes(memory) + GRANULE_BYTES, dtype=torch.uint8, device=inputs[0].device)
     skip = -buffer.data_ptr() % GRANULE_BYTES
@@ -248,7 +248,7 @@ def _captured(graph: CapturedGraph, memory: dict[int, MemoryRange]) -> Capture:
 
 
 def _objection(plan: Plan, variant: Variant) -> str | None:
-    """Why the plan is not one of this variant alone; None where it is."""
+    """Return why the plan is not one of this variant alone; None where it is."""
     copied = [reason.message for one in plan.inputs for reason in one.reasons]
     if copied:
         return copied[0]
@@ -263,19 +263,19 @@ ELEMENTS = 128
 
 @triton.jit
 def consume(source, destination, elements: tl.constexpr):  # type: ignore[no-untyped-def]
-    """destination = 2 * source, of the first `elements` elements."""
+    """Set destination = 2 * source, of the first `elements` elements."""
     places = tl.arange(0, elements)
     tl.store(destination + places, tl.load(source + places) * 2)
 
 
 def launch(source: torch.Tensor, destination: torch.Tensor) -> None:
-    """One node's work."""
+    """Launch one node's work."""
     consume[(1,)](source, destination, elements=ELEMENTS)
 
 
 @dataclass(frozen=True, slots=True)
 class InMemory:
-    """A kernel that has no file. `graph.triton_kernels.KernelAtHand`."""
+    """Hold a kernel that has no file. `graph.triton_kernels.KernelAtHand`."""
 
     kernel: TritonKernel
 
@@ -285,6 +285,6 @@ class InMemory:
 
 
 def compiled(source: torch.Tensor, destination: torch.Tensor) -> InMemory:
-    """The kernel, compiled for the device of these tensors, and its PTX."""
+    """Return the kernel, compiled for the device of these tensors, and its PTX."""
     ptx = str(consume[(1,)](source, destination, elements=ELEMENTS).asm["ptx"])
     return InMemory(TritonKernel(ptx, read_kernel(ptx), ()))

@@ -1,4 +1,4 @@
-"""Records of the indirection microbenchmark, as they are written to disk.
+"""Define records of the indirection microbenchmark, as they are written to disk.
 
 What the indirection microbenchmark varies. Pure, without torch.
 """
@@ -19,7 +19,7 @@ MICRO_SCHEMA_VERSION = 1
 
 
 class Series(Record):
-    """One variant at one point: time of each replay on the host to its completion, every sample.
+    """Hold one variant at one point: time of each replay on the host to its completion, every sample.
 
     `moved`: the inputs lie at other addresses than in the replay before. `unavailable` says why there are no samples.
     `pointer_bytes` and `copied_bytes` are those of one replay.
@@ -34,7 +34,7 @@ class Series(Record):
 
 
 class MeasuredPoint(Record):
-    """A point and its variants, measured in alternating rounds."""
+    """Hold a point and its variants, measured in alternating rounds."""
 
     sweep: Sweep
     inputs: int
@@ -51,7 +51,7 @@ class MeasuredPoint(Record):
 
 
 class MicroRun(Record):
-    """`indirection.json`."""
+    """Hold `indirection.json`."""
 
     micro_schema_version: int
     environment: Environment
@@ -59,7 +59,7 @@ class MicroRun(Record):
 
 
 def read_micro_run(path: Path) -> MicroRun:
-    """What a run of the microbenchmark wrote.
+    """Return what a run of the microbenchmark wrote.
 
     Raises:
         WrongUse: the file cannot be read, or is not such a record of this version; the message says which.
@@ -94,7 +94,7 @@ ODD_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A graph to replay: `nodes` kernels that read `inputs` inputs of `input_bytes` each, in turn."""
+    """Describe a graph to replay: `nodes` kernels that read `inputs` inputs of `input_bytes` each, in turn."""
 
     sweep: Sweep
     inputs: int
@@ -103,17 +103,17 @@ class Point:
 
     @property
     def x(self) -> int:
-        """The quantity its sweep varies."""
+        """Return the quantity its sweep varies."""
         return {"inputs": self.inputs, "nodes": self.nodes}.get(self.sweep, self.input_bytes)
 
     @property
     def device_bytes(self) -> int:
-        """Memory it takes: a placeholder, and two sets of inputs to move between."""
+        """Return the memory it takes: a placeholder, and two sets of inputs to move between."""
         return 3 * self.inputs * self.input_bytes
 
 
 def points(*, quick: bool = False) -> tuple[Point, ...]:
-    """All points, or with `quick` every third of each sweep."""
+    """Return all points, or with `quick` every third of each sweep."""
     sweeps = (
         [Point("inputs", 2**power, BASE_BYTES, 2**power) for power in range(10)],
         [Point("bytes", 1, 2**power, 1) for power in range(10, 33, 2)],

@@ -1,10 +1,10 @@
-"""A training iteration as few or many CUDA graphs, side by side: what `torch.compile` captures, the module as one
+"""Time a training iteration as few or many CUDA graphs, side by side: what `torch.compile` captures, the module as one
 callable, the whole step by `optimizations.graph_step`, and the whole step captured by hand in the same process.
 
 The capture by hand is the reference: the same compiled iteration, warmed up on a side stream, recorded with
 `torch.cuda.graph`, launched bare and with one copy for each input. Nothing general can be faster with these kernels.
 Time is the host's from the call until the GPU is done, each iteration waited for. Where an iteration launches graphs,
-what the host does before its launches, in them and behind them is taken in other iterations, some of which wait for the
+what the host does before its launches, in them and after them is taken in other iterations, some of which wait for the
 GPU before and some do not.
 
 Those that capture the whole step are timed once more, side by side (`in_turns`), and these times count. Memory is that
@@ -55,7 +55,7 @@ NONE = "\N{EN DASH}"
 
 
 class StepCost(Record):
-    """One way of running a workload's iteration.
+    """Hold the cost of one way of running a workload's iteration.
 
     Attributes:
         with_optimizer: whether the iteration ends with the optimizer's step.
@@ -66,7 +66,7 @@ class StepCost(Record):
         host: what of an iteration is the host's, the device having nothing to do before; None where it launches no
             graph, and in older files.
         host_at_work: the same in a loop that waits for nothing, so that the device is at work on iterations before.
-        in_turns: whether its times were taken in turns with others that capture the whole step; not so in older files.
+        in_turns: whether its times were taken alternately with others that capture the whole step; not in older files.
         kernels: which kernels an iteration runs, how often each, and `kernel_us` their time in all; None where they
             were not profiled.
     """
@@ -90,7 +90,7 @@ class StepCost(Record):
 
 
 class StepRun(Record):
-    """`step.json`."""
+    """Hold `step.json`."""
 
     micro_schema_version: int
     environment: Environment
@@ -100,7 +100,7 @@ class StepRun(Record):
 
 @dataclass(slots=True)
 class Made:
-    """An iteration that is ready to be timed: `call(index)`; `free` gives its graphs back.
+    """Hold an iteration that is ready to be timed: `call(index)`; `free` gives its graphs back.
 
     `held`: what its graphs read and write and the call does not refer to, such as an optimizer's state. PyTorch gives
     the memory of what is gone to others, or back, and a graph would write there all the same.
@@ -114,7 +114,7 @@ class Made:
 
 
 def training_workloads(names: list[str] | None) -> list[str]:
-    """These workloads, or all that train.
+    """Return these workloads, or all that train.
 
     Raises:
         WrongUse: one is unknown, or is for inference.
@@ -132,7 +132,7 @@ def training_workloads(names: list[str] | None) -> list[str]:
 
 
 def chosen_ways(names: list[str] | None) -> list[str]:
-    """These ways in the order of `WAYS`, or all.
+    """Return these ways in the order of `WAYS`, or all.
 
     Raises:
         WrongUse: one is unknown.
@@ -145,7 +145,7 @@ def chosen_ways(names: list[str] | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A workload as a mode compiles it, which several ways run."""
+    """Hold a workload as a mode compiles it, which several ways run."""
 
     mode: Mode
     instance: Instance
@@ -156,10 +156,10 @@ class Program:
 def measure(
     name: str, *, size: Size, samples: int, ways: Sequence[str] = WAYS, profiled: bool = False
 ) -> Iterator[StepCost]:
-    """A cost for each of these ways, without and with the optimizer.
+    """Yield a cost for each of these ways, without and with the optimizer.
 
     Ways that run the same compiled program share it: compiling takes most of the time. Those that capture the whole
-    step come last; the costs of these come again, timed in turns. `profiled`: afterwards each is made once more, for
+    step come last; the costs of these come again, timed alternately. `profiled`: afterwards each is made once more, for
     its kernels; the cost comes again then, too. A profiler makes all later launches slower, so the programs are
     compiled again.
     """
@@ -184,7 +184,7 @@ def _each(
     cost_of: Callable[[Callable[[], Program], str, bool], StepCost],
     again: Callable[[Callable[[], Program], list[StepCost]], Iterator[StepCost]] | None = None,
 ) -> Iterator[StepCost]:
-    """The cost of each way, and behind those of a program without, and with the optimizer, what comes of them again."""
+    """Yield the cost of each way, and after those of a program with or without the optimizer, what is timed again."""
     for mode in dict.fromkeys(_mode_of(way) for way in ways):
         _forget()
         program = functools.cache(functools.partial(_compiled, name, mode, size))
@@ -245,7 +245,7 @@ def _cost(name: str, program: Callable[[], Program], way: str, with_optimizer: b
 
 
 def _in_turns(program: Callable[[], Program], costs: Sequence[StepCost], samples: int) -> Iterator[StepCost]:
-    """The costs of ways that capture the whole step, if there are several."""
+    """Time the ways that capture the whole step once more, alternately, if there are several."""
     whole = [cost for cost in costs if cost.way in WHOLE and cost.refused is None]
     if len(whole) < 2:
         return
@@ -264,7 +264,7 @@ def _in_turns(program: Callable[[], Program], costs: Sequence[StepCost], samples
         return
     finally:
         for one in made:
-            with contextlib.suppress(RuntimeError):  # behind an error of the device each call to it raises that error
+            with contextlib.suppress(RuntimeError):  # after an error of the device each call to it raises that error
                 one.free()
     for cost, found in zip(whole, times, strict=True):
         update = {"whole_us": found.whole_us, "host": found.host, "host_at_work": found.host_at_work}
@@ -276,7 +276,7 @@ def _parts(made: Made, samples: int, *, at_work: bool = False) -> HostParts | No
 
 
 def _seen(program: Callable[[], Program], cost: StepCost) -> StepCost:
-    """The cost with the kernels of an iteration; as it is where they cannot be seen."""
+    """Return the cost with the kernels of an iteration; as it is where they cannot be seen."""
     if cost.refused is not None:
         return cost
     try:
@@ -333,7 +333,7 @@ def _step(instance: Instance, iterate: Callable[[Inputs], Any], sets: list[Input
 def _callables(
     instance: Instance, compiled: Callable[..., Any], sets: list[Inputs], optimizer: torch.optim.Optimizer | None
 ) -> Made:
-    """The module as one callable, forward and loss; backward through autograd; the optimizer as it is."""
+    """Capture the module as one callable, forward and loss; backward through autograd; the optimizer as it is."""
 
     autocast, loss_of = instance.autocast, instance.loss
 
@@ -362,7 +362,7 @@ def _callables(
 
 
 def _by_hand(instance: Instance, iterate: Callable[[Inputs], Any], sets: list[Inputs], *, copies: bool) -> Made:
-    """As PyTorch's notes on CUDA graphs tell users to."""
+    """Capture the iteration as PyTorch's notes on CUDA graphs tell users to."""
     static = instance.inputs(0)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -389,7 +389,7 @@ def _by_hand(instance: Instance, iterate: Callable[[Inputs], Any], sets: list[In
 
 
 def _timed(call: Callable[[int], Any], samples: int) -> list[float]:
-    """Microseconds from each call until the GPU is done."""
+    """Return microseconds from each call until the GPU is done."""
     return timed_us(call, torch.cuda.synchronize, samples)
 
 
@@ -398,7 +398,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _leave_capture() -> None:
-    """A capture that the driver ended has PyTorch's random numbers still in it; one that succeeds takes them out."""
+    """Run a capture that succeeds: it takes PyTorch's random numbers out of one that the driver ended."""
     with contextlib.suppress(RuntimeError, AssertionError):
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -408,7 +408,7 @@ def _leave_capture() -> None:
 
 
 def _clear(program: Program) -> None:
-    """What the way before this one left: gradients, which may be a graph's, and memory that nothing uses."""
+    """Free what the way before this one left: gradients, which may be a graph's, and memory that nothing uses."""
     for parameter in program.instance.module.parameters():
         parameter.grad = None
     gc.collect()
@@ -424,7 +424,7 @@ def _forget() -> None:
 
 
 def table(run: StepRun) -> Table:
-    """Side by side, as Megatron's documentation does for its three implementations: time, memory, graphs."""
+    """Show ways side by side, as Megatron's documentation does for its three implementations: time, memory, graphs."""
     shown = Table(
         "workload",
         "way",
@@ -463,7 +463,7 @@ def table(run: StepRun) -> Table:
 
 
 def _in_words(host: HostParts | None) -> str:
-    """Microseconds of the host; those between several launches count as before."""
+    """Return microseconds of the host as text; those between several launches count as before."""
     if host is None:
         return NONE
     return f"{host.before_us + host.between_us:,.0f}, {host.launch_us:,.0f}, {host.behind_us:,.0f}"

@@ -1,1 +1,1 @@
-"""Reports: tables, figures and a page from recorded results. Others use `suite.report.build.build_report`."""
+"""Report recorded results by tables, figures and a page. Others use `suite.report.build.build_report`."""

@@ -43,7 +43,7 @@ HEADLINE = "headline"
 """The table of a run that the README has, and the name of its generated part there."""
 
 WRITTEN = ".report-files"
-"""In a report's folder: what the report wrote there, a path a line, so that the next one removes what it has not."""
+"""File in a report's folder: the paths that the report wrote, one a line, so that the next one removes leftovers."""
 
 _FIGURES_WORTH_PROCESSES = 12
 """Fewer figures are drawn in this process."""
@@ -53,7 +53,7 @@ FIGURES = REPOSITORY / "figures"
 
 
 class Report(Record):
-    """Says what was written, and what a caller may want to say of it.
+    """Hold what was written, and what a caller may want to say of it.
 
     `run_id` names the run, or the runs, separated by commas. `warning` is set for a smoke run or tiny models, and for
     what is wrong with a run's files. `cells` counts those of runs, `failed_cells` of them that did not pass,
@@ -74,7 +74,7 @@ class Report(Record):
 
 @dataclass(frozen=True, slots=True)
 class Further:
-    """Results next to runs, for the papers' exhibits: what `encore micro indirection` and `tests/gpu/programs.py`
+    """Hold results next to runs, for the papers' exhibits: what `encore micro indirection` and `tests/gpu/programs.py`
     wrote, and the recording of nanoGPT from before it was workloads."""
 
     micro: Path | None = None
@@ -84,7 +84,7 @@ class Further:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A section's content before anything is written."""
+    """Hold a section's content before anything is written."""
 
     anchor: str
     title: str
@@ -324,7 +324,7 @@ def headline_part(table: Table, origin: Provenance) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A figure as the page has it, and the files it can be written to, by their names."""
+    """Hold a figure as the page has it, and the files it can be written to, by their names."""
 
     page: PageFigure
     files: Mapping[str, bytes]
@@ -375,7 +375,7 @@ def _draw_one(chart_and_origin: tuple[Chart | LineChart, Provenance], *, files: 
 
 
 def _remove_what_is_old(out: Path, written: Sequence[Path]) -> None:
-    """Removes what an earlier report wrote into `out` and this one did not; only files its own list names."""
+    """Remove what an earlier report wrote into `out` and this one did not; only files its own list names."""
     new = {str(path.relative_to(out)) for path in written if path.is_relative_to(out)}
     listing = out / WRITTEN
     before = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []

@@ -1,4 +1,4 @@
-"""Tables of what was measured of each cell, and of what happened besides: later processes, missing samples, failures.
+"""Make tables of what was measured of each cell, and of later processes, missing samples and failures.
 
 A cell that failed has its row in every table of measurements, with its status and nothing else.
 """
@@ -30,7 +30,7 @@ TUNING = "CachingAutotuner.benchmark_all_configs"
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """A table of a run. `note` and `columns` may depend on the run; `rows` makes its rows."""
+    """Hold a table of a run. `note` and `columns` may depend on the run; `rows` makes its rows."""
 
     title: str
     note: str | Callable[[Run, Published], str]
@@ -426,4 +426,4 @@ TABLES: dict[str, RunTable] = {
         _superseded_rows,
     ),
 }
-"""What was measured of each cell, and what happened besides, by name, in the order of the report."""
+"""Tables of what was measured of each cell, and what happened besides, by name, in the order of the report."""

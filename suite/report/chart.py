@@ -30,7 +30,7 @@ from suite.results.schema import Status
 
 
 class Scale(StrEnum):
-    """Says how the value axis is laid out.
+    """List the layouts of a value axis.
 
     RATIO: logarithmic, bars grow up and down from 1. BYTES: logarithmic, ticks at binary units, zeros marked as such.
     PERCENT: 0 to 100. LINEAR: bars grow up and down from 0.
@@ -44,7 +44,7 @@ class Scale(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar.
+    """Hold one bar.
 
     Attributes:
         interval: (low, high) of its whisker.
@@ -66,7 +66,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure of grouped bars.
+    """Hold a figure of grouped bars.
 
     Attributes:
         name: stem of the file.
@@ -116,7 +116,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: its name, its points in order of x, and whether it steps (a distribution) or connects them.
+    """Hold one line: its name, its points in order of x, and whether it steps (a distribution) or connects them.
 
     `shade` picks a colour of the palette where the name is not a mode.
     """
@@ -129,7 +129,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """A figure of lines: a quantity against another, or the share of cases up to a value.
+    """Hold a figure of lines: a quantity against another, or the share of cases up to a value.
 
     Attributes:
         name, title, note: as of `Chart`.
@@ -175,15 +175,15 @@ _NO_RESULT = "#808080"
 these colours."""
 _BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
 COLOURS = {mode.name: mode.colour for mode in MODES.values() if mode.colour is not None}
-"""Of series by their names: modes, and Encore as a whole."""
+"""Colours of series by their names: modes, and Encore as a whole."""
 OTHER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
 _BARS_PER_PANEL = 60
 """With more, labels of bars would touch."""
 _GROUPS_PER_PANEL = 15
 _CHARACTERS = 108
-"""Of a line of the title at its size."""
+"""Characters of a line of the title at its size."""
 _AXIS_CHARACTERS = 32
-"""In a line of the name of an axis: more would be longer than a panel is high."""
+"""Characters in a line of the name of an axis: more would be longer than a panel is high."""
 _GROUP_SHARE = 0.86
 """Part of a group's width that its bars take."""
 STYLE: dict[Any, Any] = {
@@ -216,7 +216,7 @@ _PUBLISHED: dict[str, Any] = {
 _PAGE_FONTS = "'DejaVu Sans', Verdana, sans-serif"
 """Fonts of text in a page: a reader without the first one has the second, which is as wide."""
 _LOWEST_BYTES = 1.0
-"""Where the byte axis begins: a bar of 0 bytes has no height there and is marked "0"."""
+"""Beginning of the byte axis: a bar of 0 bytes has no height there and is marked "0"."""
 _BASES = {Scale.RATIO: 1.0, Scale.BYTES: _LOWEST_BYTES, Scale.LINEAR: 0.0, Scale.PERCENT: 0.0}
 
 

@@ -1,4 +1,4 @@
-"""The figures of a recorded run, and those of what `encore explain` found. One without a value is left out."""
+"""Make the figures of a recorded run, and those of what `encore explain` found. One without a value is left out."""
 
 from __future__ import annotations
 

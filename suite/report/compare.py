@@ -1,4 +1,4 @@
-"""Every mode of a run against its baselines: ratios with intervals and verdicts; and means over workloads."""
+"""Compare every mode of a run with its baselines: ratios with intervals and verdicts; and means over workloads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from suite.results.schema import Block, Cell, Grouping, Status
 
 
 class TimeKind(StrEnum):
-    """Names what is compared: host time of one iteration to completion, the time of the device in it, or the mean over
+    """Name what is compared: host time of one iteration to completion, the time of the device in it, or the mean over
     iterations issued back to back."""
 
     LATENCY = "latency"
@@ -44,27 +44,26 @@ SAMPLES: dict[TimeKind, Callable[[Block], list[float]]] = {
 
 
 class Kernels(StrEnum):
-    """Tells whether the two sides of a ratio ran the same kernels. If not, it compares two results of Inductor's
-    tuning."""
+    """Tell whether the sides of a ratio ran the same kernels. If not, it compares two results of Inductor's tuning."""
 
     EAGER = "eager"
     """One side is not compiled: that its kernels are others is what is measured."""
     SAME = "same"
-    """Those of both sides that are tuned are launched alike."""
+    """The tuned kernels of both sides are launched alike."""
     GENERATED = "other program"
     """The same, and one side has generated kernels that the other lacks: placement changed the program, say."""
     RETUNED = "tuned otherwise"
-    """A kernel that both have is launched otherwise, or one side has another kernel of a library."""
+    """A kernel that both have is launched differently, or one side has another kernel of a library."""
     UNKNOWN = "tuned apart"
-    """Each side tuned its kernels by itself, and nobody recorded which ones it ran."""
+    """Each side tuned its kernels by itself, and which ones it ran was not recorded."""
     UNSEEN = "kernels not seen"
-    """Nobody looked at the kernels of a process that samples are of: memory was short, or the run ended."""
+    """The kernels of a process that samples are of were not recorded: memory was short, or the run ended."""
     OTHER = "void: other kernels"
-    """The ratio follows that of the kernel times, or is over a process whose kernels nobody timed."""
+    """The ratio follows that of the kernel times, or is over a process whose kernels were not timed."""
 
 
 COMPARABLE = (Kernels.EAGER, Kernels.SAME, Kernels.GENERATED)
-"""Where a ratio is one of modes."""
+"""Kinds for which a ratio is one of modes."""
 
 UNSETTLED = "unsettled"
 """The mark of a ratio without a verdict, because a side still recorded graphs, or looked for places to read in place,
@@ -78,7 +77,7 @@ LEAST_KERNEL_RATIO = 1.02
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A cell against the same row in its baseline mode.
+    """Hold the comparison of a cell with the same row in its baseline mode.
 
     `ratio`, `verdict` and `kernels` are None where there is nothing to compare, and `missing` says why.
     `verdict` is None too where the sides may have run other kernels, or one had not `settled`: then the ratio is not a
@@ -104,7 +103,7 @@ class Comparison:
 
     @property
     def mark(self) -> str:
-        """Return what stands behind the ratio: its verdict, or why it has none."""
+        """Return what stands after the ratio: its verdict, or why it has none."""
         if self.verdict is not None:
             return self.verdict.value
         return UNSETTLED if self.kernels in COMPARABLE and not self.settled else str(self.kernels or "")
@@ -127,7 +126,7 @@ def compare(run: Run, metrics: Sequence[TimeKind] = tuple(TimeKind)) -> Ratios:
 
 
 class Ratios(Sequence[Comparison]):
-    """All ratios of a run, with their means and verdicts: everything that is said of speed is computed here, once.
+    """Compute all ratios of a run, with their means and verdicts: everything that is said of speed, once.
 
     As a sequence it holds each cell over each of its baselines, in these metrics, in the order of the cells. What is
     needed is computed when it is asked for, and raises EncoreError where a recorded time is not positive.
@@ -291,7 +290,7 @@ def _ran_others(cell: Cell) -> bool:
 
 
 def _unseen(cell: Cell, reference: Cell) -> bool:
-    """Return whether nobody looked at the kernels of a process of either that has samples."""
+    """Return whether a process of either that has samples has no record of its kernels."""
     modes = (cell.mode, reference.mode)
     shortages = [*cell.shortages, *reference.shortages]
     return any(one.mode in modes and one.phase != "prepare" for one in shortages)
@@ -300,7 +299,7 @@ def _unseen(cell: Cell, reference: Cell) -> bool:
 def compare_kernels(cell: Cell, reference: Cell, ratio: float) -> Kernels:
     """Return whether both ran the same kernels, as far as their rows tell.
 
-    Rows without names of kernels have the sum of their times. Where a ratio follows that sum, nobody can tell what the
+    Rows without names of kernels have the sum of their times. Where a ratio follows that sum, it is unknown what the
     mode did from what tuning did. Of a baseline that ran again in another group, the row has not even that sum.
     """
     if any(side.mode in MODES and MODES[side.mode].backend is None for side in (cell, reference)):

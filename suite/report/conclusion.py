@@ -28,15 +28,15 @@ from suite.results.stats import Verdict
 from suite.settings import recorded_plan
 
 DECIDED_SHARE = 0.9
-"""Of all verdicts, so many must decide something for the whole to count as decided."""
+"""Least share of verdicts that must decide something for the whole to count as decided."""
 FALSE_SHARE = 0.05
-"""Of all comparisons of a program with itself, so many at most may find a difference."""
+"""Largest share of comparisons of a program with itself that may find a difference."""
 HARMLESS_REASONS = frozenset({"GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks", "SyncBoost"})
 """Clock-event reasons that slow nothing down while a block is measured."""
 
 
 class Trust(StrEnum):
-    """Tells whether the numbers can be relied on."""
+    """Tell whether the numbers can be relied on."""
 
     YES = "Yes"
     PARTLY = "With reservations"
@@ -45,7 +45,7 @@ class Trust(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One reason for or against. `decisive` ones alone make a conclusion worthless where they do not hold."""
+    """Hold one reason for or against. `decisive` ones alone make a conclusion worthless where they do not hold."""
 
     holds: bool
     text: str
@@ -54,7 +54,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """`baseline` is the mode that the sentence compares with, None where nothing is compared."""
+    """Hold what a report comes to. `baseline` is the mode the sentence compares with, None where nothing is
+    compared."""
 
     sentence: str
     points: tuple[Point, ...]

@@ -1,4 +1,4 @@
-"""The tables of `encore explain`'s results: what stands in the way of CUDA graphs, found without a GPU."""
+"""Make the tables of `encore explain`'s results: what stands in the way of CUDA graphs, found without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class ExplainTable:
-    """A table of explanations; `rows` makes the rows of one of them, under the settings of all."""
+    """Hold a table of explanations; `rows` makes the rows of one of them, under the settings of all."""
 
     title: str
     note: str
@@ -305,4 +305,4 @@ TABLES: dict[str, ExplainTable] = {
         _limit_rows,
     ),
 }
-"""What stands in the way of CUDA graphs, by name, in the order of the report."""
+"""Tables of what stands in the way of CUDA graphs, by name, in the order of the report."""

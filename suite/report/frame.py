@@ -1,4 +1,4 @@
-"""A run as a pandas DataFrame.
+"""Return a run as a pandas DataFrame.
 
 Columns of rows: those of `suite.report.history.HistoryRow` (times in microseconds, ratios with 95 % intervals), and
 `batch`, `settled`, `error`, `cuda_graphs`, `coverage_percent` (kernels launched by CUDA graphs), `placeholder_bytes`

@@ -1,4 +1,4 @@
-"""Generated parts of Markdown pages: the README's table, and the papers' numbers in `docs/results.md`.
+"""Renew generated parts of Markdown pages: the README's table, and the papers' numbers in `docs/results.md`.
 
 A generated part stands between two comments, `<!-- generated: NAME -->` and `<!-- end: NAME -->`. No number there is
 written by hand. Whether the rows of the README's table are of the tree's own version is checked by the release gate
@@ -49,7 +49,7 @@ def check_page(page: Path, names: Iterable[str]) -> None:
 
 
 def generated_names(page: Path) -> tuple[str, ...]:
-    """Names of the generated parts that a file has room for, in its order.
+    """Return the names of the generated parts that a file has room for, in its order.
 
     Raises:
         WrongUse: the file cannot be read or replaced.
@@ -124,7 +124,7 @@ MOST_COMMITS = 200
 """So many commits may have touched the backend since a row was measured."""
 BACKEND = "optimizations"
 _RUN = re.compile(r"run (\S+) \(commit ([0-9a-f]{7,40})")
-"""How a generated table names a run."""
+"""The text by which a generated table names a run."""
 
 
 def stale_rows(readme: Path, recorded: Path, repository: Path) -> list[str]:

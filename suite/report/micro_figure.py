@@ -24,7 +24,7 @@ PANELS: tuple[tuple[str, Sweep], ...] = (
 )
 
 SINGLE_POINTS: Mapping[Sweep, Sweep] = {"bytes": "odd bytes"}
-"""What stands in a panel next to its lines: so close to their points that a line through them would jump."""
+"""Points that stand in a panel next to its lines: so close to their points that a line through them would jump."""
 
 MARKER_SIZE = 3.5
 

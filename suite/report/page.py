@@ -1,4 +1,4 @@
-"""The report as one HTML file that loads nothing: style, script and figures are in it. Tables link to their CSV files.
+"""Render the report as one HTML file that loads nothing: style, script and figures are in it. Tables link to CSV files.
 
 First what the report comes to, then the tables, then where the numbers are from. Whatever comes from a results file is
 text to the page: the template escapes it, and the page's own policy lets no script run but the one that sorts and
@@ -41,7 +41,7 @@ OWN_MODES = frozenset(name for name, mode in MODES.items() if mode.is_encores)
 
 @dataclass(frozen=True, slots=True)
 class PageFigure:
-    """A figure of the page: its name and title, the sentences below it, and the `<svg>` element of `draw.to_svg`."""
+    """Hold a figure of the page: its name and title, the sentences below it, and the `<svg>` element of `to_svg`."""
 
     name: str
     title: str
@@ -51,7 +51,7 @@ class PageFigure:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page: figures, then tables, all of one origin."""
+    """Hold a part of the page: figures, then tables, all of one origin."""
 
     anchor: str
     title: str
@@ -62,7 +62,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The end of a failed cell's log, with its error."""
+    """Hold the end of a failed cell's log, with its error."""
 
     title: str
     text: str
@@ -70,8 +70,9 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All that the page says: `conclusion` and the figure of speed-ups first, then sections, `origins` (lines on where
-    the numbers are from) last. `warnings` stand at the top, in the title and in the head; one environment per run.
+    """Hold all that the page says: `conclusion` and the figure of speed-ups first, then sections, `origins` (lines on
+    where the numbers are from) last. `warnings` stand at the top, in the title and in the head; one environment per
+    run.
     """
 
     title: str
@@ -99,7 +100,8 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """`parts` are set for a ratio: value, interval and what is said of it, shown apart so that narrow columns break."""
+    """Hold a table cell. `parts` are set for a ratio: value, interval and remark, apart so that narrow columns
+    break."""
 
     text: str
     sort: str | None

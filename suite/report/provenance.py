@@ -1,4 +1,4 @@
-"""Where the numbers of a table or figure are from, and whether they mean anything for performance."""
+"""Tell where the numbers of a table or figure are from, and whether they mean anything for performance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from suite.results.schema import Environment
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Origin of a table or figure, or of one of its rows.
+    """Hold the origin of a table or figure, or of one of its rows.
 
     Attributes:
         run_id: the run, or the several runs that are spanned, or "offline analysis".

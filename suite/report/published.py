@@ -1,4 +1,4 @@
-"""Published numbers to compare with measured ones: `results/published.json`, with its sources.
+"""Read published numbers to compare with measured ones: `results/published.json`, with its sources.
 
 A published number belongs to a workload as published, in full size; other variants and sizes have none. The papers ran
 PyTorch 2.4, so their stock CUDA graphs are those of its time: the whole FX graph or nothing.
@@ -20,7 +20,7 @@ PUBLISHED_VARIANT = "published"
 
 
 class Source(Record):
-    """Where numbers come from. `citation` is for a reader; the rest is what the numbers were measured on."""
+    """Hold where numbers come from. `citation` is for a reader; the rest is what the numbers were measured on."""
 
     label: str
     citation: str
@@ -36,14 +36,15 @@ class Source(Record):
 
 
 class PublishedCoverage(Record):
-    """Kernels launched by CUDA graphs in percent, with stock PyTorch and after the paper's placement."""
+    """Hold kernels launched by CUDA graphs in percent, with stock PyTorch and after the paper's placement."""
 
     stock: float
     placement: float
 
 
 class PublishedCopies(Record):
-    """Bytes per replay of all graphs before and after parameter indirection, as printed, and the graphs that use it."""
+    """Hold bytes per replay of all graphs before and after parameter indirection, as printed, and graphs that use
+    it."""
 
     before: str
     after: str
@@ -51,7 +52,7 @@ class PublishedCopies(Record):
 
 
 class PublishedWorkload(Record):
-    """A row of a paper's table of workloads. `printed` is the paper's acronym where ours has the batch in it."""
+    """Hold a row of a paper's table of workloads. `printed` is the paper's acronym where ours has the batch in it."""
 
     name: str
     task: str
@@ -60,7 +61,7 @@ class PublishedWorkload(Record):
 
 
 class Published(Record):
-    """`results/published.json`. Outer keys are those of `sources`, inner ones acronyms of workloads."""
+    """Hold `results/published.json`. Outer keys are those of `sources`, inner ones acronyms of workloads."""
 
     sources: dict[str, Source]
     headline: dict[str, dict[str, int | float | str]]
@@ -71,7 +72,7 @@ class Published(Record):
     workloads: dict[str, dict[str, PublishedWorkload]]
     """Inner keys are this suite's acronyms."""
     rewritten_program: dict[str, dict[str, dict[str, float]]]
-    """How many times faster the program is with its CPU tensors on the GPU: `without_graphs` and `with_graphs`."""
+    """Speed-ups of the program with its CPU tensors on the GPU: `without_graphs` and `with_graphs`."""
     copy_share_percent: dict[str, dict[str, float]]
     """Share of an iteration with stock's graphs that copies of inputs take."""
     compile_s: dict[str, dict[str, dict[str, float]]]

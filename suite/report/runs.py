@@ -46,7 +46,7 @@ FULL_SIZE = "full"
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """A failed cell whose row is not in the report, because the workload was measured again: later in the same run
+    """Hold a failed cell whose row is not in the report, because the workload was measured again: later in the same run
     (`by` is None), or in the run `by`.
     """
 
@@ -57,7 +57,7 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as the report shows it, or several joined (`suite.report.runs`): cells by workload, in the order of modes.
+    """Hold a run as the report shows it, or several joined (`suite.report.runs`): cells by workload, in order of modes.
 
     `missing` are the (workload, mode) pairs the run set out to measure and has not; `superseded` failures that newer
     rows stand for. `remarks` say what is wrong with its files. `parts` are the runs that were joined, oldest first,
@@ -98,7 +98,7 @@ class Run:
 
 
 def mode_order(mode: str) -> tuple[int, str]:
-    """Sort key of a mode: its place in `MODES`; modes this version does not know come last."""
+    """Return the sort key of a mode: its place in `MODES`; modes this version does not know come last."""
     names = list(MODES)
     return (names.index(mode) if mode in names else len(names), mode)
 
@@ -116,7 +116,7 @@ def cell_label(cell: Cell) -> str:
 
 
 def cell_order(cell: Cell) -> tuple[str, tuple[int, str]]:
-    """Sort key: by what the row is called, then in the order of modes."""
+    """Return the sort key of a cell: by what the row is called, then in the order of modes."""
     return cell_label(cell), mode_order(cell.mode)
 
 
@@ -217,7 +217,7 @@ def _read_explanation(path: Path) -> Explanation:
 
 
 ROUNDING = timedelta(seconds=1)
-"""Of the time at which a row begins. Workloads of one process of the suite follow one another, and overlap by less."""
+"""Rounding of the time at which a row begins. Workloads of one process of the suite overlap by less."""
 
 
 DISTURBING_CORES = 1.0
@@ -304,7 +304,7 @@ def load_runs(folders: Sequence[Path]) -> Run:
         InvalidResults: see `load_run`.
         WrongUse: see `join_runs`.
     """
-    with uncollected():  # behind each run there would be one over all runs before
+    with uncollected():  # after each run there would be one over all runs before
         runs = [load_run(folder) for folder in folders]
     return join_runs(runs)
 
@@ -415,7 +415,7 @@ def _tells_as_much(old: Run, new: Run, label: str) -> bool:
 
 
 def _check_together(runs: Sequence[Run]) -> None:
-    """Refuses runs whose rows may not stand in one table."""
+    """Refuse runs whose rows may not stand in one table."""
     # Two shards may have been started in the same second; only all that is recorded of a run tells it from another.
     pairs = itertools.combinations(runs, 2)
     if again := next((new for old, new in pairs if old.environment == new.environment), None):
@@ -456,7 +456,7 @@ def _age(run: Run) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows that belong into one figure. `suffix` ends the names of its figures, `title` its sentences."""
+    """Hold rows that belong into one figure. `suffix` ends the names of its figures, `title` its sentences."""
 
     suffix: str
     title: str

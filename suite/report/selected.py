@@ -23,15 +23,15 @@ class _Stored(BaseModel):
 
 
 class CandidateTime(_Stored):
-    """A way to serve calls, with the median time of an iteration if it was timed."""
+    """Hold a way to serve calls, with the median time of an iteration if it was timed."""
 
     candidate: str
     median_us: float | None = None
 
 
 class SelectedFunction(_Stored):
-    """A function that graphs are recorded of. `kept` is None where the way is not decided; functions of one `group`
-    were judged together, and `excess_s` is what timing them took beyond the fastest way."""
+    """Hold a function that graphs are recorded of. `kept` is None where the way is not decided; functions of one
+    `group` were judged together, and `excess_s` is what timing them took beyond the fastest way."""
 
     graph: int = 0
     group: int = 0

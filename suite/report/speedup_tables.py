@@ -1,4 +1,4 @@
-"""Tables of how many times faster the modes of a run are: per workload with intervals and verdicts, and on average.
+"""Make tables of how many times faster modes of a run are: per workload with intervals and verdicts, and on average.
 
 Note [The same against the same]: every FAST or SLOW between two modes that are the same program is a false finding, so
 their share among these pairs tells how far the other verdicts can be trusted. Modes are taken for the same program
@@ -38,7 +38,7 @@ KERNELS_NOTE = (
     f"{Kernels.OTHER.value}: the ratio follows the kernel times, or its baseline ran in another process; it is "
     "withdrawn."
 )
-"""What stands under tables with ratios whose kernels are not known to be the same."""
+"""Note under tables with ratios whose kernels are not known to be the same."""
 
 
 def all_tables(ratios: Ratios, published: Published) -> tuple[Table, ...]:
@@ -217,8 +217,8 @@ METRICS = (TimeKind.LATENCY, TimeKind.DEVICE)
 
 @dataclass(frozen=True, slots=True)
 class ProcessPair:
-    """Two processes of a cell, numbered from 1: how many times faster the later one was, in host time; None where one
-    of them has no sample of that."""
+    """Hold two processes of a cell, numbered from 1: how many times faster the later one was, in host time; None where
+    one of them has no sample of that."""
 
     cell: Cell
     first: int

@@ -1,6 +1,6 @@
 """Compute what a program's start takes: until it is settled, for its first calls, and until Encore has paid for itself.
 
-The first calls are measured one by one (`CompileTimes.calls_s`), each to its end. Calls behind those are taken at the
+The first calls are measured one by one (`CompileTimes.calls_s`), each to its end. Calls after those are taken at the
 mode's steady time, the median of its timed blocks.
 """
 
@@ -30,7 +30,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A mode's first calls, in seconds each, and how long each call behind them takes."""
+    """Hold a mode's first calls, in seconds each, and how long each later call takes."""
 
     calls_s: tuple[float, ...]
     steady_s: float

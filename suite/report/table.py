@@ -1,4 +1,4 @@
-"""One table of a report, and its forms: CSV for programs, Markdown for readers. Same content, same bytes.
+"""Write one table of a report as CSV for programs or Markdown for readers. Same content, same bytes.
 
 CSV holds raw values (unit in the column's name, empty where nothing was measured) and the provenance of each row in the
 last columns; a cell that is a sentence to readers has a column for each of its values. Markdown holds printed values,
@@ -18,7 +18,7 @@ from suite.report.units import escape, format_heading, format_value, markdown_ta
 
 
 class Detailed(str):
-    """The text of a cell, with the raw values it is made of: `values` by the ends of their columns' names in CSV.
+    """Hold the text of a cell, with the raw values it is made of: `values` by the ends of their columns' names in CSV.
 
     The column "graph" with a cell of values `speedup` and `low` is "graph_speedup" and "graph_low" there. Without any
     value, the cell is empty there.
@@ -34,7 +34,7 @@ class Detailed(str):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns and rows with what a reader must know of them.
+    """Hold columns and rows with what a reader must know of them.
 
     The last `summary_rows` of `frame` sum up those above and stay at the end when the table is sorted.
     """

@@ -1,1 +1,1 @@
-"""Records of a run, their files, and the statistics that say what they show."""
+"""Hold records of a run, their files, and the statistics that say what they show."""

@@ -1,4 +1,4 @@
-"""Errors a user of the command line can fix, with the exit code they lead to."""
+"""Define errors a user of the command line can fix, with the exit code they lead to."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ EXIT_INTERRUPTED = 130
 
 
 class EncoreError(Exception):
-    """Something was found wrong while working; the command line prints the message and exits with `exit_code`."""
+    """Report that something was found wrong; the command line prints the message and exits with `exit_code`."""
 
     exit_code = EXIT_FINDING
 
 
 class WrongUse(EncoreError):
-    """The command was used wrongly: the message names what was wrong, what is allowed, and what to do."""
+    """Report that the command was used wrongly: the message names what was wrong, what is allowed, and what to do."""
 
     exit_code = EXIT_WRONG_USE

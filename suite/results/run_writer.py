@@ -1,4 +1,4 @@
-"""Writing a run: one process at a time, a workload at a time, and so that nothing measured is lost.
+"""Write a run: one process at a time, a workload at a time, and so that nothing measured is lost.
 
 Note [Full disk]: measuring a workload takes minutes, and its rows are a few MB at most. A writer therefore keeps a
 reserve on the disk from before the first measurement, and gives it up when the disk is full, so that what was measured
@@ -8,7 +8,7 @@ go to another file, which the next `--resume` takes in. Measuring stops either w
 Rows of a workload that is not through, on disk as they would be if the run ended now.
 
 Note [Unfinished]: rows are final when their workload is through, which takes minutes. What was measured until then is
-written every few seconds, behind the blocks of each process and behind metrics, to a file of its own that is replaced
+written every few seconds, after the blocks of each process and after metrics, to a file of its own that is replaced
 as a whole. So not even SIGKILL loses more than the blocks of those seconds, or metrics that are being taken; Ctrl-C and
 errors do not lose these either; if nothing was left to measure, they leave final rows. Each row says that it is
 unfinished (`suite.results.schema.Shortage`); a mode that has failed has one, too, which says why. `--resume` measures
@@ -51,7 +51,7 @@ from suite.results.store import (
 UNSAVED = "unsaved-cells.jsonl"
 """Rows for which there was no room in `cells.jsonl`."""
 NEXT_RETRIED = ".retried-next.jsonl"
-"""What `retried.jsonl` is to be, from before rows leave `cells.jsonl` until they have."""
+"""The coming content of `retried.jsonl`, from before rows leave `cells.jsonl` until they have."""
 LOCK = ".lock"
 RESERVE = ".reserve"
 RESERVE_BYTES = 16 * 2**20
@@ -59,12 +59,12 @@ RESERVE_BYTES = 16 * 2**20
 
 
 class RunIsBusy(WrongUse):
-    """Another process writes this run."""
+    """Report that another process writes this run."""
 
 
 class RunWriter:
-    """A run that is being written. Holds the run's lock, and its reserve of space, from `create` or `reopen` until it
-    is closed; see Note [Full disk].
+    """Write a run. It holds the run's lock, and its reserve of space, from `create` or `reopen` until it is closed; see
+    Note [Full disk].
     """
 
     def __init__(self, path: Path, lock: IO[bytes]) -> None:
@@ -75,7 +75,7 @@ class RunWriter:
 
     @classmethod
     def create(cls, path: Path, environment: Environment) -> RunWriter:
-        """Starts a run in a folder that does not exist, or is empty.
+        """Start a run in a folder that does not exist, or is empty.
 
         Raises:
             WrongUse: the folder has something in it, or cannot be written to.
@@ -91,7 +91,7 @@ class RunWriter:
 
     @classmethod
     def reopen(cls, path: Path) -> tuple[RunWriter, RecordedRun]:
-        """Opens a run to go on with it.
+        """Open a run to go on with it.
 
         A last line that was cut short is moved to its own file; rows that a full disk left elsewhere are taken in. Rows
         of a workload that is not through stay until `append` or `keep_unfinished` replace them.
@@ -122,7 +122,7 @@ class RunWriter:
         return writer, run
 
     def append(self, *cells: Cell) -> None:
-        """Adds cells, a line each, with one write and syncs them to disk: an interrupt finds all of a workload's rows
+        """Add cells, a line each, with one write and syncs them to disk: an interrupt finds all of a workload's rows
         there, or none. After rows were saved elsewhere, because the disk is full or nothing may be written there any
         more, `check_space` raises.
 
@@ -140,9 +140,9 @@ class RunWriter:
             self._forget_unfinished(cells)
 
     def keep_unfinished(self, rows: Sequence[Cell], *, last: bool = False) -> bool:
-        """Writes the rows of a workload that is not through, in place of those that were written of it before; returns
-        whether something of it is there now. Rows of an earlier start of the run stay for as long as they hold more;
-        so do those of modes that are not measured now.
+        """Write the rows of a workload that is not through, in place of those that were written of it before; return
+        whether something of it is there now. Rows of an earlier start of the run stay for as long as they hold more; so
+        do those of modes that are not measured now.
 
         The reserve is for rows that are final. Only the `last` call, after which the run ends, may use it.
         """
@@ -164,12 +164,13 @@ class RunWriter:
         return False
 
     def _give_up_reserve(self) -> None:
-        """In a folder where nothing may be changed any more it stays: there is something else to say then."""
+        """Give up the reserve, where files may still be changed; elsewhere it stays, and there is something else to
+        say."""
         with contextlib.suppress(OSError):
             (self.path / RESERVE).unlink(missing_ok=True)
 
     def _forget_unfinished(self, final: Sequence[Cell]) -> None:
-        """What cannot be removed is overlooked by readers, for these cells have final rows."""
+        """Remove unfinished rows of these cells. Readers overlook what stays, for these cells have final rows."""
         done = {cell.key for cell in final}
         self._unfinished = [row for row in self._unfinished if row.key not in done]
         path = self.path / UNFINISHED
@@ -180,7 +181,7 @@ class RunWriter:
                 path.unlink(missing_ok=True)
 
     def _saved(self, lines: bytes, error: CannotWrite | OSError) -> CannotWrite:
-        """Writes lines for which there was no room wherever there is some; returns what to say about it."""
+        """Write lines for which there was no room wherever there is some; return what to say about it."""
         elsewhere = Path(tempfile.gettempdir()) / f"encore-{self.path.resolve().name}-{UNSAVED}"
         for path in (self.path / CELLS, self.path / UNSAVED, elsewhere):
             with contextlib.suppress(OSError, CannotWrite):
@@ -198,7 +199,7 @@ class RunWriter:
         raise error
 
     def check_space(self) -> None:
-        """Makes sure that the rows of one more workload can be written.
+        """Check that the rows of one more workload can be written.
 
         Raises:
             CannotWrite: the disk is full, or was when the last row was written; what was measured is saved.
@@ -216,7 +217,7 @@ class RunWriter:
                 raise write_error(path, error) from error
 
     def _take_in_unsaved(self, cells: Sequence[Cell]) -> bool:
-        """Moves the rows of `UNSAVED` to where they belong; whether there were any."""
+        """Move the rows of `UNSAVED` to where they belong; return whether there were any."""
         path = self.path / UNSAVED
         if not path.exists():
             return False
@@ -228,7 +229,7 @@ class RunWriter:
         return True
 
     def set_aside(self, cells: Sequence[Cell], again: Callable[[Cell], bool]) -> list[Cell]:
-        """Moves the lines of those cells of the run that are to run again to `retried.jsonl`; returns the others.
+        """Move the lines of those cells of the run that are to run again to `retried.jsonl`; return the others.
 
         Wherever it is killed, `reopen` finds each line in one of the two files.
         """
@@ -254,8 +255,8 @@ class RunWriter:
 
 
 def _held(rows: Sequence[Cell]) -> tuple[int, int, int]:
-    """How much unfinished rows of a workload hold: processes, metrics, blocks; the first weighs most. A failure holds
-    nothing."""
+    """Return how much unfinished rows of a workload hold: processes, metrics, blocks; the first weighs most. A failure
+    holds nothing."""
     rows = [row for row in rows if row.status is Status.PASS]
     return (
         sum(row.processes for row in rows),
@@ -265,7 +266,7 @@ def _held(rows: Sequence[Cell]) -> tuple[int, int, int]:
 
 
 def _append_lines(path: Path, lines: bytes) -> None:
-    """Adds lines to a file with one write and syncs it.
+    """Add lines to a file with one write and sync it.
 
     Raises:
         CannotWrite: the disk is full; the file is as it was before.
@@ -307,7 +308,7 @@ def _locked(run: Path) -> IO[bytes]:
 
 
 def _move_cut_line(run: Path, cut_line: bytes) -> None:
-    """Keeps the remains for whoever wants to look, then cuts them off. In this order: a crash between loses nothing."""
+    """Keep the remains of a cut line to look at, then cut them off. In this order: a crash between loses nothing."""
     _unused(run / "cells.cut-line.txt").write_bytes(cut_line)
     with (run / CELLS).open("r+b") as file:
         file.truncate(file.seek(0, os.SEEK_END) - len(cut_line))
@@ -315,7 +316,7 @@ def _move_cut_line(run: Path, cut_line: bytes) -> None:
 
 
 def _end_setting_aside(run: Path, cells: Sequence[Cell]) -> None:
-    """Ends what `RunWriter.set_aside` has begun, if rows have left `cells.jsonl`; else it has not begun."""
+    """Finish what `RunWriter.set_aside` has begun, if rows have left `cells.jsonl`; else it has not begun."""
     waiting = run / NEXT_RETRIED
     if not waiting.exists():
         return
@@ -337,7 +338,7 @@ EVERY_S = 10.0
 
 
 class Rows(Protocol):
-    """Modes that are measured together: `suite.run.runner`."""
+    """Define modes that are measured together: `suite.run.runner`."""
 
     through: bool
 
@@ -347,7 +348,7 @@ class Rows(Protocol):
 
 
 class UnfinishedRows:
-    """The rows of the workload that is being measured, group by group, and the run that they are written to."""
+    """Keep the rows of the workload that is being measured, group by group, and the run that they are written to."""
 
     def __init__(self, writer: RunWriter) -> None:
         self._writer = writer
@@ -355,17 +356,17 @@ class UnfinishedRows:
         self._written = time.monotonic()
 
     def add(self, group: Rows) -> None:
-        """One more group: of modes that no other group has rows of."""
+        """Add one more group: of modes that no other group has rows of."""
         self._groups.append(group)
 
     def now_and_then(self, first: Callable[[], None] = lambda: None) -> None:
-        """To be called between blocks. `first` is called where rows are written, before that."""
+        """Write the rows if it is time; called between blocks. `first` is called before rows are written."""
         if time.monotonic() >= self._written + EVERY_S:
             first()
             self.keep()
 
     def keep(self, *, last: bool = False) -> tuple[Sequence[Cell], bool]:
-        """Writes them; returns the rows, and whether they, or older ones that hold more, are on disk. `last`: the run
+        """Write the rows; return them, and whether they, or older ones that hold more, are on disk. `last`: the run
         ends with this."""
         rows = [row for group in self._groups for row in group.unfinished()]
         kept = bool(rows) and self._writer.keep_unfinished(rows, last=last)
@@ -373,5 +374,5 @@ class UnfinishedRows:
         return rows, kept
 
     def final(self) -> dict[str, Cell]:
-        """Rows by mode, of groups that are through."""
+        """Return rows by mode, of groups that are through."""
         return {name: row for group in self._groups if group.through for name, row in group.final().items()}

@@ -1,4 +1,4 @@
-"""Records of a run: what `environment.json` and each line of `cells.jsonl` hold.
+"""Define the records of a run: what `environment.json` and each line of `cells.jsonl` hold.
 
 Units stand in the names (`host_us`, `copied_bytes`). A field that was not measured is `None`, never 0. Unknown
 fields are refused, so that a file of another schema version cannot be read by mistake.
@@ -12,17 +12,17 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
 
 SCHEMA_VERSION = 2
-"""Of rows and environments written now. Version 1 had no names of kernels and one process per cell."""
+"""Version of rows and environments written now. Version 1 had no names of kernels and one process per cell."""
 
 READABLE_VERSIONS = (1, 2)
-"""What is added in a version is optional, so that recorded runs stay readable."""
+"""Versions that can be read. Additions of a version are optional, so that recorded runs stay readable."""
 
 EXPLANATION_VERSION = 1
-"""Of what `encore explain` writes."""
+"""Version of what `encore explain` writes."""
 
 
 class Record(BaseModel):
-    """Base of everything written to disk: immutable, and strict about field names.
+    """Serve as base of everything written to disk: immutable, and strict about field names.
 
     A float that is not a number (the error of an output with NaN in it) is written as the string "NaN" or "Infinity":
     valid JSON, and read back as that float instead of being refused.
@@ -32,7 +32,7 @@ class Record(BaseModel):
 
 
 class Status(StrEnum):
-    """How a cell ended. Everything but `PASS` makes `encore run` exit with 1."""
+    """Say how a cell ended. Everything but `PASS` makes `encore run` exit with 1."""
 
     PASS = "pass"
     FAIL_ACCURACY = "fail_accuracy"
@@ -48,7 +48,7 @@ class Status(StrEnum):
 
 
 class Grouping(StrEnum):
-    """Which modes of a workload were alive on the GPU while this one was measured."""
+    """Say which modes of a workload were alive on the GPU while this one was measured."""
 
     TOGETHER = "together"
     HALVES = "halves"
@@ -57,7 +57,7 @@ class Grouping(StrEnum):
 
 
 class GpuState(Record):
-    """One NVML reading. `throttle_reasons` are NVML's names of the active clock-event reasons, idle left out."""
+    """Hold one NVML reading. `throttle_reasons` are NVML's names of the active clock-event reasons, idle left out."""
 
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None
@@ -67,8 +67,8 @@ class GpuState(Record):
 
 
 class Block(Record):
-    """Consecutive samples of one mode. Those of index k are measured one after another in all modes of a group, in an
-    order that changes with k; `turn` is the place in time. Turns and indices begin again with each `process`.
+    """Hold consecutive samples of one mode. Those of index k are measured one after another in all modes of a group, in
+    an order that changes with k; `turn` is the place in time. Turns and indices begin again with each `process`.
 
     `host_us[i]` is wall time from the call to completion on the device, `device_us[i]` the CUDA-event time of the
     same iteration (None on a CPU), `input_sets[i]` the input set it ran on. `throughput_us` is the mean time per
@@ -90,7 +90,7 @@ class Block(Record):
 
 
 class Correctness(Record):
-    """Comparison with eager on `input_count` inputs, made before any timing.
+    """Hold the comparison with eager on `input_count` inputs, made before any timing.
 
     `max_relative_error` is the largest ||x - ref|| / ||ref|| over outputs, loss and gradients, in the L2 norm and, in
     newer rows, the maximum norm; `worst` is the name of the tensor that has it, `tolerance` what was allowed for the
@@ -117,18 +117,18 @@ class Correctness(Record):
     bitwise_with: str | None
     bitwise: bool | None
     ranks_equal: bool | None = None
-    """Where the workload is split over GPUs: whether all ranks' results have the same bits, on all inputs."""
+    """True if all ranks' results have the same bits, on all inputs, where the workload is split over GPUs."""
     ranks_spread: float | None = None
     """There: the largest relative difference of the norms of one tensor on two ranks. Eager is the whole module then,
     on each rank by itself."""
     varying: list[dict[str, list[float]]] | None = None
     widened_error: float | None = None
-    """Of the mode compiled in higher precision, against eager there; made where eager in the own dtype is so far from
-    the truth that it is not a reference."""
+    """Error of the mode compiled in higher precision, against eager there; made where eager in the own dtype is so far
+    from the truth that it is not a reference."""
 
 
 class NotCaptured(Record):
-    """Why Inductor left a graph or a partition out of CUDA graphs: its own words, and the user's source line."""
+    """Say why Inductor left a graph or a partition out of CUDA graphs: its own words, and the user's source line."""
 
     reason: str
     source_line: str | None
@@ -136,7 +136,7 @@ class NotCaptured(Record):
 
 
 class Coverage(Record):
-    """Kernels of one steady iteration by how they were launched (torch.profiler); copies and memsets apart.
+    """Count kernels of one steady iteration by how they were launched (torch.profiler); copies and memsets apart.
 
     `percent` = 100 * graph_kernels / (graph_kernels + eager_kernels), None where no kernel ran.
     `captured_kernel_nodes` counts the kernel nodes of all captured graphs at capture time (the cross-check).
@@ -155,7 +155,7 @@ class Coverage(Record):
 
 
 class GraphCounts(Record):
-    """What one cell compiled to. `cuda_graphs` counts recordings, `partitions` the captured or capturable pieces."""
+    """Count what one cell compiled to. `cuda_graphs` are recordings, `partitions` the captured or capturable pieces."""
 
     fx_graphs: int
     graph_breaks: int
@@ -165,7 +165,7 @@ class GraphCounts(Record):
 
 
 class HostToDeviceCopy(Record):
-    """One kind of host-to-device copy in a steady iteration; `blocking` when the host waits (pageable memory).
+    """Hold one kind of host-to-device copy in a steady iteration; `blocking` when the host waits (pageable memory).
 
     `copied_bytes` is the sum over its `count` copies.
     """
@@ -177,7 +177,7 @@ class HostToDeviceCopy(Record):
 
 
 class Copies(Record):
-    """Bytes moved per steady iteration.
+    """Hold the bytes moved per steady iteration.
 
     `placeholder_bytes` is data copied into graph placeholders, counted where it is copied; `pointer_bytes` what
     replaced it. `device_to_device_bytes` is the profiler's sum over memcpy activities (the cross-check).
@@ -191,7 +191,7 @@ class Copies(Record):
 
 
 class Memory(Record):
-    """Peak bytes of PyTorch's allocator while compiling and recording, and while replaying steadily."""
+    """Hold peak bytes of PyTorch's allocator while compiling and recording, and while replaying steadily."""
 
     compile_peak_allocated_bytes: int | None
     compile_peak_reserved_bytes: int | None
@@ -200,7 +200,7 @@ class Memory(Record):
 
 
 class CompileConditions(StrEnum):
-    """What else there was while a compile time was taken: caches of earlier compilations, other modes compiling."""
+    """Say what else there was while a compile time was taken: caches of earlier compilations, other modes compiling."""
 
     COLD_ALONE = "cold, alone"
     """Nothing was cached but what the toolchain itself needs, and no other mode of the run was at work."""
@@ -216,7 +216,7 @@ class CompileConditions(StrEnum):
 
 
 class CompileTimes(Record):
-    """Seconds to the first result (`first_call_s`) and through all of warm-up; `parts` as Dynamo's timers name them.
+    """Hold seconds to the first result (`first_call_s`) and through all of warm-up; `parts` by Dynamo's timers.
 
     `conditions` None: all modes compiled side by side, each with cold caches of its own, and the C++ toolchain started
     in some of them only. `settle_calls` came after warm-up, until no CUDA graph of Encore's waited for more calls;
@@ -244,7 +244,7 @@ CALLS_OF_START = 100
 
 
 class Metrics(Record):
-    """What a worker measures once per cell, after the timed blocks."""
+    """Hold what a worker measures once per cell, after the timed blocks."""
 
     coverage: Coverage | None
     graphs: GraphCounts | None
@@ -261,8 +261,8 @@ class Metrics(Record):
 
 
 class RankPart(Record):
-    """What one rank of a cell brought, where the workload is split over GPUs. The row's own blocks have of each sample
-    the slowest rank's time."""
+    """Hold what one rank of a cell measured, where the workload is split over GPUs. The row's own blocks have of each
+    sample the slowest rank's time."""
 
     rank: int
     correctness: Correctness | None
@@ -272,7 +272,7 @@ class RankPart(Record):
 
 
 class ServedFunction(Record):
-    """How one function is served: see `optimizations.report.selection.SelectionReport`. `voided` and `calls` are of
+    """Say how one function is served: see `optimizations.report.selection.SelectionReport`. `voided` and `calls` are of
     rows of Encore 0.1."""
 
     direction: str
@@ -285,7 +285,7 @@ class ServedFunction(Record):
 
 
 class LaterProcess(Record):
-    """What a start of the mode after the first did otherwise; its blocks are among the row's.
+    """Say what a start of the mode after the first did differently; its blocks are among the row's.
 
     `compile`: all was cached, and no work on graphs was spread over their use; what `parts` says of tuning should not
     be there. `retuned`: kernels and launch configurations that either this process or the first one ran, and the other
@@ -299,7 +299,7 @@ class LaterProcess(Record):
 
 
 class Shortage(Record):
-    """What a row with samples lacks, and why. The samples stand.
+    """Say what a row with samples lacks, and why. The samples stand.
 
     `phase` tells what is missing. "prepare": the process, which has no block, and those after it. "measure": the blocks
     that its group went on to measure without it, the kernels that it runs, and later processes. "metrics": what is
@@ -320,9 +320,9 @@ class Shortage(Record):
 
 
 class HostUse(Record):
-    """What programs that are not of the run did on the host while blocks of a mode were measured, in the worst of its
-    processes: CPU cores that they kept busy, in the mean; of the GPUs that the run does not use, how many were at work
-    right before or right behind, and how many processes computed on them."""
+    """Hold what programs that are not of the run did on the host while blocks of a mode were measured, in the worst of
+    its processes: CPU cores that they kept busy, in the mean; of the GPUs that the run does not use, how many were at
+    work right before or right after, and how many processes computed on them."""
 
     cpu_cores: float | None
     gpus_at_work: int | None
@@ -330,7 +330,7 @@ class HostUse(Record):
 
 
 class Cell(Record):
-    """One line of `cells.jsonl`: a workload in a mode, from the row's identity to its verdict-relevant numbers."""
+    """Hold one line of `cells.jsonl`: a workload in a mode, from the row's identity to its verdict-relevant numbers."""
 
     schema_version: int
     workload: str
@@ -360,7 +360,7 @@ class Cell(Record):
     metrics: Metrics | None
     blocks: list[Block]
     baseline_blocks: dict[str, list[Block]]
-    """In `halves` and `pairs`: blocks of baselines that alternated with this cell's and stand in no row of theirs."""
+    """Blocks of baselines that alternated with this cell's and stand in no row of theirs, in `halves` and `pairs`."""
     processes: int = 1
     """Starts of the mode that blocks are of."""
     other_kernels: list[int] = []
@@ -368,7 +368,7 @@ class Cell(Record):
     later: list[LaterProcess] = []
     """The mode's own processes after the first."""
     shortages: list[Shortage] = []
-    """What is missing behind samples, in this mode or in one of `baseline_blocks`."""
+    """Shortages of a row that has samples, in this mode or in one of `baseline_blocks`."""
     others: HostUse | None = None
     """Other programs on the host meanwhile; older rows do not know of any."""
     tp: int | None = None
@@ -379,7 +379,7 @@ class Cell(Record):
     @model_validator(mode="before")
     @classmethod
     def _read_single_baseline(cls, fields: Any) -> Any:
-        """Rows from before there were halves have one baseline at most, in two fields."""
+        """Read rows from before there were halves: they have one baseline at most, in two fields."""
         if not isinstance(fields, dict) or "paired_blocks" not in fields:
             return fields
         rest = {name: value for name, value in fields.items() if name not in ("paired_baseline", "paired_blocks")}
@@ -388,17 +388,17 @@ class Cell(Record):
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What makes a cell unique within a run: (workload, variant, size, mode)."""
+        """Return what makes a cell unique within a run: (workload, variant, size, mode)."""
         return (self.workload, self.variant, self.size, self.mode)
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether its run ended before the workload was through."""
+        """Return whether its run ended before the workload was through."""
         return any(one.reason == "interrupted" for one in self.shortages)
 
     @property
     def first_error_line(self) -> str:
-        """Why the cell did not pass, in one line."""
+        """Return why the cell did not pass, in one line."""
         return (self.error or "").strip().partition("\n")[0] or "no error given"
 
 
@@ -421,7 +421,7 @@ class CpuInfo(Record):
 
 
 class Environment(Record):
-    """`environment.json`: everything another reader needs to judge or repeat the run."""
+    """Hold `environment.json`: everything another reader needs to judge or repeat the run."""
 
     schema_version: int
     run_id: str

@@ -1,4 +1,4 @@
-"""How many times faster one mode is than another, how well that is known, and what may be called a difference.
+"""Estimate how many times faster one mode is than another, how well that is known, and what counts as a difference.
 
 All functions take samples as `samples[process][block][sample]`, in any unit of time. A process is one start of a mode;
 process r of one mode was alive together with process r of the other, and their blocks came in turn, in an order that
@@ -62,11 +62,11 @@ MINIMUM_PROCESSES = 3
 MINIMUM_BLOCKS = 3
 """Per process. With fewer of either there is no verdict but AMBG."""
 LEAST_VARIANCE = 1e-8
-"""Of log ratios, where the logarithm of their variance is looked at: clocks do not tell more."""
+"""Least variance of log ratios whose logarithm is taken: clocks do not tell more."""
 
 
 class Verdict(StrEnum):
-    """What may be said of a mode against its baseline (see Note [Verdicts])."""
+    """Say what may be concluded on a mode against its baseline (see Note [Verdicts])."""
 
     FAST = "FAST"
     SLOW = "SLOW"
@@ -76,7 +76,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times faster than the reference a mode is, with its 95 % interval [low, high].
+    """Hold how many times faster than the reference a mode is, with its 95 % interval [low, high].
 
     `same_low` and `same_high` bound the 90 % interval. `processes` is the number of pairs of processes, `blocks` the
     least number of blocks that one of them has, `log_replicates` draws from what is known of log(ratio).
@@ -94,7 +94,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What is known of the variances of a workload's log ratios from process to process: see Note [Processes].
+    """Hold what is known of the variances of a workload's log ratios from process to process: see Note [Processes].
 
     `variance` is the scale of their distribution, `freedom` the degrees of freedom that it counts as.
     """
@@ -108,7 +108,7 @@ UNKNOWN = Spread(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class GeometricMean:
-    """Geometric mean of `count` workloads' ratios, with its 95 % interval [low, high]."""
+    """Hold the geometric mean of `count` workloads' ratios, with its 95 % interval [low, high]."""
 
     value: float
     low: float
@@ -117,7 +117,7 @@ class GeometricMean:
 
 
 def location(log_medians: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean of the order statistics between `TRIMMED`, along the last axis: see Note [Location]."""
+    """Return the mean of the order statistics between `TRIMMED`, along the last axis: see Note [Location]."""
     count = log_medians.shape[-1]
     first = int(TRIMMED[0] * count)
     last = max(first + 1, math.ceil(TRIMMED[1] * count))
@@ -125,7 +125,7 @@ def location(log_medians: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def speed_up(reference: Samples, mode: Samples, seed: Sequence[int] = (0,), spread: Spread = UNKNOWN) -> Ratio:
-    """Speed-up of `mode` over `reference`, whose process r was measured together with the mode's process r.
+    """Return the speed-up of `mode` over `reference`, whose process r was measured together with the mode's process r.
 
     `spread` is what all ratios of the workload tell of how much processes differ (`process_spread`).
 
@@ -148,8 +148,8 @@ def speed_up(reference: Samples, mode: Samples, seed: Sequence[int] = (0,), spre
 
 
 def process_spread(pairs: Sequence[tuple[Samples, Samples]], modes: int) -> Spread:
-    """What these pairs of so many modes of a workload, each `(reference, mode)` as for `speed_up`, tell of how much
-    processes differ. Pairs of a single process tell nothing.
+    """Return how much processes differ, as these pairs of so many modes of a workload tell, each `(reference, mode)` as
+    for `speed_up`. Pairs of a single process tell nothing.
 
     Raises:
         ValueError: as `speed_up`.
@@ -158,7 +158,7 @@ def process_spread(pairs: Sequence[tuple[Samples, Samples]], modes: int) -> Spre
 
 
 def spread_of(by_process: Sequence[NDArray[np.float64]], modes: int) -> Spread:
-    """`process_spread` of the `log_ratios` of the pairs."""
+    """Return the `process_spread` of the `log_ratios` of the pairs."""
     return spread_of_variances(
         [(float(np.var(own, ddof=1)), len(own) - 1) for own in by_process if len(own) > 1], modes
     )
@@ -183,7 +183,7 @@ def spread_of_variances(several: Sequence[tuple[float, int]], modes: int) -> Spr
 
 
 def _inverse_trigamma(value: float) -> float:
-    """The x > 0 whose trigamma is `value`, by Newton's method on 1 / trigamma, which is convex."""
+    """Return the x > 0 whose trigamma is `value`, by Newton's method on 1 / trigamma, which is convex."""
     x = 0.5 + 1 / value
     for _ in range(50):
         found = float(polygamma(1, x))
@@ -195,7 +195,7 @@ def _inverse_trigamma(value: float) -> float:
 
 
 def log_ratios(reference: Samples, mode: Samples) -> NDArray[np.float64]:
-    """One for each process: how much faster it is, as a logarithm.
+    """Return for each process how much faster it is, as a logarithm.
 
     Raises:
         ValueError: as `speed_up`.
@@ -207,7 +207,7 @@ def log_ratios(reference: Samples, mode: Samples) -> NDArray[np.float64]:
 def ratio_of_processes(
     by_process: NDArray[np.float64], blocks: int, spread: Spread, generator: np.random.Generator
 ) -> Ratio:
-    """The ratio with its intervals, from the `log_ratios` of at least two processes: see Note [Processes]."""
+    """Return the ratio with its intervals, from the `log_ratios` of at least two processes: see Note [Processes]."""
     count = len(by_process)
     log_ratio, own = float(np.mean(by_process)), float(np.var(by_process, ddof=1))
     freedom = count - 1 + spread.freedom
@@ -229,14 +229,14 @@ def ratio_of_processes(
 
 
 def _exp(log: float) -> float:
-    """Also of what is too large: an interval may be so wide that nothing is known."""
+    """Return the exponential, also of what is too large: an interval may be so wide that nothing is known."""
     return math.exp(log) if log < 700 else math.inf
 
 
 def resampled(
     log_medians: NDArray[np.float64], generator: np.random.Generator, replicates: int = REPLICATES
 ) -> NDArray[np.float64]:
-    """Locations of blocks drawn again, with replacement. Shape [..., blocks] to [..., replicates].
+    """Return locations of blocks drawn again, with replacement. Shape [..., blocks] to [..., replicates].
 
     Leading axes are other data drawn in the same way: the places of the blocks are the same for all of them.
     """
@@ -245,7 +245,7 @@ def resampled(
 
 
 def judge(ratio: Ratio) -> Verdict:
-    """The verdict by Note [Verdicts]; AMBG if there are too few processes or blocks."""
+    """Return the verdict by Note [Verdicts]; AMBG if there are too few processes or blocks."""
     if ratio.processes < MINIMUM_PROCESSES or ratio.blocks < MINIMUM_BLOCKS:
         return Verdict.AMBG
     if ratio.same_low >= 1 / (1 + MARGIN) and ratio.same_high <= 1 + MARGIN:
@@ -258,7 +258,7 @@ def judge(ratio: Ratio) -> Verdict:
 
 
 def narrow_enough(reference: Sequence[Sequence[float]], mode: Sequence[Sequence[float]], processes: int) -> bool:
-    """Whether `processes` pairs like this one (`samples[block][sample]`) would give an interval that decides.
+    """Return whether `processes` pairs like this one (`samples[block][sample]`) would give an interval that decides.
 
     Its half-width is then at most half of the margin, so that a mode without a difference is SAME, and one that
     differs by more than the margin is FAST or SLOW.
@@ -273,9 +273,9 @@ def narrow_enough(reference: Sequence[Sequence[float]], mode: Sequence[Sequence[
 
 
 def enough_processes(ratios: Sequence[Ratio], more: int = 0) -> bool:
-    """Whether another process of each mode would be of little use: the 90 % intervals of these ratios have half-widths
-    of at most four fifths of the margin, in the root mean square. With `more`: whether so many others like these will
-    have been enough, for a half-width goes with 1 / sqrt(processes)."""
+    """Return whether another process of each mode would be of little use: the 90 % intervals of these ratios have
+    half-widths of at most four fifths of the margin, in the root mean square. With `more`: whether so many others like
+    these will have been enough, for a half-width goes with 1 / sqrt(processes)."""
     squares = [
         math.log(ratio.same_high / ratio.same_low) ** 2 / 4 / (1 + more / ratio.processes)
         for ratio in ratios
@@ -285,7 +285,7 @@ def enough_processes(ratios: Sequence[Ratio], more: int = 0) -> bool:
 
 
 def geometric_mean(ratios: Sequence[Ratio]) -> GeometricMean:
-    """Geometric mean over workloads. The workloads are taken as given; the interval is that of their measurement.
+    """Return the geometric mean over workloads. The workloads are taken as given; the interval is of their measurement.
 
     Of replicates, which are drawn independently, as many count as the ratio with the fewest has.
 
@@ -302,7 +302,7 @@ def geometric_mean(ratios: Sequence[Ratio]) -> GeometricMean:
 
 
 def log_medians(blocks: Sequence[Sequence[float]]) -> NDArray[np.float64]:
-    """The logarithm of the median of each block.
+    """Return the logarithm of the median of each block.
 
     Raises:
         ValueError: there is no block, or one holds no samples, or other numbers than finite ones above 0.
@@ -316,13 +316,13 @@ def log_medians(blocks: Sequence[Sequence[float]]) -> NDArray[np.float64]:
 
 
 def interval(log_replicates: NDArray[np.float64], confidence: float) -> NDArray[np.float64]:
-    """Both ends of the percentile interval: the quantiles with half of what is left outside, along the last axis."""
+    """Return both ends of the percentile interval: the quantiles with half of the rest outside, along the last axis."""
     tail = (1 - confidence) / 2
     return np.quantile(log_replicates, [tail, 1 - tail], axis=-1)
 
 
 def _ratio_of_blocks(log_ratio: float, replicates: NDArray[np.float64], blocks: int) -> Ratio:
-    """The ratio of one process with its intervals; of a single block they reach from 0 to infinity."""
+    """Return the ratio of one process with its intervals; of a single block they reach from 0 to infinity."""
     value = math.exp(log_ratio)
     if blocks < 2:
         return Ratio(value, 0.0, math.inf, 0.0, math.inf, 1, blocks, replicates)

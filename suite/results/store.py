@@ -1,4 +1,4 @@
-"""Runs on disk: a folder with `environment.json` and `cells.jsonl`, read with checks and written line by line.
+"""Read runs on disk, a folder with `environment.json` and `cells.jsonl`, with checks, and write their files.
 
 A line is appended with one write and synced when its cell is final, so that whatever ends the process leaves whole
 lines behind; a last line cut short (power loss) is moved to a file next to it. One process writes a run at a time.
@@ -45,17 +45,17 @@ _R = TypeVar("_R", bound=Record)
 
 
 class InvalidResults(WrongUse):
-    """A results file that is not what the schema says; the message has the file and the line."""
+    """Report a results file that is not what the schema says; the message has the file and the line."""
 
 
 class CannotWrite(EncoreError):
-    """The disk is full, or a quota reached. What was written before is intact."""
+    """Report that the disk is full, or a quota reached. What was written before is intact."""
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run as read from disk. `cut_line` is a last line without its end, left out of `cells`; `unfinished` are rows of
-    workloads that are not through, of cells that have no other."""
+    """Hold a run as read from disk. `cut_line` is a last line without its end, left out of `cells`; `unfinished` are
+    rows of workloads that are not through, of cells that have no other."""
 
     path: Path
     environment: Environment
@@ -64,7 +64,7 @@ class RecordedRun:
     unfinished: tuple[Cell, ...] = ()
 
     def missing(self) -> list[tuple[str, str]]:
-        """(workload, mode) pairs the run set out to measure and has no line for."""
+        """Return the (workload, mode) pairs the run set out to measure and has no line for."""
         settings = self.environment.settings
         done = {(cell.workload, cell.mode) for cell in (*self.cells, *self.unfinished)}
         workloads, modes = settings.get("workloads"), settings.get("modes")
@@ -74,7 +74,7 @@ class RecordedRun:
 
 
 def describe(path: Path) -> str:
-    """The path as it is shown to a user: relative to the working directory where that is shorter."""
+    """Return the path as it is shown to a user: relative to the working directory where that is shorter."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
@@ -85,7 +85,7 @@ LONGEST_SHOWN = 80
 
 
 def shortened(name: str) -> str:
-    """A name as a message shows it that is about its length."""
+    """Return a name as it is shown in a message about its length."""
     return name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}..."
 
 
@@ -120,7 +120,7 @@ def _check_version(record: Environment | Cell, place: str) -> None:
 
 
 def read_environment(run: Path) -> Environment:
-    """`environment.json` of a run.
+    """Return the `environment.json` of a run.
 
     Raises:
         InvalidResults: it is missing, or not of this schema.
@@ -136,7 +136,7 @@ def read_environment(run: Path) -> Environment:
 
 
 def read_run(run: Path) -> RecordedRun:
-    """A run and all its cells, checked. A last line that was cut short is left out and reported in `cut_line`.
+    """Return a run and all its cells, checked. A last line that was cut short is left out and reported in `cut_line`.
 
     Raises:
         InvalidResults: a file is missing or damaged, a line is not of this schema, or a cell is there twice.
@@ -155,7 +155,7 @@ def read_run(run: Path) -> RecordedRun:
 
 @uncollected()  # looking for cycles among millions of numbers takes four fifths of the time of reading
 def _checked_rows(path: Path, text: bytes) -> dict[tuple[str, str, str, str], Cell]:
-    """The rows in these lines, by key."""
+    """Return the rows in these lines, by key."""
     cells: dict[tuple[str, str, str, str], Cell] = {}
     for number, line in enumerate(text.split(b"\n") if text else (), start=1):
         place = f"{describe(path)} line {number}"
@@ -169,7 +169,7 @@ def _checked_rows(path: Path, text: bytes) -> dict[tuple[str, str, str, str], Ce
 
 
 def _content(path: Path) -> bytes:
-    """What is in a file of a run.
+    """Return what is in a file of a run.
 
     Raises:
         InvalidResults: it is a folder, or may not be read.
@@ -197,7 +197,7 @@ def read_unpacked(path: Path) -> bytes:
 
 
 def _rows_of(run: Path) -> tuple[Path, bytes]:
-    """The file that holds a run's rows, and its text; empty where none is final yet."""
+    """Return the file that holds a run's rows, and its text; empty where none is final yet."""
     plain, packed = run / CELLS, run / PACKED
     if not packed.exists():
         return plain, _content(plain) if plain.exists() else b""
@@ -213,7 +213,7 @@ def _rows_of(run: Path) -> tuple[Path, bytes]:
 
 
 def _check_blocks(cell: Cell, place: str) -> None:
-    """Refuses two blocks of one index: readers find the block that alternated with another one by its index."""
+    """Refuse two blocks of one index: readers find the block that alternated with another one by its index."""
     for blocks in (cell.blocks, *cell.baseline_blocks.values()):
         seen = set()
         for block in blocks:
@@ -226,7 +226,7 @@ def _check_blocks(cell: Cell, place: str) -> None:
 
 
 def read_retried(run: Path) -> tuple[Cell, ...]:
-    """Rows of failed cells that were run again since, oldest first; none where no cell was.
+    """Return rows of failed cells that were run again since, oldest first; none where no cell was.
 
     Raises:
         InvalidResults: a line is not of this schema.
@@ -236,7 +236,7 @@ def read_retried(run: Path) -> tuple[Cell, ...]:
 
 
 def parse_lines(path: Path) -> tuple[Cell, ...]:
-    """The rows of a file in which every line is whole.
+    """Return the rows of a file in which every line is whole.
 
     Raises:
         InvalidResults: a line is not of this schema.
@@ -246,7 +246,7 @@ def parse_lines(path: Path) -> tuple[Cell, ...]:
 
 
 def list_runs(folder: Path) -> list[Path]:
-    """Folders of runs, oldest first by creation time. Runs of another schema version are left out."""
+    """Return folders of runs, oldest first by creation time. Runs of another schema version are left out."""
     runs = []
     for path in folder.glob(f"*/{ENVIRONMENT}"):
         with contextlib.suppress(InvalidResults):
@@ -255,7 +255,7 @@ def list_runs(folder: Path) -> list[Path]:
 
 
 def newest_run(*folders: Path) -> Path | None:
-    """The newest run of the first folder that has one."""
+    """Return the newest run of the first folder that has one."""
     for folder in folders:
         if runs := list_runs(folder):
             return runs[-1]
@@ -263,7 +263,7 @@ def newest_run(*folders: Path) -> Path | None:
 
 
 def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
-    """The run of this name in the results folders, or at this path.
+    """Return the run of this name in the results folders, or at this path.
 
     Raises:
         WrongUse: there is none; the message names the nearest ones.
@@ -292,7 +292,7 @@ def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
 
 
 def make_folder(path: Path, option: str) -> Path:
-    """The folder that an option names, made if it is not there.
+    """Return the folder that an option names, made if it is not there.
 
     Raises:
         WrongUse: a file is in the way, or nothing may be written there.
@@ -311,8 +311,8 @@ def make_folder(path: Path, option: str) -> Path:
 
 
 def new_folder(parent: Path, name: str, option: str) -> Path:
-    """A folder of this name that this call has made, with "-2", "-3" and so on behind it where others are there: of two
-    commands started in the same second each gets its own. `option` is what would have named another place.
+    """Make and return a folder of this name, with "-2", "-3" and so on after it where others are there: of two commands
+    started in the same second each gets its own. `option` is what would have named another place.
 
     Raises:
         WrongUse: nothing may be written in `parent`, or a file is in the way.
@@ -327,7 +327,7 @@ def new_folder(parent: Path, name: str, option: str) -> Path:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file, and its folder, so that a reader or a crash sees the old content or the new, never a part.
+    """Write a file, and its folder, so that a reader or a crash sees the old content or the new, never a part.
 
     Raises:
         CannotWrite: the disk is full; the old content is intact.
@@ -344,7 +344,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def write_error(path: Path, error: OSError) -> OSError | CannotWrite:
-    """The error to raise for one met when writing a file, of a run or not: a full disk says what to do."""
+    """Return the error to raise for one met when writing a file, of a run or not: a full disk says what to do."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return error
     is_run = (path.parent / ENVIRONMENT).is_file()
@@ -355,5 +355,5 @@ def write_error(path: Path, error: OSError) -> OSError | CannotWrite:
 
 
 def lines_of(cells: Iterable[Cell]) -> str:
-    """The text of a `cells.jsonl` with these cells."""
+    """Return the text of a `cells.jsonl` with these cells."""
     return "".join(cell.model_dump_json() + "\n" for cell in cells)

@@ -1,1 +1,1 @@
-"""A run: which processes are alive together, what they are asked in turn, and what is written when."""
+"""Run workloads: which processes are alive together, what they are asked in turn, and what is written when."""

@@ -1,4 +1,4 @@
-"""What all cells of a run share."""
+"""Hold what all cells of a run share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from suite.settings import RunSettings
 
 @dataclass(slots=True)
 class Toolchain:
-    """What one cell finds out about the host's compilers for all that come after it.
+    """Keep what one cell finds out about the host's compilers for all that come after it.
 
     Finding it out takes many seconds, and processes that do it at once do it one after another. `headers` is a folder
     for compiled headers; None: each process compiles its own. `being_asked`: a cell is finding it out now.
@@ -26,7 +26,7 @@ class Toolchain:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all cells of a run share. `timeout_s` bounds each phase of a worker, `gpu_bytes` is its GPU's memory."""
+    """Hold what all cells of a run share. `timeout_s` bounds each phase of a worker, `gpu_bytes` is its GPU memory."""
 
     settings: RunSettings
     logs: Path

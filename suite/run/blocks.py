@@ -1,4 +1,4 @@
-"""Blocks of processes that are alive together, in turn, and whether there are enough of them."""
+"""Measure blocks of processes that are alive together, in turn, and decide whether there are enough of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from suite.worker.protocol import BLOCKS_PER_CORE, Failed, Measure, Measured, co
 def measure_blocks(
     bench: Bench, workload: Workload, members: Sequence[Member], between: Callable[[], None] = lambda: None
 ) -> None:
-    """Blocks of all members, in an order that changes from block to block. A member that fails drops out.
+    """Measure blocks of all members, in an order that changes from block to block. A member that fails drops out.
 
     At least as many as the settings say, then more until every ratio would be narrow enough or the time is over.
     `between` is called when all members have had a block.
@@ -67,8 +67,8 @@ def _enough(settings: RunSettings, members: Sequence[Member], blocks: int, secon
 
 
 def enough_processes(processes: Mapping[str, Sequence[Member]], more: int = 0) -> bool:
-    """Whether these processes of each mode decide how modes compare that launch CUDA graphs; with `more`, whether
-    so many others like them will do (`suite.results.stats`)."""
+    """Return whether these processes of each mode decide how modes compare that launch CUDA graphs; with `more`,
+    whether so many others like them will do (`suite.results.stats`)."""
     samples = {
         name: [[block.host_us for block in member.blocks] for member in members]
         for name, members in processes.items()
@@ -89,7 +89,7 @@ def enough_processes(processes: Mapping[str, Sequence[Member]], more: int = 0) -
 def _measure_command(
     settings: RunSettings, member: Member, index: int, turn: int, cores: Sequence[int]
 ) -> list[Measure]:
-    """A command for each rank: they differ in the core."""
+    """Return a command for each rank: they differ in the core."""
     assert member.prepared is not None, "a member without a failure is prepared"
     sampling = sampling_for(member.prepared.iteration_us, settings)
     ranks = len(member.worker.ranks)

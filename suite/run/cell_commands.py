@@ -1,4 +1,4 @@
-"""What the processes of a workload's modes are told: their commands, by what is known of the others. Nothing runs here.
+"""Make the commands for the processes of a workload's modes, by what is known of the others. Nothing runs here.
 
 Note [Tuning]: all modes share one compile cache, and compile side by side. One of them leads, the reference mode if it
 is there: the others get as far as their first kernel, and wait there until it has compiled and tuned its own, alone on
@@ -24,7 +24,7 @@ from suite.worker.protocol import CellSpec, Compile, Prepare, Settle, Start
 
 
 class CellCommands:
-    """Commands for members of one workload, one for each rank. `modes` are those that are alive at the same time.
+    """Make commands for members of one workload, one for each rank. `modes` are those that are alive at the same time.
 
     Attributes:
         first: by mode, what its first process was found to compute. Later ones are told.
@@ -42,7 +42,7 @@ class CellCommands:
     def start(
         self, members: Sequence[Member], modes: Sequence[Mode], cache: CompileCache, *, asked: bool = False
     ) -> dict[Member, list[Start]]:
-        """`asked`: to find out what the host's compilers can do."""
+        """Return the commands to start. `asked`: to find out what the host's compilers can do."""
         return {
             member: [Start(spec=each.spec, asked=asked) for each in self.prepare(member, modes, cache)]
             for member in members
@@ -51,7 +51,7 @@ class CellCommands:
     def prepare(
         self, member: Member, modes: Sequence[Mode], cache: CompileCache, *, tried_elsewhere: int | None = None
     ) -> list[Prepare]:
-        """`tried_elsewhere`: as in `CellSpec`."""
+        """Return the commands to prepare, one for each rank. `tried_elsewhere`: as in `CellSpec`."""
         spec = self.spec(member, modes, cache)
         own = {"tp": self._workload.tp, "rendezvous": member.worker.rendezvous, "tried_elsewhere": tried_elsewhere}
         return [
@@ -68,7 +68,7 @@ class CellCommands:
         *,
         next_to: int,
     ) -> dict[Member, list[Compile]]:
-        """To those that have not failed, with what there is for them when they compile, next to so many trials.
+        """Return commands to compile for those that have not failed, with their conditions, next to so many trials.
         `fresh`: those whose modes have not compiled before."""
         leader = _first_to_compile(modes, cache)
         there = [member for member in fresh if member.failure is None]
@@ -83,7 +83,7 @@ class CellCommands:
         return found
 
     def settle(self, member: Member, alike: Sequence[tuple[str | None, Correctness]]) -> list[Settle]:
-        """`alike`: verdicts on other modes that were tried, with their backends."""
+        """Return the commands to settle. `alike`: verdicts on other modes that were tried, with their backends."""
         if member.process or member.mode.backend is None:
             return [Settle()] * len(member.worker.ranks)
         # Those of the same backend are looked at first: most likely they are the same program.
@@ -92,7 +92,7 @@ class CellCommands:
         return [Settle(tried=tried, alike=[one for _, one in near])] * len(member.worker.ranks)
 
     def spec(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> CellSpec:
-        """All that a member is told of its cell, but for what differs from rank to rank."""
+        """Return all that a member must know of its cell, but for what differs from rank to rank."""
         mode, later = member.mode, member.process > 0
         toolchain = self._bench.toolchain
         cores = max(1, len(os.sched_getaffinity(0)) // (self._workload.tp or 1))
@@ -127,7 +127,7 @@ class CellCommands:
 
 
 def _first_to_compile(modes: Sequence[Mode], cache: CompileCache) -> Mode | None:
-    """The mode that leads when these compile: see Note [Tuning]. None where one has compiled already."""
+    """Return the mode that leads when these compile: see Note [Tuning]. None where one has compiled already."""
     if cache.has_kernels:
         return None
     compiled = sorted((m for m in modes if m.backend is not None), key=lambda mode: mode.name != REFERENCE_MODE)

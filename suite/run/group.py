@@ -1,4 +1,4 @@
-"""One workload's cells while they live: started, prepared, compared, profiled, ended.
+"""Run one workload's cells while they live: started, prepared, compared, profiled, ended.
 
 Which modes are alive at the same time is the runner's business; a `GroupSession` does the steps for those it is given.
 What it tells them is made in `suite.run.cell_commands`. Between the steps `suite.run.blocks` asks for blocks.
@@ -46,7 +46,7 @@ CONTEXT_BYTES = 2**30
 
 
 class GroupSession:
-    """The steps of a group of modes of one workload.
+    """Run the steps of a group of modes of one workload.
 
     `known` holds the correctness of modes of this workload that were prepared before, for the bitwise comparison. What
     is prepared again, in another group, is one more to compare with.
@@ -91,7 +91,7 @@ class GroupSession:
     def alive(
         self, modes: Sequence[Mode], processes: Sequence[int] = (0,), cache: CompileCache | None = None
     ) -> Iterator[list[Member]]:
-        """Workers of these modes, prepared and compared bit for bit. All are ended on the way out."""
+        """Yield workers of these modes, prepared and compared bit for bit. All are ended on the way out."""
         members: list[Member] = []
         finished = False
         try:
@@ -108,7 +108,7 @@ class GroupSession:
 
     @contextmanager
     def later_processes(self) -> Iterator[None]:
-        """Those that were expected, and that nobody has used, are ended on the way out."""
+        """End on the way out the processes that were expected and have not been used."""
         try:
             yield
         finally:
@@ -117,8 +117,9 @@ class GroupSession:
             end([member.worker for member in unused], ask_first=False)
 
     def expect(self, modes: Sequence[Mode], processes: Sequence[int]) -> None:
-        """These processes of each mode start when modes compile side by side the next time, here or in the session that
-        this one is ahead of: see Note [Later processes]. Of what the host has no memory for, the last ones do not."""
+        """Expect these processes of each mode: they start when modes compile side by side the next time, here or in the
+        session that this one is ahead of: see Note [Later processes]. Of what the host has no memory for, the last ones
+        do not."""
         self._expected = modes
         of_each = len(modes) * (self.workload.tp or 1) * WORKER_BYTES
         there = psutil.virtual_memory().available
@@ -128,7 +129,7 @@ class GroupSession:
                     self._waiting[mode.name, process] = self._start(mode, process)
 
     def side_by_side(self, processes: Mapping[str, Sequence[Member]], wanted: Sequence[int]) -> Sequence[int]:
-        """Those of the next processes that are prepared together: all that are wanted, or the first of them where the
+        """Return which of the next processes are prepared together: all that are wanted, or the first of them where the
         GPU may not have memory for twice what the first process of each mode needs, or the host for so many workers."""
         living = [members[0] for members in processes.values() if not any(member.drops_out for member in members)]
         reserved = [member.prepared.reserved_bytes for member in living if member.prepared is not None]
@@ -141,7 +142,7 @@ class GroupSession:
         return wanted if fits else wanted[:1]
 
     def collect(self, members: Sequence[Member], whole: Collection[Member]) -> None:
-        """Metrics, one member after the other: what is timed, and a profiler, must not see its neighbours' load.
+        """Collect metrics, one member after the other: what is timed, and a profiler, must not see neighbours' load.
 
         All load the profiler at the same time. Those that are not in `whole` only say which kernels they run, and do
         all of it at the same time.
@@ -164,12 +165,12 @@ class GroupSession:
     def cell(
         self, processes: Sequence[Member], grouping: Grouping, group: Sequence[str], guests: Sequence[Member] = ()
     ) -> Cell:
-        """The row of a mode from its processes: see `cell_of`."""
+        """Return the row of a mode from its processes: see `cell_of`."""
         return cell_of(self.workload, self.variant, self.bench.settings, processes, grouping, group, guests)
 
     def cold_compile_times(self, mode: Mode, cache: CompileCache) -> CompileTimes | None:
-        """What the mode takes to compile alone with an empty cache; None if it fails, which is said then: the row has
-        other times, and passes as its own processes did."""
+        """Return what the mode takes to compile alone with an empty cache; None if it fails, which is noted then: the
+        row has other times, and passes as its own processes did."""
         with self.alive([mode], cache=cache) as (member,):
             if member.failure is not None:
                 self.bench.display.note(
@@ -248,7 +249,7 @@ class GroupSession:
     def _asked(
         self, members: Sequence[Member], modes: Sequence[Mode], cache: CompileCache
     ) -> dict[Member, list[Start]]:
-        """Who is to find out what the host's compilers can do, with its command; nobody where that is known.
+        """Return which process finds out what the host's compilers can do, with its command; empty where that is known.
 
         It takes most of a minute. One of those that wait does it, while the first ones are built and compile; where
         none waits, one of the first.
@@ -271,8 +272,8 @@ class GroupSession:
                 end([member.worker], ask_first=False)
 
     def _settle(self, members: Sequence[Member]) -> None:
-        """Side by side, but one after another where selection times calls. Modes that were tried come first: others
-        that have their bits are as right as they are."""
+        """Settle members side by side, but one after another where selection times calls. Modes that were tried come
+        first: others that have their bits are as right as they are."""
         first = [member for member in members if member.mode.name in self.trials.verdicts and not member.process]
         self._settle_some(first, [])
         alike = [
@@ -292,12 +293,12 @@ class GroupSession:
                 self._converse({member: self._commands.settle(member, alike)})
 
     def _tell(self, members: Sequence[Member], command: Command) -> None:
-        """Gives all of them that have not failed the same command, at the same time."""
+        """Send the same command to all members that have not failed, at the same time."""
         self._converse({m: [command] * len(m.worker.ranks) for m in members if m.failure is None})
 
     def _converse(self, commands: Mapping[Member, Sequence[Command]], sent: Collection[Member] = ()) -> None:
-        """Gives each member its command (one for each rank), all at the same time, and keeps what it answers. Those
-        that were `sent` theirs before are waited for with the others."""
+        """Send each member its command (one for each rank), all at the same time, and keep the answers. Those that were
+        `sent` theirs before are waited for with the others."""
         members = {member.worker: member for member in commands}
         answers = converse_ranked(
             {member.worker: command for member, command in commands.items()},
@@ -323,7 +324,7 @@ class GroupSession:
                     member.correctness = failure.correctness or member.correctness  # what was found before stands
 
     def _show(self, member: Member, commands: Sequence[Command], phase: str) -> None:
-        """Of who waits to be measured nothing is shown: it may try a mode that is shown as it compiles."""
+        """Show a member's phase, unless it waits to be measured: it may try a mode that is shown as it compiles."""
         if not isinstance(commands[0], Try) or not member.process:
             self.bench.display.phase(member.mode.name, phase)
 
@@ -331,20 +332,20 @@ class GroupSession:
         return self._start_waiting() | (self.ahead._start_waiting() if self.ahead is not None else {})
 
     def _start_waiting(self) -> dict[Member, list[Start]]:
-        """To those that wait and have not been told to start."""
+        """Return commands for those that wait and have not been started."""
         waiting = [member for member in self._waiting.values() if not member.by_rank]
         return self._commands.start(waiting, self._expected, self._cache)
 
 
 def do_not_fit(members: Sequence[Member]) -> bool:
-    """Whether these, which are alive at the same time, are to be fewer. Where one is the only later process of its
-    mode, the others go on without it: what was measured of its group stands."""
+    """Return whether these, which are alive at the same time, are to be fewer. Where one is the only later process of
+    its mode, the others go on without it: what was measured of its group stands."""
     several = not members[0].process or members[0].process != members[-1].process
     return several and len(members) > 1 and any(member.out_of_memory for member in members)
 
 
 def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[Correctness]]) -> Correctness:
-    """`own` with the bitwise comparison filled in, where the mode has one to make.
+    """Return `own` with the bitwise comparison filled in, where the mode has one to make.
 
     Modes with CUDA graphs are compared with `bitwise_with`, or for information with stock graphs; only if the other
     mode is deterministic with itself, since otherwise a difference would say nothing. It is enough to equal one of
@@ -365,7 +366,7 @@ def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[C
 
 
 def bitwise_failure(mode: Mode, correctness: Correctness) -> Failed | None:
-    """The failure of a mode that must equal another one bit for bit and does not."""
+    """Return the failure of a mode that must equal another one bit for bit and does not."""
     if not mode.bitwise_with or correctness.bitwise is not False:
         return None
     return Failed(

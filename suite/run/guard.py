@@ -1,4 +1,4 @@
-"""A process that outlives this one and cleans up after it, so that not even `kill -9` leaves workers or folders behind.
+"""Clean up after this process by one that outlives it, so that not even `kill -9` leaves workers or folders behind.
 
 Note [Guard]: what a program starts it ends, and folders it made for itself it removes, in a `finally`. SIGKILL, which
 is also the kernel's answer to a lack of memory, leaves no time for that. The first worker or temporary folder therefore
@@ -35,7 +35,7 @@ KILL_ROUNDS = 5
 KILL_WAIT_S = 3.0
 
 RUN_MARK = secrets.token_hex(8)
-"""How the marks of this program's workers begin."""
+"""Beginning of the marks of this program's workers."""
 
 _numbers = itertools.count()
 _lock = threading.Lock()
@@ -44,12 +44,12 @@ _process_id: int | None = None
 
 
 def process_id() -> int | None:
-    """Of the guard, if there is one."""
+    """Return the id of the guard's process, if there is one."""
     return _process_id
 
 
 def new_mark() -> str:
-    """A mark for one worker. From the first one on a guard watches this program."""
+    """Return a mark for one worker. From the first one on a guard watches this program."""
     with _lock:
         _started()
     return f"{RUN_MARK}.{next(_numbers)}"
@@ -57,7 +57,7 @@ def new_mark() -> str:
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A new folder that is gone when the block ends, or when this program does, however it ends."""
+    """Yield a new folder that is gone when the block ends, or when this program does, however it ends."""
     folder = make_folder(prefix)
     try:
         yield folder
@@ -66,20 +66,20 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def make_folder(prefix: str) -> Path:
-    """A new folder that is gone after `remove_folder`, or when this program ends, however it ends."""
+    """Make a folder that is gone after `remove_folder`, or when this program ends, however it ends."""
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     _tell({"made": str(folder)})
     return folder
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a folder of `make_folder` with all that is in it."""
+    """Remove a folder of `make_folder` with all that is in it."""
     shutil.rmtree(folder, ignore_errors=True)
     _tell({"removed": str(folder)})
 
 
 def kill_marked(wanted: Callable[[str], bool]) -> None:
-    """Kills processes whose mark is wanted, and returns when none is left.
+    """Kill processes whose mark is wanted, and return when none is left.
 
     Looks again until none is found, for a process may have started another one meanwhile; only so often, because one
     that hangs in a driver call does not die.
@@ -99,7 +99,7 @@ def kill_marked(wanted: Callable[[str], bool]) -> None:
 
 
 def _marked(wanted: Callable[[str], bool]) -> Iterator[int]:
-    """Descriptors of the processes with such a mark. A zombie has no environment, and so no mark."""
+    """Yield descriptors of the processes with such a mark. A zombie has no environment, and so no mark."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -126,7 +126,7 @@ def _mark_of(process: Path) -> str:
 
 
 def _await_end(descriptors: Sequence[int]) -> None:
-    """Waits until these processes have ended, at most `KILL_WAIT_S`."""
+    """Wait until these processes have ended, at most `KILL_WAIT_S`."""
     deadline = time.monotonic() + KILL_WAIT_S
     with selectors.DefaultSelector() as selector:
         for descriptor in descriptors:
@@ -137,7 +137,7 @@ def _await_end(descriptors: Sequence[int]) -> None:
 
 
 def _started() -> int:
-    """The descriptor on which the guard listens; starts the guard if there is none."""
+    """Return the descriptor on which the guard listens; start the guard if there is none."""
     global _pipe_fd, _process_id
     if _pipe_fd is None:
         read, write = os.pipe()
@@ -160,13 +160,13 @@ def _started() -> int:
 
 
 def _tell(message: dict[str, str]) -> None:
-    """Tells the guard. If someone killed it, everything but the clean-up after a SIGKILL still works."""
+    """Send the guard a message. If the guard was killed, everything but the clean-up after a SIGKILL still works."""
     with _lock, suppress(BrokenPipeError):
         os.write(_started(), json.dumps(message).encode() + b"\n")
 
 
 def _watch(run_mark: str) -> None:
-    """The guard itself: listens until the program it watches is gone, then cleans up after it."""
+    """Run the guard itself: listen until the program it watches is gone, then clean up after it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     folders: set[str] = set()

@@ -1,6 +1,6 @@
-"""What other programs do on the host while a workload is measured: they take time from its host, or share its caches.
+"""Record what other programs do on the host during a measurement: they take time from it, or share its caches.
 
-Looked at right before the blocks of a process and right behind them, by the runner, while nothing is timed. Programs
+Looked at right before the blocks of a process and right after them, by the runner, while nothing is timed. Programs
 are told apart by the processes that this one has started. A container may hide other programs' processes, but the
 kernel's own counts of a host's processor time are of the whole host in most.
 
@@ -33,7 +33,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at the host: seconds of a clock, and of processor time that all programs and this run have used so far.
+    """Hold one look at the host: seconds of a clock, and of processor time that all programs and this run used so far.
 
     `gpus` are those that the run does not use; None where they are not known.
     """
@@ -45,12 +45,12 @@ class Look:
 
 
 def look(own_gpus: int) -> Look:
-    """The host now. `own_gpus`: how many GPUs the run uses, the first that it may; 0 for one on the CPU."""
+    """Return the state of the host now. `own_gpus`: how many GPUs the run uses, the first it may; 0 on the CPU."""
     return Look(time.monotonic(), _host_cpu_s(), own_cpu_s(), _gpus(own_gpus))
 
 
 def between(before: Look, after: Look) -> HostUse:
-    """What others did between two looks and, on GPUs, at the two."""
+    """Return what others did between two looks and, on GPUs, at the two."""
     elapsed_s, host_s = after.at_s - before.at_s, after.host_cpu_s - before.host_cpu_s
     others_s = max(0.0, host_s - (after.own_cpu_s - before.own_cpu_s))
     known = [one.gpus for one in (before, after) if one.gpus is not None]
@@ -63,7 +63,7 @@ def between(before: Look, after: Look) -> HostUse:
 
 
 def most(found: Sequence[HostUse]) -> HostUse | None:
-    """Of each the most; None where nobody looked."""
+    """Return the most of each quantity; None where there is no look."""
     if not found:
         return None
     return HostUse(
@@ -74,7 +74,7 @@ def most(found: Sequence[HostUse]) -> HostUse | None:
 
 
 def own_cpu_s() -> float:
-    """Processor time of this process and all that it has started, those that have ended too."""
+    """Return processor time of this process and all that it has started, those that have ended too."""
     this = psutil.Process()
     seconds = 0.0
     for process in (this, *this.children(recursive=True)):
@@ -103,11 +103,11 @@ def _most(numbers: Iterable[Number | None]) -> Number | None:
 
 
 HOST_CHECK = "host_check.jsonl"
-"""In a run's folder: one line for each start of the run that was asked to check the host."""
+"""File in a run's folder: one line for each start of the run with a check of the host."""
 
 
 def record_host_check(run: Path, console: Console) -> tuple[Finding, ...]:
-    """Checks the host, prints a warning for each disturbance, and adds a line with all findings to the run.
+    """Check the host, print a warning for each disturbance, and add a line with all findings to the run.
 
     Raises:
         CannotWrite: the disk is full.

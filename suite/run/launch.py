@@ -1,4 +1,4 @@
-"""`encore run` from its options to its exit code: a new run, or one to go on with, checked before anything starts."""
+"""Run `encore run` from its options to its exit code: a new run, or one to go on with, checked before it starts."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ NEWEST = "newest"
 """`--resume newest`: the newest run that was asked for the same in the same environment, else a new one."""
 
 MOST_DIFFERENCES = 8
-"""How many differences a message lists."""
+"""Most differences that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked for. `given` holds the settings that were written on the command line, by field name."""
+    """Hold what the user asked for. `given` holds the settings that were written on the command line, by field name."""
 
     preset: Preset
     given: Mapping[str, Any]
@@ -62,12 +62,12 @@ class Request:
     host_check: bool = False
     tp: Sequence[int] | None = None
     starts: bool = True
-    """Whether anything is measured: what is only planned needs no GPU."""
+    """True if anything is measured: what is only planned needs no GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A run after this start of it: the rows of all its starts, and what the budget left for a later one."""
+    """Hold a run after this start of it: the rows of all its starts, and what the budget left for a later one."""
 
     path: Path
     cells: Sequence[Cell]
@@ -83,7 +83,7 @@ class Finished:
         return EXIT_FINDING if self.failed else EXIT_OK
 
     def summary(self) -> dict[str, JsonValue]:
-        """For `--json`."""
+        """Return a summary for `--json`."""
         return {
             "run": describe(self.path),
             "cells": len(self.cells),
@@ -94,7 +94,7 @@ class Finished:
 
 
 def launch(request: Request, console: Console, worker_command: Sequence[str] = WORKER_COMMAND) -> Finished:
-    """Makes or continues a run and measures what it misses. Progress and remarks go to the console.
+    """Make or continue a run and measure what it misses. Progress and remarks go to the console.
 
     Raises:
         WrongUse: a name, an option or a combination is wrong, there is no GPU, or the run to resume does not fit.
@@ -132,7 +132,7 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
 
 
 def _again(request: Request, where: str) -> str:
-    """The command that goes on with this start of a run, with what it was to hold beyond the run's own plan."""
+    """Return the command that goes on with this start of a run, with what it was to hold beyond the run's own plan."""
     words = ["encore", "run", "--resume", where]
     if request.resume not in (None, NEWEST):
         words += request.workloads
@@ -144,7 +144,7 @@ def _again(request: Request, where: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _OpenRun:
-    """A run, locked for writing: the rows it has, and what it is to hold."""
+    """Hold a run, locked for writing: the rows it has, and what it is to hold."""
 
     writer: RunWriter
     done: Sequence[Cell]
@@ -182,7 +182,7 @@ def _open(request: Request, console: Console) -> _OpenRun:
 
 
 def _go_on(request: Request, console: Console, path: Path, plan: RunPlan | None) -> _OpenRun:
-    """Opens a run that is there. `plan` None: what to do is in the run, and whether it fits is yet to be checked."""
+    """Open a run that is there. `plan` None: what to do is in the run, and whether it fits is yet to be checked."""
     writer, recorded = RunWriter.reopen(path)
     try:
         plan = plan or _resumed_plan(request, recorded, console)
@@ -216,8 +216,8 @@ def _runs_again(request: Request, plan: RunPlan, cell: Cell) -> bool:
 
 
 def _say_what_stays(console: Console, path: Path, short: Sequence[Cell]) -> None:
-    """Rows that lack something for want of memory have passed: their samples are true, and were taken next to all other
-    modes. Measured again a mode would only be next to its baseline, and might lack as much."""
+    """Say which rows lack something for want of memory and stay: they have passed, their samples are true, and were
+    taken next to all other modes. Measured again a mode would only be next to its baseline, and might lack as much."""
     if short:
         names = ", ".join(f"{cell.workload} {cell.mode}" for cell in short)
         console.print(
@@ -321,7 +321,7 @@ def _examine(names: Sequence[str], settings: RunSettings, request: Request, cons
 
 
 def _resumed_plan(request: Request, recorded: RecordedRun, console: Console) -> RunPlan:
-    """What a run to go on with is to hold: what it set out for, unless other workloads or modes are named now."""
+    """Return what a run to go on with is to hold: its own plan, unless other workloads or modes are named now."""
     plan = recorded_plan(recorded.environment)
     if request.starts:
         _require_device(plan)
@@ -348,7 +348,7 @@ def _resumed_plan(request: Request, recorded: RecordedRun, console: Console) -> 
 
 
 def _newest_that_fits(request: Request, plan: RunPlan, console: Console) -> Path | None:
-    """The newest run with this very plan and environment, finished or not; says why the newest one is not taken."""
+    """Return the newest run with this very plan and environment, finished or not; say why the newest is not taken."""
     if request.out is not None:
         candidates = [request.out] if (request.out / store.ENVIRONMENT).exists() else []
     else:
@@ -388,7 +388,7 @@ def _require_device(plan: RunPlan) -> None:
 
 
 def _new_folder(request: Request, plan: RunPlan) -> Path:
-    """`--out`, or a new folder named by time, device and tag."""
+    """Return `--out`, or a new folder named by time, device and tag."""
     if request.out is not None:
         return request.out
     require_tag(request.tag)
@@ -398,7 +398,7 @@ def _new_folder(request: Request, plan: RunPlan) -> Path:
 
 
 def require_tag(tag: str | None) -> None:
-    """Refuses a `--tag` that cannot be part of a folder's name.
+    """Refuse a `--tag` that cannot be part of a folder's name.
 
     Raises:
         WrongUse: it has other characters than names of folders here.
@@ -408,7 +408,7 @@ def require_tag(tag: str | None) -> None:
 
 
 def _earlier_rows(current: Path | None, plan: RunPlan) -> Iterator[Sequence[Cell]]:
-    """Rows of other runs, for estimates: newest first, this checkout's own before recorded ones.
+    """Yield rows of other runs, for estimates: newest first, this checkout's own before recorded ones.
 
     Runs in another size or on another device tell nothing, and it takes seconds to read what is recorded of full ones.
     """
@@ -430,7 +430,7 @@ def _listed(found: Sequence[str]) -> str:
 
 
 def _say_result(console: Console, finished: Finished, again: str) -> None:
-    """`again`: the command that goes on."""
+    """Print the result of a run. `again`: the command that goes on."""
     where = describe(finished.path)
     passed = len(finished.cells) - len(finished.failed)
     console.print(f"{where}: {passed} of {len(finished.cells)} cells passed")

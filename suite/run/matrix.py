@@ -1,4 +1,4 @@
-"""Which cells a command is about: from names on the command line to workloads, their variants, and modes."""
+"""Select the cells a command is about: from names on the command line to workloads, their variants, and modes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 def select_workloads(
     names: Sequence[str], variant: str | None, workload_set: str | None = None, *, planned: bool = False
 ) -> list[tuple[Workload, str]]:
-    """Workloads of these names, or of a set, with the variant each is built as; neither: all that are registered.
+    """Return workloads of these names, or of a set, with the variant each is built as; neither: all registered ones.
 
     `planned` names are those that a run is to hold already: what cannot be imported any more, or never could, is for
     its cells to tell. With a `variant`, workloads that do not have it are left out where all are meant, and an error
@@ -54,7 +54,7 @@ def _looked_up(find: Callable[[str], _T], name: str) -> _T:
 
 
 def split_names(names: Sequence[str], degrees: Sequence[int], workload_set: str | None) -> list[str]:
-    """Names of workloads, each split over each number of GPUs: "XLNET-I@tp2". No names: all that can be split.
+    """Return names of workloads, each split over each number of GPUs: "XLNET-I@tp2". No names: all that can be split.
 
     Raises:
         WrongUse: a workload is unknown or cannot be split, is named with a number of GPUs already, or a set is given.
@@ -72,7 +72,7 @@ def split_names(names: Sequence[str], degrees: Sequence[int], workload_set: str 
 
 
 def require_whole(workload: Workload) -> None:
-    """For commands that look at a program in one process.
+    """Refuse a split workload, for commands that look at a program in one process.
 
     Raises:
         WrongUse: the row is split over several GPUs.
@@ -116,7 +116,7 @@ def require_program_name(name: str) -> None:
 
 
 def parse_degrees(text: str) -> tuple[int, ...]:
-    """Numbers of GPUs, separated by commas: "1,2,4".
+    """Return numbers of GPUs from a text such as "1,2,4".
 
     Raises:
         WrongUse: one is not a whole number from 1 to `MOST_GPUS`, or there is none.
@@ -131,7 +131,7 @@ def parse_degrees(text: str) -> tuple[int, ...]:
 
 
 def select_modes_for(device: str, names: Sequence[str] | None) -> tuple[Mode, ...]:
-    """Modes of these names, or the usual ones that this device has a use for, in their order of declaration.
+    """Return modes of these names, or the usual ones that this device has a use for, in their order of declaration.
 
     Raises:
         WrongUse: a name is unknown, or a mode with CUDA graphs is asked for on a CPU.

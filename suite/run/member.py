@@ -1,4 +1,4 @@
-"""A process of a mode while it is measured, what it has brought, and the row that all processes of the mode make."""
+"""Keep a process of a mode while it is measured, its results, and the row that all processes of the mode make."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from suite.worker.protocol import Collected, Failed, Measured, Prepared
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A process of a mode (or several, one for each rank), and what it has brought so far.
+    """Hold a process of a mode (or several, one for each rank), and what it has brought so far.
 
     `failure` set means its worker is not asked again. `by_rank` are the answers of all ranks, where there are several.
     `timed`: all of its blocks are measured; `collected`: so are its metrics. `others`: what other programs did on the
@@ -64,12 +64,12 @@ class Member:
 
     @property
     def drops_out(self) -> bool:
-        """Whether its mode is not started again. Lack of memory behind its blocks is one of its metrics alone."""
+        """Return whether its mode is not started again. Lack of memory after its blocks is one of its metrics alone."""
         return self.failure is not None and not (self.timed and self.out_of_memory)
 
     @property
     def shortage(self) -> Shortage | None:
-        """What it lacked memory for, where it did; of what has samples that is no failure."""
+        """Return what it lacked memory for, where it did; for what has samples that is no failure."""
         if self.failure is None or not self.out_of_memory:
             return None
         return Shortage(
@@ -81,7 +81,7 @@ class Member:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether the mode uses CUDA graphs, and launches any for this workload, as far as it was profiled."""
+        """Return whether the mode uses CUDA graphs, and launches any for this workload, as far as it was profiled."""
         coverage = self.metrics.coverage if self.metrics else None
         return self.mode.uses_cuda_graphs and (coverage is None or coverage.graph_launches > 0)
 
@@ -99,7 +99,7 @@ def cell_of(
     group: Sequence[str],
     guests: Sequence[Member] = (),
 ) -> Cell:
-    """The row of a mode from its processes. `guests` are those of its group whose own rows have other blocks.
+    """Return the row of a mode from its processes. `guests` are those of its group whose own rows have other blocks.
 
     A mode one of whose processes failed has failed. Lack of memory is no failure of a mode that has blocks: they stand,
     and the row says what is missing.
@@ -156,7 +156,7 @@ def cell_of(
 
 
 def _rank_parts(processes: Sequence[Member]) -> list[RankPart]:
-    """What each rank brought, where there are several: all blocks, and of the first process the rest."""
+    """Return what each rank brought, where there are several: all blocks, and of the first process the rest."""
     parts = []
     for rank in range(len(processes[0].worker.ranks)):
         own = [[answers[rank] for answers in member.by_rank] for member in processes]
@@ -175,12 +175,12 @@ def _rank_parts(processes: Sequence[Member]) -> list[RankPart]:
 
 
 def _told(member: Member, failure: Failed) -> str:
-    """What failed; of a later process, which one."""
+    """Return what failed; of a later process, which one."""
     return f"process {member.process + 1}: {failure.error}" if member.process else failure.error
 
 
 def _retuned(processes: Sequence[Member]) -> dict[int, list[str]]:
-    """Processes that ran other kernels than the first process of the same mode, and which."""
+    """Return processes that ran other kernels than the first process of the same mode, and which."""
     first: dict[str, dict[str, int]] = {}
     found: dict[int, list[str]] = {}
     for member in processes:
@@ -198,7 +198,7 @@ def _shortages(processes: Sequence[Member]) -> list[Shortage]:
 
 
 def interruptions(processes: Sequence[Member], guests: Sequence[Member] = ()) -> list[Shortage]:
-    """What a row lacks if its run ends now: one entry at least. `guests` as in `cell_of`."""
+    """Return what a row lacks if its run ends now: one entry at least. `guests` as in `cell_of`."""
     first = processes[0]
     baselines = [guest for guest in guests if guest.mode.name in first.mode.baselines]
     found = [_interruption(one, "metrics" if one.timed else "measure") for one in processes if _is_under_way(one)]

@@ -1,4 +1,4 @@
-"""Joining runs of one environment, such as shards, into one run."""
+"""Join runs of one environment, such as shards, into one run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from suite.settings import RunPlan, RunSettings, recorded_plan, setting_differen
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What was joined: the number of cells, and which shards no run is of, where some are shards ("3/3")."""
+    """Hold what was joined: the number of cells, and which shards no run is of, where some are shards ("3/3")."""
 
     cells: int
     missing_shards: tuple[str, ...]
 
 
 def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> Merged:
-    """Joins runs into a new one in the folder `out`.
+    """Join runs into a new one in the folder `out`.
 
     A cell that several runs have must be the same row in each: two measurements of one cell are not joined. Rows of
     failed cells that were run again are kept, too, and those of workloads that are not through, as far as no other run
@@ -62,7 +62,7 @@ def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> 
 
 
 def _check_each_once(runs: Sequence[RecordedRun]) -> None:
-    """Refuses a run that is given twice, by another name, by a link or as a copy."""
+    """Refuse a run that is given twice, by another name, by a link or as a copy."""
     for index, run in enumerate(runs):
         for other in runs[:index]:
             same_folder = run.path.resolve() == other.path.resolve()

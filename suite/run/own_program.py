@@ -1,4 +1,4 @@
-"""A program of the user's own before it is measured: made, moved, and run three times as it is, in a process apart.
+"""Examine a user's own program before it is measured: make it, move it, and run it three times in a process apart.
 
 What is wrong with it, is said in one sentence before its modes compile it: a wrong `make`, too little memory, results
 that nothing can be compared with. The command itself imports neither torch nor the program.
@@ -35,7 +35,7 @@ SAME_ERROR = 10.0
 
 
 class Examined(Record):
-    """A program as it was found, or the sentence that says why it cannot be measured."""
+    """Hold a program as it was found, or the sentence that says why it cannot be measured."""
 
     problem: str | None = None
     task: Task = "inference"

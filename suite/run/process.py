@@ -1,4 +1,4 @@
-"""Worker processes and the two pipes to each. They are started and ended by `suite.run.supervise`.
+"""Talk to worker processes over two pipes each. They are started and ended by `suite.run.supervise`.
 
 Whatever a worker does (crash, hang, garbage, closing its pipe) comes out of `converse` as a `Failed` answer with a
 status, so that the code above has two cases only: the answer it asked for, or `Failed`.
@@ -53,7 +53,7 @@ from suite.worker.protocol import (
 WORKER_COMMAND = script("suite.worker.main")
 
 MAX_MESSAGE_BYTES = 16 * 2**20
-"""What a worker may have sent unread: far more than any message needs."""
+"""Most bytes that a worker may have sent unread: far more than any message needs."""
 STOP_GRACE_S = 20.0
 """Time for a worker to end by itself after `stop`: CUDA contexts and compile pools take seconds to close."""
 
@@ -66,7 +66,7 @@ OnPhase = Callable[["Worker", str], None]
 
 
 class BrokenProtocol(Exception):
-    """The worker sent what is not a message, or closed its pipe; `status` is what its cell ends with."""
+    """Report that the worker sent what is not a message, or closed its pipe; `status` is what its cell ends with."""
 
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
@@ -74,7 +74,7 @@ class BrokenProtocol(Exception):
 
 
 class Worker(Supervised):
-    """One worker process; messages go over their own pipes. End it with `end`."""
+    """Hold one worker process; messages go over their own pipes. End it with `end`."""
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self._buffer = bytearray()
@@ -97,12 +97,12 @@ class Worker(Supervised):
             os.close(reply_write)
 
     def send(self, command: Command) -> None:
-        """Sends a command. A worker that is gone is noticed when its answer is awaited."""
+        """Send a command. A worker that is gone is noticed when its answer is awaited."""
         with suppress(BrokenPipeError):
             os.write(self._command_fd, encode(command))
 
     def receive(self) -> tuple[list[Reply], bool]:
-        """Messages that have arrived, and whether the pipe has ended. Does not wait.
+        """Return messages that have arrived, and whether the pipe has ended. Does not wait.
 
         Raises:
             BrokenProtocol: a line is not a message, or too long for one.
@@ -118,7 +118,7 @@ class Worker(Supervised):
         return [_parse(line) for line in lines], ended
 
     def reap(self) -> None:
-        """Collects the exit status and closes the pipes."""
+        """Collect the exit status and close the pipes."""
         super().reap()
         for descriptor in (self._command_fd, self.reply_fd):
             os.close(descriptor)
@@ -139,7 +139,7 @@ def converse(
     companions: Mapping[Worker, Collection[Worker]] = MappingProxyType({}),
     sent: Collection[Worker] = (),
 ) -> dict[Worker, Answer]:
-    """Sends each worker its command (those in `sent` have it already) and waits for all answers; each phase of a worker
+    """Send each worker its command (those in `sent` have it already) and wait for all answers; each phase of a worker
     may take `timeout_s`, and one in which it waits for the others so long for each of them.
 
     Workers work at the same time. One that fails does not end the others; it should be ended by the caller. Its
@@ -194,7 +194,7 @@ def _forget(selector: selectors.BaseSelector, worker: Worker) -> None:
 
 
 class _Exchange:
-    """One command and the way to its answer, with a clock for each phase.
+    """Keep one command and the way to its answer, with a clock for each phase.
 
     A phase's clock runs on from its first announcement, so that a worker going back and forth between phases ends too.
     """
@@ -212,12 +212,12 @@ class _Exchange:
         self._last_deadline = math.inf
 
     def companion_failed(self) -> None:
-        """From now on this worker, which may be waiting for another that failed, has little time."""
+        """Give this worker, which may be waiting for another that failed, little time from now on."""
         self._last_deadline = min(self._last_deadline, time.monotonic() + COMPANION_GRACE_S)
         self.deadline = min(self.deadline, self._last_deadline)
 
     def advance(self, ready: bool) -> Answer | None:
-        """The answer, if it is there or will not come any more; None while it is awaited."""
+        """Return the answer, if it is there or will not come any more; None while it is awaited."""
         try:
             if ready:
                 exited = self.worker.exited()
@@ -261,14 +261,14 @@ class _Exchange:
 
     @property
     def _patience_s(self) -> float:
-        """What the phase may take. One that takes too long writes down where it is before it is killed."""
+        """Return what the phase may take. If it takes longer, the worker logs where it is before it is killed."""
         if self._phase == WAITING:
             return self._others * (self._timeout_s + EXIT_GRACE_S)
         return self._timeout_s
 
 
 _FIRST_PHASES = {"start": "build", "prepare": "build", "try": "check", "once": "metrics", "profiler": "metrics"}
-"""Of commands that are not named after theirs."""
+"""First phases of commands that are not named after theirs."""
 
 
 def _first_phase(command: Command) -> str:
@@ -276,7 +276,7 @@ def _first_phase(command: Command) -> str:
 
 
 def _answers(message: Answer, command: Command) -> bool:
-    """Whether this is an answer to that command; a block must be the one asked for, with all its samples."""
+    """Return whether this is an answer to that command; a block must be the one asked for, with all its samples."""
     match message, command:
         case Failed(status=status), _:
             return status is not Status.PASS
@@ -290,7 +290,7 @@ def _answers(message: Answer, command: Command) -> bool:
 
 
 def end(workers: Iterable[Worker], *, ask_first: bool) -> None:
-    """Ends workers and everything they started; returns when none of it is left.
+    """End workers and everything they started; return when none of it is left.
 
     `ask_first`: they are between commands and get `stop` and some time to leave by themselves.
     """

@@ -1,6 +1,4 @@
-"""Progress of a run: what is being done, for how long, and how long it will still take. Live on a
-terminal, plain lines elsewhere.
-"""
+"""Show what a run does, for how long, and how long it will still take. Live on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,31 +17,31 @@ from suite.results.schema import Cell, Status
 from suite.settings import format_duration
 
 FIRST_WORD_S = 2.0
-"""How long an analysis may take over a step before a line says so."""
+"""Seconds that an analysis may take over a step before a line says so."""
 NEXT_WORD_S = 30.0
-"""How long it may then stay silent over the same step."""
+"""Seconds that it may then stay silent over the same step."""
 
 
 class Display(Protocol):
-    """Told what happens in a run. Used as a context manager around it."""
+    """Report what happens in a run. Used as a context manager around it."""
 
     def workload_starts(self, workload: str, modes: Sequence[str]) -> None:
-        """The modes of this workload run next, some or all of them side by side."""
+        """Report that these modes of this workload run next, some or all of them side by side."""
 
     def phase(self, mode: str, phase: str) -> None:
-        """A mode of the current workload has entered a phase."""
+        """Report that a mode of the current workload has entered a phase."""
 
     def block_measured(self, mode: str, done: int, blocks: int) -> None:
-        """A mode has measured `done` of its `blocks`."""
+        """Report that a mode has measured `done` of its `blocks`."""
 
     def cell_ends(self, cell: Cell) -> None:
-        """A cell is final and on disk."""
+        """Report that a cell is final and on disk."""
 
     def workload_ends(self) -> None:
-        """The current workload is through."""
+        """Report that the current workload is through."""
 
     def note(self, text: str) -> None:
-        """Something the user should know, on its own line."""
+        """Report something the user should know, on its own line."""
 
     def __enter__(self) -> Display: ...
 
@@ -53,7 +51,7 @@ class Display(Protocol):
 
 
 class TimeLeft:
-    """Seconds left in a run: the estimates of what has not ended, less what the current workload has used."""
+    """Estimate the seconds left in a run: those of what has not ended, less what the current workload has used."""
 
     def __init__(self, estimates_s: Mapping[str, float], clock: Callable[[], float] = time.monotonic) -> None:
         self._waiting = dict(estimates_s)
@@ -74,13 +72,13 @@ class TimeLeft:
 
 
 def display_for(console: Console, estimates_s: Mapping[str, float]) -> Display:
-    """A live display where the console is a terminal, plain lines otherwise (a file, a pipe, CI)."""
+    """Return a live display where the console is a terminal, plain lines otherwise (a file, a pipe, CI)."""
     kind = LiveDisplay if console.is_terminal and not console.is_dumb_terminal else LineDisplay
     return kind(console, estimates_s)
 
 
 def outcome(cell: Cell) -> str:
-    """One line on how a cell ended."""
+    """Return one line on how a cell ended."""
     words = f"{cell.workload} {cell.mode}: {cell.status} in {format_duration(cell.wall_s)}"
     if cell.status is not Status.PASS:
         words = f"{words}: {cell.first_error_line}"
@@ -89,7 +87,7 @@ def outcome(cell: Cell) -> str:
 
 
 class LineDisplay:
-    """One line per event, each with the time of day."""
+    """Print one line per event, each with the time of day."""
 
     def __init__(self, console: Console, estimates_s: Mapping[str, float]) -> None:
         self._console = console
@@ -131,7 +129,7 @@ class LineDisplay:
 
 
 class LiveDisplay:
-    """A bar over all workloads and the phase of each mode of the current one; ended cells scroll by above it."""
+    """Show a bar over all workloads and the phase of each mode of the current one; ended cells scroll by above it."""
 
     def __init__(self, console: Console, estimates_s: Mapping[str, float]) -> None:
         self._console = console

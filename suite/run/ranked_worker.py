@@ -1,4 +1,4 @@
-"""The processes of one cell as one worker: a process, or where the workload is split over GPUs one for each rank.
+"""Run the processes of one cell as one worker: one process, or one for each rank where the workload is split over GPUs.
 
 All ranks get the same command at the same time, and their answers become one: of times the slowest rank's, of what is
 counted rank 0's, and all ranks' own are kept. Ranks wait for one another in collectives, so one that fails, dies or
@@ -22,7 +22,7 @@ OnPhase = Callable[["RankedWorker", str], None]
 
 
 class RankedWorker:
-    """The workers of one cell, by rank. To be ended with `end`.
+    """Hold the workers of one cell, by rank. End them with `end`.
 
     Attributes:
         rendezvous: a file that the ranks meet by; None of one rank.
@@ -44,13 +44,13 @@ class RankedWorker:
             raise
 
     def remove_folder(self) -> None:
-        """To be called once no rank runs any more."""
+        """Remove the folder; called once no rank runs any more."""
         if self._folder is not None:
             remove_folder(self._folder)
 
 
 def send(commands: Mapping[RankedWorker, Sequence[Command]]) -> None:
-    """Commands whose answers are awaited later, by `converse_ranked` with the same ones as `sent`."""
+    """Send commands whose answers are awaited later, by `converse_ranked` with the same ones as `sent`."""
     for cell, each in commands.items():
         for worker, command in zip(cell.ranks, each, strict=True):
             worker.send(command)
@@ -58,7 +58,7 @@ def send(commands: Mapping[RankedWorker, Sequence[Command]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer of a cell: what it says as a whole, what each rank says, and which rank it failed on."""
+    """Hold an answer of a cell: what it says as a whole, what each rank says, and which rank it failed on."""
 
     whole: Answer
     by_rank: tuple[Answer, ...]
@@ -71,7 +71,7 @@ def converse_ranked(
     on_phase: OnPhase = lambda worker, phase: None,
     sent: Collection[RankedWorker] = (),
 ) -> dict[RankedWorker, Answered]:
-    """`process.converse` with cells, each of which gets a command for each of its ranks. Phases are those of rank 0."""
+    """Run `process.converse` with cells, each of which gets a command for each rank. Phases are those of rank 0."""
     first = {cell.ranks[0]: cell for cell in requests}
 
     def announced(worker: Worker, phase: str) -> None:
@@ -111,7 +111,7 @@ def _joined(cell: RankedWorker, answers: Mapping[Worker, Answer], arrival: Seque
 
 
 _WEIGHT = {Status.OOM: 0, Status.FAIL_ACCURACY: 1, Status.CRASH: 1, Status.TIMEOUT: 3}
-"""Which rank's status a cell ends with. Lack of memory has an answer, and a rank that waits in vain is no cause."""
+"""Weights by which a cell gets one rank's status: lack of memory has an answer; a waiting rank is no cause."""
 
 
 def _told_by_rank(failed: Sequence[tuple[int, Failed]]) -> Failed:
@@ -144,7 +144,7 @@ def _prepared(answers: Sequence[Prepared]) -> Prepared:
 
 
 def worst(found: Sequence[Correctness | None]) -> Correctness | None:
-    """One correctness of all ranks: the largest error, the digests of rank 0, deterministic if all are."""
+    """Return one correctness of all ranks: the largest error, the digests of rank 0, deterministic if all are."""
     told = [one for one in found if one is not None]
     if not told:
         return None
@@ -160,7 +160,7 @@ def _measured(answers: Sequence[Measured]) -> Measured:
 
 
 def slowest(blocks: Sequence[Block]) -> Block:
-    """One block of all ranks' blocks: each sample is the time of the rank that took longest. The rest is rank 0's."""
+    """Return one block of all ranks' blocks: each sample is the slowest rank's time. The rest is rank 0's."""
     first = blocks[0]
     device = [block.device_us for block in blocks if block.device_us is not None]
     throughput = [block.throughput_us for block in blocks if block.throughput_us is not None]
@@ -185,7 +185,7 @@ _WHOLE: Mapping[type, Callable[..., Answer]] = {
 
 
 def end(cells: Iterable[RankedWorker], *, ask_first: bool) -> None:
-    """Ends cells and everything they started; returns when none of it is left."""
+    """End cells and everything they started; return when none of it is left."""
     cells = list(cells)
     process.end([worker for cell in cells for worker in cell.ranks], ask_first=ask_first)
     for cell in cells:

@@ -1,4 +1,4 @@
-"""A run from its first workload to its last: who is alive with whom, what is written when, what is left for later.
+"""Measure a run from its first workload to its last: what is alive together, what is written when, what is left.
 
 Note [Groups]: the modes of a workload are measured in turn, block by block, all alive together; then all are started
 again, as often as the settings say, for processes of one program differ. If any of them runs out of memory before
@@ -46,7 +46,7 @@ from suite.worker.compile_cache import CompileCache
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One workload of a run. `missing` are the modes that have no row yet, `selected` all modes of the run."""
+    """Hold one workload of a run. `missing` are the modes that have no row yet, `selected` all modes of the run."""
 
     workload: Workload
     variant: str
@@ -61,7 +61,7 @@ class Job:
 
 @dataclass(slots=True)
 class RunOutcome:
-    """What a run came to: cells written now, and workloads the budget left for later."""
+    """Hold what a run came to: cells written now, and workloads the budget left for later."""
 
     cells: list[Cell] = field(default_factory=list)
     not_started: list[str] = field(default_factory=list)
@@ -74,7 +74,7 @@ class RunOutcome:
 def plan_jobs(
     workloads: Iterable[tuple[Workload, str]], modes: Sequence[Mode], size: str, done: Collection[Cell]
 ) -> list[Job]:
-    """The workloads (each with its variant) that still miss a mode, in the order given."""
+    """Return the workloads (each with its variant) that still miss a mode, in the order given."""
     jobs = []
     for workload, variant in workloads:
         rows = tuple(c for c in done if (c.workload, c.variant, c.size) == (workload.acronym, variant, size))
@@ -86,7 +86,7 @@ def plan_jobs(
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Measures jobs and writes their rows.
+    """Measure jobs and write their rows.
 
     `budget_s` is counted from `run`; `gpu_bytes` is the memory of the GPU, None without one; `warm_cache` is where
     compiled kernels are shared with `--warm-cache`.
@@ -105,7 +105,7 @@ class Runner:
     toolchain: Toolchain = field(default_factory=Toolchain)
 
     def run(self, jobs: Sequence[Job]) -> RunOutcome:
-        """All jobs the budget allows. Whatever ends this early, what was measured is on disk and no worker lives.
+        """Measure all jobs the budget allows. If it ends early, what was measured is on disk and no worker lives.
 
         Raises:
             CannotWrite: the disk is full.
@@ -133,8 +133,8 @@ class Runner:
         return outcome
 
     def _starts_early(self, job: Job, following: Job, used_s: float) -> bool:
-        """Whether the processes of the workload behind this one may start with it: where it will be begun, as far as
-        is known, and with all of its modes at once."""
+        """Return whether the processes of the workload after this one may start with it: where it will be begun, as far
+        as is known, and with all of its modes at once."""
         both = self.estimates_s[job.workload.acronym] + self.estimates_s[following.workload.acronym]
         return following.is_new and (self.budget_s is None or used_s + both <= self.budget_s)
 
@@ -167,8 +167,8 @@ class Runner:
         self.writer.check_space()
 
     def _keep(self, session: GroupSession, job: Job, measured: Mapping[str, Cell]) -> None:
-        """The run ends now. Rows of a workload all of whose modes are measured are final: nothing of it would be
-        measured otherwise again. Others are kept as unfinished ones."""
+        """Keep the rows as the run ends now. Rows of a workload all of whose modes are measured are final: measured
+        again, nothing of it would differ. Others are kept as unfinished ones."""
         name = job.workload.acronym
         through = {**session.unfinished.final(), **measured}
         if all(mode.name in through for mode in job.missing):
@@ -192,7 +192,7 @@ class Runner:
 
     @contextmanager
     def _session(self, job: Job) -> Iterator[GroupSession]:
-        """What measures a job's modes, with their compile cache. Nothing of it is left behind the block."""
+        """Yield what measures a job's modes, with their compile cache. Nothing of it is left after the block."""
         logs = self.writer.path / "logs"
         logs.mkdir(exist_ok=True)
         bench = Bench(
@@ -210,7 +210,7 @@ class Runner:
             yield session
 
     def _measure(self, session: GroupSession, job: Job, cells: dict[str, Cell]) -> None:
-        """Adds the rows of a job to `cells`: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
+        """Add the rows of a job to `cells`: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
         if job.is_new:
             cells |= measure_group(session, job.missing, Grouping.TOGETHER)
             if not cells:
@@ -223,7 +223,7 @@ class Runner:
 
 
 def add_cold_compile_times(session: GroupSession, modes: Sequence[Mode], cells: dict[str, Cell]) -> None:
-    """Puts into the rows of modes that compile what they take to compile alone and with an empty cache each."""
+    """Put into the rows of modes that compile what they take to compile alone and with an empty cache each."""
     for mode in modes:
         cell = cells[mode.name]
         if mode.backend is not None and cell.status is Status.PASS:
@@ -236,7 +236,7 @@ def add_cold_compile_times(session: GroupSession, modes: Sequence[Mode], cells: 
 def measure_group(
     session: GroupSession, modes: Sequence[Mode], grouping: Grouping, have_rows: Collection[str] = ()
 ) -> dict[str, Cell]:
-    """Rows of modes measured in turn, all alive at once, in several processes each, which take turns too.
+    """Return rows of modes measured in turn, all alive at once, in several processes each, which take turns too.
 
     Of those that have rows, only the blocks count, and they do not go on by themselves. Empty if one of several runs
     out of memory before anything is measured; without those that do while others are measured, and have no block: see
@@ -292,7 +292,7 @@ def _measure_in_turn(
     processes: Mapping[str, list[Member]],
     have_rows: Collection[str],
 ) -> None:
-    """Blocks of one process of each mode after the other, then their metrics. All are noted in `processes`."""
+    """Measure blocks of one process of each mode after the other, then their metrics. All are noted in `processes`."""
     measured: list[Member] = []
     gpus = (session.workload.tp or 1) if session.bench.settings.device == "cuda" else 0
     try:
@@ -311,8 +311,8 @@ def _measure_in_turn(
 
 @contextmanager
 def _seeing_others(members: Sequence[Member], gpus: int) -> Iterator[Callable[[], None]]:
-    """Notes what other programs do on the host while the block runs, however it ends; before that where it is asked to,
-    for what may be the last look."""
+    """Note what other programs do on the host while the block runs, however it ends; before that when the yielded
+    function is called, for what may be the last look."""
     before = look(gpus)
 
     def look_again() -> None:
@@ -327,7 +327,7 @@ def _seeing_others(members: Sequence[Member], gpus: int) -> Iterator[Callable[[]
 
 
 def _of_process(alive: Sequence[Member], process: int, processes: Mapping[str, list[Member]]) -> list[Member]:
-    """The members of this process of each mode, noted in `processes`; without modes that have failed before."""
+    """Return the members of this process of each mode, noted in `processes`; without modes that have failed before."""
     members = [m for m in alive if m.process == process and not any(one.drops_out for one in processes[m.mode.name])]
     for member in members:
         processes[member.mode.name].append(member)
@@ -335,13 +335,13 @@ def _of_process(alive: Sequence[Member], process: int, processes: Mapping[str, l
 
 
 def _wanted(processes: Mapping[str, Sequence[Member]], done: int, most: int) -> int:
-    """How many processes of each mode there will be in all, as far as the `done` ones tell."""
+    """Return how many processes of each mode there will be in all, as far as the `done` ones tell."""
     further = range(1, most - done)
     return done + next((more for more in further if enough_processes(processes, more)), most - done)
 
 
 def measure_in_halves(session: GroupSession, modes: Sequence[Mode]) -> dict[str, Cell]:
-    """Rows of the modes whose half fits; those that are in both halves have theirs from the first that does."""
+    """Return rows of the modes whose half fits; those that are in both halves have theirs from the first that does."""
     cells: dict[str, Cell] = {}
     for half in halves(modes):
         cells |= measure_group(session, half, Grouping.HALVES, have_rows=cells)
@@ -349,7 +349,7 @@ def measure_in_halves(session: GroupSession, modes: Sequence[Mode]) -> dict[str,
 
 
 def measure_in_pairs(session: GroupSession, missing: Sequence[Mode], selected: Sequence[Mode]) -> dict[str, Cell]:
-    """Each missing mode with its baseline; those that do not fit together with it, alone.
+    """Measure each missing mode with its baseline; those that do not fit together with it, alone.
 
     A baseline that misses a row, too, has it from its first pair.
     """
@@ -367,7 +367,7 @@ def measure_in_pairs(session: GroupSession, missing: Sequence[Mode], selected: S
 
 
 class MeasuredGroup:
-    """The processes of modes that are measured in turn, and the rows that they make.
+    """Keep the processes of modes that are measured in turn, and the rows that they make.
 
     Attributes:
         processes: those of each mode that have been measured or were about to be.
@@ -386,16 +386,16 @@ class MeasuredGroup:
 
     @property
     def guests(self) -> list[Member]:
-        """Processes of modes that have rows."""
+        """Return the processes of modes that have rows."""
         return [member for name, members in self.processes.items() if name in self.have_rows for member in members]
 
     def final(self) -> dict[str, Cell]:
-        """The rows by mode, without those that are to be measured in a smaller group: see Note [Short of memory] in
-        `suite.run.runner`."""
+        """Return the rows by mode, without those that are to be measured in a smaller group: see Note [Short of memory]
+        in `suite.run.runner`."""
         return {name: self._row(members) for name, members in self._with_rows()}
 
     def unfinished(self) -> list[Cell]:
-        """The rows if the run ended now: of modes whose first process has blocks, and of those that have failed."""
+        """Return the rows if the run ended now: of modes whose first process has blocks, and of failed ones."""
         rows = []
         for _, members in self._with_rows():
             begun = [member for member in members if member.blocks or member.failure]
@@ -420,5 +420,5 @@ class MeasuredGroup:
 
 
 def lacked_memory(members: Sequence[Member]) -> bool:
-    """Whether one of these ran out of memory, and none has measured anything."""
+    """Return whether one of these ran out of memory, and none has measured anything."""
     return any(member.out_of_memory for member in members) and not any(member.blocks for member in members)

@@ -1,4 +1,4 @@
-"""What runs, with whom, and how long it may take: decided on plain values, before any process starts.
+"""Decide what runs, with what, and how long it may take: on plain values, before any process starts.
 
 How long each workload took in all modes on one H200: what shards are made even by, and budgets go by.
 """
@@ -34,13 +34,13 @@ blocks each, cold compile caches). DR-I, which did not fit and went in halves, t
 measured, but chosen high."""
 
 ESTIMATE_MARGIN = 1.2
-"""What an estimate from earlier rows is multiplied by, for compile times vary from run to run."""
+"""Factor of an estimate from earlier rows, for compile times vary from run to run."""
 
 
 BLOCK_US = 6000.0
-"""What the timed samples of a block take together, at least: short, for what disturbs a host swallows whole blocks."""
+"""Least time of the timed samples of a block together: short, for what disturbs a host swallows whole blocks."""
 LEAD_IN_US = 4000.0
-"""What the iterations before them take, at least: another mode has used caches, and the clock of this core was low."""
+"""Least time of the iterations before them: another mode has used caches, and the clock of this core was low."""
 MOST_SAMPLES = 10
 MOST_LEAD_IN = 12
 LEAST_LEAD_IN = 2
@@ -54,14 +54,14 @@ THROUGHPUT_EVERY = 4
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Iterations of each block of a mode: not timed, timed one by one, and issued back to back where it does that."""
+    """Hold how many iterations of each block of a mode are not timed, timed one by one, and issued back to back."""
 
     lead_in: int
     samples: int
 
 
 def sampling_for(iteration_us: float, settings: RunSettings) -> Sampling:
-    """Blocks long enough for an iteration of this length."""
+    """Return blocks long enough for an iteration of this length."""
 
     def within(target_us: float, least: int, most: int) -> int:
         return max(least, min(most, math.ceil(target_us / iteration_us)))
@@ -73,7 +73,7 @@ def sampling_for(iteration_us: float, settings: RunSettings) -> Sampling:
 
 
 def least_blocks(seconds: float, settings: RunSettings) -> int:
-    """How many blocks each process measures at least, after so many seconds: half of the setting where these are long.
+    """Return how many blocks each process measures at least, after so many seconds: half of the setting for long ones.
 
     Of an iteration that long, what differs is not blocks but processes, and the time is better spent on more of those.
     """
@@ -81,14 +81,14 @@ def least_blocks(seconds: float, settings: RunSettings) -> int:
 
 
 def orders(names: Sequence[_T], seed: str) -> Iterator[list[_T]]:
-    """Orders in which modes are asked for a block, one for each block: drawn, so that none always follows the same."""
+    """Yield orders in which modes are asked for a block, drawn for each block, so that none always follows the same."""
     generator = random.Random(seed)
     while True:
         yield generator.sample(list(names), len(names))
 
 
 def halves(modes: Sequence[Mode]) -> list[list[Mode]]:
-    """Two groups for a GPU that does not hold all of the modes; both have those that most ratios are over.
+    """Return two groups for a GPU that does not hold all of the modes; both have those that most ratios are over.
 
     These are the reference and stock graphs. Neighbours in the order of `MODES` stay together, for they are compared
     too. Empty where halves would be no more than pairs, or have nothing in common.
@@ -102,7 +102,7 @@ def halves(modes: Sequence[Mode]) -> list[list[Mode]]:
 
 
 def pairings(missing: Sequence[Mode], selected: Sequence[Mode]) -> list[tuple[Mode | None, list[Mode]]]:
-    """Who alternates with whom when the GPU holds but two of them: (baseline, its partners), in order of `missing`.
+    """Return which modes alternate when the GPU holds only two: (baseline, its partners), in order of `missing`.
 
     A mode's partner is the first of its declared baselines that is selected in this run. Baseline None: the modes
     with nothing to alternate with, unless they are themselves a baseline in another pair.
@@ -123,7 +123,7 @@ def pairings(missing: Sequence[Mode], selected: Sequence[Mode]) -> list[tuple[Mo
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Part `index` (from 1) of `count`."""
+    """Describe part `index` (from 1) of `count`."""
 
     index: int
     count: int
@@ -133,12 +133,12 @@ class Shard:
 
     @property
     def recorded(self) -> str:
-        """As the settings of a run have it. Until 2026-11-26 a part was every count-th workload, and recorded as "1/2":
-        such parts and these do not make a whole, and no run is both."""
+        """Return the part as the settings of a run have it. Until 2026-11-26 a part was every count-th workload, and
+        recorded as "1/2": such parts and these do not make a whole, and no run is both."""
         return f"{self} {SHARD_RULE}"
 
     def of(self, seconds: Mapping[str, float]) -> list[str]:
-        """The workloads of this part, in the order of `seconds`, which has the time that each takes.
+        """Return the workloads of this part, in the order of `seconds`, which has the time that each takes.
 
         Longest first, each goes to the part that has the least so far, of several to the first. Of equal times the
         first by name comes first, so that parts are the same whatever the order is in which workloads are named. The
@@ -158,12 +158,12 @@ SHARD_RULE = "by seconds"
 
 
 def shard_rule(recorded: str) -> str:
-    """How the parts were made that a run, by its settings, is one of: `SHARD_RULE`, or "" for every count-th."""
+    """Return how the parts were made that a run, by its settings, is one of: `SHARD_RULE`, or "" for every count-th."""
     return recorded.partition(" ")[2]
 
 
 def missing_shards(recorded: Iterable[str]) -> list[str]:
-    """Parts that are not among these, which are written as settings have them; of each number of parts, in order."""
+    """Return the parts that are not among these, written as settings have them; of each number of parts, in order."""
     there: dict[int, set[int]] = defaultdict(set)
     for each in recorded:
         shard = parse_shard(each.partition(" ")[0])
@@ -177,7 +177,7 @@ def missing_shards(recorded: Iterable[str]) -> list[str]:
 
 
 def parse_shard(text: str) -> Shard:
-    """The shard written as "2/3".
+    """Return the shard written as "2/3".
 
     Raises:
         WrongUse: it is not i/n with 1 <= i <= n.
@@ -189,14 +189,15 @@ def parse_shard(text: str) -> Shard:
 
 
 def usual_seconds(workload: str, task: str, *, size: str, device: str) -> float:
-    """Seconds of a workload in all modes, the same on every machine: as recorded on an H200, else by size and task."""
+    """Return seconds of a workload in all modes, equal on every machine: as recorded on an H200, or by size and
+    task."""
     recorded = RECORDED_S.get(workload) if (size, device) == ("full", "cuda") else None
     return DEFAULT_ESTIMATE_S[size, task] if recorded is None else recorded
 
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """How long workloads took before.
+    """Estimate how long workloads take from earlier runs.
 
     `earlier` holds the rows of one past run each, the most telling run first.
     """
@@ -204,7 +205,7 @@ class Estimates:
     earlier: Sequence[Sequence[Cell]]
 
     def seconds(self, workload: str, task: str, *, size: str, device: str, modes: Collection[object]) -> float:
-        """Seconds this workload is expected to take in these modes, rather too many than too few."""
+        """Return the seconds this workload is expected to take in these modes, rather too many than too few."""
         for cells in self.earlier:
             rows = [
                 cell
@@ -219,7 +220,7 @@ class Estimates:
 
 
 def _group_seconds(rows: Iterable[Cell]) -> float:
-    """Wall time of a workload: cells of a group ran at the same time, those in pairs and alone one after another."""
+    """Return the wall time of a workload: cells of a group ran at the same time, pairs and single ones in sequence."""
     together: dict[tuple[str, ...], float] = defaultdict(float)
     others = 0.0
     for row in rows:

@@ -1,4 +1,4 @@
-"""Processes that the suite starts, whatever they do: each in its own session, its output in a log, marked, ended.
+"""Supervise processes that the suite starts: each in its own session, its output in a log, marked, ended.
 
 Temporary files of a process go to its own folder, which goes with it.
 
@@ -46,7 +46,7 @@ LOG_TAIL_BYTES = 4000
 
 
 class Supervised:
-    """One process. Its stdout and stderr are appended to the log.
+    """Hold one process. Its stdout and stderr are appended to the log.
 
     End it with `end`: there is no clean-up on garbage collection.
     """
@@ -102,7 +102,7 @@ class Supervised:
         await_exit([self], seconds)
 
     def exit_description(self) -> str:
-        """How the process ended, in words. The process stays a zombie, so that its group keeps its number."""
+        """Return how the process ended, in words. The process stays a zombie, so that its group keeps its number."""
         info = self._exit_info()
         if info is None:
             return "is still running"
@@ -113,7 +113,7 @@ class Supervised:
         return f"was killed by {name}{hint}"
 
     def log_tail(self) -> str:
-        """The last few KB this process wrote to its log."""
+        """Return the last few KB this process wrote to its log."""
         with self.log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(self._log_start, end - LOG_TAIL_BYTES))
@@ -124,7 +124,7 @@ class Supervised:
             os.killpg(self._process.pid, number)
 
     def write_tracebacks(self) -> None:
-        """Has each thread's traceback written to the log, where the process has `faulthandler` listen to SIGUSR1.
+        """Have each thread's traceback written to the log, where the process has `faulthandler` listen to SIGUSR1.
 
         Others are ended by that signal, what the process started among them: for one that took too long.
         """
@@ -132,13 +132,13 @@ class Supervised:
         await_exit([self], TRACEBACK_GRACE_S)
 
     def reap(self) -> None:
-        """Collects the exit status. A process stuck in a driver call is left to the kernel."""
+        """Collect the exit status. A process stuck in a driver call is left to the kernel."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_GRACE_S)
         os.close(self.exit_fd)
 
     def remove_temporary_files(self) -> None:
-        """To be called once nothing runs any more that this process started."""
+        """Remove temporary files; called once nothing runs any more that this process started."""
         remove_folder(self._temporary)
 
     def _exit_info(self) -> os.waitid_result | None:
@@ -146,7 +146,7 @@ class Supervised:
 
 
 def end(processes: Iterable[Supervised]) -> None:
-    """Ends processes and everything they started; returns when none of it is left."""
+    """End processes and everything they started; return when none of it is left."""
     processes = list(processes)
     for process in processes:
         process.signal_group(signal.SIGTERM)
@@ -162,7 +162,7 @@ def end(processes: Iterable[Supervised]) -> None:
 
 
 def await_exit(processes: Iterable[Supervised], grace_s: float) -> None:
-    """Waits until these processes have ended, at most so long."""
+    """Wait until these processes have ended, at most so long."""
     deadline = time.monotonic() + grace_s
     with selectors.DefaultSelector() as selector:
         for process in processes:
@@ -173,7 +173,7 @@ def await_exit(processes: Iterable[Supervised], grace_s: float) -> None:
 
 
 def kill_children() -> None:
-    """Kills what this program has started and what that started: an interrupted command needs none of it.
+    """Kill what this program has started and what that started: an interrupted command needs none of it.
 
     PyTorch waits for its compile workers when Python ends, up to five minutes. The guard is left to its work.
     """
@@ -184,7 +184,7 @@ def kill_children() -> None:
 
 
 def kill_strays(marks: set[str] | None = None) -> None:
-    """Kills what carries one of these marks; None: of any process this program started. See Note [Strays]."""
+    """Kill what carries one of these marks; None: of any process this program started. See Note [Strays]."""
     kill_marked(lambda mark: mark.startswith(RUN_MARK) if marks is None else mark in marks)
 
 
@@ -193,7 +193,7 @@ BYTECODE = "bytecode"
 
 
 def bytecode_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What to add to a process's environment. Nothing where torch is compiled already, or the user chose a place."""
+    """Return what to add to a process's environment: nothing if torch is compiled already or the user chose a place."""
     torch = importlib.util.find_spec("torch")  # without importing it
     compiled = torch is not None and torch.cached is not None and Path(torch.cached).exists()
     if compiled or environment.get("PYTHONPYCACHEPREFIX"):
@@ -205,13 +205,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """The user, or the system, asked the program to end. Not an `Exception`: no handler of errors may swallow it."""
+    """Report that the user, or the system, asked the program to end. Not an `Exception`: no handler may swallow it."""
 
 
 @contextmanager
 def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
-    """Turns the first of `SIGNALS` into `Interrupted`; later ones are ignored, since ending the workers must not be
-    cut short. A signal that was ignored from the start (nohup) stays ignored.
+    """Turn the first of `SIGNALS` into `Interrupted`; later ones are ignored, since ending the workers must not be cut
+    short. A signal that was ignored from the start (nohup) stays ignored.
 
     `to_the_end`: if one has come, later ones are ignored until the program has ended, whose exit code says so.
     """

@@ -1,4 +1,4 @@
-"""Trials of stochastic workloads by processes that are not measured, while those that are measured compile."""
+"""Plan trials of stochastic workloads by processes that are not measured, while those that are measured compile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRIED = (REFERENCE_MODE, GRAPH_MODE, DEFAULT_MODE)
 
 
 class TrialsApart:
-    """Those of a workload: who tries which mode, and what was found.
+    """Keep the trials of a workload: which process tries which mode, and what was found.
 
     Note [Trials]: what is random is compiled once more with eager's random numbers, to be compared
     (`suite.worker.judge`). That takes as long as the real compilation, and in the process that is measured it would
@@ -38,7 +38,7 @@ class TrialsApart:
     def who(
         self, members: Sequence[Member], modes: Sequence[Mode], waiting: Mapping[tuple[str, int], Member]
     ) -> dict[str, Member]:
-        """Which process tries which of these modes, by the mode's name; nobody where each tries its own.
+        """Return which process tries which of these modes, by the mode's name; empty where each tries its own.
 
         `members` are to be measured next; `waiting` are later ones, by mode and number.
         """
@@ -55,8 +55,8 @@ class TrialsApart:
         return found
 
     def tries_reference(self, mode: Mode, modes: Sequence[Mode]) -> bool:
-        """Whether this mode has nothing to do while these compile, and there is something to be tried. Whole steps that
-        are captured have the bits of none of those that are tried."""
+        """Return whether this mode has nothing to do while these compile, and there is something to be tried. Whole
+        steps that are captured have the bits of none of those that are tried."""
         return (
             mode.backend is None
             and self._workload.stochastic
@@ -66,7 +66,7 @@ class TrialsApart:
         )
 
     def commands(self, trying: Mapping[str, Member], spec_of: Callable[[Member], CellSpec]) -> dict[Member, list[Try]]:
-        """What these are told. The reference mode's trial leads the others (`suite.worker.compile_order`)."""
+        """Return commands to try modes. The reference mode's trial leads the others (`suite.worker.compile_order`)."""
         living = {name: member for name, member in trying.items() if not member.failure}
         self._are_made |= bool(living)
         return {
@@ -75,7 +75,7 @@ class TrialsApart:
         }
 
     def note(self, trying: Mapping[str, Member]) -> list[str]:
-        """Keeps what these have answered. Returns what to say of those that could not try their mode."""
+        """Keep the answers of these. Returns what to say of those that could not try their mode."""
         lines = []
         for name, member in trying.items():
             answer = member.by_rank[-1][0] if member.by_rank else None
@@ -86,7 +86,7 @@ class TrialsApart:
         return lines
 
     def give_up(self) -> bool:
-        """To be called where memory was not enough: whether there was less of it because of trials in other processes.
-        From now on there are none."""
+        """Give up trials where memory was not enough; return whether there was less of it because of trials in other
+        processes. From now on there are none."""
         had, self._are_made, self._given_up = self._are_made, False, True
         return had

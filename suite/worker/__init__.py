@@ -1,1 +1,1 @@
-"""The process that holds one cell: a workload in one mode, built, checked, compiled, and measured on request."""
+"""Hold one cell in a process: a workload in one mode, built, checked, compiled, and measured on request."""

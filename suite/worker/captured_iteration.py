@@ -1,4 +1,4 @@
-"""Iterations of modes that capture more than `torch.compile` does: all of it, or the module with its loss.
+"""Run iterations of modes that capture more than `torch.compile` does: all of it, or the module with its loss.
 
 The kernels are those of mode `compile`, whose compiled module runs inside. An iteration that cannot be captured is not
 timed as something else: its cell ends as unsupported, with the reason.
@@ -24,22 +24,23 @@ from suite.worker.protocol import Unsupported
 
 
 class CapturedIteration(Protocol):
-    """An iteration that is captured in its first calls. It returns no output unless one was asked for."""
+    """Run an iteration that is captured in its first calls. It returns no output unless one was asked for."""
 
     def __call__(self, inputs: Inputs) -> IterationOutput: ...
 
     def require_replays(self) -> None:
-        """
+        """Check that calls run with the graphs that this mode is about.
+
         Raises:
             Unsupported: calls run without the graphs this mode is about; the message says why.
         """
 
     def graphs(self) -> int:
-        """How many CUDA graphs there are of it, as Encore reports them."""
+        """Return how many CUDA graphs there are of it, as Encore reports them."""
 
     def copies(self, iterate: Callable[[], object]) -> CopyCount:
-        """What is copied into the placeholders of its graphs in one iteration, which is `iterate`, and the pointers
-        that are written."""
+        """Count what is copied into the placeholders of its graphs in one iteration, which is `iterate`, and the
+        pointers that are written."""
 
     def close(self) -> None:
         """Free the graphs."""
@@ -53,7 +54,7 @@ def captured_iteration(
     optimizer: torch.optim.Optimizer | None = None,
     outputs: bool = True,
 ) -> CapturedIteration:
-    """The iteration of `instance` through `call`, captured as `mode` says. `outputs`: the module's are handed out too.
+    """Return the iteration of `instance` through `call`, captured as `mode` says. `outputs`: it returns the module's.
 
     Raises:
         Unsupported: the workload does not train.
@@ -71,14 +72,14 @@ def captured_iteration(
 
 
 def host_draws(workload: Workload) -> Literal["refused", "unused"]:
-    """What is said of the random numbers that its iteration draws on the host."""
+    """Return what is said of the random numbers that the workload's iteration draws on the host."""
     return "unused" if workload.host_draws_unused else "refused"
 
 
 class Outputs:
-    """Hands the tensors of a module's output out of a capture, and makes outputs like the last one of them.
+    """Return the tensors of a module's output from a capture, and make outputs like the last one of them.
 
-    Outputs may hold objects, such as caches of keys and values, that no graph hands out. What is kept here is kept
+    Outputs may hold objects, such as caches of keys and values, that no graph returns. What is kept here is kept
     where a capture does not look for a loop's state: in an object of Python's own library.
     """
 
@@ -87,7 +88,7 @@ class Outputs:
         self._last: contextlib.nullcontext[Any] = contextlib.nullcontext()
 
     def taken_apart(self, output: Any) -> list[torch.Tensor]:
-        """The tensors of an output, in order; none where no outputs are wanted."""
+        """Return the tensors of an output, in order; none where no outputs are wanted."""
         if not self._wanted:
             return []
         tensors = {id(tensor): tensor for _, tensor in named_tensors(output, numbers=False)}
@@ -95,7 +96,7 @@ class Outputs:
         return list(tensors.values())
 
     def put_together(self, tensors: list[torch.Tensor]) -> Any:
-        """The last output with these tensors in the place of its own."""
+        """Return the last output with these tensors in the place of its own."""
         if not self._wanted:
             return None
         output, last = self._last.enter_result
@@ -104,7 +105,7 @@ class Outputs:
 
 
 class StepIteration:
-    """Forward, loss, backward and the optimizer's step as one graph."""
+    """Capture forward, loss, backward and the optimizer's step as one graph."""
 
     def __init__(
         self, iterate: Iterate, *, outputs: bool, host_draws: Literal["refused", "unused"] = "refused"
@@ -143,7 +144,7 @@ class StepIteration:
 
 
 class CallableIteration:
-    """The module and its loss as a forward and a backward graph; autograd between them, the optimizer as it is."""
+    """Capture the module and its loss as a forward and a backward graph; autograd and the optimizer run as they are."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The program of a cell in this process: its module and input sets on the device, and the ranks that it is split over.
+"""Keep the program of a cell: its module and input sets on the device, and the ranks that it is split over.
 
 All of it is the same in each mode. What a mode makes of it is a compilation (`suite.worker.compilation`).
 
@@ -32,7 +32,7 @@ from suite.worker.rank_group import RankGroup, join
 
 
 class CellProgram:
-    """The program that a specification asks for. It is there once it is built.
+    """Keep the program that a specification asks for. It is there once it is built.
 
     Attributes:
         instance: the module and its loss; while a trial runs, with the loss scaled as its gradients need it.
@@ -95,11 +95,12 @@ class CellProgram:
 
     @property
     def marks_steps(self) -> bool:
-        """In all modes alike, those that need no marks among them: they differ in what is compiled, in nothing else."""
+        """Return whether steps are marked, in all modes alike, those that need no marks among them: they differ in what
+        is compiled, in nothing else."""
         return self.instance.device.type == "cuda"
 
     def calling(self) -> AbstractContextManager[None]:
-        """A turn for a call that another process's tuning, or its timing of an iteration, must not meet.
+        """Return a turn for a call that another process's tuning, or its timing of an iteration, must not meet.
 
         Ranks have none: one that waits for its turn while its neighbour waits for it in a collective would wait for
         ever.
@@ -108,7 +109,7 @@ class CellProgram:
 
     @contextmanager
     def whole(self) -> Iterator[tuple[Instance, list[State]]]:
-        """The program on one GPU, and its state: what results are compared with.
+        """Yield the program on one GPU, and its state: what results are compared with.
 
         Where it is split over GPUs, that is another instance with the same weights. It is built when it is first asked
         for, and waits in host memory between.
@@ -133,7 +134,7 @@ class CellProgram:
                 torch.cuda.empty_cache()
 
     def forget_checks(self) -> None:
-        """Results are compared no more: neither the whole program is kept for it nor states."""
+        """Forget the whole program and the states: results are compared no more."""
         self._set_aside = None
         self.states.clear()
 
@@ -152,5 +153,5 @@ def _require_device(device: str) -> None:
 
 
 def _gpu_uuid(device: torch.device) -> str | None:
-    """NVML's name of the GPU that torch uses; None on a CPU."""
+    """Return NVML's name of the GPU that torch uses; None on a CPU."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""What a mode makes of a cell's program: the real compilation, and calls until its CUDA graphs are what they will stay.
+"""Compile a cell's program in a mode, and call it until its CUDA graphs are what they will stay.
 
 Compiling ends with warm-up, in which every CUDA graph is recorded and replayed. Settling goes on until no graph of
 Encore's waits for more calls.
@@ -31,8 +31,8 @@ from suite.worker.compile_order import REAL, Follower, Place
 from suite.worker.protocol import OomTogether, Unsupported
 
 SETTLE_S = 100.0
-"""How long a cell is called before it is measured, at most, so that Encore's graphs become what they will stay: seconds
-of calls, without those in which it waits for its turn."""
+"""Longest time for which a cell is called before it is measured, so that Encore's graphs become what they will stay:
+seconds of calls, without those in which it waits for its turn."""
 
 PAIR = 2
 """A mode and what it is compared with: fewer are not on the GPU at the same time."""
@@ -45,7 +45,7 @@ CALLS_TO_REPLAY = 3
 
 
 class Compilation:
-    """A program in a mode. `announce` is told each phase as it begins.
+    """Compile a program in a mode. `announce` is called with each phase as it begins.
 
     Attributes:
         place: its place in the order in which modes compile.
@@ -69,25 +69,25 @@ class Compilation:
         self._compile_times: CompileTimes | None = None
 
     def compile(self, conditions: CompileConditions) -> None:
-        """The real compilation, recordings and warm-up."""
+        """Run the real compilation, recordings and warm-up."""
         # In the cache that all modes share, graphs of another mode, or of the trial, are not this one's.
         mark_graphs(self.mode.name)
         self.sources = KernelSources()  # nor are the trial's kernels
         self._compile_times = self._compile_and_warm_up(conditions)
 
     def settle(self) -> CompileTimes:
-        """Calls that end when Encore's graphs are what they will stay; the times of compiling with what that took."""
+        """Call until Encore's graphs are what they will stay; return the times of compiling with what that took."""
         assert self._compile_times is not None, "it is compiled before"
         return self._settle(self._compile_times)
 
     def compile_again(self) -> None:
-        """Once more from the beginning, after all that was compiled had to be forgotten."""
+        """Compile once more from the beginning, after all that was compiled had to be forgotten."""
         self.graphs = GraphLog(wants_cuda_graphs=self.mode.uses_cuda_graphs)  # of the first time nothing is left
         self.sources = KernelSources()
         self._settle(self._compile_and_warm_up(CompileConditions.WARM, again=True))
 
     def callable_for(self, module: torch.nn.Module) -> Callable[..., Any]:
-        """The module as the mode calls it.
+        """Return the module as the mode calls it.
 
         Raises:
             Unsupported: the mode captures by hand, and the program says nothing of that.
@@ -99,7 +99,7 @@ class Compilation:
         return module.captured_by_hand()
 
     def compiled_iteration(self, call: Callable[..., object]) -> Iterate:
-        """The iteration with what the mode makes of the module, captured as the mode says."""
+        """Return the iteration with what the mode makes of the module, captured as the mode says."""
         if not self.mode.wraps_iteration:
             return self._iteration(call)
         self._free_capture()
@@ -108,16 +108,16 @@ class Compilation:
 
     @property
     def calls_to_replay(self) -> int:
-        """From which call on graphs are launched."""
+        """Return from which call on graphs are launched."""
         return CALLS_TO_CAPTURE if self.mode.captures_more else CALLS_TO_REPLAY
 
     def iterate_set(self, position: int) -> None:
-        """One iteration. All numbers are allowed: input sets take turns."""
+        """Run one iteration. All numbers are allowed: input sets take turns."""
         input_sets = self._program.input_sets
         self.iterate(input_sets[position % len(input_sets)])
 
     def take_optimizer_in(self) -> None:
-        """From here on each iteration steps the optimizer, if asked for; checks ran without, on unchanged weights.
+        """Step the optimizer in each iteration from here on, if asked for; checks ran without, on unchanged weights.
 
         What is captured is captured again, for loops whose steps return the loss and nothing else.
         """
@@ -142,7 +142,7 @@ class Compilation:
             self.captured.require_replays()
 
     def forget_trial(self) -> None:
-        """Nothing of it is left, however it has ended."""
+        """Forget the trial, however it has ended: nothing of it is left."""
         self._free_capture()
         self.forget()
 
@@ -152,7 +152,7 @@ class Compilation:
             self.captured = None
 
     def forget(self) -> None:
-        """Nothing of what was compiled is left: no graph that would wait for calls, or take memory."""
+        """Forget what was compiled: no graph is left that would wait for calls, or take memory."""
         torch.compiler.reset()
         if self.mode.is_encores:
             optimizations.reset()
@@ -200,14 +200,15 @@ class Compilation:
             return time.perf_counter() - begin
 
     def _waited_s(self, place: Follower) -> float:
-        """For the mode that leads, for turns on the GPU, and for what another process was finding out."""
+        """Return the seconds waited for the mode that leads, for turns on the GPU, and for another process's
+        findings."""
         return place.waited_s + self._program.turns.waited_s + waited_s()
 
     def _settle(self, times: CompileTimes) -> CompileTimes:
-        """Call on until no graph of Encore's waits for more calls, or time is up; the times with what that took.
+        """Call on until no graph of Encore's waits for more calls, or time is up; return the times with what that took.
 
-        A user's graphs are looked at once they have been in use for ten times as long as that takes. Here nobody waits
-        for that; the row has what looking took. Nor has a user's program the other modes next to it.
+        A user's graphs are examined once they have been in use for ten times as long as that takes. The suite does not
+        wait for that; the row has the time it took. Nor has a user's program the other modes next to it.
 
         Raises:
             OomTogether: graphs wait for memory that other modes have, and fewer of these may be alive.
@@ -237,7 +238,7 @@ class Compilation:
 
     @contextmanager
     def _noting_graphs(self) -> Iterator[None]:
-        """What is compiled and captured inside the block is counted."""
+        """Count what is compiled and captured inside the block."""
         with ExitStack() as stack:
             stack.enter_context(self.graphs.recording())
             if self._program.instance.device.type == "cuda" and self.mode.uses_cuda_graphs:

@@ -1,4 +1,4 @@
-"""The compile cache that all modes of a workload share: kernels are compiled and tuned once, whoever needs them first.
+"""Share a compile cache between all modes of a workload: the first mode that needs a kernel compiles and tunes it.
 
 Inductor keeps the source of each generated kernel there with the configuration that was the fastest, Triton the
 binaries. Encore's own kernels are there too. Graphs are kept too, by the options they were compiled with; a graph that
@@ -25,14 +25,15 @@ _GRAPHS = ("fxgraph", "aotautograd")
 
 
 class CompileCache:
-    """A folder that `enter_environment` of a worker makes its compilers use.
+    """Describe a folder that `enter_environment` of a worker makes its compilers use.
 
     `has` says whether a mode's graphs are there, so that its next processes find all they need; `has_kernels` whether
     a mode has compiled, so that the others find nearly all of their kernels.
     """
 
     def __init__(self, folder: Path, *, kept: bool = False) -> None:
-        """`kept`: it may hold what earlier runs compiled; its kernels are used, its graphs and results are not."""
+        """Make the folder. `kept`: it may hold what earlier runs compiled; its kernels are used, its graphs and results
+        are not."""
         self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self._kept = kept
@@ -44,8 +45,8 @@ class CompileCache:
                 shutil.rmtree(judged, ignore_errors=True)
 
     def of_rank(self, rank: int) -> Path:
-        """The folder of a rank, where a workload is split over GPUs: each tunes its kernels for itself, at the same
-        time as the others, and must find its own again in the next mode."""
+        """Return the folder of a rank, where a workload is split over GPUs: each tunes its kernels for itself, at the
+        same time as the others, and must find its own again in the next mode."""
         return self.folder / f"rank{rank}" if rank else self.folder
 
     def has(self, mode: Mode) -> bool:
@@ -56,7 +57,7 @@ class CompileCache:
         return bool(self._compiled)
 
     def conditions(self, modes: int, *, follows: bool) -> CompileConditions:
-        """What there is for one of so many modes that compile for the first time, at the same time.
+        """Return the conditions of one of so many modes that compile for the first time, at the same time.
 
         `follows`: it finds the kernels of another one of these.
         """
@@ -65,5 +66,5 @@ class CompileCache:
         return CompileConditions.COLD_FOLLOWED if modes > 1 else CompileConditions.COLD_ALONE
 
     def compiled(self, mode: Mode) -> None:
-        """To be called when a mode has compiled here."""
+        """Note that a mode has compiled here."""
         self._compiled.add(mode.name)

@@ -1,4 +1,4 @@
-"""The mode that compiles first, and the others of its workload, which follow it graph by graph.
+"""Order compilations: one mode of a workload compiles first, and the others follow it graph by graph.
 
 Most of a compilation is Python's work, which modes can do side by side. What must not be done side by side comes at its
 end: kernels are compiled, which would take each mode as many cores as there are, and Inductor times configurations of
@@ -6,7 +6,7 @@ them, which needs the GPU for itself. So one mode leads. The others get as far a
 there until the leader has launched its graph in that place: its kernels are compiled and tuned then, and are found.
 
 The leader holds a lock on a file, in which it writes how many graphs it has launched. A leader that fails or is killed
-gives the lock back, and nobody waits for it.
+gives the lock back, and no process waits for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BYTES = 4
 
 
 class Place:
-    """Whether a cell leads, follows or does neither, in each of its compilations.
+    """Tell whether a cell leads, follows or does neither, in each of its compilations.
 
     Args:
         folder: all cells that compile in this order have it.
@@ -60,7 +60,7 @@ class Place:
 
     @contextlib.contextmanager
     def built(self) -> Iterator[None]:
-        """Around all that comes before the real compilation. It leads from here on, unless this fails."""
+        """Surround all that comes before the real compilation. The cell leads from here on, unless this fails."""
         if self._leads:
             self._leaders = {name: Leader(self._folder / name) for name in self._compilations}
         try:
@@ -73,7 +73,7 @@ class Place:
 
     @contextlib.contextmanager
     def first_call(self, name: str) -> Iterator[Follower]:
-        """Around the first call of what is compiled, by which `TRIAL` or `REAL` ends. Gives what it waited for."""
+        """Surround the first call of what is compiled, by which `TRIAL` or `REAL` ends. Yields what it waited for."""
         follower = Follower(self._folder / name, self._most_wait_s)
         if leader := self._leaders.pop(name, None):
             with leader.leading():
@@ -90,7 +90,7 @@ class Place:
 
 
 class Leader:
-    """Leads from now on until `end`, or the end of this process. A workload has one."""
+    """Lead from now on until `end`, or the end of this process. A workload has one leader."""
 
     def __init__(self, file: Path) -> None:
         self._descriptor = _opened(file)
@@ -99,7 +99,8 @@ class Leader:
 
     @contextlib.contextmanager
     def leading(self) -> Iterator[None]:
-        """Around the first call of what is compiled, at whose end all graphs were launched: the others wait no more."""
+        """Surround the first call of what is compiled, at whose end all graphs were launched: the others stop
+        waiting."""
         try:
             with when_launched(self._launched):
                 yield
@@ -107,7 +108,7 @@ class Leader:
             self.end()
 
     def end(self) -> None:
-        """Nobody waits any more."""
+        """Release the lock: no other process waits any more."""
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # a process forked meanwhile has the descriptor too
         os.close(self._descriptor)
 
@@ -116,7 +117,7 @@ class Leader:
 
 
 class Follower:
-    """Follows whoever leads. `waited_s` is how long it has waited in all; no timer of Dynamo's has that in it."""
+    """Follow the process that leads. `waited_s` is how long it has waited in all, which no timer of Dynamo's has."""
 
     def __init__(self, file: Path, most_wait_s: float) -> None:
         self.waited_s = 0.0
@@ -125,7 +126,7 @@ class Follower:
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Around the first call of what is compiled."""
+        """Surround the first call of what is compiled."""
         descriptor = _opened(self._file)
         try:
             with before_kernels(lambda graphs: self._wait_for(descriptor, graphs)):
@@ -134,7 +135,7 @@ class Follower:
             os.close(descriptor)
 
     def _wait_for(self, descriptor: int, graphs: int) -> None:
-        """Until the leader has launched one graph more than `graphs`, or leads no more."""
+        """Wait until the leader has launched one graph more than `graphs`, or leads no more."""
         begin = time.monotonic()
         with untimed():
             while not _is_unlocked(descriptor) and int.from_bytes(os.pread(descriptor, _BYTES, 0), "little") <= graphs:

@@ -1,4 +1,4 @@
-"""What was compiled against eager: the verdict on its results, by one process at a time.
+"""Compare what was compiled with eager: the verdict on its results, by one process at a time.
 
 Results that have the bits of others which were compared, in another process or mode, are as right as those
 (`suite.measure.judged`).
@@ -31,7 +31,7 @@ from suite.worker.rank_group import RankGroup
 
 
 class EagerComparison:
-    """Of what a compilation computes. `announce` is told when it waits for its turn, and when it has it."""
+    """Compare what a compilation computes. `announce` is called when it waits for its turn, and when it has it."""
 
     def __init__(self, program: CellProgram, compilation: Compilation, announce: Callable[[str], None]) -> None:
         self._program = program
@@ -39,7 +39,7 @@ class EagerComparison:
         self._announce = announce
 
     def verdict(self, kind: str, compiled: list[Results], eager: list[Results]) -> tuple[Agreement, bool]:
-        """The verdict, and whether all that was compiled had to be forgotten for it.
+        """Return the verdict, and whether all that was compiled had to be forgotten for it.
 
         Results that are as right as others of this kind, which another process has compared, get their verdict.
         """
@@ -48,7 +48,7 @@ class EagerComparison:
         shared = JudgedResults(Path(self._program.spec.cache_dir) / JUDGED / kind)
         release(self._program.instance.device)
         # It may run the program in a precision that takes several times the memory, and compile it in that: one process
-        # at a time. The runner has a clock on whoever has the turn, so the others may wait for as long as it takes.
+        # at a time. The runner has a clock on the process that has the turn; the others may wait as long as it takes.
         self._announce(WAITING)
         with self._program.turns.alone(math.inf):
             self._announce("compare")
@@ -63,7 +63,7 @@ class EagerComparison:
         return verdict, forgotten
 
     def _compared(self, compiled: list[Results], eager: list[Results]) -> tuple[Agreement, list[dict[str, float]]]:
-        """By comparison with eager; and the errors of each input set by tensor."""
+        """Return the verdict by comparison with eager; and the errors of each input set by tensor."""
         with self._program.whole() as (whole, states):
             each = list(zip(compiled, eager, self._program.checked, states, strict=True))
             found = [distances(one, expected, whole, inputs, state) for one, expected, inputs, state in each]
@@ -76,7 +76,7 @@ class EagerComparison:
         return refused_of_other_inputs(verdict, compiled, eager, device=self._program.instance.device), found
 
     def _known_verdict(self, shared: JudgedResults, compiled: list[Results], eager: list[Results]) -> Agreement | None:
-        """The verdict on results that are as right as others, which they join where some bits are their own."""
+        """Return the verdict on results that are as right as others, which they join where some bits are their own."""
         others: list[Results] = [Results({}) for _ in compiled]
 
         def errors(place: int, names: Collection[str]) -> dict[str, float]:
@@ -103,7 +103,7 @@ class EagerComparison:
         return verdict
 
     def _widened(self, verdict: Agreement) -> Agreement:
-        """The verdict on a mode that its own dtype does not decide. All that was compiled is forgotten."""
+        """Return the verdict on a mode that its own dtype does not decide. All that was compiled is forgotten."""
         wide = compare_widened(
             self._compilation.callable_for,
             self._program.instance,

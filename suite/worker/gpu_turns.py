@@ -1,4 +1,4 @@
-"""Turns on a GPU that several processes use: many may call a program, and one may have the GPU for itself.
+"""Take turns on a GPU that several processes use: many may call a program, and one may have the GPU for itself.
 
 A lock on a file, so that a process that is killed gives its turn back.
 
@@ -23,7 +23,7 @@ _POLL_S = 0.005
 
 
 class GpuTurns:
-    """This process's place among those that use the GPU of `file`. Not for several threads at once.
+    """Keep this process's place among those that use the GPU of `file`. Not for several threads at once.
 
     Attributes:
         waited_s: seconds that this process has waited for its turns, in all; to be set back by who asks.
@@ -32,7 +32,7 @@ class GpuTurns:
     def __init__(
         self, file: Path, waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     ) -> None:
-        """`waiting()` surrounds each wait."""
+        """Open the file of turns. `waiting()` surrounds each wait."""
         self.waited_s = 0.0
         self._waiting = waiting
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -41,13 +41,13 @@ class GpuTurns:
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Next to other processes that call, while none has the GPU for itself."""
+        """Run the block next to other processes that call, while none has the GPU for itself."""
         with self._turn(fcntl.LOCK_SH):
             yield
 
     @contextmanager
     def alone(self, most_wait_s: float | None = None) -> Iterator[None]:
-        """While no other process calls. Inside of `calling` that turn is given back, and taken again at the end.
+        """Run the block while no other process calls. A turn of `calling` is given back, and taken again at the end.
 
         `most_wait_s`: for who may wait longer than `MOST_WAIT_S`, seconds.
         """
@@ -67,7 +67,8 @@ class GpuTurns:
             self._take(before)
 
     def _take(self, kind: int, most_wait_s: float | None = None) -> None:
-        """Another kind of turn. What was held is given back first, or two that wait for one another would for ever."""
+        """Take another kind of turn. What was held is given back first, or two processes would wait for each other for
+        ever."""
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._held = fcntl.LOCK_UN
         if kind == self._held or self._gets(kind):
@@ -97,8 +98,8 @@ TURNS = "turns"
 
 @cache
 def turns_of(file: Path) -> GpuTurns:
-    """One place for a process: it would wait for itself with two of them, and cells that follow one another tune by the
-    first one's."""
+    """Return one place for a process: it would wait for itself with two of them, and cells that follow one another tune
+    by the first one's."""
     from suite.measure.compile_times import untimed
 
     return GpuTurns(file, untimed)
@@ -106,7 +107,7 @@ def turns_of(file: Path) -> GpuTurns:
 
 @contextmanager
 def alone_to_tune(turns: GpuTurns, device: str) -> Iterator[None]:
-    """The GPU for this process, for as long as a kernel is tuned.
+    """Reserve the GPU for this process, for as long as a kernel is tuned.
 
     What this process has launched is waited for before. It may be a collective, which ends when another rank has
     launched its part; and that rank must not wait for the turn on its own GPU of a process whose neighbour waits for

@@ -1,4 +1,4 @@
-"""The judge of a cell: eager's run for reference, a trial of what is random, and the check of what is measured.
+"""Judge a cell: eager's run for reference, a trial of what is random, and the check of what is measured.
 
 A stochastic workload is compiled once for trial, so that eager's random numbers are drawn
 (`suite.measure.eager_random`), and that is compared. The real compilation has another random stream, so its values
@@ -56,7 +56,7 @@ from suite.worker.result_bits import ResultBits
 
 
 class Judge:
-    """Of a compilation of a program.
+    """Judge a compilation of a program.
 
     Attributes:
         eager: what eager computes, in host memory, from its run on.
@@ -73,11 +73,11 @@ class Judge:
 
     @property
     def is_tried(self) -> bool:
-        """Whether the verdict is on a trial: see `_trial`."""
+        """Return whether the verdict is on a trial: see `_trial`."""
         return self._compilation.mode.backend is not None and self._program.instance.workload.stochastic
 
     def run_reference(self) -> None:
-        """Eager's results on the checked inputs, and the verdict on a trial, where there is one to make."""
+        """Run eager on the checked inputs, and the trial, where there is one to make; keep results and verdict."""
         own = self._program.instance
         try:
             for scale in loss_scales(own) if self.is_tried else (own.loss_scale,):
@@ -94,7 +94,7 @@ class Judge:
             self._program.instance = own
 
     def call_uncompiled(self) -> None:
-        """One iteration as the program is, whose results nobody wants: see Note [First calls]."""
+        """Run one iteration as the program is, and drop its results: see Note [First calls]."""
         own = self._program.instance
         with self._program.calling():
             iterate = iteration(own, own.module, marks_steps=self._program.marks_steps)
@@ -102,12 +102,12 @@ class Judge:
         release(own.device)
 
     def trial_correctness(self) -> Correctness:
-        """The verdict on the trial, of a cell that has run one."""
+        """Return the verdict on the trial, of a cell that has run one."""
         assert self.trial_verdict is not None, "stochastic workloads are tried, in modes that compile"
         return self._record(self.trial_verdict)
 
     def correctness(self, tried: Correctness | None, alike: Sequence[Correctness]) -> Correctness | None:
-        """Whether what is measured computes what eager does; None for the results of the mode's first process.
+        """Return whether what is measured computes what eager does; None for the results of the mode's first process.
 
         Args:
             tried: the verdict on a trial of this mode in another process.
@@ -132,12 +132,12 @@ class Judge:
         return correctness
 
     def forget(self) -> None:
-        """What only checks need is there no more."""
+        """Forget what only checks need."""
         self.eager = self.trial_verdict = None
         self._program.forget_checks()
 
     def _trial(self, eager: list[Results]) -> Agreement:
-        """Of a stochastic workload: the verdict on it compiled with eager's random numbers, which needs a compilation
+        """Return the verdict on a stochastic workload compiled with eager's random numbers, which needs a compilation
         of its own anyway: see Note [Stochastic workloads] in `suite.measure.correctness`."""
         calls = self._compilation.calls_to_replay
         cache = Path(self._program.spec.cache_dir)
@@ -161,8 +161,8 @@ class Judge:
 
     @contextmanager
     def _algorithms(self) -> Iterator[None]:
-        """Those of a trial: see Note [Deterministic trials], and Note [Attention that drops] in
-        `suite.measure.eager_random`."""
+        """Use the algorithms of a trial inside the block: see Note [Deterministic trials], and Note [Attention that
+        drops] in `suite.measure.eager_random`."""
         workload = self._program.instance.workload
         with ExitStack() as stack:
             if self.is_tried and workload.task == "training":
@@ -192,7 +192,7 @@ class Judge:
         return correctness
 
     def _across_ranks(self, correctness: Correctness, compiled: list[Results]) -> Correctness:
-        """The correctness with what a comparison of all ranks' results adds: their digests, and norms of tensors."""
+        """Return the correctness with what a comparison of all ranks' results adds: digests, and norms of tensors."""
         said = self._program.ranks.all((correctness.digests, norms(compiled)))
         spread = largest_spread([own for _, own in said])
         return correctness.model_copy(
@@ -204,7 +204,7 @@ class Judge:
         )
 
     def _record(self, verdict: Agreement, bits: Sequence[Mapping[str, str]] = ()) -> Correctness:
-        """The verdict as a record, with what is found where results with these bits are computed once more."""
+        """Return the verdict as a record, with what is found where results with these bits are computed once more."""
         digests, varying = self._bits.repeated(bits)
         deterministic = bool(bits) and not any(varying)
         dtype = compute_dtype(self._program.instance, self._program.checked[0])
@@ -230,7 +230,7 @@ class Judge:
         return list(zip(self._program.checked, self._program.states, strict=True))
 
     def _results(self, iterate: Iterate) -> list[Results]:
-        """Results on each checked input."""
+        """Return results on each checked input."""
         return _results_of(
             self._program.instance, iterate, self._program.checked, self._program.states, self._program.spec.seed
         )
@@ -238,8 +238,8 @@ class Judge:
 
 @contextmanager
 def deterministic_algorithms() -> Iterator[None]:
-    """PyTorch's deterministic algorithms inside the block, where it has them. New memory is not filled, which would be
-    kernels that the program has not."""
+    """Use PyTorch's deterministic algorithms inside the block, where it has them. New memory is not filled, which would
+    be kernels that the program has not."""
     enabled = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     memory: Any = torch.utils.deterministic  # a module whose settings are properties
@@ -275,7 +275,7 @@ TRIAL_FOLDER = "trial"
 
 @contextmanager
 def trial_cache(cache: Path) -> Iterator[None]:
-    """Inductor and Triton use a folder in `cache` inside the block; what is loaded of either folder is forgotten."""
+    """Make Inductor and Triton use a folder in `cache` inside the block; forget what is loaded of either folder."""
     own = cache / TRIAL_FOLDER
     used = {"TORCHINDUCTOR_CACHE_DIR": own / INDUCTOR, "TRITON_CACHE_DIR": own / TRITON}
     before = {name: os.environ.get(name) for name in used}

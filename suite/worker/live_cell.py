@@ -1,4 +1,4 @@
-"""One cell alive in this process: built, checked, compiled and warmed up, then measured block by block.
+"""Keep one cell alive in this process: built, checked, compiled and warmed up, then measured block by block.
 
 It has a program (`suite.worker.cell_program`), what its mode makes of that (`suite.worker.compilation`), and a judge of
 what that computes (`suite.worker.judge`). The order of `build`, `compile` and `settle`, and why:
@@ -45,7 +45,7 @@ from suite.worker.rank_group import RankGroup
 
 
 class LiveCell:
-    """A prepared cell. `announce` is told each phase as it begins."""
+    """Run a prepared cell. `announce` is called with each phase as it begins."""
 
     def __init__(self, spec: CellSpec, announce: Callable[[str], None]) -> None:
         self._spec = spec
@@ -58,7 +58,7 @@ class LiveCell:
         self._once: MeasuredOnce | None = None
 
     def build(self) -> Built:
-        """Everything up to the real compilation.
+        """Run everything up to the real compilation.
 
         Raises:
             Unsupported: there is no GPU for a GPU cell, or it is too old.
@@ -79,7 +79,7 @@ class LiveCell:
             if has_reference_elsewhere and not self._judge.is_tried:
                 self._judge.call_uncompiled()
             if self._compilation.mode.backend is not None:
-                # Behind the trial, which takes longer than whoever is being asked about C++ to find it out.
+                # After the trial, which takes longer than another process takes to find out about C++.
                 found = start_toolchain(
                     self._program.instance.device, spec.vec_isa_ok, spec.headers_dir, being_asked=spec.being_asked
                 )
@@ -90,7 +90,8 @@ class LiveCell:
         return self._judge.is_tried and self._spec.tried_elsewhere is not None and self._program.has_room_for_trials
 
     def try_out(self, mode: str) -> Correctness:
-        """The verdict on a trial of another mode, by a built cell that does not compile. It is as before afterwards.
+        """Return the verdict on a trial of another mode, by a built cell that does not compile. The cell is as before
+        then.
 
         The trials of others follow this one (`suite.worker.compile_order`).
 
@@ -109,15 +110,15 @@ class LiveCell:
             compilation.forget_trial()
 
     def forget_trial(self) -> None:
-        """Nothing of it is left, however it has ended."""
+        """Forget the trial, however it has ended: nothing of it is left."""
         self._compilation.forget_trial()
 
     def trial_correctness(self) -> Correctness:
-        """The verdict on the trial, of a cell that has run one."""
+        """Return the verdict on the trial, of a cell that has run one."""
         return self._judge.trial_correctness()
 
     def compile(self, conditions: CompileConditions) -> None:
-        """The real compilation, recordings and warm-up."""
+        """Run the real compilation, recordings and warm-up."""
         self._compilation.compile(conditions)
 
     def settle(self, tried: Correctness | None = None, alike: Sequence[Correctness] = ()) -> Prepared:
@@ -149,7 +150,7 @@ class LiveCell:
         )
 
     def _iteration_us(self) -> float:
-        """What the mode's first process said; or taken while no other process calls, where they settle side by side.
+        """Return what the mode's first process said; or take it while no other process calls, if they settle together.
 
         Ranks have no turns: see `CellProgram.calling`.
         """
@@ -160,7 +161,7 @@ class LiveCell:
             return iteration_us(self._compilation.iterate, program.input_sets, program.timer)
 
     def measure(self, command: Measure) -> Block:
-        """One block of samples."""
+        """Measure one block of samples."""
         return measure_block(
             self._compilation.iterate,
             self._program.input_sets,
@@ -177,7 +178,7 @@ class LiveCell:
 
     @property
     def once(self) -> MeasuredOnce:
-        """What is measured once, behind the blocks."""
+        """Return what is measured once, after the blocks."""
         if self._once is None:
             program, compilation = self._program, self._compilation
             self._once = MeasuredOnce(

@@ -1,4 +1,4 @@
-"""The process that holds one cell: reads commands from one pipe, answers on another (`suite.worker.protocol`).
+"""Hold one cell in a process: read commands from one pipe, answer on another (`suite.worker.protocol`).
 
 Nothing here imports torch before the first command, because that command says which environment torch starts in. What
 libraries print goes to stdout and stderr, which are the log; messages have their own pipe.
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Server:
-    """Carries out the commands of one runner, one after another."""
+    """Carry out the commands of one runner, one after another."""
 
     def __init__(self, commands: IO[bytes], replies: IO[bytes]) -> None:
         self._commands = commands
@@ -151,7 +151,7 @@ class Server:
                     return
 
     def _try(self, spec: CellSpec) -> Tried:
-        """What goes wrong with a trial is not this cell's failure: the mode is tried once more where it is measured."""
+        """Try a mode. A failed trial is not this cell's failure: the mode is tried once more where it is measured."""
         self._enter(spec)
         from suite.worker.start import require_living_gpu, try_apart
 
@@ -173,7 +173,7 @@ class Server:
 
     @property
     def leaves_at_once(self) -> bool:
-        """Whether this process ends without taking apart what it holds: see `_leave`."""
+        """Return whether this process ends without taking apart what it holds: see `_leave`."""
         return self._leaves_at_once
 
     @property
@@ -193,7 +193,7 @@ class Server:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends this process at once.
+    """End this process at once.
 
     A process whose CUDA graphs hold collectives may not come back from freeing its communicators, and one whose
     neighbour is gone waits for it. Any other takes a second or more to free graphs and modules one by one, which the
@@ -230,7 +230,7 @@ def enter_environment(spec: CellSpec) -> None:
 
 
 def failure(error: Exception | SystemExit, phase: str) -> Failed:
-    """What the runner is told of an exception: a status, and one line that names phase and cause."""
+    """Return what the runner must know of an exception: a status, and one line that names phase and cause."""
     return Failed(
         status=status_of(error, phase),
         error=f"{phase}: {type(error).__name__}: {_summary(error)}",
@@ -239,7 +239,7 @@ def failure(error: Exception | SystemExit, phase: str) -> Failed:
 
 
 def status_of(error: BaseException, phase: str) -> Status:
-    """The status an exception ends a cell with. Lack of memory comes first, however deep it is wrapped."""
+    """Return the status an exception ends a cell with. Lack of memory comes first, however deep it is wrapped."""
     if any(_is_out_of_memory(cause) for cause in _causes(error)):
         return Status.OOM
     if isinstance(error, CellError):
@@ -259,7 +259,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Torch's own class, the host's, and the driver's or a library's refusal, which is told by its text alone."""
+    """Return whether it is torch's own class, the host's, or a refusal of the driver or a library, told by its text."""
     text = str(error)
     return (
         isinstance(error, MemoryError)
@@ -271,7 +271,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _summary(error: BaseException) -> str:
-    """The message's first line, and the second if the first ends with a colon, as those of failed backends do."""
+    """Return the message's first line, and the second if the first ends with a colon, as of failed backends."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return "(no message)"

@@ -1,6 +1,6 @@
-"""What of a cell is measured once, behind its timed blocks: Encore's report, memory, copies, other metrics, a profile.
+"""Measure once, after a cell's timed blocks: Encore's report, memory, copies, other metrics, a profile.
 
-It takes three steps. What needs no profiler comes first, for a profiler slows down all launches behind it. Then the
+It takes three steps. What needs no profiler comes first, for a profiler slows down all launches after it. Then the
 profiler is loaded, which takes seconds and times nothing, so that all cells of a workload can do it at the same time.
 Then the cell is profiled, while no other is at work.
 """
@@ -27,7 +27,7 @@ from suite.worker.captured_iteration import CapturedIteration
 
 @dataclass(slots=True)
 class MeasuredOnce:
-    """The once-measured part of one cell.
+    """Measure the part of one cell that is measured once.
 
     Attributes:
         iterate: one iteration; the number says which of the input sets it takes, all numbers are allowed.
@@ -63,7 +63,7 @@ class MeasuredOnce:
         return self.device.type == "cuda"
 
     def without_profiler(self) -> Metrics:
-        """The first step, and what it finds. On a GPU nothing else may be at work, for some of it is timed."""
+        """Take the first step, and return what it finds. On a GPU nothing else may be at work: some of it is timed."""
         report = encore_report() if self.mode.backend == "encore" else None
         memory = self._replay_memory()
         cell = PreparedCell(self.iterate, self.device, self.mode, self.largest, self.core, self.module)
@@ -74,13 +74,13 @@ class MeasuredOnce:
         return found
 
     def load_profiler(self) -> None:
-        """The second step. What others do meanwhile does not matter."""
+        """Take the second step. What others do meanwhile does not matter."""
         if self._on_gpu:
             load_profiler(self.iterate)
         self._loaded = True
 
     def whole(self) -> Metrics:
-        """The third step, and those before it that were not taken."""
+        """Take the third step, and those before it that were not taken."""
         found = self._without_profiler or self.without_profiler()
         if not self._loaded:
             self.load_profiler()
@@ -110,7 +110,7 @@ class MeasuredOnce:
         return found.model_copy(update=profiled)
 
     def kernels(self) -> Metrics:
-        """Which kernels an iteration runs, what Encore says, and nothing else."""
+        """Return which kernels an iteration runs, what Encore says, and nothing else."""
         report = encore_report() if self.mode.backend == "encore" else None
         kernels = kernels_of(self.iterate, self.sources.digests()) if self._on_gpu else None
         return _nothing().model_copy(update={"encore_report": report, "kernels": kernels})

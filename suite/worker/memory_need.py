@@ -1,4 +1,4 @@
-"""How much GPU memory a workload needs at least: found from fake tensors, before anything is put on a GPU.
+"""Estimate the least GPU memory a workload needs: from fake tensors, before anything is put on a GPU.
 
 Eager runs in every cell, because results are compared with its own. What its forward holds at once, a training
 workload's saved activations included, must therefore fit together with the weights and all input sets. Caching,
@@ -32,7 +32,7 @@ generation, is not worth the wait."""
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes on the GPU of one workload.
+    """Hold the bytes on the GPU of one workload.
 
     Attributes:
         weights: parameters and buffers, shared ones once.
@@ -51,11 +51,11 @@ class MemoryNeed:
     whole: bool
 
     def with_input_sets(self, count: int) -> int:
-        """What a cell needs that holds `count` input sets."""
+        """Return what a cell needs that holds `count` input sets."""
         return self.peak + (count - 1) * self.inputs
 
     def beyond(self, available: int, input_sets: int) -> str | None:
-        """What to say if a GPU with `available` bytes is too small; None if it may be enough."""
+        """Return what to say if a GPU with `available` bytes is too small; None if it may be enough."""
         needed = self.with_input_sets(input_sets)
         if needed <= available:
             return None
@@ -69,7 +69,7 @@ class MemoryNeed:
 def require_memory(
     workload: Workload, *, variant: str | None, size: Size, input_sets: int, available: int, cells: int = 1
 ) -> int | None:
-    """Checks that `available` bytes of a GPU may be enough for so many cells of `workload` at the same time.
+    """Check that `available` bytes of a GPU may be enough for so many cells of `workload` at the same time.
 
     What eager needs stands for all of them: between two calls, a cell holds what its program took at most.
 
@@ -104,7 +104,7 @@ def require_memory(
 
 
 def memory_need(workload: Workload, *, variant: str | None = None, size: Size = "full") -> MemoryNeed:
-    """The least memory of `workload`, by one eager forward on fake CUDA tensors. Needs no GPU; takes seconds.
+    """Return the least memory of `workload`, by one eager forward on fake CUDA tensors. Needs no GPU; takes seconds.
 
     Sets the global seeds, as building a workload does.
     """
@@ -137,12 +137,12 @@ def memory_need(workload: Workload, *, variant: str | None = None, size: Size = 
 
 
 class _Enough(Exception):
-    """As many operators were followed as are to be."""
+    """Report that as many operators were followed as are to be."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """Storages on the GPU that live now, each counted once, and the most that lived at a time, in bytes."""
+    """Count storages on the GPU that live now, each once, and the most that lived at a time, in bytes."""
 
     now: int = 0
     peak: int = 0
@@ -170,7 +170,7 @@ class _Held:
 
 
 def _followed(held: _Held) -> AbstractContextManager[Any]:
-    """A mode under which `held` takes the result of every operator, and which ends the program at the limit."""
+    """Return a mode under which `held` takes the result of every operator, and which ends the program at the limit."""
     followed = 0
 
     class Following(torch_internals.TorchDispatchMode):
@@ -188,7 +188,7 @@ def _followed(held: _Held) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _autocast(workload: Workload) -> Iterator[None]:
-    """Autocast under an amp policy, as on a GPU: `torch.autocast` does nothing where there is none."""
+    """Use autocast under an amp policy, as on a GPU: `torch.autocast` does nothing where there is none."""
     dtype = autocast_dtype(workload.dtype_policy, "cuda")
     if dtype is None:
         yield

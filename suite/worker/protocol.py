@@ -1,4 +1,4 @@
-"""What runner and worker say to each other: one JSON object per line, over two pipes.
+"""Define what runner and worker say to each other: one JSON object per line, over two pipes.
 
 A worker holds one cell. It is started as `suite.worker.main --read FD --write FD`; its stdout and stderr go to a
 log file, so nothing a library prints can be taken for a message. The runner sends commands and gets at least one reply
@@ -34,13 +34,13 @@ WAITING = "wait"
 """The phase in which a worker waits for others, who compare one after another."""
 PHASES = ("build", "check", WAITING, "compare", "compile", "warm-up", "settle", "measure", "metrics")
 """Phases in the order a cell goes through them, as the progress display names them. What is compared on a trial is
-compared before it compiles, everything else behind its warm-up."""
+compared before it compiles, everything else after its warm-up."""
 BLOCKS_PER_CORE = 10
 """Blocks after which another core is taken: one with a busy neighbour must not have all of them."""
 
 
 class CellSpec(RunSettings):
-    """Everything a worker needs to know of its cell: the settings of its run, and what is its own.
+    """Hold everything a worker needs to know of its cell: the settings of its run, and what is its own.
 
     `cpu_threads` is this worker's share of the cores while modes are at work side by side, `compile_threads` how many
     it may compile with. `cache_dir` is where compiled kernels go: one folder for all modes of a workload.
@@ -83,7 +83,7 @@ class CellSpec(RunSettings):
 
 
 class Start(Record):
-    """What needs no GPU and is the same for every cell, before it is known what else the cell is to be told.
+    """Start what needs no GPU and is the same for every cell, before it is known what else the cell needs.
 
     `asked`: the cell is to find out what the host's compilers can do, for all that come after it.
     """
@@ -99,21 +99,21 @@ class Prepare(Record):
 
 
 class Compile(Record):
-    """`conditions` are noted with the compile times."""
+    """Compile the cell. `conditions` are noted with the compile times."""
 
     do: Literal["compile"] = "compile"
     conditions: CompileConditions
 
 
 class Try(Record):
-    """To a cell that is built, or that waits: try this mode, and forget what was compiled for it."""
+    """Try this mode in a cell that is built, or that waits, and forget what was compiled for it."""
 
     do: Literal["try"] = "try"
     spec: CellSpec
 
 
 class Settle(Record):
-    """Apart from `compile`, for Encore may time calls here, and such a cell settles alone.
+    """Settle the cell. Apart from `compile`, for Encore may time calls here, and such a cell settles alone.
 
     `tried`: the verdict on the mode's trial, from another process. `alike`: those on other modes of the workload. Who
     has their bits is as right as they are.
@@ -125,7 +125,8 @@ class Settle(Record):
 
 
 class Measure(Record):
-    """`lead_in` iterations come before the samples; `core` is the one to bind the calling thread to, None for none."""
+    """Measure a block. `lead_in` iterations precede the samples; `core` is the one to bind the calling thread to, or
+    None."""
 
     do: Literal["measure"] = "measure"
     process: int = 0
@@ -138,20 +139,20 @@ class Measure(Record):
 
 
 class MeasureOnce(Record):
-    """Metrics that need no profiler. They are handed out before there is one, which may end the worker; `metrics` has
+    """Measure what needs no profiler. The answer is sent before there is one, which may end the worker; `metrics` has
     them, too."""
 
     do: Literal["once"] = "once"
 
 
 class LoadProfiler(Record):
-    """Apart from `once`, which times some things: all cells load theirs at the same time."""
+    """Load the profiler. Apart from `once`, which times some things: all cells load theirs at the same time."""
 
     do: Literal["profiler"] = "profiler"
 
 
 class CollectMetrics(Record):
-    """`kernels_only`: what a mode's later processes are asked for."""
+    """Collect metrics. `kernels_only`: what a mode's later processes are asked for."""
 
     do: Literal["metrics"] = "metrics"
     kernels_only: bool = False
@@ -167,8 +168,8 @@ class Phase(Record):
 
 
 class Built(Record):
-    """`vec_isa_ok`: whether C++ can use all vector instructions of the CPU; None: not known. `was_tried`: the cell has
-    tried its program itself."""
+    """Answer that the cell is built. `vec_isa_ok`: whether C++ can use all vector instructions of the CPU; None: not
+    known. `was_tried`: the cell has tried its program itself."""
 
     type: Literal["built"] = "built"
     vec_isa_ok: bool | None = None
@@ -180,7 +181,7 @@ class Compiled(Record):
 
 
 class Tried(Record):
-    """`correctness` None: it could not be tried, for the reason `error`."""
+    """Answer a trial. `correctness` None: it could not be tried, for the reason `error`."""
 
     type: Literal["tried"] = "tried"
     correctness: Correctness | None
@@ -188,7 +189,8 @@ class Tried(Record):
 
 
 class Prepared(Record):
-    """`correctness` None: the digests are the known ones. `iteration_us` is the time of an iteration, roughly."""
+    """Answer that the cell is prepared. `correctness` None: the digests are the known ones. `iteration_us` is the time
+    of an iteration, roughly."""
 
     type: Literal["prepared"] = "prepared"
     parameters: int
@@ -205,7 +207,7 @@ class Measured(Record):
 
 
 class Done(Record):
-    """To a command that asks for nothing."""
+    """Answer a command that asks for nothing."""
 
     type: Literal["done"] = "done"
 
@@ -216,7 +218,7 @@ class Collected(Record):
 
 
 class Failed(Record):
-    """The worker could not go on; it ends after sending this."""
+    """Report that the worker could not go on; it ends after sending this."""
 
     type: Literal["failed"] = "failed"
     status: Status
@@ -237,12 +239,12 @@ REPLIES: TypeAdapter[Reply] = TypeAdapter(Reply)
 
 
 def encode(message: Record) -> bytes:
-    """One message as a line."""
+    """Return one message as a line."""
     return message.model_dump_json().encode() + b"\n"
 
 
 def core_for(block: int, cores: Sequence[int], *, process: int = 0, rank: int = 0, ranks: int = 1) -> int | None:
-    """The core that the calling threads of all modes are bound to in this block; None without a choice.
+    """Return the core that the calling threads of all modes are bound to in this block; None without a choice.
 
     Each process of a mode begins on another, or few long blocks would all be on one; each rank has its own.
     """
@@ -253,31 +255,31 @@ def core_for(block: int, cores: Sequence[int], *, process: int = 0, rank: int = 
 
 
 class CellError(Exception):
-    """The cell cannot be measured; `status` is how it ends."""
+    """Report that the cell cannot be measured; `status` is how it ends."""
 
     status = Status.RUN_ERROR
 
 
 class Unsupported(CellError):
-    """This machine cannot run the cell."""
+    """Report that this machine cannot run the cell."""
 
     status = Status.UNSUPPORTED
 
 
 class OomExpected(CellError):
-    """The workload needs more memory than this GPU has; nothing was put on it."""
+    """Report that the workload needs more memory than this GPU has; nothing was put on it."""
 
     status = Status.OOM_EXPECTED
 
 
 class OomTogether(CellError):
-    """The modes that should be on this GPU at the same time need more memory than it has; fewer may fit."""
+    """Report that the modes that should be on this GPU at the same time need more memory than it has; fewer may fit."""
 
     status = Status.OOM
 
 
 class Inaccurate(CellError):
-    """The mode computes something else than eager."""
+    """Report that the mode computes something else than eager."""
 
     status = Status.FAIL_ACCURACY
 

@@ -1,4 +1,4 @@
-"""What a worker does together with the other ranks of its cell, where a workload is split over several GPUs.
+"""Synchronize a worker with the other ranks of its cell, where a workload is split over several GPUs.
 
 Ranks take every decision that changes how often the program is called together, for a call is a collective: a rank that
 calls once more than the others waits for ever. What they tell each other goes over gloo, between hosts' memories, and
@@ -18,33 +18,33 @@ from suite.measure.timing import DeviceTimer
 from suite.worker.protocol import CellSpec
 
 START_MARGIN_NS = 300_000
-"""How long before a common start the ranks agree on it: longer than the news of it takes to the last one."""
+"""Time before a common start at which the ranks agree on it: longer than the message takes to reach the last one."""
 
 
 class Alone:
-    """A cell of one process."""
+    """Stand for the ranks of a cell of one process."""
 
     count = 1
 
     def any(self, flag: bool) -> bool:
-        """Whether a rank says so."""
+        """Return whether the flag is set on a rank."""
         return flag
 
     def all(self, value: Any) -> list[Any]:
-        """What each rank says, by rank."""
+        """Return each rank's value, by rank."""
         return [value]
 
     def largest(self, value: float) -> float:
-        """The largest of what the ranks say."""
+        """Return the largest of the ranks' values."""
         return max(self.all(value))
 
     def timer(self, timer: DeviceTimer) -> DeviceTimer:
-        """The timer, whose `start` all ranks leave at the same time."""
+        """Return the timer, whose `start` all ranks leave at the same time."""
         return timer
 
 
 class RankGroup(Alone):
-    """One of several processes, each with a GPU of its own (or a CPU's threads).
+    """Hold one of several processes, each with a GPU of its own (or a CPU's threads).
 
     Attributes:
         count: how many there are.
@@ -52,7 +52,7 @@ class RankGroup(Alone):
     """
 
     def __init__(self, spec: CellSpec) -> None:
-        """Meets the others.
+        """Meet the other ranks.
 
         Raises:
             RuntimeError: they cannot be reached.
@@ -72,23 +72,23 @@ class RankGroup(Alone):
         self._hosts = torch.distributed.new_group(backend="gloo")
 
     def any(self, flag: bool) -> bool:
-        """Whether a rank says so. All wait for all."""
+        """Return whether the flag is set on a rank. All wait for all."""
         said = torch.tensor([int(flag)])
         torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MAX, group=self._hosts)
         return bool(said)
 
     def all(self, value: Any) -> list[Any]:
-        """What each rank says, by rank. All wait for all."""
+        """Return each rank's value, by rank. All wait for all."""
         said: list[Any] = [None] * self.count
         torch.distributed.all_gather_object(said, value, group=self._hosts)
         return said
 
     def timer(self, timer: DeviceTimer) -> DeviceTimer:
-        """See `TimedTogether`."""
+        """Return the timer as a `TimedTogether`."""
         return TimedTogether(timer, self)
 
     def start_together(self) -> None:
-        """Returns at the same time on all ranks: the clock of a host is that of all its processes."""
+        """Return at the same time on all ranks: the clock of a host is that of all its processes."""
         start = torch.tensor([time.perf_counter_ns() + START_MARGIN_NS])
         torch.distributed.all_reduce(start, torch.distributed.ReduceOp.MAX, group=self._hosts)
         while time.perf_counter_ns() < int(start):
@@ -96,7 +96,7 @@ class RankGroup(Alone):
 
 
 class TimedTogether:
-    """A timer that starts when all ranks do, so that the slowest rank's time is that of the whole program."""
+    """Start a timer when all ranks do, so that the slowest rank's time is that of the whole program."""
 
     def __init__(self, timer: DeviceTimer, ranks: RankGroup) -> None:
         self._timer = timer
@@ -117,5 +117,5 @@ class TimedTogether:
 
 
 def join(spec: CellSpec) -> Alone:
-    """The ranks of a cell: this process alone, or all of them once they have met."""
+    """Return the ranks of a cell: this process alone, or all of them once they have met."""
     return Alone() if spec.tp in (None, 1) else RankGroup(spec)

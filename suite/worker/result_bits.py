@@ -1,4 +1,4 @@
-"""The bits of a cell's results: whether they are those of another process or mode, and the same in each call.
+"""Compare the bits of a cell's results: with those of another process or mode, and from call to call.
 
 Of a tensor that has other bits in each call they compare a sketch (`suite.measure.fingerprint`).
 """
@@ -16,20 +16,20 @@ from suite.worker.compilation import Compilation
 
 
 class ResultBits:
-    """Those of what a compilation computes on the checked inputs of its program."""
+    """Take the bits of what a compilation computes on the checked inputs of its program."""
 
     def __init__(self, program: CellProgram, compilation: Compilation) -> None:
         self._program = program
         self._compilation = compilation
 
     def as_in_the_first_process(self) -> bool:
-        """Whether they are those that the mode's first process has found."""
+        """Return whether they are those that the mode's first process has found."""
         return self.as_known(self._program.spec.known_digests or [], self._program.spec.known_varying)
 
     def as_known(
         self, known_digests: Sequence[str], known_varying: Sequence[Mapping[str, Sequence[float]]] | None
     ) -> bool:
-        """Whether the compiled iteration has these digests, and what varies from call to call is within the
+        """Return whether the compiled iteration has these digests, and what varies from call to call is within the
         tolerance."""
         varying = known_varying or [{}] * len(self._program.checked)
         tolerance = tolerance_of(self._program.instance, self._program.checked[0])
@@ -47,13 +47,13 @@ class ResultBits:
     def of_run(
         self, inputs: Inputs, state: State, sketched: Collection[str] = ()
     ) -> tuple[dict[str, str], dict[str, list[float]]]:
-        """Of what the compiled iteration computes the bits, and sketches of some tensors: see `bits_of_run`."""
+        """Return the bits of what the compiled iteration computes, and sketches of some tensors: see `bits_of_run`."""
         return bits_of_run(
             self._program.instance, self._compilation.iterate, inputs, state, self._program.spec.seed, sketched
         )
 
     def repeated(self, bits: Sequence[Mapping[str, str]]) -> tuple[list[str], list[dict[str, list[float]]]]:
-        """Digests, and sketches of the tensors that vary from call to call, each by input set.
+        """Return digests, and sketches of the tensors that vary from call to call, each by input set.
 
         `bits` are those of the calls before; they are made again, to see which tensors stay the same. One that varies
         on an input set counts as varying on all: two calls may have the same bits by chance.

@@ -1,4 +1,4 @@
-"""What a process does while others compile: import what its cell will need, and start the compilers.
+"""Prepare a process while others compile: import what its cell will need, and start the compilers.
 
 This module imports torch; the worker imports it once the environment variables of the cell are set.
 
@@ -24,7 +24,7 @@ from suite.worker.protocol import Built, CellSpec
 
 
 def start(spec: CellSpec, *, asked: bool = False) -> Built:
-    """What a process does while others compile: import what the cell will need, without a GPU.
+    """Import what the cell will need, without a GPU, while others compile.
 
     It starts the compilers too, once it is known what they can do, or where it is `asked` to find that out.
     """
@@ -45,7 +45,7 @@ def start(spec: CellSpec, *, asked: bool = False) -> Built:
 
 
 def try_apart(spec: CellSpec, announce: Callable[[str], None]) -> Correctness:
-    """The verdict on a trial of the mode, in a process that measures something later. Nothing of it is left.
+    """Return the verdict on a trial of the mode, in a process that measures something later. Nothing of it is left.
 
     Raises:
         Inaccurate: the trial differs from eager by more than its precision explains.
@@ -61,6 +61,6 @@ def try_apart(spec: CellSpec, announce: Callable[[str], None]) -> Correctness:
 
 
 def require_living_gpu(device: str) -> None:
-    """Raises what a fault on the GPU has left this process with, if there was one: it can do nothing more there."""
+    """Raise what a fault on the GPU has left this process with, if there was one: it can do nothing more there."""
     if device == "cuda":
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Metrics that bring everything along: how they are measured, their place in the row, and their part of the report.
+"""Find metrics that bring everything along: how they are measured, their place in the row and in the report.
 
 A module of this package that holds a `METRIC` is found by itself: nothing else is edited. The worker measures each once
 per cell, after the timed blocks and before the profiler runs; the values stand in the row under `metrics.more`; the
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCell:
-    """What a metric is measured on: a workload in a mode that is compiled, warmed up and settled.
+    """Hold what a metric is measured on: a workload in a mode that is compiled, warmed up and settled.
 
     Attributes:
         iterate: runs one iteration; the number says which of the prepared inputs it takes, and all numbers are allowed.
@@ -48,7 +48,7 @@ class PreparedCell:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. Its module imports heavy libraries inside of functions, because reports import it too.
+    """Describe one metric. Its module imports heavy libraries inside of functions, because reports import it too.
 
     Attributes:
         name: of its table and its CSV file; also its key in the row.
@@ -66,13 +66,13 @@ class Metric:
     standing: Callable[[Cell], Mapping[str, float | None]] | None = None
 
     def of_row(self, row: Cell) -> Mapping[str, float | None]:
-        """The values that reports show of a cell."""
+        """Return the values that reports show of a cell."""
         if row.metrics is None:
             return {}
         return row.metrics.more.get(self.name, {}) if self.standing is None else self.standing(row)
 
     def values(self, cell: PreparedCell) -> dict[str, float | None]:
-        """The measured values.
+        """Return the measured values.
 
         Raises:
             KeyError: a value has no column.
@@ -85,6 +85,6 @@ class Metric:
 
 @cache
 def metrics() -> tuple[Metric, ...]:
-    """All metrics, by the names of their modules."""
+    """Return all metrics, by the names of their modules."""
     modules = (import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__))
     return tuple(module.METRIC for module in modules)

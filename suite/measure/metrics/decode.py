@@ -1,4 +1,4 @@
-"""Generation token by token: how long the prompt and a step take, and how many tokens come in a second.
+"""Time generation token by token: how long the prompt and a step take, and how many tokens come in a second.
 
 Whole generations are timed without a wait inside; prompt and steps in other generations, with a wait around each. A
 wait hides what the host does meanwhile, so two modes may be in another order there.
@@ -21,7 +21,7 @@ ROUNDS = 20
 
 
 def decode_us(cell: PreparedCell) -> Mapping[str, float | None]:
-    """Medians over generations, in microseconds; nothing of programs that do not say when a step begins."""
+    """Return medians over generations, in microseconds; nothing of programs that do not say when a step begins."""
     from models.nanogpt.decoding import Generation
     from suite.measure.timing import bound_to, timer_for
 

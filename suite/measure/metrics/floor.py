@@ -1,4 +1,4 @@
-"""Distance to the floor: how long an iteration takes, compared with its CUDA graphs alone.
+"""Measure the distance to the floor: how long an iteration takes, compared with its CUDA graphs alone.
 
 No host program that launches these graphs can be faster than launching them one after another and waiting.
 """
@@ -19,12 +19,12 @@ MOST_LAUNCHES_WITH_ONE_WAIT = 32
 
 
 def samples_of(iteration_us: float) -> int:
-    """How many iterations are taken: as many as fit into `LONGEST_S`, not fewer than `FEWEST` or more than `MOST`."""
+    """Return how many iterations to take: as many as fit into `LONGEST_S`, from `FEWEST` to `MOST`."""
     return min(MOST, max(FEWEST, int(LONGEST_S * 1e6 / max(iteration_us, 1.0))))
 
 
 def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
-    """Medians of some iterations (`samples_of`), and of as many of their graphs, each waited for.
+    """Return medians of some iterations (`samples_of`), and of as many of their graphs, each waited for.
 
     All are taken on one core (`PreparedCell.core`), the same for every mode. The inputs move from iteration to
     iteration as in the timed blocks. Ranks of one cell take equally many, for an iteration of one waits for the
@@ -59,9 +59,9 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
 
 
 def standing(row: Cell) -> Mapping[str, float | None]:
-    """The values in a row. Rows from before the graphs were counted have no floor where an iteration launches many: one
-    wait was taken for all of them then, and its error counts as often as there are graphs. Rows of several ranks from
-    before the core was noted have nothing: all ranks were on one core then, and waited for each other."""
+    """Return the values in a row. Rows from before the graphs were counted have no floor where an iteration launches
+    many: one wait was taken for all of them then, and its error counts as often as there are graphs. Rows of several
+    ranks from before the core was noted have nothing: all ranks were on one core then, and waited for each other."""
     metrics = row.metrics
     values = metrics.more.get(METRIC.name, {}) if metrics else {}
     if "core" not in values and len(row.ranks) > 1:

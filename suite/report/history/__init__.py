@@ -1,4 +1,4 @@
-"""The history of recorded runs: one row for each workload and mode, tables over runs, and what is kept in git."""
+"""Keep the history of recorded runs: one row for each workload and mode, tables over runs, and what is kept in git."""
 
 from suite.report.history.rows import HistoryRow, read_history, rows_of, write_history
 

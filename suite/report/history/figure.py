@@ -1,4 +1,4 @@
-"""The history as a picture: workloads by commits, with the speed-up in every field."""
+"""Draw the history: workloads by commits, with the speed-up in every field."""
 
 from __future__ import annotations
 

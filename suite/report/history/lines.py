@@ -1,4 +1,4 @@
-"""A line for each workload: its speed-up at one commit after another."""
+"""Arrange the history as a line for each workload: its speed-up at one commit after another."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Speedup = tuple[float, float, float]
-"""How many times faster, with the ends of its 95 % interval."""
+"""A speed-up, with the ends of its 95 % interval."""
 _MARKS = {-1: "-", 0: " ", 1: "+"}
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryLines:
-    """The speed-up of `mode` over `over` on one device: `speedups[workload][i]` at `commits[i]`, or None.
+    """Hold the speed-up of `mode` over `over` on one device: `speedups[workload][i]` at `commits[i]`, or None.
 
     `commits` are (short commit, date of its first run), oldest first. Runs of one commit share a column; of a workload
     that several of them have, the newest counts.

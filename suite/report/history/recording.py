@@ -40,7 +40,7 @@ _WHAT = {
     "micro-feeds": "`encore micro feeds`",
     "micro-indirection": "`encore micro indirection`",
 }
-"""What wrote the files of a folder that holds no run, by the beginning of its name."""
+"""Commands that wrote the files of a folder that holds no run, by the beginning of its name."""
 _MOST_NAMES = 6
 """Workloads and modes are counted instead of named where there are more."""
 
@@ -80,7 +80,7 @@ def pack_cells(cells: Iterable[Cell], folder: Path) -> None:
 
 
 def retire_runs(folders: Sequence[Path], history: Path) -> None:
-    """Show sure that the history has the rows of runs, then delete the runs.
+    """Add the rows of runs to the history, then delete the runs.
 
     Raises:
         InvalidResults: a file of a run has wrong fields.

@@ -1,4 +1,4 @@
-"""One row for each workload and mode of every recorded run, kept in `results/history.csv`."""
+"""Keep one row for each workload and mode of every recorded run in `results/history.csv`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BASELINES = ("compile", "graph")
 
 @dataclass(frozen=True, slots=True)
 class HistoryRow:
-    """A workload in one mode of one run.
+    """Hold a workload in one mode of one run.
 
     Times are medians in microseconds over all samples: `host_us` of an iteration from its start to its completion,
     `kernel_us` of its kernels alone. `over_compile` and `over_graph` say how many times faster the mode is than these
@@ -59,7 +59,7 @@ class HistoryRow:
 
 
 def rows_of(run: Run) -> list[HistoryRow]:
-    """Show the rows of a run, in the order of its cells.
+    """Return the rows of a run, in the order of its cells.
 
     Raises:
         EncoreError: a recorded time is not positive.

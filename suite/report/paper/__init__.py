@@ -1,4 +1,4 @@
-"""The papers' figures and tables, made from results alone: a registry, and one module for each kind."""
+"""Make the papers' figures and tables from results alone: a registry, and one module for each kind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXHIBITS: dict[str, Exhibit] = {
         key=_place,
     )
 }
-"""By name: GraCE's are called as in the paper ("fig10"), the others have the source in front ("pygraph-fig7")."""
+"""Exhibits by name: GraCE's are called as in the paper ("fig10"), others have the source in front ("pygraph-fig7")."""
 
 __all__ = ["EXHIBITS", "Exhibit", "Made", "Point", "Results", "find_exhibits"]
 

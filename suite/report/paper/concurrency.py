@@ -1,4 +1,4 @@
-"""The gain of independent kernels that run at the same time, by workload: mode `lanes` over mode `lean`.
+"""Show the gain of independent kernels that run at the same time, by workload: mode `lanes` over mode `lean`.
 
 No paper has this figure. It stands with GraCE's, whose workloads it is of.
 """
@@ -34,7 +34,7 @@ GRAPHS = "graphs alone"
 
 
 class RacedGraph(BaseModel):
-    """Holds what a row's report says of one CUDA graph; fields of other versions are passed over."""
+    """Hold what a row's report says of one CUDA graph; fields of other versions are passed over."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

@@ -1,4 +1,4 @@
-"""Coverage and copies of the papers: GraCE's and PyGraph's Tables 2 and 3, and what copies cost."""
+"""Show coverage and copies of the papers: GraCE's and PyGraph's Tables 2 and 3, and what copies cost."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from suite.results.errors import WrongUse
 from suite.results.store import describe, read_unpacked
 
 _PHASES = {"compiling": ("compile", "recording"), "replaying": ("replay", "steady")}
-"""What rows of the suite and rows of programs call each phase."""
+"""Names of each phase in rows of the suite and in rows of programs."""
 
 
 def make_memory(exhibit: Exhibit, results: Results) -> Made:

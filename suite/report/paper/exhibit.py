@@ -28,7 +28,7 @@ NOT_HELD = "not known here"
 """Stands for values that a paper prints and `results/published.json` lacks."""
 VOID = "other kernels"
 NOTHING = Provenance("no run was given", "nothing measured", None, "none", None, count=0)
-"""Of what rests on no result at all."""
+"""Provenance of what rests on no result at all."""
 _VERDICTS = {
     Verdict.FAST: "faster",
     Verdict.SAME: "the same",
@@ -43,7 +43,7 @@ Means = dict[tuple[str, str], stats.GeometricMean]
 
 @dataclass(frozen=True)
 class Results:
-    """Everything exhibits are made of. Whatever was not given is missing, and is marked so."""
+    """Hold everything exhibits are made of. Whatever was not given is missing, and is marked so."""
 
     published: Published
     ratios: Ratios | None = None
@@ -142,7 +142,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Says what an exhibit comes to, in one line: a quantity as published and as measured."""
+    """Hold what an exhibit comes to, in one line: a quantity as published and as measured."""
 
     quantity: str
     published: str | float | int | None
@@ -151,7 +151,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An exhibit made: its table always, its figure where there is one to draw, and where its numbers are from."""
+    """Hold an exhibit: its table always, its figure where there is one to draw, and where its numbers are from."""
 
     table: Table
     chart: Chart | LineChart | None
@@ -161,14 +161,14 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """A figure or table of a paper, as this suite can make it.
+    """Describe a figure or table of a paper, as this suite can make it.
 
     Attributes:
         name: how `encore report --only` calls it: "fig10", "pygraph-table2".
         source: key of the paper in `results/published.json`.
         number: what the paper calls it: "Fig. 10".
         shows: what it shows, in one line.
-        differs: what is measured otherwise than in the paper, beyond GPU and versions.
+        differs: what is measured differently from the paper, beyond GPU and versions.
         make: makes table and figure.
         needs_runs: False for what is known without any run.
     """
@@ -183,7 +183,7 @@ class Exhibit:
 
     @property
     def stem(self) -> str:
-        """Name of its files: those of the papers are apart from the report's own."""
+        """Return the stem of the names of its files: those of the papers are apart from the report's own."""
         return f"paper_{self.name.replace('-', '_')}"
 
     def title(self, published: Published) -> str:
@@ -220,7 +220,7 @@ GEOMEAN = "geomean"
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A number with its interval, or why there is none. `missing` may stand next to a number that is in no mean."""
+    """Hold a number with its interval, or why there is none. `missing` may stand next to a number that no mean has."""
 
     number: float | None = None
     interval: tuple[float, float] | None = None
@@ -230,7 +230,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One bar of each group and one column of the table.
+    """Describe one bar of each group and one column of the table.
 
     Attributes:
         name: how bars are called; a mode has its colour.
@@ -256,7 +256,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Stands for a series in the group of means. `low` and `high` are None where it has no interval."""
+    """Hold the mean of a series in the group of means. `low` and `high` are None where it has no interval."""
 
     value: float
     count: int
@@ -266,7 +266,7 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Holds what all rows of an exhibit share.
+    """Hold what all rows of an exhibit share.
 
     Attributes:
         unit: how the table's columns end: "speedup", "percent", "bytes", "ratio".

@@ -21,7 +21,7 @@ _SPLIT = re.compile(rf"{TP_MARK}(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class _Gains:
-    """Holds how many times faster than without CUDA graphs, and of what, by mode, slowest first.
+    """Hold how many times faster than without CUDA graphs, and of what, by mode, slowest first.
 
     `unit` is what is counted, `papers` the mode that stands for the paper's CUDA graphs. `undecided` are groups of
     graphs that were timed, and how they are to be served is not decided: they are in no mode.

@@ -1,4 +1,4 @@
-"""NanoGPT's numbers: a decode step, speed-ups by the length of the generation, and what a mode costs before it pays.
+"""Show nanoGPT's numbers: a decode step, speed-ups by the length of the generation, and what a mode costs at first.
 
 They are rows of the workloads NANOGPT-<prompt>-<tokens> like any other's: the ratio of whole generations is that of two
 rows, and the metric `decode` has the times of steps, of the prompt, and tokens per second.
@@ -73,7 +73,7 @@ class _Configuration(Record):
 
 
 class _Recording(Record):
-    """Holds what `encore run nanogpt` wrote until nanoGPT became workloads: a generation of each configuration per
+    """Hold what `encore run nanogpt` wrote until nanoGPT became workloads: a generation of each configuration per
     round."""
 
     nanogpt_schema_version: int

@@ -1,4 +1,4 @@
-"""Speed-ups of the papers: GraCE Figs. 3, 10, 11 and 12 (over several GPUs), PyGraph Figs. 7 and 8."""
+"""Show speed-ups of the papers: GraCE Figs. 3, 10, 11 and 12 (over several GPUs), PyGraph Figs. 7 and 8."""
 
 from __future__ import annotations
 

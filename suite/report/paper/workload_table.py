@@ -1,4 +1,4 @@
-"""GraCE Table 1, PyGraph Table 1: the workloads, as published and as this suite has them."""
+"""Show GraCE's and PyGraph's Table 1: the workloads, as published and as this suite has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`encore compare BASE NEW`: decide whether NEW is slower, by ratios within each run."""
+"""Decide whether NEW is slower than BASE, by ratios within each run: `encore compare BASE NEW`."""
 
 from suite.report.two_runs.change import Change
 from suite.report.two_runs.pairs import Comparison, Mean, Outcome, Pair, Side, compare_sides, find_side

@@ -41,7 +41,7 @@ LogRatios = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Says how many times faster NEW is than BASE, with its 95 % interval [low, high].
+    """Hold how many times faster NEW is than BASE, with its 95 % interval [low, high].
 
     `count` is the number of ratios that it is a mean of. `error` is the standard error of log(value), and `freedom`
     the degrees of freedom that it was estimated with; both are needed for means over workloads.
@@ -122,7 +122,7 @@ _VOID = (Kernels.RETUNED, Kernels.OTHER)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A change with what it was made from: the baseline and the ratios over it in BASE and in NEW.
+    """Hold a change with what it was made from: the baseline and the ratios over it in BASE and in NEW.
 
     `reason` says why there is no change. Two modes of one run have no baseline: one is compared with the other.
     """
@@ -134,7 +134,7 @@ class Found:
 
 
 class WithinRuns:
-    """Log ratios of all rows of two runs over baselines of the own run, each computed once."""
+    """Hold log ratios of all rows of two runs over baselines of the same run, each computed once."""
 
     def __init__(self, base: Run, new: Run, metric: TimeKind, *, same_run: bool) -> None:
         self._rows = [{(cell_label(cell), cell.mode): cell for cell in run.cells} for run in (base, new)]

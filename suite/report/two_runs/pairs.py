@@ -1,4 +1,4 @@
-"""Rows of two runs, or of two modes, that belong together, and the decision whether NEW is slower.
+"""Pair rows of two runs, or of two modes, and decide whether NEW is slower.
 
 Note [Decision]: a row is a regression if the whole 95 % interval of its change is slower by more than the threshold, if
 the same kernels take longer by more than it, or if it passed and now fails. A mode's geometric mean over workloads is
@@ -47,7 +47,7 @@ from suite.results.store import find_run
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a comparison. `mode` is set where only this mode of the run is meant."""
+    """Hold one side of a comparison. `mode` is set where only this mode of the run is meant."""
 
     name: str
     run: Run
@@ -84,13 +84,13 @@ def find_side(text: str) -> Side:
 
 
 STOCK_SOFTWARE = ("PyTorch", "CUDA of PyTorch", "cuDNN", "driver", "Python", "package triton")
-"""Where these are equal, a mode that Encore has no part in is the same program in both runs."""
+"""Software that must be equal for a mode without Encore to be the same program in both runs."""
 _NOT_SETTINGS = ("workloads", "modes", "shard")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that the two runs do not have in common, as text."""
+    """Hold something that the two runs do not have in common, as text."""
 
     what: str
     base: str
@@ -143,7 +143,7 @@ _SHAPE = ("task", "batch", "dtype_policy", "device", "parameters", "input_bytes"
 
 
 class Outcome(StrEnum):
-    """Says of a row, or of a mode's mean, what NEW is."""
+    """List what NEW may be found to be, for a row or for a mode's mean."""
 
     REGRESSION = "regression"
     FASTER = "faster"
@@ -158,7 +158,7 @@ DECIDED = (Outcome.REGRESSION, Outcome.FASTER, Outcome.SAME)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A row of both sides. `change` says how many times faster NEW is, by its ratio over `baseline` in its own run.
+    """Hold a row of both sides. `change` says how many times faster NEW is, by its ratio over `baseline` in its run.
 
     `ratios` are these ratios, of BASE and of NEW. `kernel_change` is how many times faster the same kernels are.
     `base_us` and `new_us` are medians over all samples. `reason` says why nothing is decided, or what failed.
@@ -184,7 +184,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """The geometric mean of a mode's changes over workloads, and what it says."""
+    """Hold the geometric mean of a mode's changes over workloads, and what it says."""
 
     change: Change
     outcome: Outcome
@@ -192,7 +192,7 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything `encore compare` says. `means` are by mode; `advice` says what would decide what is undecided."""
+    """Hold all that `encore compare` says. `means` are by mode; `advice` says what would decide what is undecided."""
 
     base: str
     new: str
@@ -206,7 +206,7 @@ class Comparison:
 
     @property
     def regressions(self) -> tuple[str, ...]:
-        """Names of the rows, and of the modes in the mean, that are slower or fail now."""
+        """Return the names of the rows, and of the modes in the mean, that are slower or fail now."""
         rows = [f"{pair.label} {pair.modes}" for pair in self.pairs if pair.outcome is Outcome.REGRESSION]
         means = [f"{modes} in the mean" for modes, mean in self.means.items() if mean.outcome is Outcome.REGRESSION]
         return (*means, *rows)
@@ -273,7 +273,7 @@ def compare_sides(
 
 
 class _Compared:
-    """Compares rows that passed in both runs."""
+    """Compare rows that passed in both runs."""
 
     def __init__(
         self, base: Run, new: Run, metric: TimeKind, threshold: float, *, same_run: bool, other_programs: bool
