@@ -48,6 +48,32 @@ settings.load_profile("encore")
 
 
 @pytest.fixture(autouse=True)
+def no_precision_of_another_test() -> Iterator[None]:
+    """The suite sets the precision of products for its process. Some tests run its parts in theirs."""
+    before = _precisions()
+    yield
+    if (now := _precisions()) is None or now == before:
+        return
+    import torch
+
+    torch.set_float32_matmul_precision("highest")
+    for place, value in zip(_places(), before or (), strict=before is not None):
+        place.fp32_precision = value
+
+
+def _places() -> tuple[Any, ...]:
+    import torch
+
+    cudnn: Any = torch.backends.cudnn
+    return torch.backends, torch.backends.cuda.matmul, cudnn, cudnn.conv, cudnn.rnn
+
+
+def _precisions() -> list[str] | None:
+    """Return the precisions that are set; None where PyTorch is not imported."""
+    return [place.fp32_precision for place in _places()] if "torch" in sys.modules else None
+
+
+@pytest.fixture(autouse=True)
 def no_compiled_code_of_another_test() -> None:
     """Tests compile the same library code with many backends. After a number of them Dynamo would compile no more.
 

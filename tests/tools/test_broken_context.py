@@ -28,7 +28,15 @@ import pytest
 import torch
 
 @pytest.fixture(autouse=True)
-def undrawn():  # that one wants PyTorch itself
+def undrawn():  # that one wants PyTorch itself, and these want Encore
+    pass
+
+@pytest.fixture(autouse=True)
+def unselected():
+    pass
+
+@pytest.fixture(autouse=True)
+def clean():
     pass
 
 def test_breaks():
@@ -54,6 +62,7 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
             str(folder),
             "-p",
             "no:cacheprovider",
+            "--color=no",
             *options,
             "test_context.py",
         ],

@@ -26,8 +26,8 @@ def test_environment_chooses_the_option(monkeypatch: pytest.MonkeyPatch, asked: 
         monkeypatch.delenv(VARIABLE, raising=False)
     else:
         monkeypatch.setenv(VARIABLE, asked)
-    race, share = node.Race, budget.SHARE
+    race, fewest = node.Race, budget.FEWEST_REPLAYS
     force_if_asked(monkeypatch.setattr)
     assert concurrency() == option
     assert node.Race is (BranchesAtOnce if asked == BRANCHES else race)
-    assert (share != budget.SHARE) is (asked == BRANCHES)
+    assert (fewest != budget.FEWEST_REPLAYS) is (asked == BRANCHES)

@@ -13,7 +13,6 @@ from torch._dynamo.utils import counters
 from torch._inductor.runtime.autotune_cache import AutotuneCache
 
 import suite.worker.compilation
-from optimizations.in_place.budget import FEWEST_REPLAYS, Use
 from suite.results.schema import CALLS_OF_START, CompileConditions
 from suite.worker.compilation import CALLS_TO_REPLAY
 from suite.worker.protocol import Measure, OomTogether
@@ -47,22 +46,6 @@ def test_a_mode_with_cuda_graphs_on_a_cpu_says_that_it_has_none(cell):
     assert graphs is not None
     assert (graphs.partitions, graphs.cuda_graphs) == (0, 0)
     assert any("CUDA" in each.reason for each in graphs.not_captured)
-
-
-def test_work_on_graphs_is_not_spread_over_their_use(cell, monkeypatch):
-    """A user's graphs are in use for ten times as long first. What the work took is in the row."""
-    use = Use()
-    use.plan(1e9)
-    due = []
-
-    def settled():
-        use.called(float(len(due)))
-        due.append(use.due)
-        return len(due) > FEWEST_REPLAYS
-
-    monkeypatch.setattr(suite.worker.compilation.optimizations, "settled", settled)
-    cell(Mlp, "encore").prepare()
-    assert any(due)
 
 
 def test_warm_up_goes_on_until_every_input_set_was_replayed(cell, monkeypatch):

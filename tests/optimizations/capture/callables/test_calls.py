@@ -41,4 +41,8 @@ def functions_called(layers: int) -> list[str]:
 
 
 def test_forward_calls_equally_few_functions_for_many_parameters() -> None:
-    assert functions_called(1) == functions_called(12)
+    """Of each gradient that it holds, it asks for the memory alone."""
+    few, many = functions_called(1), functions_called(12)
+    asked = "untyped_storage"
+    assert [name for name in many if name != asked] == [name for name in few if name != asked]
+    assert many.count(asked) - few.count(asked) <= 2 * 11, "one for each further weight and bias"
