@@ -59,11 +59,14 @@ apart=(tests/models/test_constructs.py tests/optimizations/capture/step/test_pro
     tests/suite/measure/test_useless_references.py tests/suite/measure/test_graphs.py)
 "$encore_python" -m pytest -m "not gpu" --numprocesses 2 --dist loadfile "${apart[@]}"
 first=$?
+# It compares bits of whole models. Behind hundreds of other tests in its process they differ, and why is not known.
+alone=tests/suite/worker/test_captured_iteration.py
+"$encore_python" -m pytest -m "not gpu" "$alone" || first=$?
 echo "== mypy" >&2
 wait "$mypy" || failed+=("mypy")
 cat -- "$types" >&2
 [ ${#failed[@]} -eq 0 ] || echo "== failed so far: ${failed[*]}" >&2
-"$encore_python" -m pytest -m "not gpu" --numprocesses 2 --dist worksteal "${apart[@]/#/--ignore=}"
+"$encore_python" -m pytest -m "not gpu" --numprocesses 2 --dist worksteal "${apart[@]/#/--ignore=}" --ignore="$alone"
 status=$?
 [ ${#failed[@]} -eq 0 ] || exit 1
 exit $((first ? first : status))
