@@ -37,8 +37,8 @@ import torch
 
 from optimizations.calls.binding import Binding, fetch
 from optimizations.calls.shortcut import ordered_of
-from optimizations.torch_internals.dictionary_writes import writes_left
-from optimizations.torch_internals.identity_guard import Exchanged, NotGuarded, SameTensors, same_tensors
+from optimizations.torch_internals.dictionary_writes import ComparedAfterWrites, writes_left
+from optimizations.torch_internals.identity_guard import Exchanged, NotGuarded, same_tensors
 from optimizations.torch_internals.wrappers import taking_a_list
 from optimizations.weak_registry import WeakRegistry
 
@@ -49,7 +49,7 @@ PATIENCE = 8
 """After so many times the cost of a comparison lost, a module that exchanges other tensors than parameters is taken to
 do so in each call (a cache, which may be a result of a CUDA graph), and no comparison is made any more."""
 
-State = tuple[SameTensors, list[Any], list["InOrder"]]
+State = tuple[ComparedAfterWrites, list[Any], list["InOrder"]]
 """A comparison, the arguments that a call has if it holds, and, once used, the same in another order; one object, since
 threads may share a binding."""
 

@@ -42,9 +42,44 @@ _to_be_left: deque[tuple[int, Sequence[Dictionary]]] = deque()
 _stopped = False
 
 
+NEVER = -1
+
+
 def can_be_watched() -> bool:
     """Return whether this Python tells of writes to dictionaries."""
     return not _stopped and _watcher() is not None
+
+
+def have_versions() -> bool:
+    """Return whether the version that C++ sees of a dictionary tells of all writes.
+
+    Since Python 3.12 C++ gets versions by watching dictionaries, and 3.13.0 does not tell of all writes.
+    """
+    return sys.version_info < (3, 12) or can_be_watched()
+
+
+class ComparedAfterWrites:
+    """Compare dictionaries only after one of them was written, where Python tells of writes; else each time.
+
+    Attributes:
+        seen: `writes_left()` before the last comparison that found no difference. While it is still that number nothing
+            differs, and `holds` need not be called.
+    """
+
+    __slots__ = ("_compare", "_dictionaries", "_watched", "seen")
+
+    def __init__(self, compare: Callable[[tuple[Dictionary, ...]], bool], dictionaries: tuple[Dictionary, ...]) -> None:
+        self.seen = NEVER
+        self._compare = compare
+        self._dictionaries = dictionaries
+        self._watched = Watched(dictionaries) if can_be_watched() else None
+
+    def holds(self) -> bool:
+        """Compare all."""
+        left = writes_left()
+        same = self._compare(self._dictionaries)
+        self.seen = left if same and self._watched is not None and can_be_watched() else NEVER
+        return same
 
 
 class Watched:
@@ -110,6 +145,7 @@ _kept_alive: list[Any] = []
 def _stop(watcher: int) -> None:
     global _stopped
     _stopped = True
+    next(_counter)  # what was compared until now counts as written
     _clear(watcher)
 
 

@@ -10,7 +10,6 @@ them was written. Where watching does not tell of all writes (3.13.0), entries a
 
 from __future__ import annotations
 
-import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizations import torch_internals
-from optimizations.torch_internals.dictionary_writes import Watched, can_be_watched, writes_left
+from optimizations.torch_internals.dictionary_writes import ComparedAfterWrites, have_versions, writes_left
 
 _DICTS = (dict, OrderedDict, defaultdict)
 
@@ -47,11 +46,6 @@ class Held:
         return is_dict(self.holder) and not (self.attributes or self.is_written) and have_versions()
 
 
-def have_versions() -> bool:
-    """Return whether the version of a dict tells of all writes."""
-    return sys.version_info < (3, 12) or can_be_watched()
-
-
 def is_dict(holder: Any) -> bool:
     """Return whether C++ reads a holder as a dict."""
     return type(holder) in _DICTS
@@ -71,18 +65,14 @@ class HeldValues:
         self._kept = tuple(held)
         versions = [one for one in self._kept if one.by_version]
         self._versions = [(one.holder, _version(one.holder)) for one in versions]
-        self._unwritten, self._same_versions = _tree(versions)
+        holders, same_versions = _tree(versions)
+        self._unwritten = ComparedAfterWrites(same_versions, holders)
         self._others, self._same_others = _tree([one for one in self._kept if not one.by_version])
-        self._watched = Watched(self._unwritten) if self._unwritten and can_be_watched() else None
-        self._writes_left = -1
 
     def same(self) -> bool:
         """Return whether each holder has the objects that it had, and no dict was written that is not said to be."""
-        left = 0 if self._watched is None else writes_left()
-        if self._watched is None or left != self._writes_left:
-            if not self._same_versions(self._unwritten):
-                return False
-            self._writes_left = left
+        if self._unwritten.seen != writes_left() and not self._unwritten.holds():
+            return False
         return self._same_others(self._others)
 
     def written(self) -> list[dict[Any, Any]]:

@@ -17,21 +17,16 @@ What is not compared is whether a module's `__dict__` is still the same object (
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.torch_internals.dictionary_writes import Watched, can_be_watched, writes_left
+from optimizations.torch_internals.dictionary_writes import ComparedAfterWrites, have_versions
 from optimizations.torch_internals.dynamo_call import BUFFERS, MODULES, PARAMETERS
-
-Dictionaries = tuple[dict[str, Any], ...]
-
-NEVER = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +46,7 @@ class Exchanged(Exception):
     """Report that a module no longer holds a parameter that is to be compared from now on."""
 
 
-class SameTensors:
-    """Tell whether modules still hold the tensors they held.
-
-    Attributes:
-        seen: `writes_left()` before the last comparison that found the same tensors. While it is still that number, so
-            are the tensors, and `holds` need not be called.
-    """
-
-    __slots__ = ("_compare", "_dictionaries", "_watched", "seen")
-
-    def __init__(self, compare: Callable[[Dictionaries], bool], dictionaries: Dictionaries) -> None:
-        self.seen = NEVER
-        self._compare = compare
-        self._dictionaries = dictionaries
-        self._watched = Watched(dictionaries) if can_be_watched() else None
-
-    def holds(self) -> bool:
-        """Compare all."""
-        left = writes_left()
-        same = self._compare(self._dictionaries)
-        self.seen = left if same and self._watched is not None and can_be_watched() else NEVER
-        return same
-
-
-def same_tensors(roots: Iterable[tuple[torch.nn.Module, HeldTensors]], tensors: Sequence[Any]) -> SameTensors:
+def same_tensors(roots: Iterable[tuple[torch.nn.Module, HeldTensors]], tensors: Sequence[Any]) -> ComparedAfterWrites:
     """Return what tells whether these modules hold the very same `tensors`.
 
     The caller references `tensors` as long as it asks: an identity means nothing once its object is gone.
@@ -87,7 +58,7 @@ def same_tensors(roots: Iterable[tuple[torch.nn.Module, HeldTensors]], tensors: 
     made = _Flat()
     for module, held in roots:
         made.add(module, held, tensors)
-    return SameTensors(made.tree.check, tuple(made.dictionaries))
+    return ComparedAfterWrites(made.tree.check, tuple(made.dictionaries))
 
 
 class _Flat:
@@ -132,7 +103,7 @@ class _Flat:
         Since Python 3.12 C++ gets versions by watching dictionaries, and 3.13.0 does not tell of all writes.
         """
         node = self._node(dictionary)
-        skipped = sys.version_info < (3, 12) or can_be_watched()
+        skipped = have_versions()
         for name, value in expected.items():
             example = None if skipped else value
             node.dict_getitem_manager(name, name, example, self._kind).add_id_match_guard(id(value), (name,), None)

@@ -31,7 +31,8 @@ from optimizations.capture.step.host_state import (
 from optimizations.capture.step.host_tensors import HostTensors
 from optimizations.capture.step.known_tensors import Addresses, KnownTensors
 from optimizations.capture.step.reach import LONG
-from optimizations.torch_internals.held_values import Held, HeldValues, can_be_compared, have_versions, is_dict
+from optimizations.torch_internals.dictionary_writes import have_versions
+from optimizations.torch_internals.held_values import Held, HeldValues, can_be_compared, is_dict
 
 Ignore = Callable[[Any, Any], bool]
 """Whether an entry (what holds it, key) may change."""

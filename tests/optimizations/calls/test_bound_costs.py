@@ -11,7 +11,8 @@ from torch import nn
 
 from optimizations.calls import bound as bound_module
 from optimizations.calls.bound import PATIENCE
-from optimizations.torch_internals.identity_guard import SameTensors, same_tensors
+from optimizations.torch_internals.dictionary_writes import ComparedAfterWrites
+from optimizations.torch_internals.identity_guard import same_tensors
 
 __all__ = ["clock", "reads", "runner"]
 
@@ -126,7 +127,7 @@ def test_failing_comparison_without_an_exchange_is_renewed(
 
     def make(*arguments: Any) -> Any:
         made.append(same_tensors(*arguments))
-        return made[-1] if len(made) > 1 else SameTensors(lambda dictionaries: False, ())
+        return made[-1] if len(made) > 1 else ComparedAfterWrites(lambda dictionaries: False, ())
 
     monkeypatch.setattr(bound_module, "same_tensors", make)
     model = Scaled()

@@ -15,8 +15,14 @@ import torch
 from torch import nn
 
 from optimizations.torch_internals import dictionary_writes
-from optimizations.torch_internals.dictionary_writes import Watched, can_be_watched, writes_left
-from optimizations.torch_internals.identity_guard import NEVER, HeldTensors, SameTensors, same_tensors
+from optimizations.torch_internals.dictionary_writes import (
+    NEVER,
+    ComparedAfterWrites,
+    Watched,
+    can_be_watched,
+    writes_left,
+)
+from optimizations.torch_internals.identity_guard import HeldTensors, same_tensors
 
 watching = pytest.mark.skipif(not can_be_watched(), reason="this Python does not tell of writes to dictionaries")
 
@@ -29,7 +35,7 @@ WRITES: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-def of_linear(made: nn.Linear) -> SameTensors:
+def of_linear(made: nn.Linear) -> ComparedAfterWrites:
     return same_tensors([(made, HeldTensors((("weight", 0),), (), ()))], [made.weight])
 
 
@@ -87,7 +93,7 @@ def test_a_collection_while_another_begins_to_watch() -> None:
 def test_no_comparison_while_nothing_is_written() -> None:
     compared: list[int] = []
     dictionary: dict[str, Any] = {"a": 1}
-    same = SameTensors(lambda dictionaries: compared.append(1) is None, (dictionary,))
+    same = ComparedAfterWrites(lambda dictionaries: compared.append(1) is None, (dictionary,))
     assert same.seen == NEVER and same.holds()
     assert same.seen == writes_left() and compared == [1]
     dictionary["a"] = 2
@@ -95,7 +101,7 @@ def test_no_comparison_while_nothing_is_written() -> None:
 
 
 def test_other_pythons_compare_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optimizations.torch_internals.identity_guard.can_be_watched", lambda: False)
+    monkeypatch.setattr("optimizations.torch_internals.dictionary_writes.can_be_watched", lambda: False)
     made = nn.Linear(2, 2)
     same = of_linear(made)
     assert same.holds() and same.seen == NEVER
@@ -169,3 +175,26 @@ print("ended")
 def test_a_process_ends_while_it_watches() -> None:
     ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ended\n", "")
+
+
+AFTER_THE_END = """
+import atexit
+from optimizations.torch_internals.dictionary_writes import ComparedAfterWrites, writes_left
+
+def look():
+    dictionary["a"] = 2
+    for _ in range(2):
+        held = same.seen == writes_left() or same.holds()
+        print("held" if held else "written")
+
+atexit.register(look)  # it runs after what was registered later
+dictionary = {"a": 1}
+same = ComparedAfterWrites(lambda found: found[0]["a"] == 1, (dictionary,))
+assert same.holds()
+"""
+
+
+def test_writes_at_the_end_of_a_process_are_compared() -> None:
+    program = [sys.executable, "-c", AFTER_THE_END]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "written\nwritten\n", "")

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.reach import LONG
-from optimizations.torch_internals import held_values
+from optimizations.torch_internals import dictionary_writes, held_values
 from optimizations.torch_internals.held_values import Held, HeldValues, can_be_compared
 
 
@@ -191,9 +191,10 @@ def test_any_write_to_a_dict_is_noticed_by_its_version(key: Any) -> None:
 def test_nothing_is_compared_while_no_watched_dict_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """As since Python 3.12, which counts the writes."""
     left = [100]
-    monkeypatch.setattr(held_values, "can_be_watched", lambda: True)
-    monkeypatch.setattr(held_values, "Watched", list)
-    monkeypatch.setattr(held_values, "writes_left", lambda: left[0])
+    monkeypatch.setattr(dictionary_writes, "can_be_watched", lambda: True)
+    monkeypatch.setattr(dictionary_writes, "Watched", list)
+    for module in (dictionary_writes, held_values):
+        monkeypatch.setattr(module, "writes_left", lambda: left[0])
     settings, members = {"a": 1.5}, [1.5]
     held = HeldValues([Held(settings, (("a", 1.5),), 1), Held(members, ((0, members[0]),), 1)])
     assert held.same()
