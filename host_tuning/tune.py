@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 def tune(
     wishes: Wishes, machine: Machine, gpus: Gpus, state: Path, say: Say = print, *, dry_run: bool = False
 ) -> tuple[Change, ...]:
-    """Make the changes, each told before it is made. With `dry_run` they are told only, and nothing is written.
+    """Make the changes, and print each before. With `dry_run` print them only, and write nothing.
 
     A change that fails, or is not taken by the kernel, ends it: what was changed is put back.
 

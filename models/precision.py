@@ -11,13 +11,21 @@ from collections.abc import Iterator
 from typing import Any
 
 
+def precision_places() -> tuple[Any, ...]:
+    """Return what has `fp32_precision`, the newer interface, the outermost first."""
+    import torch
+
+    cudnn: Any = torch.backends.cudnn
+    return torch.backends, torch.backends.cuda.matmul, cudnn, cudnn.conv, cudnn.rnn
+
+
 @contextlib.contextmanager
 def precision_kept() -> Iterator[None]:
     """Restore the precision after the block, whatever the block sets."""
     import torch
 
     cudnn: Any = torch.backends.cudnn
-    places: tuple[Any, ...] = (torch.backends, torch.backends.cuda.matmul, cudnn, cudnn.conv, cudnn.rnn)
+    places = precision_places()
     newer = [place.fp32_precision for place in places]
     matmul = convolution = None
     with contextlib.suppress(RuntimeError):

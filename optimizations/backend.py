@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from optimizations import torch_internals
-from optimizations.inductor_options import checked, settings_of
+from optimizations.inductor_options import patches_of
 from optimizations.options import Options
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _with_stock(
     graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], given: Mapping[str, Any], mode: str | None
 ) -> Callable[..., Any]:
     """Compile as `torch.compile(mode="reduce-overhead")` does, with the mode's settings and options for Inductor."""
-    patches = {**settings_of(mode), "triton.cudagraphs": True, **checked(given)}
+    patches = patches_of(mode, given)
     return torch_internals.compile_fx.compile_fx(graph_module, example_inputs, config_patches=patches)
 
 

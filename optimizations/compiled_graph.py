@@ -17,7 +17,7 @@ from optimizations.calls.bound import bound, release_bindings
 from optimizations.calls.double_backward import double_backwards_refused
 from optimizations.calls.shortcut import shortcuts
 from optimizations.calls.turns import LENT, inside_a_function
-from optimizations.inductor_options import checked, settings_of
+from optimizations.inductor_options import patches_of
 from optimizations.one_line import one_line
 from optimizations.options import Options
 from optimizations.placement import Feeds, Placement, place, untouched
@@ -41,7 +41,7 @@ def compile_graph(
     Raises:
         WrongOption: a mode, or an option for Inductor, is unknown, or has a value it cannot have.
     """
-    inductor = {**settings_of(mode), "triton.cudagraphs": True, **checked(settings.inductor)}
+    inductor = patches_of(mode, settings.inductor)
     placement = _placed(graph_module, example_inputs, settings)
     try:
         return _compiled(graph_module, example_inputs, placement, settings, inductor)

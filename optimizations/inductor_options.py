@@ -10,6 +10,15 @@ from optimizations import torch_internals
 from optimizations.options import WrongOption
 
 
+def patches_of(mode: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Inductor's settings for a graph: of a mode, with CUDA graphs in any, and with the options given.
+
+    Raises:
+        WrongOption: a mode, or an option, is unknown, or has a value it cannot have.
+    """
+    return {**settings_of(mode), "triton.cudagraphs": True, **checked(given)}
+
+
 def settings_of(mode: str | None) -> Mapping[str, Any]:
     """Return Inductor's settings of one of its modes.
 

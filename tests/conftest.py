@@ -20,6 +20,8 @@ from host_gpu import HAS_GPU
 from hypothesis import HealthCheck, settings
 from simulated_gpu.fixtures import compiled_on_cpu, cuda_in_disguise, cuda_on_cpu, weights_let_go, workspaces
 
+from models.precision import precision_places
+
 __all__ = ["compiled_on_cpu", "cuda_in_disguise", "cuda_on_cpu", "weights_let_go", "workspaces"]
 
 gc.disable()  # while tests are collected: see `pytest_collection_finish`
@@ -57,20 +59,13 @@ def no_precision_of_another_test() -> Iterator[None]:
     import torch
 
     torch.set_float32_matmul_precision("highest")
-    for place, value in zip(_places(), before or (), strict=before is not None):
+    for place, value in zip(precision_places(), before or (), strict=before is not None):
         place.fp32_precision = value
-
-
-def _places() -> tuple[Any, ...]:
-    import torch
-
-    cudnn: Any = torch.backends.cudnn
-    return torch.backends, torch.backends.cuda.matmul, cudnn, cudnn.conv, cudnn.rnn
 
 
 def _precisions() -> list[str] | None:
     """Return the precisions that are set; None where PyTorch is not imported."""
-    return [place.fp32_precision for place in _places()] if "torch" in sys.modules else None
+    return [place.fp32_precision for place in precision_places()] if "torch" in sys.modules else None
 
 
 @pytest.fixture(autouse=True)

@@ -65,7 +65,7 @@ def start_table(run: Run) -> Table:
         "start",
         "Start: what a program's first calls take",
         "settled after: calls and seconds of warm-up and settling; those of the accuracy check are left out. first "
-        f"calls: the first {CALLS_OF_START} with compilation, those behind settling at the steady time, and how many "
+        f"calls: the first {CALLS_OF_START} with compilation, later ones at the steady time, and how many "
         "times as long as in another mode. pays after: from which call on all calls so far took no longer than in that "
         "mode; never: a call is slower in the steady state too. compiled: what was cached then.",
         COLUMNS,

@@ -3,7 +3,7 @@
 What a recording depends on is compared before each replay as far as the contract of `graph_step` lists it. Everything
 else that decides which operators run, or with which numbers, shows here: the audited call runs as it is under the
 observer, does its work, and is compared operator by operator, by names, numbers, and the origins of tensors. Operators
-inside of compiled code pass no dispatcher, so of these it is only noticed that they are compiled anew.
+inside of compiled code are not dispatched: of these only a new compilation is noticed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CheckEvery = int | Literal["auto"] | None
 FIRST = (8, 16, 32)
 """About so many calls of a recording before its first audits, with `check_every="auto"`."""
 MOST_TIME = 0.01
-"""Of a program's time that audits may take later."""
+"""Share of a program's time that audits may take later."""
 IN_A_ROW = 2
 """Calls that are audited one after the other, with "auto": a value may change back in every other call."""
 _random = random.Random(0)  # the program's random numbers stay as they are

@@ -25,7 +25,7 @@ MOST_NAMES = 4
 
 Numbers = Mapping[str, Value]
 Tokens = Mapping[str, Hashable]
-"""What numbers are compared by, without the objects that have them."""
+"""For each name the key by which its number is compared, without the object that has it."""
 
 
 class Changes:

@@ -1,4 +1,4 @@
-"""Explain what a capture raised: why it ended, and what a user is told of it."""
+"""Explain what a capture raised: why it ended, and what the user can do."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from optimizations.graph.memory import size_bytes
 TURNS = 8
 """Calls in which gradients that stand where the graph left them are compared by their memory, each in one of these."""
 FEW = 32
-"""So many are compared in each call at least."""
+"""Number of places that each call compares at least."""
 
 
 class _Place:

@@ -389,7 +389,7 @@ class Gradients:
 
 
 _LeftAndHeld = tuple[Holders, set[int]]
-"""What a recording left, and the identities of those of it that anything but Encore holds."""
+"""Gradients that a recording left, and the identities of those that something other than Encore holds."""
 
 
 def _let_go(left: Iterable[_LeftAndHeld]) -> set[int]:

@@ -4,7 +4,7 @@ Note [Seen before it runs]. A read of a GPU value on the host ends a capture for
 PyTorch's generators and allocator are left as inside of a capture. So the observer is on during the capture too, and
 raises before such an operator runs; the capture then ends in order and is thrown away.
 
-Note [Compiled modules]. Operators inside of compiled code pass no dispatcher. The compiler has seen to what could break
+Note [Compiled modules]. Operators inside of compiled code are not dispatched. The compiler has seen to what could break
 a capture of them. Their outputs seem to come from nowhere, so tensors of unknown origin are accepted where a step runs
 compiled code.
 
