@@ -471,7 +471,6 @@ EMPTY_PATHS = (
     ("report", "--explanations"), ("explain", "EOS", "--out"), ("micro", "--all", "--out"),
     ("micro", "indirection", "--draw"), ("micro", "feeds", "--out"),
     ("record", "--retire"), ("history", "--figure"),
-    ("draw", "graph", "--saved"), ("draw", "graph", "--drawing"), ("draw", "graph", "--save"),
 )  # fmt: skip
 
 
