@@ -12,6 +12,7 @@ from . import rows as rows_of
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "judges.md"
 RECORDED = ROOT / "results" / "recorded" / "judges"
+VERSIONS = {"PyTorch": "torch", "Triton": "triton", "Python": "python"}
 BEGIN, END = "<!-- generated: judges -->", "<!-- end: judges -->"
 
 
@@ -30,15 +31,20 @@ def _tables(folder: Path) -> str:
     if not any("passed" in row for row in rows):
         return "not measured"
     runs = [row["run"] for row in rows if "run" in row]
-    where = dict.fromkeys(
-        f"* {run['device']}, PyTorch {run['torch']}, commit {(run['commit'] or 'unknown')[:10]}" for run in runs
-    )
+    where = dict.fromkeys(_place(run) for run in runs)
     found = [f"* {line}" for line in rows_of.findings(rows)]
     parts = [rows_of.table(rows)]
     if where:
         parts += ["Measured on:", "\n".join(where)]
+    if left := rows_of.remain(rows):
+        parts.append(f"{left:,} samples of the wheel remain to be judged.")
     parts += ["Fail under Encore and pass under plain compile:", "\n".join(found) if found else "none"]
     return "\n\n".join(parts)
+
+
+def _place(run: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {run[key]}" for name, key in VERSIONS.items() if run.get(key))
+    return f"* {run['device']}, {versions}, commit {(run['commit'] or 'unknown')[:10]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -166,7 +166,7 @@ def _run(given: argparse.Namespace, project: Project) -> int:
                 print(f"{compiler}: the time is over; start again with the same OUT to go on", file=sys.stderr)
     keep_end(given.out / "pytest.log")
     rows = rows_of.read(path) if path.exists() else []
-    text = rows_of.summary(rows, 0)
+    text = rows_of.summary(rows)
     (given.out / "summary.txt").write_text(text + "\n", "utf-8")
     print(text)
     if not any("passed" in row for row in rows):

@@ -81,13 +81,18 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def summary(rows: Sequence[Row], remaining: int) -> str:
+def remain(rows: Iterable[Row]) -> int:
+    """Return the number of the wheel's samples that had no rows at the end of the last run."""
+    return next((int(row["run"]["remain"]) for row in reversed(list(rows)) if "remain" in row.get("run", {})), 0)
+
+
+def summary(rows: Sequence[Row]) -> str:
     """Return the table as text, with each finding below it, and what was not judged."""
     lines = [table(rows), ""]
     skipped = Counter(row["skipped"].split(":")[0] for row in rows if "skipped" in row)
     lines += [f"not judged, {count}: {reason}" for reason, count in skipped.most_common()]
-    if remaining:
-        lines.append(f"{remaining} samples remain; start again with the same --out to go on")
+    if left := remain(rows):
+        lines.append(f"{left} samples remain; start again with the same OUT to go on")
     for mode in ("encore", "stock"):
         found = findings(rows, mode)
         lines += ["", f"fail under {mode}, pass under plain compile: {len(found)}", *found]

@@ -5,6 +5,7 @@ The databases are imported in processes of their own: their modules change setti
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import tarfile
@@ -21,7 +22,7 @@ from judges.cases import copied
 from judges.databases import Task
 from judges.plugin import given_compiler
 from judges.pool import Pool
-from judges.wheel import remaining
+from judges.wheel import begun_rows, failed_tasks, remaining
 
 SIMULATED = (
     "op_db|add|function|bfloat16|0",
@@ -112,12 +113,22 @@ def test_samples_with_rows_are_not_run_again() -> None:
     assert all(Task.parse(task.key) == task for task in tasks)
 
 
+def test_recorded_rows_begin_a_run_once(tmp_path: Path) -> None:
+    recorded, path = tmp_path / "recorded.jsonl.gz", tmp_path / "rows.jsonl"
+    recorded.write_bytes(gzip.compress("".join(json.dumps(one) + "\n" for one in RECORDED).encode()))
+    assert begun_rows(path, recorded) == RECORDED == rows.read(path)
+    more = row("op_db|div|function|float32|0", "compile", passed=True)
+    path.write_text(path.read_text() + json.dumps(more) + "\n")
+    assert begun_rows(path, recorded) == [*RECORDED, more], "rows that are there already are kept"
+    assert failed_tasks(RECORDED) == {"op_db|mul|function|float32|0", "op_db|sub|function|float32|0"}
+
+
 def row(task: str, compiler: str, **facts: Any) -> dict[str, Any]:
     return {"task": task, "compiler": compiler, "passed": True, "replays": 0, **facts}
 
 
 RECORDED = [
-    {"run": {"device": "a GPU", "torch": "2.11.0", "commit": "0123456789abcdef"}},
+    {"run": {"device": "a GPU", "torch": "2.11.0", "commit": "0123456789abcdef", "remain": 1234}},
     row("op_db|add|function|float32|0", "compile"),
     row("op_db|add|function|float32|0", "encore", replays=2),
     row("op_db|mul|function|float32|0", "compile"),
@@ -150,6 +161,7 @@ def test_page_has_the_tables_of_recorded_rows(tmp_path: Path) -> None:
     (tmp_path / "wheel.jsonl").write_text("".join(json.dumps(one) + "\n" for one in RECORDED))
     new = page.written(text, tmp_path)
     assert "not measured" not in new and "a GPU, PyTorch 2.11.0, commit 0123456789" in new
+    assert "1,234 samples of the wheel remain to be judged." in new
     assert page.written(new, tmp_path) == new
 
 

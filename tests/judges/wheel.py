@@ -3,6 +3,7 @@
     python -m tests.judges.wheel OUT                             on a GPU
     python -m tests.judges.wheel OUT --device simulated          without one: plain compile and Encore
     python -m tests.judges.wheel OUT --only linalg.svd,add       entries whose names these are
+    python -m tests.judges.wheel OUT --resume FILE.jsonl.gz      what a recorded run left over
 
 Each sample is called several times, with inputs at new addresses and of new values: eager, then under each compiler.
 Rows go to OUT/rows.jsonl, one for each sample and compiler. A run that ended early goes on where it was if started
@@ -15,6 +16,7 @@ Exit codes: 0 fine, also if samples remain; 1 a sample passes under plain compil
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import platform
@@ -70,8 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: argparse.Namespace, databases: Sequence[str], compilers: tuple[str, ...]) -> int:
     deadline = time.monotonic() + given.seconds
     path = given.out / "rows.jsonl"
-    rows: list[dict[str, Any]] = rows_of.read(path) if path.exists() else []
-    jobs = remaining(_chosen(given, databases), rows, compilers)
+    rows = begun_rows(path, given.resume)
+    counted = [row for row in rows if row.get("task") not in failed_tasks(rows)] if given.again else list(rows)
+    chosen = _chosen(given, databases)
+    jobs = remaining(chosen, counted, compilers)
     print(f"{len(jobs)} samples to judge in {given.jobs} processes", file=sys.stderr)
     begun = time.monotonic()
     judged = len(jobs)
@@ -81,10 +85,12 @@ def _run(given: argparse.Namespace, databases: Sequence[str], compilers: tuple[s
 
         def tell(row: dict[str, Any]) -> None:
             rows.append(row)
+            counted.append(row)
             out.write(json.dumps(row) + "\n")
             out.flush()
 
-        tell({"run": _facts(given, compilers)})
+        everything, facts = tasks(DATABASES, _where(given)), _facts(given, compilers)
+        tell({"run": {**facts, "remain": len(remaining(everything, counted, compilers))}})
         pool = Pool(
             jobs, given.device, given.jobs, deadline - given.margin, given.timeout, given.out / "workers.log", tell,
             {
@@ -101,9 +107,10 @@ def _run(given: argparse.Namespace, databases: Sequence[str], compilers: tuple[s
         try:
             pool.run()
         finally:
-            left = len(remaining([Task.parse(key) for key, _ in jobs], rows, compilers))
+            left = len(remaining(chosen, counted, compilers))
             judged -= left
-            text = rows_of.summary(rows, left)
+            tell({"run": {**facts, "remain": len(remaining(everything, counted, compilers))}})
+            text = rows_of.summary(rows)
             (given.out / "summary.txt").write_text(text + "\n", "utf-8")
             keep_end(given.out / "workers.log")
     print(rows_of.table(rows))
@@ -116,6 +123,21 @@ def _run(given: argparse.Namespace, databases: Sequence[str], compilers: tuple[s
         print("wheel: workers end before they are ready; see workers.log", file=sys.stderr)
         return 1
     return 1 if found else 0
+
+
+def begun_rows(path: Path, resume: Path | None) -> list[dict[str, Any]]:
+    """Return the rows that `path` has; where there is no such file it is made, with the rows of `resume`."""
+    if resume is not None and not path.exists():
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows_of.read(resume)), "utf-8")
+    return rows_of.read(path) if path.exists() else []
+
+
+def failed_tasks(rows: Sequence[rows_of.Row]) -> set[str]:
+    """Return the samples that fail under plain compile or under Encore, with whatever code their rows are of."""
+    samples = rows_of.by_task(rows).items()
+    return {
+        key for key, of in samples if not all(of[name].get("passed") for name in of if name in ("compile", "encore"))
+    }
 
 
 def remaining(chosen: Sequence[Task], rows: Sequence[rows_of.Row], compilers: Sequence[str]) -> list[Job]:
@@ -131,7 +153,7 @@ def remaining(chosen: Sequence[Task], rows: Sequence[rows_of.Row], compilers: Se
 
 
 def _chosen(given: argparse.Namespace, databases: Sequence[str]) -> list[Task]:
-    chosen = tasks(databases, "cpu" if given.device == "simulated" else given.device)
+    chosen = tasks(databases, _where(given))
     if given.only:
         names = given.only.split(",")
         chosen = [task for task in chosen if task.name in names or task.key in names]
@@ -139,6 +161,10 @@ def _chosen(given: argparse.Namespace, databases: Sequence[str]) -> list[Task]:
         chosen = [task for task in chosen if task.number < given.samples]
     part, parts = given.shard
     return chosen[part - 1 :: parts]
+
+
+def _where(given: argparse.Namespace) -> str:
+    return "cpu" if given.device == "simulated" else str(given.device)
 
 
 def _facts(given: argparse.Namespace, compilers: Sequence[str]) -> dict[str, Any]:
@@ -154,11 +180,19 @@ def _facts(given: argparse.Namespace, compilers: Sequence[str]) -> dict[str, Any
         "commit": commit,
         "code_changed": dirty,
         "torch": torch.__version__,
+        "triton": _version("triton"),
         "python": platform.python_version(),
         "compilers": compilers,
         "shard": "{}/{}".format(*given.shard),
         "calls": given.calls,
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def keep_end(log: Path, limit: int = 4 * 2**20) -> None:
@@ -177,6 +211,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--databases", default=",".join(DATABASES), metavar="NAMES", help="default: all")
     parser.add_argument("--compilers", metavar="NAMES", help="default: all that the device can run")
     parser.add_argument("--only", metavar="NAMES", help="entries or samples, separated by commas")
+    parser.add_argument(
+        "--resume", type=Path, metavar="FILE", help="rows of an earlier run, packed or not, to go on from"
+    )
+    parser.add_argument("--again", action="store_true", help="judge once more what failed, also under plain compile")
     parser.add_argument("--samples", type=count, metavar="N", help="at most so many of each entry, variant and dtype")
     parser.add_argument("--calls", type=count, metavar="N", help="of each sample; 16 on a GPU, else 6")
     parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N", help="the I-th of N parts")

@@ -30,6 +30,7 @@ from suite.results.store import (
 PAGE, PART = "README.md", "recorded"
 """The page of the folder, and the name of its generated part."""
 _WHAT = {
+    "judges": "`tests/judges/run.sh`",
     "programs-": "`tests/gpu/programs.py`",
     "library-steps-": "`tests/gpu/library_steps.py`",
     "ranks-": "`tests/gpu/test_ranks_gpu.py`",
@@ -141,11 +142,13 @@ def _of_files(folder: Path, recorded: Path) -> Iterable[tuple[str, ...]]:
         return
     for path in files:
         record = _first_record(path)
-        environment = record.get("environment", {})
+        environment = record.get("environment") or record.get("run", {})
         gpu, cpu = environment.get("gpu"), environment.get("cpu")
         name = folder.name.removesuffix("-x2").rpartition("-")[2].upper()
-        device = gpu["name"] if gpu else f"CPU {cpu['model']}" if cpu else f"NVIDIA {name}"
-        commit = environment.get("git_commit") or record.get("commit") or path.name.split(".")[0]
+        named = environment.get("device", f"NVIDIA {name}")
+        device = gpu["name"] if gpu else f"CPU {cpu['model']}" if cpu else named
+        commit = environment.get("git_commit") or environment.get("commit") or record.get("commit")
+        commit = commit or path.name.split(".")[0]
         yield (f"`{path.relative_to(recorded)}`", made_by, device, str(commit)[:10], "", "", "")
 
 
