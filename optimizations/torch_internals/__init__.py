@@ -470,6 +470,14 @@ NAMES: dict[str, Private] = {
         "torch._subclasses.fake_tensor", "FakeTensorMode.avoid_device_init", _CHECKED, "keep constants on the CPU"
     ),
     "compile_fx": Private("torch._inductor.compile_fx", None, _CHECKED, "lower a graph as stock PyTorch does"),
+    "IndentedBuffer": Private("torch._inductor.utils", "IndentedBuffer", _CHECKED, "keep the lines of a partition"),
+    "LineContext": Private("torch._inductor.utils", "LineContext", _CHECKED, "keep the lines of a partition"),
+    "define_partition": Private(
+        "torch._inductor.codegen.wrapper",
+        "PythonWrapperCodegen.define_subgraph_launcher_fn",
+        _CHECKED,
+        "keep the lines of a partition",
+    ),
     "compile_to_module_lines": Private(
         "torch._inductor.graph", "GraphLowering._compile_to_module_lines", _CHECKED, "stop before code is loaded"
     ),

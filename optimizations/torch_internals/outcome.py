@@ -6,6 +6,7 @@ This is the only observer of it; the backend's report, the suite's measurements 
   many pieces will be captured, or why none is.
 * `Scheduler.graph_partition` splits a graph, and is asked for the reason of each operation that it leaves out. A graph
   from a warm cache was split earlier, maybe in another process: such reasons are then missing.
+* The lines of the program that a split graph comes from are kept (`generated_modules`).
 * Mutated inputs are found when a graph is called, and only the `cudagraphs` log hears of them (`mutations_noted`).
 
 Like the making of CUDA graphs (see `trees.hook`), compilation has to be watched at both ends: around
@@ -27,6 +28,7 @@ from typing import Any
 from optimizations import torch_internals
 from optimizations.report import CompiledGraph, Direction, LeftOut
 from optimizations.stack_trace import Frame, reason_and_frame, user_frame
+from optimizations.torch_internals.generated_modules import with_lines_of_partitions
 from optimizations.torch_internals.replacing import Replacing
 
 MUTATED = "skipping cudagraphs due to mutated inputs"
@@ -129,7 +131,13 @@ def _observing_graph_partition(stock: Callable[..., Any]) -> Callable[..., Any]:
     return graph_partition
 
 
-_OBSERVER = Replacing({"post_compile": _observing_post_compile, "graph_partition": _observing_graph_partition})
+_OBSERVER = Replacing(
+    {
+        "post_compile": _observing_post_compile,
+        "graph_partition": _observing_graph_partition,
+        "define_partition": with_lines_of_partitions,
+    }
+)
 
 
 def _left_out_so_far() -> tuple[LeftOut, ...]:

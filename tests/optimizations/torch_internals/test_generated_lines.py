@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import generated_lines
 import pytest
 import torch
 
@@ -36,6 +41,34 @@ def test_line_of_generated_code_leads_to_the_program() -> None:
     first = inspect.getsourcelines(program)[1]
     assert found["aten.sin.default("] == f"{__file__}:{first + 2} in program"
     assert found["aten.mm.default("] == f"{__file__}:{first + 2} in program"  # the last of two
+
+
+def test_kernels_of_a_partition_lead_to_the_program(tmp_path: Path) -> None:
+    """CUDA graphs are made of partitions, whose lines stock PyTorch drops."""
+    answer, script = tmp_path / "answer.json", Path(generated_lines.__file__)
+    folders = (str(Path(__file__).parents[3]), str(script.parent))
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), str(answer)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "CUDA_VISIBLE_DEVICES": "", **caches},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.exists(), done.stderr[-4000:]
+    left, right, product = (f"{script}:{number} in forward" for number in generated_lines.LINES)
+    found = {}
+    for module in json.loads(answer.read_text()):
+        text, path = module["text"], str(tmp_path / f"{module['is_backward']}.py")
+        assert "def partition_0(args):" in text
+        torch_internals.PyCodeCache.linemaps[path] = list(zip(*module["lines"], strict=True))
+        found[module["is_backward"]] = [
+            source_line(path, number)
+            for number, line in enumerate(text.splitlines(), start=1)
+            if ".run(" in line or "extern_kernels." in line
+        ]
+    assert found[False] == [left, right, product]
+    assert len(found[True]) == 5 and set(found[True]) == {left, right}
 
 
 def test_line_of_another_file_has_none() -> None:

@@ -1,0 +1,71 @@
+"""Compile a program for a GPU that is not there, and write the generated modules with the lines they come from as JSON.
+
+Run as a script, in a process of its own: `pretended_gpu` is for such. The lines are kept as Inductor keeps them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from suite.explain import lowering
+from suite.explain.build import build_program, load_program
+from suite.explain.capture import SETTINGS, capture
+from suite.measure.modes import GRAPH_MODE
+
+WIDTH = 64
+
+
+class Towers(nn.Module):
+    """Two towers that do not depend on each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left = self.left(x).softmax(-1)
+        right = self.right(x).tanh().sum(-1)
+        return left * right[:, None]
+
+
+_FIRST = inspect.getsourcelines(Towers.forward)[1]
+LINES = (_FIRST + 1, _FIRST + 2, _FIRST + 3)
+"""The lines of `Towers.forward`."""
+
+
+def towers() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    return Towers(), (torch.randn(8, WIDTH),)
+
+
+def main(answer: Path) -> None:
+    modules: list[dict[str, Any]] = []
+    load_nothing = lowering._Observer._load_nothing
+
+    def noting(observer: lowering._Observer) -> Callable[[Any, Any], Any]:
+        load = load_nothing(observer)
+
+        def compile_to_module_lines(graph: Any, code: Any) -> Any:
+            lines = [(number, node.stack_trace) for number, node in code.line_map]
+            modules.append({"text": code.value, "lines": lines, "is_backward": bool(graph.is_backward)})
+            return load(graph, code)
+
+        return compile_to_module_lines
+
+    lowering._Observer._load_nothing = noting  # type: ignore[method-assign]
+    program = dataclasses.replace(build_program(load_program("generated_lines:towers")), training=True)
+    found = capture(program, {GRAPH_MODE: SETTINGS[GRAPH_MODE]})
+    assert found.failure is None, found.failure
+    answer.write_text(json.dumps(modules))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
