@@ -290,8 +290,6 @@ class GeneratedCode:
         launches: the launches of Triton kernels, in the order of the source.
         reused: positions of inputs whose memory the function takes for something else once they are dead; None where
             that is not known.
-        collectives: calls that involve other processes, in the order of the source, with their constant arguments
-            (the operation, the group's name). Ranks that work together have the same ones.
         written: positions of inputs that operators are seen to write, whatever Inductor says of them.
         seeds: positions of inputs that are random state of memory-efficient attention. Note [Seeds of attention].
         kernels: how many kernels it launches at least: Triton kernels and library calls are one each, an operator is
@@ -303,7 +301,6 @@ class GeneratedCode:
     collective: bool = False
     triton_uses: Mapping[int, int] = field(default_factory=dict)
     reused: frozenset[int] | None = frozenset()
-    collectives: tuple[str, ...] = ()
     launches: tuple[Launch, ...] = ()
     written: frozenset[int] = frozenset()
     products: frozenset[int] = frozenset()
@@ -346,7 +343,6 @@ def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> Ge
     uses.visit(definition)
     reused = frozenset(inputs[name] for name in uses.reused if name in inputs)
     random = any(_RANDOM.search(name) for name in names)
-    collectives = tuple(text for call in calls if (text := _collective(call, kernels)) is not None)
     launches = tuple(
         Launch(
             kernels[dotted(call.func).rpartition(".")[0]],
@@ -365,10 +361,9 @@ def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> Ge
     return GeneratedCode(
         opaque,
         random,
-        bool(collectives),
+        any(_is_collective(name, kernels) for name in names),
         known,
         reused,
-        collectives,
         launches,
         written,
         products,
@@ -433,24 +428,15 @@ def _call_nodes(definition: ast.FunctionDef) -> list[ast.Call]:
     return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
 
 
-def _collective(call: ast.Call, kernels: Collection[str]) -> str | None:
-    """Return a call that involves other processes, as `_c10d_functional.all_reduce_('sum', '0')`; None for others."""
-    name = dotted(call.func)
+def _is_collective(name: str, kernels: Collection[str]) -> bool:
+    """Return whether a call of this function involves other processes."""
     parts = name.split(".")
     if parts[:2] == ["torch", "ops"] and len(parts) > 3:
-        if parts[2] not in COLLECTIVE_OPERATORS and (
-            parts[2] in torch_internals.PURE_OPERATORS or not is_collective_operator(parts[3])
-        ):
-            return None
-        name = ".".join(parts[2:4])
-    elif parts[-1] == "run" and parts[0] in kernels:
-        if not is_collective_kernel(parts[0]):
-            return None
-        name = parts[0]
-    elif name not in COLLECTIVE_CALLS:
-        return None
-    constants = [ast.unparse(one) for one in call.args if isinstance(one, ast.Constant)]
-    return f"{name}({', '.join(constants)})"
+        pure = parts[2] in torch_internals.PURE_OPERATORS
+        return parts[2] in COLLECTIVE_OPERATORS or (not pure and is_collective_operator(parts[3]))
+    if parts[-1] == "run" and parts[0] in kernels:
+        return is_collective_kernel(parts[0])
+    return name in COLLECTIVE_CALLS
 
 
 def _objection(called: ast.expr, kernels: Collection[str]) -> str | None:

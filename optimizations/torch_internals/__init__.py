@@ -1,4 +1,4 @@
-"""Hold every private PyTorch name that Encore uses, with the versions it was tested on.
+"""Hold every private PyTorch name that Encore uses, and what it is needed for.
 
 Other modules write `torch_internals.CUDAGraphNode`; the name is resolved on first use, so importing this module costs
 nothing. A name that this PyTorch does not have raises `UnsupportedTorch`, which says what was tried and which versions
@@ -9,6 +9,7 @@ Only names live here. What is done with them lives with its part of the design.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import threading
 from collections.abc import Iterator
@@ -29,520 +30,348 @@ class UnsupportedTorch(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Private:
-    """Name where a private name lives. `attribute` None means the module itself. `why` says what Encore needs it for.
-    `after` is a module that has to be imported before."""
+    """Hold where a private name lives, "module:attribute" or "module", and what Encore needs it for."""
 
-    module: str
-    attribute: str | None
-    checked: tuple[str, ...]
+    path: str
     why: str
-    after: str | None = None
 
+    @property
+    def module(self) -> str:
+        return self.path.partition(":")[0]
 
-_CHECKED = ("2.11", "2.15")
-"""All names were found in the CUDA wheels of these versions; the tests run on the first of them."""
+    @property
+    def attributes(self) -> list[str]:
+        """Return the attributes that lead from the module to the object; none where it is the module itself."""
+        return [part for part in self.path.partition(":")[2].split(".") if part]
 
-_CHECKED_HERE = ("2.11",)
-"""Of these only the version that the tests run on was looked at."""
 
 NAMES: dict[str, Private] = {
-    "inductor_config": Private("torch._inductor.config", None, _CHECKED, "switch CUDA graphs and graph partition"),
-    "dynamo_config": Private("torch._dynamo.config", None, _CHECKED, "recompile limits, compile-time settings"),
-    "dynamo_utils": Private("torch._dynamo.utils", None, _CHECKED, "counters and compile-time timers"),
-    "cudagraph_trees": Private("torch._inductor.cudagraph_trees", None, _CHECKED, "CUDAGraph Trees: nodes, managers"),
+    "inductor_config": Private("torch._inductor.config", "switch CUDA graphs and graph partition"),
+    "dynamo_config": Private("torch._dynamo.config", "recompile limits, compile-time settings"),
+    "dynamo_utils": Private("torch._dynamo.utils", "counters and compile-time timers"),
+    "cudagraph_trees": Private("torch._inductor.cudagraph_trees", "CUDAGraph Trees: nodes, managers"),
     # fake tensors: programs for a GPU on a machine without one
-    "FakeTensorMode": Private(
-        "torch._subclasses.fake_tensor", "FakeTensorMode", _CHECKED, "build models without a GPU"
-    ),
-    "OpOverload": Private(
-        "torch._ops", "OpOverload", _CHECKED, "tell single operators from those that run whole graphs"
-    ),
+    "FakeTensorMode": Private("torch._subclasses.fake_tensor:FakeTensorMode", "build models without a GPU"),
+    "OpOverload": Private("torch._ops:OpOverload", "tell single operators from those that run whole graphs"),
     # placement: reading and rewriting Dynamo's graphs, feeding what they need
-    "clone_that_stays": Private(
-        "torch", "ops.prims.clone.default", _CHECKED_HERE, "copy where Inductor would take `clone` away"
-    ),
-    "ConstantSource": Private(
-        "torch._dynamo.source", "ConstantSource", _CHECKED, "name an added input in AOTAutograd's cache key"
-    ),
-    "HigherOrderOperator": Private(
-        "torch._ops", "HigherOrderOperator", _CHECKED, "see operators that run whole graphs"
-    ),
+    "clone_that_stays": Private("torch:ops.prims.clone.default", "copy where Inductor would take `clone` away"),
+    "ConstantSource": Private("torch._dynamo.source:ConstantSource", "name an added input in AOTAutograd's cache key"),
+    "HigherOrderOperator": Private("torch._ops:HigherOrderOperator", "see operators that run whole graphs"),
     "TorchDispatchMode": Private(
-        "torch.utils._python_dispatch", "TorchDispatchMode", _CHECKED, "see which operators a node really runs"
+        "torch.utils._python_dispatch:TorchDispatchMode", "see which operators a node really runs"
     ),
-    "list_mode_options": Private("torch._inductor", "list_mode_options", _CHECKED, "take Inductor's modes"),
+    "list_mode_options": Private("torch._inductor:list_mode_options", "take Inductor's modes"),
     # explanations, which trace and compile nothing
-    "input_codes": Private("torch._dynamo.convert_frame", "input_codes", _CHECKED_HERE, "see what was traced"),
-    "cache_entries": Private(
-        "torch._C._dynamo.eval_frame", "_debug_get_cache_entry_list", _CHECKED_HERE, "see what was compiled before"
-    ),
-    "reset_code": Private(
-        "torch._C._dynamo.eval_frame", "reset_code", _CHECKED_HERE, "forget traces of an explanation"
-    ),
-    "sizes_seen": Private("torch._dynamo.pgo", "get_code_state", _CHECKED_HERE, "forget sizes that it saw"),
+    "input_codes": Private("torch._dynamo.convert_frame:input_codes", "see what was traced"),
+    "cache_entries": Private("torch._C._dynamo.eval_frame:_debug_get_cache_entry_list", "see what was compiled before"),
+    "reset_code": Private("torch._C._dynamo.eval_frame:reset_code", "forget traces of an explanation"),
+    "sizes_seen": Private("torch._dynamo.pgo:get_code_state", "forget sizes that it saw"),
     # results on the CPU: Inductor's pass that moves CPU scalars to the GPU, and how its cache tells passes apart
     "ConstructorMoverPass": Private(
-        "torch._inductor.fx_passes.post_grad", "ConstructorMoverPass", _CHECKED_HERE, "leave CPU results on the CPU"
+        "torch._inductor.fx_passes.post_grad:ConstructorMoverPass", "leave CPU results on the CPU"
     ),
     "move_constructors_to_gpu": Private(
-        "torch._inductor.fx_passes.post_grad",
-        "move_constructors_to_gpu",
-        _CHECKED_HERE,
-        "run the corrected pass instead",
+        "torch._inductor.fx_passes.post_grad:move_constructors_to_gpu", "run the corrected pass instead"
     ),
     "CustomGraphPass": Private(
-        "torch._inductor.custom_graph_pass", "CustomGraphPass", _CHECKED_HERE, "keep such graphs apart in the cache"
+        "torch._inductor.custom_graph_pass:CustomGraphPass", "keep such graphs apart in the cache"
     ),
     "preserve_node_ordering": Private(
-        "torch._inductor.fx_passes.control_dependencies",
-        "preserve_node_ordering",
-        _CHECKED_HERE,
+        "torch._inductor.fx_passes.control_dependencies:preserve_node_ordering",
         "keep a graph's random numbers in eager's order",
     ),
-    "compile_fx_inner": Private(
-        "torch._inductor.compile_fx", "compile_fx_inner", _CHECKED, "see what became of a graph"
-    ),
-    "current_autograd_node": Private("torch", "_C._current_autograd_node", _CHECKED, "see that a backward runs"),
-    "current_device": Private("torch._C", "_cuda_getDevice", _CHECKED, "see cheaply which device is the current one"),
-    "current_raw_stream": Private(
-        "torch._C", "_cuda_getCurrentRawStream", _CHECKED, "notice a change of stream cheaply"
-    ),
-    # several processes: telling others what was decided, and letting go of them
-    "default_store": Private(
-        "torch.distributed.distributed_c10d", "_get_default_store", _CHECKED, "exchange votes without collectives"
-    ),
-    "resolve_process_group": Private(
-        "torch.distributed.distributed_c10d",
-        "_resolve_process_group",
-        _CHECKED,
-        "see who takes part in the collectives of generated code",
-    ),
+    "compile_fx_inner": Private("torch._inductor.compile_fx:compile_fx_inner", "see what became of a graph"),
+    "current_autograd_node": Private("torch:_C._current_autograd_node", "see that a backward runs"),
+    "current_device": Private("torch._C:_cuda_getDevice", "see cheaply which device is the current one"),
+    "current_raw_stream": Private("torch._C:_cuda_getCurrentRawStream", "notice a change of stream cheaply"),
+    # several processes: letting go of them
     "abort_process_group": Private(
-        "torch.distributed.distributed_c10d",
-        "_abort_process_group",
-        _CHECKED,
-        "end kernels that wait for a process that is gone",
+        "torch.distributed.distributed_c10d:_abort_process_group", "end kernels that wait for a process that is gone"
     ),
-    "detect_fake_mode": Private("torch._guards", "detect_fake_mode", _CHECKED, "describe inputs that do not exist yet"),
+    "detect_fake_mode": Private("torch._guards:detect_fake_mode", "describe inputs that do not exist yet"),
     "device_constructors": Private(
-        "torch.utils._device", "_device_constructors", _CHECKED, "know the functions that make tensors on a device"
+        "torch.utils._device:_device_constructors", "know the functions that make tensors on a device"
     ),
     "disable_current_modes": Private(
-        "torch.utils._python_dispatch", "_disable_current_modes", _CHECKED, "compute a constant while others trace"
+        "torch.utils._python_dispatch:_disable_current_modes", "compute a constant while others trace"
     ),
     "disabled_torch_function": Private(
-        "torch",
-        "_C._disabled_torch_function_impl",
-        _CHECKED_HERE,
-        "let a tensor of another class be a plain one to PyTorch",
+        "torch:_C._disabled_torch_function_impl", "let a tensor of another class be a plain one to PyTorch"
     ),
-    "enter_autocast": Private("torch.amp.autocast_mode", "_enter_autocast", _CHECKED, "see autocast inside of a graph"),
-    "exit_autocast": Private("torch.amp.autocast_mode", "_exit_autocast", _CHECKED, "see autocast inside of a graph"),
-    "foreach_copy_": Private("torch", "_foreach_copy_", _CHECKED, "copy several tensors in one launch"),
-    "foreach_lerp_": Private("torch", "_foreach_lerp_", _CHECKED_HERE, "average by a weight that lies on the GPU"),
-    "foreach_pow": Private("torch", "_foreach_pow", _CHECKED_HERE, "raise a beta that lies on the GPU to powers"),
-    "has_kernel_for": Private(
-        "torch", "_C._dispatch_has_computed_kernel_for_dispatch_key", _CHECKED, "know what a GPU can run"
-    ),
-    "innermost_fn": Private(
-        "torch._dynamo.eval_frame", "innermost_fn", _CHECKED_HERE, "keep Dynamo out of a function once, not twice"
-    ),
-    "is_from_global_source": Private(
-        "torch._dynamo.source", "is_from_global_source", _CHECKED, "tell attributes from arguments"
-    ),
+    "enter_autocast": Private("torch.amp.autocast_mode:_enter_autocast", "see autocast inside of a graph"),
+    "exit_autocast": Private("torch.amp.autocast_mode:_exit_autocast", "see autocast inside of a graph"),
+    "foreach_copy_": Private("torch:_foreach_copy_", "copy several tensors in one launch"),
+    "foreach_lerp_": Private("torch:_foreach_lerp_", "average by a weight that lies on the GPU"),
+    "foreach_pow": Private("torch:_foreach_pow", "raise a beta that lies on the GPU to powers"),
+    "has_kernel_for": Private("torch:_C._dispatch_has_computed_kernel_for_dispatch_key", "know what a GPU can run"),
+    "innermost_fn": Private("torch._dynamo.eval_frame:innermost_fn", "keep Dynamo out of a function once, not twice"),
+    "is_from_global_source": Private("torch._dynamo.source:is_from_global_source", "tell attributes from arguments"),
     "is_from_nonlocal_source": Private(
-        "torch._dynamo.source", "is_from_nonlocal_source", _CHECKED, "tell attributes from arguments"
+        "torch._dynamo.source:is_from_nonlocal_source", "tell attributes from arguments"
     ),
     "begin_allocating": Private(
-        "torch._C", "_cuda_beginAllocateCurrentThreadToPool", _CHECKED, "give a capture its own memory pool"
+        "torch._C:_cuda_beginAllocateCurrentThreadToPool", "give a capture its own memory pool"
     ),
-    "end_allocating": Private("torch._C", "_cuda_endAllocateToPool", _CHECKED, "end that"),
-    "release_pool": Private("torch._C", "_cuda_releasePool", _CHECKED, "give the pool back"),
+    "end_allocating": Private("torch._C:_cuda_endAllocateToPool", "end that"),
+    "release_pool": Private("torch._C:_cuda_releasePool", "give the pool back"),
     "take_memory_snapshot": Private(
-        "torch._C", "_cuda_memorySnapshot", _CHECKED_HERE, "see whether asking about memory drops references"
+        "torch._C:_cuda_memorySnapshot", "see whether asking about memory drops references"
     ),
     # steps: what a call is told, and when PyTorch's compiler is at work
     "compilation_callbacks": Private(
-        "torch._dynamo.callback", "callback_handler", _CHECKED_HERE, "notice compilations while a step is looked at"
+        "torch._dynamo.callback:callback_handler", "notice compilations while a step is looked at"
     ),
     "compile_triton_kernel": Private(
-        "torch._inductor.async_compile", "AsyncCompile.triton", _CHECKED_HERE, "wait before a module's first kernel"
+        "torch._inductor.async_compile:AsyncCompile.triton", "wait before a module's first kernel"
     ),
-    "wait_for_kernels": Private(
-        "torch._inductor.async_compile", "AsyncCompile.wait", _CHECKED_HERE, "count the generated modules"
-    ),
+    "wait_for_kernels": Private("torch._inductor.async_compile:AsyncCompile.wait", "count the generated modules"),
     "inductor_benchmarker": Private(
-        "torch._inductor.runtime.benchmarking", "InductorBenchmarker", _CHECKED_HERE, "time a kernel as Inductor does"
+        "torch._inductor.runtime.benchmarking:InductorBenchmarker", "time a kernel as Inductor does"
     ),
-    "cuda_graphs": Private("torch.cuda.graphs", None, _CHECKED_HERE, "tell code whether it is captured"),
-    "set_grad_enabled": Private("torch", "_C._set_grad_enabled", _CHECKED, "see that a graph switches gradients on"),
-    "storage_at": Private(
-        "torch", "_C._construct_storage_from_data_pointer", _CHECKED_HERE, "let a tensor stand in for another"
-    ),
+    "cuda_graphs": Private("torch.cuda.graphs", "tell code whether it is captured"),
+    "set_grad_enabled": Private("torch:_C._set_grad_enabled", "see that a graph switches gradients on"),
+    "storage_at": Private("torch:_C._construct_storage_from_data_pointer", "let a tensor stand in for another"),
     "storage_refuses": Private(
-        "torch",
-        "_C._set_storage_data_ptr_access_error_msg",
-        _CHECKED_HERE,
-        "let no one read memory that is not there any more",
+        "torch:_C._set_storage_data_ptr_access_error_msg", "let no one read memory that is not there any more"
     ),
-    "storage_of_weak": Private(
-        "torch", "UntypedStorage._new_with_weak_ptr", _CHECKED_HERE, "find a storage that somebody else holds"
-    ),
-    "storage_use_count": Private("torch", "_C._storage_Use_Count", _CHECKED, "see that a value is saved for backward"),
-    "tensor_use_count": Private("torch", "Tensor._use_count", _CHECKED, "see that a value is saved for backward"),
+    "storage_of_weak": Private("torch:UntypedStorage._new_with_weak_ptr", "find a storage that somebody else holds"),
+    "storage_use_count": Private("torch:_C._storage_Use_Count", "see that a value is saved for backward"),
+    "tensor_use_count": Private("torch:Tensor._use_count", "see that a value is saved for backward"),
     # replay: recording with, and next to, CUDAGraph Trees
     "CachingAutotuner": Private(
-        "torch._inductor.runtime.triton_heuristics",
-        "CachingAutotuner",
-        _CHECKED,
-        "find a captured kernel's PTX, tune once",
+        "torch._inductor.runtime.triton_heuristics:CachingAutotuner", "find a captured kernel's PTX, tune once"
     ),
-    "CompileContext": Private("torch._guards", "CompileContext", _CHECKED, "name a recording after its compilation"),
+    "CompileContext": Private("torch._guards:CompileContext", "name a recording after its compilation"),
     "clone_preserve_strides": Private(
-        "torch._inductor.utils", "clone_preserve_strides", _CHECKED, "stand in for a misaligned input"
+        "torch._inductor.utils:clone_preserve_strides", "stand in for a misaligned input"
     ),
-    "data_ptrs_equal": Private(
-        "torch", "_C._tensors_data_ptrs_at_indices_equal", _CHECKED, "see in C++ whether an input moved"
-    ),
+    "data_ptrs_equal": Private("torch:_C._tensors_data_ptrs_at_indices_equal", "see in C++ whether an input moved"),
     "get_manager": Private(
-        "torch._inductor.cudagraph_trees", "get_manager", _CHECKED, "tell the right manager that a backward runs"
+        "torch._inductor.cudagraph_trees:get_manager", "tell the right manager that a backward runs"
     ),
-    "get_obj_in_tls": Private(
-        "torch", "_C._get_obj_in_tls", _CHECKED, "reach a thread's managers from its autograd threads"
-    ),
+    "get_obj_in_tls": Private("torch:_C._get_obj_in_tls", "reach a thread's managers from its autograd threads"),
     "maybe_realign_inputs": Private(
-        "torch._inductor.output_code", "maybe_realign_inputs", _CHECKED_HERE, "see what is compiled without graphs"
+        "torch._inductor.output_code:maybe_realign_inputs", "see what is compiled without graphs"
     ),
-    "is_key_in_tls": Private(
-        "torch", "_C._is_key_in_tls", _CHECKED, "reach a thread's managers from its autograd threads"
-    ),
-    "is_view_replay_enabled": Private(
-        "torch", "_C._is_view_replay_enabled", _CHECKED_HERE, "call autograd functions as stock does"
-    ),
-    "set_view_replay_enabled": Private(
-        "torch", "_C._set_view_replay_enabled", _CHECKED_HERE, "call autograd functions as stock does"
-    ),
+    "is_key_in_tls": Private("torch:_C._is_key_in_tls", "reach a thread's managers from its autograd threads"),
+    "is_view_replay_enabled": Private("torch:_C._is_view_replay_enabled", "call autograd functions as stock does"),
+    "set_view_replay_enabled": Private("torch:_C._set_view_replay_enabled", "call autograd functions as stock does"),
     "set_cached_tensors_enabled": Private(
-        "torch._inductor.cudagraph_trees",
-        "_set_cached_tensors_enabled",
-        _CHECKED,
-        "run on after stock's managers were ended",
+        "torch._inductor.cudagraph_trees:_set_cached_tensors_enabled", "run on after stock's managers were ended"
     ),
-    "add_cached_tensor": Private("torch._C", "_add_cached_tensor", _CHECKED, "tell autograd of a tensor that is kept"),
-    "remove_cached_tensor": Private("torch._C", "_remove_cached_tensor", _CHECKED, "tell it that one is kept no more"),
-    "stash_obj_in_tls": Private(
-        "torch", "_C._stash_obj_in_tls", _CHECKED, "reach a thread's managers from its autograd threads"
-    ),
+    "add_cached_tensor": Private("torch._C:_add_cached_tensor", "tell autograd of a tensor that is kept"),
+    "remove_cached_tensor": Private("torch._C:_remove_cached_tensor", "tell it that one is kept no more"),
+    "stash_obj_in_tls": Private("torch:_C._stash_obj_in_tls", "reach a thread's managers from its autograd threads"),
     "triton_cache_dir": Private(
-        "torch._inductor.runtime.cache_dir_utils", "triton_cache_dir", _CHECKED, "find the PTX of a captured kernel"
+        "torch._inductor.runtime.cache_dir_utils:triton_cache_dir", "find the PTX of a captured kernel"
     ),
     # binding: what Dynamo's call of a graph passes
-    "GraphArg": Private(
-        "torch._dynamo.variables.builder", "GraphArg", _CHECKED_HERE, "let Dynamo's bytecode load a module for a graph"
-    ),
+    "GraphArg": Private("torch._dynamo.variables.builder:GraphArg", "let Dynamo's bytecode load a module for a graph"),
     "GuardManagerType": Private(
-        "torch._dynamo.guards", "GuardManagerType", _CHECKED_HERE, "ask C++ whether modules hold the same tensors"
+        "torch._dynamo.guards:GuardManagerType", "ask C++ whether modules hold the same tensors"
     ),
-    "TensorGuards": Private(
-        "torch._C._dynamo.guards", "TensorGuards", _CHECKED_HERE, "see what callers did to results they were given"
-    ),
+    "TensorGuards": Private("torch._C._dynamo.guards:TensorGuards", "see what callers did to results they were given"),
     "RootGuardManager": Private(
-        "torch._C._dynamo.guards", "RootGuardManager", _CHECKED_HERE, "ask C++ whether modules hold the same tensors"
+        "torch._C._dynamo.guards:RootGuardManager", "ask C++ whether modules hold the same tensors"
     ),
     "GlobalStateGuard": Private(
-        "torch._C._dynamo.guards", "GlobalStateGuard", _CHECKED_HERE, "ask C++ whether settings are as they were"
+        "torch._C._dynamo.guards:GlobalStateGuard", "ask C++ whether settings are as they were"
     ),
-    "empty_strided_cuda": Private(
-        "torch._C._dynamo.guards", "_empty_strided_cuda", _CHECKED_HERE, "allocate results in one call of C++"
-    ),
-    "increment_version": Private("torch", "_C._increment_version", _CHECKED_HERE, "tell autograd what a graph wrote"),
+    "empty_strided_cuda": Private("torch._C._dynamo.guards:_empty_strided_cuda", "allocate results in one call of C++"),
+    "increment_version": Private("torch:_C._increment_version", "tell autograd what a graph wrote"),
     "fp32_precision": Private(
-        "torch", "_C._get_fp32_precision_getter", _CHECKED_HERE, "see the precision of products, however it was set"
+        "torch:_C._get_fp32_precision_getter", "see the precision of products, however it was set"
     ),
     "cublas_allows_fp16_reduction": Private(
-        "torch",
-        "_C._get_cublas_allow_fp16_reduced_precision_reduction",
-        _CHECKED_HERE,
-        "see the precision of sums in products",
+        "torch:_C._get_cublas_allow_fp16_reduced_precision_reduction", "see the precision of sums in products"
     ),
     "cublas_allows_bf16_reduction": Private(
-        "torch",
-        "_C._get_cublas_allow_bf16_reduced_precision_reduction",
-        _CHECKED_HERE,
-        "see the precision of sums in products",
+        "torch:_C._get_cublas_allow_bf16_reduced_precision_reduction", "see the precision of sums in products"
     ),
-    "cudnn_enabled": Private("torch", "_C._get_cudnn_enabled", _CHECKED_HERE, "see which kernels are chosen"),
-    "cudnn_benchmark": Private("torch", "_C._get_cudnn_benchmark", _CHECKED_HERE, "see which kernels are chosen"),
-    "cudnn_deterministic": Private(
-        "torch", "_C._get_cudnn_deterministic", _CHECKED_HERE, "see which kernels are chosen"
-    ),
-    "flash_enabled": Private("torch", "_C._get_flash_sdp_enabled", _CHECKED_HERE, "see which kernels are chosen"),
-    "memory_efficient_enabled": Private(
-        "torch", "_C._get_mem_efficient_sdp_enabled", _CHECKED_HERE, "see which kernels are chosen"
-    ),
-    "math_enabled": Private("torch", "_C._get_math_sdp_enabled", _CHECKED_HERE, "see which kernels are chosen"),
-    "math_in_half": Private(
-        "torch", "_C._get_math_sdp_allow_fp16_bf16_reduction", _CHECKED_HERE, "see the precision of attention"
-    ),
-    "cudnn_attention_enabled": Private(
-        "torch", "_C._get_cudnn_sdp_enabled", _CHECKED_HERE, "see which kernels are chosen"
-    ),
-    "dispatch_keys": Private("torch", "_C._dispatch_keys", _CHECKED_HERE, "compare what a tensor goes through"),
-    "neg_view": Private("torch", "_neg_view", _CHECKED_HERE, "give a result that stands for negatives of an argument"),
-    "lazy_clone": Private(
-        "torch", "_lazy_clone", _CHECKED_HERE, "try out whether it is seen that memory is shared until one writes"
-    ),
+    "cudnn_enabled": Private("torch:_C._get_cudnn_enabled", "see which kernels are chosen"),
+    "cudnn_benchmark": Private("torch:_C._get_cudnn_benchmark", "see which kernels are chosen"),
+    "cudnn_deterministic": Private("torch:_C._get_cudnn_deterministic", "see which kernels are chosen"),
+    "flash_enabled": Private("torch:_C._get_flash_sdp_enabled", "see which kernels are chosen"),
+    "memory_efficient_enabled": Private("torch:_C._get_mem_efficient_sdp_enabled", "see which kernels are chosen"),
+    "math_enabled": Private("torch:_C._get_math_sdp_enabled", "see which kernels are chosen"),
+    "math_in_half": Private("torch:_C._get_math_sdp_allow_fp16_bf16_reduction", "see the precision of attention"),
+    "cudnn_attention_enabled": Private("torch:_C._get_cudnn_sdp_enabled", "see which kernels are chosen"),
+    "dispatch_keys": Private("torch:_C._dispatch_keys", "compare what a tensor goes through"),
+    "neg_view": Private("torch:_neg_view", "give a result that stands for negatives of an argument"),
+    "lazy_clone": Private("torch:_lazy_clone", "try out whether it is seen that memory is shared until one writes"),
     "torch_obj_rule_map": Private(
-        "torch._dynamo.trace_rules", "get_torch_obj_rule_map", _CHECKED_HERE, "fill tables that know functions"
+        "torch._dynamo.trace_rules:get_torch_obj_rule_map", "fill tables that know functions"
     ),
-    "tensor_method": Private(
-        "torch._dynamo.trace_rules", "get_tensor_method", _CHECKED_HERE, "fill tables that know functions"
-    ),
-    "DeviceContext": Private(
-        "torch.utils._device", "DeviceContext", _CHECKED_HERE, "tell a default device from a mode"
-    ),
-    "get_function_stack_at": Private(
-        "torch", "_C._get_function_stack_at", _CHECKED_HERE, "see the modes around a step"
-    ),
-    "len_torch_dispatch_stack": Private(
-        "torch", "_C._len_torch_dispatch_stack", _CHECKED_HERE, "see the modes around a step"
-    ),
-    "len_torch_function_stack": Private(
-        "torch", "_C._len_torch_function_stack", _CHECKED_HERE, "see the modes around a step"
-    ),
+    "tensor_method": Private("torch._dynamo.trace_rules:get_tensor_method", "fill tables that know functions"),
+    "DeviceContext": Private("torch.utils._device:DeviceContext", "tell a default device from a mode"),
+    "get_function_stack_at": Private("torch:_C._get_function_stack_at", "see the modes around a step"),
+    "len_torch_dispatch_stack": Private("torch:_C._len_torch_dispatch_stack", "see the modes around a step"),
+    "len_torch_function_stack": Private("torch:_C._len_torch_function_stack", "see the modes around a step"),
     "top_saved_tensors_hooks": Private(
-        "torch",
-        "_C._autograd._top_saved_tensors_default_hooks",
-        _CHECKED_HERE,
-        "see hooks of saved tensors around a step",
+        "torch:_C._autograd._top_saved_tensors_default_hooks", "see hooks of saved tensors around a step"
     ),
     "clear_functorch_levels": Private(
-        "torch._functorch.pyfunctorch",
-        "temporarily_clear_interpreter_stack",
-        _CHECKED_HERE,
-        "let go of histories inside of transforms",
+        "torch._functorch.pyfunctorch:temporarily_clear_interpreter_stack", "let go of histories inside of transforms"
     ),
-    "disable_torch_function": Private(
-        "torch", "_C.DisableTorchFunction", _CHECKED_HERE, "let go of histories unseen by modes"
-    ),
-    "functorch_level": Private(
-        "torch", "_C._functorch.peek_interpreter_stack", _CHECKED_HERE, "see that a function is transformed"
-    ),
-    "is_batched": Private(
-        "torch", "_C._functorch.is_legacy_batchedtensor", _CHECKED_HERE, "see that a gradient stands for several"
-    ),
-    "forward_ad": Private("torch.autograd.forward_ad", None, _CHECKED_HERE, "see derivatives in forward mode"),
-    "will_engine_execute_node": Private(
-        "torch", "_C._will_engine_execute_node", _CHECKED_HERE, "see where a gradient goes"
-    ),
-    "module_hooks": Private("torch.nn.modules.module", None, _CHECKED_HERE, "see hooks of all modules"),
-    "optimizer_hooks": Private("torch.optim.optimizer", None, _CHECKED_HERE, "see hooks of all optimizers"),
-    "dynamo_source_kinds": Private("torch._dynamo.source", None, _CHECKED_HERE, "see which module holds an input"),
-    "dynamo_thread_state": Private(
-        "torch._dynamo.symbolic_convert", "tls", _CHECKED_HERE, "find the trace that a graph is compiled for"
-    ),
+    "disable_torch_function": Private("torch:_C.DisableTorchFunction", "let go of histories unseen by modes"),
+    "functorch_level": Private("torch:_C._functorch.peek_interpreter_stack", "see that a function is transformed"),
+    "is_batched": Private("torch:_C._functorch.is_legacy_batchedtensor", "see that a gradient stands for several"),
+    "forward_ad": Private("torch.autograd.forward_ad", "see derivatives in forward mode"),
+    "will_engine_execute_node": Private("torch:_C._will_engine_execute_node", "see where a gradient goes"),
+    "module_hooks": Private("torch.nn.modules.module", "see hooks of all modules"),
+    "optimizer_hooks": Private("torch.optim.optimizer", "see hooks of all optimizers"),
+    "dynamo_source_kinds": Private("torch._dynamo.source", "see which module holds an input"),
+    "dynamo_thread_state": Private("torch._dynamo.symbolic_convert:tls", "find the trace that a graph is compiled for"),
     # shortcut: the wrappers around a compiled function
-    "InferenceMode": Private("torch", "_C._InferenceMode", _CHECKED_HERE, "leave inference mode without Python code"),
-    "DisableAutocast": Private("torch", "_C._DisableAutocast", _CHECKED_HERE, "switch autocast off as stock does"),
+    "InferenceMode": Private("torch:_C._InferenceMode", "leave inference mode without Python code"),
+    "DisableAutocast": Private("torch:_C._DisableAutocast", "switch autocast off as stock does"),
     "SerializableCompiledFunction": Private(
-        "torch._functorch._aot_autograd.runtime_wrappers",
-        "SerializableCompiledFunction",
-        _CHECKED_HERE,
+        "torch._functorch._aot_autograd.runtime_wrappers:SerializableCompiledFunction",
         "find Inductor's function in AOTAutograd's wrappers",
-        after="torch._dynamo",
     ),
     "aot_module_simplified": Private(
-        "torch._functorch.aot_autograd", "aot_module_simplified", _CHECKED_HERE, "pass arguments on as one list"
+        "torch._functorch.aot_autograd:aot_module_simplified", "pass arguments on as one list"
     ),
-    "autograd_profiler": Private("torch.autograd.profiler", None, _CHECKED_HERE, "see that a profiler is on"),
+    "autograd_profiler": Private("torch.autograd.profiler", "see that a profiler is on"),
     "call_func_at_runtime_with_args": Private(
-        "torch._functorch._aot_autograd.utils",
-        "call_func_at_runtime_with_args",
-        _CHECKED_HERE,
+        "torch._functorch._aot_autograd.utils:call_func_at_runtime_with_args",
         "see that a wrapper is the one that was looked at",
-        after="torch._dynamo",
     ),
     "create_runtime_wrapper": Private(
-        "torch._functorch._aot_autograd.runtime_wrappers",
-        "_create_runtime_wrapper",
-        _CHECKED_HERE,
+        "torch._functorch._aot_autograd.runtime_wrappers:_create_runtime_wrapper",
         "see that a wrapper is the one that was looked at",
-        after="torch._dynamo",
     ),
-    "OutputType": Private(
-        "torch._functorch._aot_autograd.schemas", "OutputType", _CHECKED_HERE, "see what a trained graph needs"
-    ),
+    "OutputType": Private("torch._functorch._aot_autograd.schemas:OutputType", "see what a trained graph needs"),
     "PlainTensorMeta": Private(
-        "torch._functorch._aot_autograd.schemas", "PlainTensorMeta", _CHECKED_HERE, "see what a trained graph needs"
+        "torch._functorch._aot_autograd.schemas:PlainTensorMeta", "see what a trained graph needs"
     ),
     "are_functorch_transforms_active": Private(
-        "torch", "_C._are_functorch_transforms_active", _CHECKED_HERE, "call autograd functions as stock does"
+        "torch:_C._are_functorch_transforms_active", "call autograd functions as stock does"
     ),
     "coerce_to_expected_memory_format": Private(
-        "torch._functorch._aot_autograd.runtime_wrappers",
-        "coerce_to_expected_memory_format",
-        _CHECKED_HERE,
+        "torch._functorch._aot_autograd.runtime_wrappers:coerce_to_expected_memory_format",
         "bring tangents to their strides as stock does",
     ),
     "eval_frame_callback": Private(
-        "torch", "_C._dynamo.eval_frame.get_eval_frame_callback", _CHECKED_HERE, "keep Dynamo out where it is not"
+        "torch:_C._dynamo.eval_frame.get_eval_frame_callback", "keep Dynamo out where it is not"
     ),
     "graph_task_keeps_graph": Private(
-        "torch", "_C._autograd._get_current_graph_task_keep_graph", _CHECKED_HERE, "see that a graph is retained"
+        "torch:_C._autograd._get_current_graph_task_keep_graph", "see that a graph is retained"
     ),
-    "skip_code": Private(
-        "torch._dynamo.eval_frame", "skip_code", _CHECKED_HERE, "keep Dynamo out of a frame without a wrapper"
-    ),
+    "skip_code": Private("torch._dynamo.eval_frame:skip_code", "keep Dynamo out of a frame without a wrapper"),
     "unwrap_dead_wrappers": Private(
-        "torch._functorch.utils", "unwrap_dead_wrappers", _CHECKED_HERE, "call autograd functions as stock does"
+        "torch._functorch.utils:unwrap_dead_wrappers", "call autograd functions as stock does"
     ),
     "autograd_function_post_compile": Private(
-        "torch._functorch._aot_autograd.runtime_wrappers",
-        "AOTDispatchAutograd.post_compile",
-        _CHECKED_HERE,
+        "torch._functorch._aot_autograd.runtime_wrappers:AOTDispatchAutograd.post_compile",
         "see that the autograd function around a graph is the one that was looked at",
-        after="torch._dynamo",
     ),
     "effect_tokens_post_compile": Private(
-        "torch._functorch._aot_autograd.runtime_wrappers",
-        "EffectTokensWrapper.post_compile",
-        _CHECKED_HERE,
+        "torch._functorch._aot_autograd.runtime_wrappers:EffectTokensWrapper.post_compile",
         "see that a wrapper is the one that was looked at",
-        after="torch._dynamo",
     ),
-    "inductor_debug": Private("torch._inductor.debug", None, _CHECKED_HERE, "see that calls of graphs are noted"),
+    "inductor_debug": Private("torch._inductor.debug", "see that calls of graphs are noted"),
     "rng_wrapper_post_compile": Private(
-        "torch._functorch._aot_autograd.runtime_wrappers",
-        "FunctionalizedRngRuntimeWrapper.post_compile",
-        _CHECKED_HERE,
+        "torch._functorch._aot_autograd.runtime_wrappers:FunctionalizedRngRuntimeWrapper.post_compile",
         "see that a wrapper is the one that was looked at",
-        after="torch._dynamo",
     ),
     "runtime_wrapper_post_compile": Private(
-        "torch._functorch._aot_autograd.runtime_wrappers",
-        "RuntimeWrapper.post_compile",
-        _CHECKED_HERE,
+        "torch._functorch._aot_autograd.runtime_wrappers:RuntimeWrapper.post_compile",
         "pass by AOTAutograd's wrappers of a graph that needs none",
-        after="torch._dynamo",
     ),
     # suite: what a worker measures
-    "cpu_vec_isa": Private(
-        "torch._inductor.cpu_vec_isa", None, _CHECKED_HERE, "find out once what C++ for this CPU can use"
-    ),
-    "codecache": Private(
-        "torch._inductor.codecache", None, _CHECKED_HERE, "compile the headers of C++ kernels once for all processes"
-    ),
-    "pytree": Private("torch.utils._pytree", None, _CHECKED, "name the tensors in a model's output"),
-    "TorchDynamoException": Private("torch._dynamo.exc", "TorchDynamoException", _CHECKED, "tell a failed compilation"),
-    "fresh_cache": Private("torch._inductor.utils", "fresh_cache", _CHECKED, "compile as if nothing was cached"),
-    "clear_caches": Private(
-        "torch._inductor.utils", "clear_caches", _CHECKED_HERE, "forget what was loaded from a folder of caches"
-    ),
-    "CompiledFxGraph": Private(
-        "torch._inductor.output_code", "CompiledFxGraph", _CHECKED, "count graphs and partitions"
-    ),
+    "cpu_vec_isa": Private("torch._inductor.cpu_vec_isa", "find out once what C++ for this CPU can use"),
+    "codecache": Private("torch._inductor.codecache", "compile the headers of C++ kernels once for all processes"),
+    "pytree": Private("torch.utils._pytree", "name the tensors in a model's output"),
+    "TorchDynamoException": Private("torch._dynamo.exc:TorchDynamoException", "tell a failed compilation"),
+    "fresh_cache": Private("torch._inductor.utils:fresh_cache", "compile as if nothing was cached"),
+    "clear_caches": Private("torch._inductor.utils:clear_caches", "forget what was loaded from a folder of caches"),
+    "CompiledFxGraph": Private("torch._inductor.output_code:CompiledFxGraph", "count graphs and partitions"),
     "graph_partition": Private(
-        "torch._inductor.scheduler", "Scheduler.graph_partition", _CHECKED, "see what a graph was split at, and why"
+        "torch._inductor.scheduler:Scheduler.graph_partition", "see what a graph was split at, and why"
     ),
-    "cudagraph_utils": Private("torch._inductor.cudagraph_utils", None, _CHECKED, "read why a graph was not captured"),
+    "cudagraph_utils": Private("torch._inductor.cudagraph_utils", "read why a graph was not captured"),
     # suite: explain, which compiles for a GPU that is not there
-    "CudaInterface": Private(
-        "torch._dynamo.device_interface", "CudaInterface", _CHECKED, "describe the GPU to Inductor"
-    ),
+    "CudaInterface": Private("torch._dynamo.device_interface:CudaInterface", "describe the GPU to Inductor"),
     "DataDependentOutputException": Private(
-        "torch._subclasses.fake_tensor", "DataDependentOutputException", _CHECKED, "see that a value would be needed"
+        "torch._subclasses.fake_tensor:DataDependentOutputException", "see that a value would be needed"
     ),
     "DynamicOutputShapeException": Private(
-        "torch._subclasses.fake_tensor", "DynamicOutputShapeException", _CHECKED, "see that a shape depends on values"
+        "torch._subclasses.fake_tensor:DynamicOutputShapeException", "see that a shape depends on values"
     ),
-    "FakeTensor": Private("torch._subclasses.fake_tensor", "FakeTensor", _CHECKED, "tensors without data"),
+    "FakeTensor": Private("torch._subclasses.fake_tensor:FakeTensor", "tensors without data"),
     "NopKernelSchedulerNode": Private(
-        "torch._inductor.scheduler", "NopKernelSchedulerNode", _CHECKED, "pass over nodes that launch nothing"
+        "torch._inductor.scheduler:NopKernelSchedulerNode", "pass over nodes that launch nothing"
     ),
-    "PyCodeCache": Private(
-        "torch._inductor.codecache", "PyCodeCache", _CHECKED, "load the source of a generated kernel"
-    ),
-    "RestartAnalysis": Private("torch._dynamo.exc", "RestartAnalysis", _CHECKED, "let Dynamo trace a frame again"),
+    "PyCodeCache": Private("torch._inductor.codecache:PyCodeCache", "load the source of a generated kernel"),
+    "RestartAnalysis": Private("torch._dynamo.exc:RestartAnalysis", "let Dynamo trace a frame again"),
     "attention_math": Private(
-        "torch", "ops.aten._scaled_dot_product_attention_math", _CHECKED, "express attention in plain operations"
+        "torch:ops.aten._scaled_dot_product_attention_math", "express attention in plain operations"
     ),
     "avoid_device_init": Private(
-        "torch._subclasses.fake_tensor", "FakeTensorMode.avoid_device_init", _CHECKED, "keep constants on the CPU"
+        "torch._subclasses.fake_tensor:FakeTensorMode.avoid_device_init", "keep constants on the CPU"
     ),
-    "compile_fx": Private("torch._inductor.compile_fx", None, _CHECKED, "lower a graph as stock PyTorch does"),
-    "IndentedBuffer": Private("torch._inductor.utils", "IndentedBuffer", _CHECKED, "keep the lines of a partition"),
-    "LineContext": Private("torch._inductor.utils", "LineContext", _CHECKED, "keep the lines of a partition"),
+    "compile_fx": Private("torch._inductor.compile_fx", "lower a graph as stock PyTorch does"),
+    "IndentedBuffer": Private("torch._inductor.utils:IndentedBuffer", "keep the lines of a partition"),
+    "LineContext": Private("torch._inductor.utils:LineContext", "keep the lines of a partition"),
     "define_partition": Private(
-        "torch._inductor.codegen.wrapper",
-        "PythonWrapperCodegen.define_subgraph_launcher_fn",
-        _CHECKED,
+        "torch._inductor.codegen.wrapper:PythonWrapperCodegen.define_subgraph_launcher_fn",
         "keep the lines of a partition",
     ),
     "compile_to_module_lines": Private(
-        "torch._inductor.graph", "GraphLowering._compile_to_module_lines", _CHECKED, "stop before code is loaded"
+        "torch._inductor.graph:GraphLowering._compile_to_module_lines", "stop before code is loaded"
     ),
     "create_compile_meta": Private(
-        "torch._inductor.runtime.triton_heuristics",
-        "CachingAutotuner._create_compile_meta",
-        _CHECKED,
-        "compile a kernel",
+        "torch._inductor.runtime.triton_heuristics:CachingAutotuner._create_compile_meta", "compile a kernel"
     ),
     "create_compile_options": Private(
-        "torch._inductor.runtime.triton_heuristics",
-        "CachingAutotuner._create_compile_options",
-        _CHECKED,
+        "torch._inductor.runtime.triton_heuristics:CachingAutotuner._create_compile_options",
         "compile a kernel with the options Inductor uses",
     ),
-    "cuda_lazy_init": Private("torch.cuda", "_lazy_init", _CHECKED, "leave the driver alone"),
-    "cudagraphify": Private("torch._inductor.compile_fx", "cudagraphify", _CHECKED, "see what would be recorded"),
+    "cuda_lazy_init": Private("torch.cuda:_lazy_init", "leave the driver alone"),
+    "cudagraphify": Private("torch._inductor.compile_fx:cudagraphify", "see what would be recorded"),
     "describe_skipped_frame": Private(
-        "torch._dynamo.convert_frame", "format_error_msg", _CHECKED, "see which functions Dynamo leaves to Python"
+        "torch._dynamo.convert_frame:format_error_msg", "see which functions Dynamo leaves to Python"
     ),
     "efficient_attention": Private(
-        "torch", "ops.aten._scaled_dot_product_efficient_attention", _CHECKED, "name the kernel attention would take"
+        "torch:ops.aten._scaled_dot_product_efficient_attention", "name the kernel attention would take"
     ),
     "ensure_cuda_device_guard_set": Private(
-        "torch", "_C._ensureCUDADeviceGuardSet", _CHECKED, "index fake CUDA tensors without a driver"
+        "torch:_C._ensureCUDADeviceGuardSet", "index fake CUDA tensors without a driver"
     ),
     "engine_run_backward": Private(
-        "torch.autograd", "_engine_run_backward", _CHECKED, "follow a call that differentiates without a GPU"
+        "torch.autograd:_engine_run_backward", "follow a call that differentiates without a GPU"
     ),
-    "exchange_device": Private("torch.cuda", "_exchange_device", _CHECKED, "enter a device context without a driver"),
+    "exchange_device": Private("torch.cuda:_exchange_device", "enter a device context without a driver"),
     "flash_attention": Private(
-        "torch", "ops.aten._scaled_dot_product_flash_attention", _CHECKED, "name the kernel attention would take"
+        "torch:ops.aten._scaled_dot_product_flash_attention", "name the kernel attention would take"
     ),
     "functorch_config": Private(
-        "torch._functorch.config", None, _CHECKED, "switch AOTAutograd's cache off, and have backwards lowered at once"
+        "torch._functorch.config", "switch AOTAutograd's cache off, and have backwards lowered at once"
     ),
-    "fx_traceback": Private(
-        "torch.fx.traceback", None, _CHECKED_HERE, "note the user's line in a backward that is traced without a GPU"
-    ),
+    "fx_traceback": Private("torch.fx.traceback", "note the user's line in a backward that is traced without a GPU"),
     "get_cpp_compiler": Private(
-        "torch._inductor.cpp_builder", "get_cpp_compiler", _CHECKED, "lower CPU operations without a C++ compiler"
+        "torch._inductor.cpp_builder:get_cpp_compiler", "lower CPU operations without a C++ compiler"
     ),
-    "maybe_exchange_device": Private(
-        "torch.cuda", "_maybe_exchange_device", _CHECKED, "leave a device context without a driver"
-    ),
+    "maybe_exchange_device": Private("torch.cuda:_maybe_exchange_device", "leave a device context without a driver"),
     "maybe_handle_backward_generation": Private(
-        "torch._inductor.output_code",
-        "maybe_handle_backward_generation",
-        _CHECKED_HERE,
+        "torch._inductor.output_code:maybe_handle_backward_generation",
         "lower a backward that is not captured, without the manager of its forward's CUDA graph",
     ),
     "module_apply": Private(
-        "torch.nn.modules.module", "Module._apply", _CHECKED, "move modules of fake parameters, shared ones too"
+        "torch.nn.modules.module:Module._apply", "move modules of fake parameters, shared ones too"
     ),
     "post_compile": Private(
-        "torch._inductor.output_code", "CompiledFxGraph.post_compile", _CHECKED, "read why a graph is not recorded"
+        "torch._inductor.output_code:CompiledFxGraph.post_compile", "read why a graph is not recorded"
     ),
-    "reset_dynamo": Private("torch._dynamo", "reset", _CHECKED, "trace from the beginning"),
-    "scoped_library": Private("torch.library", "_scoped_library", _CHECKED, "override an operator for a while"),
+    "reset_dynamo": Private("torch._dynamo:reset", "trace from the beginning"),
+    "scoped_library": Private("torch.library:_scoped_library", "override an operator for a while"),
     "set_driver_to_gpu": Private(
-        "torch._inductor.runtime.triton_helpers", "set_driver_to_gpu", _CHECKED, "load kernels without a GPU"
+        "torch._inductor.runtime.triton_helpers:set_driver_to_gpu", "load kernels without a GPU"
     ),
-    "should_pad": Private("torch._inductor.fx_passes.pad_mm", "_should_pad", _CHECKED, "answer without a benchmark"),
+    "should_pad": Private("torch._inductor.fx_passes.pad_mm:_should_pad", "answer without a benchmark"),
     "valid_vec_isa_list": Private(
-        "torch._inductor.cpu_vec_isa", "valid_vec_isa_list", _CHECKED, "lower CPU operations without a C++ compiler"
+        "torch._inductor.cpu_vec_isa:valid_vec_isa_list", "lower CPU operations without a C++ compiler"
     ),
 }
 
@@ -566,21 +395,21 @@ def resolve(name: str) -> Any:
     """
     private = NAMES[name]
     try:
-        if private.after is not None:
-            importlib.import_module(private.after)
-        value = importlib.import_module(private.module)
-        if private.attribute is not None:
-            for part in private.attribute.split("."):
-                value = getattr(value, part)
+        return functools.reduce(getattr, private.attributes, _imported(private.module))
     except (ImportError, AttributeError) as error:
         import torch
 
-        where = private.module if private.attribute is None else f"{private.module}.{private.attribute}"
+        where = private.path.replace(":", ".")
         raise UnsupportedTorch(
             f"PyTorch {torch.__version__} has no {where}, which Encore needs to {private.why}. "
             f"Encore knows PyTorch {SUPPORTED[0]} up to but not including {SUPPORTED[1]}; install one of these."
         ) from error
-    return value
+
+
+def _imported(module: str) -> Any:
+    if module.startswith("torch._functorch._aot_autograd"):
+        importlib.import_module("torch._dynamo")  # imported in another order they fail
+    return importlib.import_module(module)
 
 
 def holder_of(name: str) -> tuple[Any, str]:
@@ -589,15 +418,9 @@ def holder_of(name: str) -> tuple[Any, str]:
     Raises:
         UnsupportedTorch: this PyTorch does not have it.
     """
-    private = NAMES[name]
-    if private.attribute is None:
-        raise ValueError(f"{name} is a module and stands in no attribute")
     resolve(name)
-    *owners, attribute = private.attribute.split(".")
-    owner = importlib.import_module(private.module)
-    for part in owners:
-        owner = getattr(owner, part)
-    return owner, attribute
+    *owners, attribute = NAMES[name].attributes
+    return functools.reduce(getattr, owners, _imported(NAMES[name].module)), attribute
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """Cover what differs between PyTorch versions in the classes of CUDAGraph Trees that Encore subclasses.
 
-`surface` lists the members. This module has the few that are named or used differently, so that `trees` is
-written once. It also switches off what newer versions do for results and inputs that Encore handles itself:
+This module has the few members that are named or used differently, so that `trees` is written once. `test_surface`
+checks that all others are there. It also switches off what newer versions do for results and inputs that Encore
+handles itself:
 
 * results that outlive their iteration are cloned (`user_visible_output_idxs`, since 2.14);
 * an input made by an earlier graph that moved five times is copied, or ends the graph

@@ -23,6 +23,10 @@ Note [A recording that fails]. A capture runs nothing on the device, so nothing 
 inputs are still what they were. The function runs on them without a graph, and is never recorded again. Results of
 earlier graphs among the inputs may lie in memory that the failed capture gave back; they are copied out at once.
 
+Note [Functions of several ranks]. NCCL wants a collective to be captured on all ranks or on none, and a rank does not
+know what the others do. So a function with collectives is warmed up, recorded and recorded again as stock does it: what
+fails there on one rank raises its error there, and the function is not left without a graph.
+
 Note [A warm-up that fails]. Memory is short, an index is out of range, the program catches the error and goes on. Stock
 keeps a warm-up without results for a call that should have some, and raises in every later call. Here it counts as one
 of nothing, and the function is warmed up again.
@@ -77,8 +81,7 @@ from optimizations.trees.function import RecordableFunction, WarmUp
 from optimizations.trees.graphed_function import forget_recordings
 from optimizations.trees.inner_graphs import resting
 from optimizations.trees.node import EncoreNode, NotFollowed, NotLaunched
-from optimizations.trees.process_ends import free_before_process_groups_end, in_a_process_group
-from optimizations.trees.rank_votes import tell_ranks
+from optimizations.trees.process_ends import free_before_process_groups_end, in_a_process_group, several_ranks
 from optimizations.trees.readable_seeds import any_on_host
 from optimizations.trees.reasons import (
     FORWARD_UNCAPTURED,
@@ -357,6 +360,8 @@ class EncoreManager(CUDAGraphTreeManager):
                     node.outputs_weakrefs.clear()
                     node.tensor_weakrefs.clear()
                 raise
+            if several_ranks(function.code()):  # Note [Functions of several ranks]
+                raise
             failure = f"it could not be warmed up in a graph's memory: {one_line(error)}"
             error.__traceback__ = None  # its frames hold results
         finally:
@@ -364,7 +369,6 @@ class EncoreManager(CUDAGraphTreeManager):
         self.leave_pool()
         if warm_up.began:
             function.without_graph = failure
-        tell_ranks(function)
         self._note_uncaptured(function_id, failure)
         return warm_up.results if warm_up.began else function(new_inputs)
 
@@ -411,24 +415,28 @@ class EncoreManager(CUDAGraphTreeManager):
         try:
             with self._running_a_function():
                 outputs = self._record_function(new_inputs, function_id)
-            tell_ranks(function)
             function.recorded_on(self.current_node._path_from_root)
             self.fast_calls.expect(self.current_node)
             function.note_returned_inputs(self.current_node.returned_inputs)
             returned = {place: inputs[index][0] for place, index in function.returned_inputs.items()}
             return with_inputs(outputs, returned) if returned else outputs
         except Exception as error:
+            if several_ranks(function.code()):
+                self._end_failed_capture(replayed)
+                raise  # Note [Functions of several ranks]
             function.without_graph = f"it could not be recorded: {one_line(error)}"
             error.__traceback__ = None  # its frames hold tensors of the failed capture
-        tell_ranks(function)
-        if replayed:
-            self.path_state = trees.ExecutionState.RECORDING  # the allocator knows what is live
-        torch.cuda.synchronize()
-        end_failed_capture(self.device_index, self.cuda_graphs_thread_pool, self.stream)
+        self._end_failed_capture(replayed)
         arguments = [torch_internals.clone_preserve_strides(value) if copied else value for value, copied in inputs]
         inputs.clear()
         self._note_uncaptured(function_id, function.without_graph)
         return function(arguments)
+
+    def _end_failed_capture(self, replayed: bool) -> None:
+        if replayed:
+            self.path_state = trees.ExecutionState.RECORDING  # the allocator knows what is live
+        torch.cuda.synchronize()
+        end_failed_capture(self.device_index, self.cuda_graphs_thread_pool, self.stream)
 
     def _note_uncaptured(self, function_id: Any, reason: str) -> None:
         """Note that a call that was to be warmed up or recorded runs without a graph."""
@@ -455,6 +463,8 @@ class EncoreManager(CUDAGraphTreeManager):
     def _not_recorded_again(self, function_id: Any, inputs: Sequence[Any]) -> str | None:
         """Return why a call runs without a graph instead of being recorded; None where it may be recorded."""
         function = self._function(function_id)
+        if several_ranks(function.code()):  # Note [Functions of several ranks]
+            return None
         reason = moved_inputs.against_one_more_recording(
             function,
             self._recorded_behind(self.current_node, function_id),
@@ -469,8 +479,6 @@ class EncoreManager(CUDAGraphTreeManager):
         elif function.misfits_in_a_row() > moved_inputs.MOST_MISFITS * function.calls_on_a_path:
             function.without_graph = reason
             function.retire()
-        if function.without_graph is not None:
-            tell_ranks(function)
         return reason
 
     # Inputs that moved

@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.in_place.generated import GeneratedCode
 from optimizations.one_line import one_line
-from optimizations.ranks import close_current
 from optimizations.trees import containers
 
 PATIENCE_S = 3.0
@@ -51,6 +51,11 @@ _hopeless = threading.Event()
 def in_a_process_group() -> bool:
     """Return whether there is a process group that may be destroyed."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def several_ranks(code: GeneratedCode) -> bool:
+    """Return whether other processes take part in what a generated function does."""
+    return code.collective and in_a_process_group() and torch.distributed.get_world_size() > 1
 
 
 def free_before_process_groups_end(free: Callable[[], None]) -> None:
@@ -75,9 +80,6 @@ def free_before_process_groups_end(free: Callable[[], None]) -> None:
     def destroy_process_group(group: Any = None) -> Any:
         if os.getpid() != owner:
             return stock(group)
-        whole = group is None or group is distributed.GroupMember.WORLD
-        if whole:
-            close_current("the process group was destroyed")
         try:
             return None if let_go(free, group) else stock(group)
         finally:

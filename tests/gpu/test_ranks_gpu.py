@@ -134,12 +134,10 @@ def test_a_decoder_split_by_pytorch_is_right_and_replayed(tmp_path: Path, ranks:
         assert one["replayed"] >= 30, one
 
 
-def test_rank_that_fails_to_record_takes_the_graph_from_all(tmp_path: Path) -> None:
-    first, second = launch(tmp_path, 2, "fails_on_one", "encore", CALLS="300").found()
-    note("fails-on-one", [first, second])
-    assert first["wrong"] == second["wrong"] == 0
-    assert any("told to fail" in reason for reason in second["reasons"])
-    assert any(reason.startswith("rank 1 runs it without a graph") for reason in first["reasons"])
+def test_rank_that_fails_to_record_ends_with_its_error(tmp_path: Path) -> None:
+    launched = launch(tmp_path, 2, "fails_on_one", "encore", CALLS="300")
+    assert launched.process.wait(120) != 0
+    assert "told to fail" in launched.text()
 
 
 @pytest.mark.parametrize("program", ["ddp", "fsdp"])

@@ -16,12 +16,11 @@ from typing import Any, cast
 
 import pytest
 
-from optimizations import ranks
 from optimizations.calls import bound
 from optimizations.calls.binding import Binding
 from optimizations.capture.step import graphed_step
 from optimizations.torch_internals import replacing
-from optimizations.trees import containers, cudagraphify, rank_votes
+from optimizations.trees import containers, cudagraphify
 from optimizations.weak_registry import WeakRegistry
 from tests.test_layers import SOURCES
 
@@ -266,42 +265,6 @@ def test_a_manager_that_ends_may_make_another_one_which_ends_too(monkeypatch: py
     in_time(end)
     assert ended == [0, 1]
     assert containers.managers() == []
-
-
-def test_finalizer_may_tell_ranks_of_a_function_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cast_votes: list[object] = []
-    stub = SimpleNamespace(
-        closed=None, topic=lambda *asked: object(), vote=lambda topic, vote, told: cast_votes.append(vote.choice)
-    )
-    monkeypatch.setattr(rank_votes, "current_ballot", lambda: stub)
-    monkeypatch.setattr(rank_votes, "ranks_of", lambda collectives: (0, 1))
-
-    class Function:
-        without_graph = None
-
-        def code(self) -> Any:
-            return SimpleNamespace(collectives=("all_reduce",))
-
-    def tell() -> None:
-        rank_votes._tell_ranks(cast(Any, Function()))
-
-    in_the_middle_of(tell, tell)
-    assert set(cast_votes) == {"yes"} and len(cast_votes) > 100
-
-
-def test_a_finalizer_may_vote_while_its_thread_votes() -> None:
-    told = ranks.Ballot(0, cast(Any, None), threaded=False)
-    topics: list[object] = []
-
-    def vote() -> None:
-        topic = told.topic(["all_reduce"], [0, 1])
-        topics.append(topic)
-        told.vote(topic, ranks.Vote(ranks.YES, ""), lambda decision: None)
-
-    in_the_middle_of(vote, vote)
-    assert len(topics) == len(set(topics)) > 100, "each function has a topic of its own"
 
 
 def test_a_finalizer_may_replace_names_while_they_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ COMMAND = "from rank_server import serve; exec(serve())"
 
 IMPORTED = (
     "pytest", "torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
-    "torch._inductor.compile_fx", "optimizations.ranks", "simulated_gpu.runtime", "rank_ends",
+    "torch._inductor.compile_fx", "simulated_gpu.runtime", "rank_ends",
     "simulated_gpu.trees",
 )  # fmt: skip
 

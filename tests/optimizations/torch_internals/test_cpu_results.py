@@ -130,7 +130,7 @@ def test_a_graph_with_values_on_both_is_marked(on: tuple[str, ...], marked: bool
 
 @pytest.mark.parametrize("gone", ["ConstructorMoverPass", "CustomGraphPass"])
 def test_where_the_pass_is_another_one_nothing_is_marked(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    private = dataclasses.replace(torch_internals.NAMES[gone], attribute="NotThere")
+    private = dataclasses.replace(torch_internals.NAMES[gone], path="torch:NotThere")
     monkeypatch.setitem(torch_internals.NAMES, gone, private)
     monkeypatch.delitem(vars(torch_internals), gone, raising=False)
     for made in (cpu_results.corrected_mover, post_grad_pass._kind):

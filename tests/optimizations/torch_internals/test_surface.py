@@ -1,4 +1,4 @@
-"""What Encore uses of the classes it subclasses is listed, and is what the installed PyTorch has."""
+"""The classes of CUDAGraph Trees that Encore subclasses have, in the installed PyTorch, what Encore uses of them."""
 
 from __future__ import annotations
 
@@ -9,76 +9,64 @@ from typing import Any
 
 import pytest
 
-from optimizations import torch_internals
-from optimizations.torch_internals.surface import SUBCLASSED, Surface
 from optimizations.trees import cudagraphify, manager, node, results
 
-INSTALLED = tuple(surface.at(torch_internals.version()) for surface in SUBCLASSED)
+OURS = [node.EncoreNode, manager.EncoreManager, cudagraphify.EncoreContainer]
 
-OURS: dict[str, tuple[type, ...]] = {
-    "CUDAGraphNode": (node.EncoreNode,),
-    "CUDAGraphTreeManager": (manager.EncoreManager,),
-    "TreeManagerContainer": (cudagraphify.EncoreContainer,),
+OVERRIDDEN = {
+    "EncoreNode": {
+        *("_allocate_and_copy_recording_inputs", "_check_liveness", "_copy_inputs_and_remove_from_src", "_record"),
+        *("_initialize_cached_tensors", "_mark_prior_graph_output_as_aliased", "all_outputs_are_dead"),
+        *("check_invariants", "reconstruct_outputs", "remove_node_cached_tensors", "run", "run_graph"),
+    },
+    "EncoreManager": {
+        *("add_function", "apply_checkpoint_execution_state_in_allocator", "can_start_new_generation", "execute_node"),
+        *("record_function", "run", "run_eager", "shutdown"),
+    },
+    "EncoreContainer": {"_finalize_tree_manager", "get_tree_manager"},
 }
+"""Methods that Encore replaces, around PyTorch's own. One that is not here has a name that PyTorch uses too."""
 
 
-def stock(surface: Surface) -> Any:
-    return getattr(torch_internals.cudagraph_trees, surface.name)
+def definition(one: type) -> ast.ClassDef:
+    tree = ast.parse(Path(inspect.getsourcefile(one) or "").read_text())
+    return next(found for found in tree.body if isinstance(found, ast.ClassDef) and found.name == one.__name__)
 
 
-def members(stock_class: Any) -> set[str]:
-    """Everything that the class, or its methods on `self`, define."""
-    tree = ast.parse(inspect.getsource(stock_class))
-    stored = {
+def attributes(tree: ast.AST, owner: str, kinds: tuple[type, ...] = (ast.Load, ast.Store)) -> set[str]:
+    """Names of the attributes of a local variable."""
+    return {
         found.attr
         for found in ast.walk(tree)
-        if isinstance(found, ast.Attribute)
-        and isinstance(found.value, ast.Name)
-        and found.value.id == "self"
-        and isinstance(found.ctx, ast.Store)
+        if isinstance(found, ast.Attribute) and isinstance(found.value, ast.Name) and found.value.id == owner
+        if isinstance(found.ctx, kinds)
     }
-    return stored | {name for name in vars(stock_class) if not name.startswith("__")}
 
 
-@pytest.mark.parametrize("surface", INSTALLED, ids=lambda one: one.name)
-def test_methods_have_the_listed_parameters(surface: Surface) -> None:
-    for name, parameters in surface.methods.items():
-        member = inspect.getattr_static(stock(surface), name)
-        if parameters is None:
-            assert isinstance(member, property), name
-            continue
-        function = member.__func__ if isinstance(member, staticmethod) else member
-        assert tuple(inspect.signature(function).parameters) == parameters, name
-    assert surface.attributes <= members(stock(surface))
+def members(one: Any) -> set[str]:
+    """Everything that a class, or its methods on `self`, define."""
+    return attributes(definition(one), "self", (ast.Store,)) | {name for name in vars(one) if not name.startswith("__")}
 
 
-@pytest.mark.parametrize("surface", INSTALLED, ids=lambda one: one.name)
-def test_overridden_members_are_listed(surface: Surface) -> None:
-    ours = {name for one in OURS[surface.name] for name in vars(one) if not name.startswith("__")}
-    assert ours & members(stock(surface)) - {"current_node", "roots"} - surface.attributes == surface.overridden
+@pytest.mark.parametrize("ours", OURS)
+def test_used_members_are_there(ours: type) -> None:
+    used = attributes(definition(ours), "self")
+    if ours is node.EncoreNode:
+        used |= attributes(ast.parse(inspect.getsource(results)), "node")
+    assert used - members(ours) <= members(ours.__base__)
 
 
-@pytest.mark.parametrize("surface", INSTALLED, ids=lambda one: one.name)
-def test_used_members_are_listed(surface: Surface) -> None:
-    """By names: an attribute that the class has, and that stands in the sources behind `self`, is a use of it."""
-    definitions = [
-        found
-        for one in OURS[surface.name]
-        for found in ast.parse(Path(inspect.getsourcefile(one) or "").read_text()).body
-        if isinstance(found, ast.ClassDef) and found.name == one.__name__
-    ]
-    assert len(definitions) == len(OURS[surface.name])
-    used = {
-        found.attr
-        for definition in definitions
-        for found in ast.walk(definition)
-        if isinstance(found, ast.Attribute) and isinstance(found.value, ast.Name) and found.value.id == "self"
-    }
-    if surface.name == "CUDAGraphNode":  # what the results of a node use of it
-        used |= {
-            found.attr
-            for found in ast.walk(ast.parse(inspect.getsource(results)))
-            if isinstance(found, ast.Attribute) and isinstance(found.value, ast.Name) and found.value.id == "node"
-        }
-    listed = surface.attributes | surface.methods.keys()
-    assert used & members(stock(surface)) <= listed
+@pytest.mark.parametrize("ours", OURS)
+def test_only_known_members_are_overridden(ours: type) -> None:
+    both = members(ours) & members(ours.__base__)
+    assert {name for name in both if callable(getattr(ours, name, None))} == OVERRIDDEN[ours.__name__]
+    stored = attributes(definition(ours), "self", (ast.Store,)) & members(ours.__base__)
+    assert {name for name in stored if name.startswith("_")} == set()
+
+
+@pytest.mark.parametrize("ours", OURS)
+def test_overriding_methods_take_stocks_arguments(ours: type) -> None:
+    for name in OVERRIDDEN[ours.__name__]:
+        mine, stock = (inspect.signature(getattr(one, name)).parameters for one in (ours, ours.__base__))
+        passes_on = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in mine.values())
+        assert passes_on or [*mine] == [*stock] or name == "_check_liveness", name

@@ -13,6 +13,7 @@ from simulated_gpu.driver import floats
 from simulated_gpu.runtime import CudaOnCpu, FakeStream
 from simulated_gpu.trees import Compiled, Model, check, values
 
+from optimizations.in_place.generated import GeneratedCode
 from optimizations.in_place.proof import Effects, TrialCall
 from optimizations.trees import manager
 from optimizations.trees.containers import managers
@@ -82,6 +83,21 @@ def test_a_write_is_not_lost_with_a_recording_that_fails(cuda_on_cpu: CudaOnCpu)
         assert torch.equal(result, expected + y), step
         del result, out
     assert any("could not be recorded" in one.reason for function in second.functions for one in function.uncaptured())
+
+
+def test_failed_recording_of_several_ranks_raises(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that went on without its graph would meet graphs of others in the same collective."""
+    monkeypatch.setattr(manager, "several_ranks", lambda code: code.collective)
+    model = Adding(cuda_on_cpu, captured=False)
+    model.code = GeneratedCode("it takes part in a collective", collective=True)
+    compiled = Compiled(model)
+    compiled(values(0), values(1), values(7))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not permitted"):
+            compiled(values(0), values(1), values(7))
+    model.captured = True
+    assert torch.equal(compiled(values(0), values(1), values(7))[0], 2 * values(0) + values(1) * values(7))
+    assert compiled.functions[0].uncaptured() == []
 
 
 def test_a_write_is_not_lost_where_another_input_is_held(cuda_on_cpu: CudaOnCpu) -> None:
