@@ -48,7 +48,7 @@ class InputSource:
 
 
 VALUE_GUARD_LIMIT_BYTES = 2**20
-"""Up to here comparing costs the host less than sending (`encore micro feeds`). What is larger is sent in each call."""
+"""Up to here comparing costs the host less than sending. What is larger is sent in each call."""
 
 
 def input_sources(

@@ -12,13 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
 
 from optimizations.torch_internals import replaced_attribute
-from suite.results.schema import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,56 +49,6 @@ def graphs_of(run: Callable[[], object], wait: Callable[[], None], iterations: i
         waits = sum(wait_us for _, wait_us in launches[1:])
         found.append(Graphs(len(launches), sum(own for own, _ in launches) - waits))
     return found if all(one.count for one in found) else []
-
-
-class HostParts(Record):
-    """Hold microseconds of the host in a call that launches graphs: before the first launch, in all launches, and from
-    the last one to the end of the call, when the device is at work. What lies between several launches is
-    `between_us`."""
-
-    before_us: float
-    launch_us: float
-    between_us: float
-    behind_us: float
-
-
-def host_parts(
-    run: Callable[[int], object], wait: Callable[[], None], calls: int, *, at_work: bool = False
-) -> HostParts | None:
-    """Return medians over so many calls. None where one launches no graph.
-
-    Each begins when the device has nothing to do. Or, `at_work`, when the one before has returned, and the device is
-    still at work: as in a loop that reads no result. Who waits has done something else meanwhile, and finds what a call
-    needs no longer in the processor's caches.
-    """
-    kind: Any = torch.cuda.CUDAGraph
-    replay = kind.replay
-    marks: list[int] = []
-
-    def noted(graph: Any) -> None:
-        marks.append(time.perf_counter_ns())
-        replay(graph)
-        marks.append(time.perf_counter_ns())
-
-    found: list[tuple[int, ...]] = []
-    try:
-        with replaced_attribute(kind, "replay", noted):
-            wait()
-            for index in range(calls):
-                if index and not at_work:
-                    wait()
-                marks.clear()
-                begin_ns = time.perf_counter_ns()
-                run(index)
-                end_ns = time.perf_counter_ns()
-                if not marks:
-                    return None
-                launch_ns = sum(marks[1::2]) - sum(marks[::2])
-                found.append((marks[0] - begin_ns, launch_ns, marks[-1] - marks[0] - launch_ns, end_ns - marks[-1]))
-    finally:
-        wait()
-    before_us, launch_us, between_us, behind_us = (median(part) / 1e3 for part in zip(*found, strict=True))
-    return HostParts(before_us=before_us, launch_us=launch_us, between_us=between_us, behind_us=behind_us)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ CAPTURED: dict[Captures, str] = {
     "graphs": "each torch.compile graph",
     "callables": "forward and backward",
     "step": "whole iteration",
-    "by hand": "what the program captures itself",
+    "by hand": "what users capture themselves",
 }
 """Text on what becomes a CUDA graph: the least first."""
 
@@ -34,8 +34,8 @@ class Mode:
     one is the same program as, wherever kernels, launches and copies come out the same: then a difference found between
     the two is a false finding. A partitioned function is not the same as an unpartitioned one: it checks sizes and
     strides of all inputs outside of its graphs, in each call. `captures` says what becomes a CUDA graph around what the
-    backend compiled: the whole iteration ("step"), the module with its loss ("callables"), or instead of compiling what
-    the program's own users capture ("by hand").
+    backend compiled: the whole iteration ("step"), the module with its loss ("callables"), or what users capture
+    themselves ("by hand"): a training iteration with the compiled module, or a part that a program names.
 
     In reports: `colour` is that of its bars (#RRGGBB; without one it gets any). `published_coverage` and
     `published_copies` say which of the papers' values stand next to it: coverage of stock graphs or of those after
@@ -184,7 +184,7 @@ MODES: dict[str, Mode] = {
         Mode(
             "step",
             "torch.compile inside of graph_step: a training iteration as one CUDA graph; where it is named",
-            baselines=("compile", "graph", "indirection"),
+            baselines=("compile", "graph", "indirection", "by-hand"),
             captures="step",
             colour="#F0E442",
         ),
@@ -197,7 +197,7 @@ MODES: dict[str, Mode] = {
         ),
         Mode(
             "by-hand",
-            "what the program's users capture into a CUDA graph themselves (NANOGPT); where it is named",
+            "what users capture into a CUDA graph themselves: a training iteration, NANOGPT's step; where it is named",
             baselines=("eager", "compile", "graph"),
             captures="by hand",
             colour="#44AA99",

@@ -1,4 +1,4 @@
-"""Run iterations of modes that capture more than `torch.compile` does: all of it, or the module with its loss.
+"""Run iterations of modes that capture more than `torch.compile` does: all of it, the module with its loss, or by hand.
 
 The kernels are those of mode `compile`, whose compiled module runs inside. An iteration that cannot be captured is not
 timed as something else: its cell ends as unsupported, with the reason.
@@ -15,6 +15,7 @@ import torch
 
 import optimizations
 from models.instance import Instance
+from models.nests import map_tensors, tensors_of
 from models.registry import Inputs, Workload
 from suite.measure.copies import CopyCount
 from suite.measure.iteration import Iterate, IterationOutput, iteration
@@ -61,8 +62,10 @@ def captured_iteration(
     """
     if instance.workload.task != "training":
         raise Unsupported(f"mode {mode.name} captures training iterations, and this workload is for inference")
-    if mode.captures == "step":
+    if mode.captures in ("step", "by hand"):
         iterate = iteration(instance, call, marks_steps=False, optimizer=optimizer)
+        if mode.captures == "by hand":
+            return HandIteration(iterate, list(instance.module.parameters()))
         return StepIteration(iterate, outputs=outputs, host_draws=host_draws(instance.workload))
     if instance.workload.is_step:
         raise Unsupported(
@@ -202,3 +205,88 @@ class CallableIteration:
 
     def _reports(self) -> Any:
         return self._graphed.report()
+
+
+class HandIteration:
+    """Capture the whole iteration as PyTorch's notes on CUDA graphs tell users to, and replay it.
+
+    The first calls run on a side stream; the one after them is recorded on inputs of its own and launched. Later calls
+    copy their inputs there. Nothing is checked, and nothing general can be faster with these kernels.
+    """
+
+    WARM_UP = 3
+    """Calls before the one that is recorded: `CALLS_TO_CAPTURE` counts that one too."""
+
+    def __init__(self, iterate: Iterate, parameters: list[torch.nn.Parameter]) -> None:
+        self._iterate = iterate
+        self._parameters = parameters
+        self._calls = 0
+        self._stream: Any = None
+        self._graph: Any = None
+        self._inputs: Inputs
+        self._outcome: IterationOutput
+        self._gradients: list[torch.Tensor | None] = []
+
+    def __call__(self, inputs: Inputs) -> IterationOutput:
+        self._calls += 1
+        if self._calls <= self.WARM_UP:
+            return self._beside(inputs)
+        if self._graph is None:
+            self._record(inputs)
+        else:
+            self._copy(inputs)
+        self._graph.replay()
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        return self._outcome
+
+    def _beside(self, inputs: Inputs) -> IterationOutput:
+        """Run the iteration on the stream that is captured later."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            outcome = self._iterate(inputs)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return outcome
+
+    def _record(self, inputs: Inputs) -> None:
+        """Record the iteration. It does not run meanwhile.
+
+        Raises:
+            Unsupported: something in it cannot be recorded.
+        """
+        self._inputs = Inputs(*map_tensors((inputs.args, inputs.kwargs), torch.Tensor.clone))
+        for parameter in self._parameters:
+            parameter.grad = None
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=self._stream):
+                self._outcome = self._iterate(self._inputs)
+        except RuntimeError as error:
+            raise Unsupported(f"it cannot be captured by hand: {str(error).splitlines()[0]}") from error
+        self._graph = graph
+        self._gradients = [parameter.grad for parameter in self._parameters]
+
+    def _copy(self, inputs: Inputs) -> None:
+        for mine, given in zip(_tensors(self._inputs), _tensors(inputs), strict=True):
+            mine.copy_(given, non_blocking=True)
+
+    def require_replays(self) -> None:
+        if self._graph is None:
+            raise Unsupported("nothing was recorded")
+
+    def graphs(self) -> int:
+        return int(self._graph is not None)
+
+    def copies(self, iterate: Callable[[], object]) -> CopyCount:
+        given = _tensors(self._inputs)
+        return CopyCount(sum(tensor.nbytes for tensor in given), len(given))
+
+    def close(self) -> None:
+        if self._graph is not None:
+            self._graph.reset()
+
+
+def _tensors(inputs: Inputs) -> list[torch.Tensor]:
+    return list(tensors_of((inputs.args, inputs.kwargs)))

@@ -90,17 +90,20 @@ class Compilation:
         """Return the module as the mode calls it.
 
         Raises:
-            Unsupported: the mode captures by hand, and the program says nothing of that.
+            Unsupported: the mode captures by hand, and the program neither trains nor says what it captures.
         """
-        if self.mode.captures != "by hand":
+        if self.mode.captures != "by hand" or self._program.instance.workload.task == "training":
             return callable_for(self.mode, module)
         if not isinstance(module, CapturedByHand):
-            raise Unsupported(f"mode {self.mode.name} is for programs whose users capture a part by hand, as NANOGPT's")
+            raise Unsupported(
+                f"mode {self.mode.name} is for training, and for programs that capture a part, as NANOGPT"
+            )
         return module.captured_by_hand()
 
     def compiled_iteration(self, call: Callable[..., object]) -> Iterate:
         """Return the iteration with what the mode makes of the module, captured as the mode says."""
-        if not self.mode.wraps_iteration:
+        by_hand = self.mode.captures == "by hand" and self._program.instance.workload.task == "training"
+        if not (self.mode.wraps_iteration or by_hand):
             return self._iteration(call)
         self._free_capture()
         self.captured = captured_iteration(self.mode, self._program.instance, call)

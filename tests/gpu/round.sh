@@ -13,8 +13,7 @@ One stage after another:
   tests  three times all tests that need one GPU. They compile most of the time, so all three go at once, on the GPUs in
          turn; then those that must be alone on a GPU, and random programs (tests/fuzz) on a GPU that is left or becomes
          free
-  times  on one GPU the programs of `tests/gpu/programs.py`; on another at the same time, else afterwards, where the
-         host's time goes (`encore micro host`) and training steps (`encore micro step`)
+  times  on one GPU the programs of `tests/gpu/programs.py`
   suite  `tests/gpu/shards.sh` with the workloads, with nothing else on the host
 
 All of it goes on in the background: where a call may not last long enough, call again with the same OUT. Writes to OUT:
@@ -22,7 +21,7 @@ All of it goes on in the background: where a call may not last long enough, call
   summary.txt       what ran, with exit codes and seconds, and which tests failed; the last line says whether it goes on
   environment.json  GPU, driver, versions, commit
   tests.tar.gz      the log of each run of the tests, and its results as XML; what was found by random programs
-  times.tar.gz      the rows of the programs, and what the others wrote
+  times.tar.gz      the rows of the programs
   suite.tar.gz      what shards.sh wrote
 
 What is new is packed every half minute, too: a call that is ended from outside leaves what there was until then.
@@ -102,28 +101,9 @@ programs() { # GPU FIRST CORES
         --settle 14 --jobs $(($3 > 2 ? $3 - 2 : 1)) --out "$state/times/programs.jsonl"
 }
 
-micro() { # GPU FIRST CORES
-    local turn
-    for turn in 1 2 3; do
-        said "host $turn" host bound "$state/tmp-$1" "$@" "$python" -P -m suite micro host EOS \
-            --modes compile,lean,encore --out "$state/times/host-$turn"
-    done
-    said step step bound "$state/tmp-$1" "$@" "$python" -P -m suite micro step DCGAN DR-T DGPT2 --out "$state/times/step"
-}
-
 timing() {
-    local cores
     mkdir -p "$state/times"
-    if [ "$gpus" -gt 1 ]; then
-        cores="$(share 2)"
-        programs 0 0 "$cores" &
-        micro 1 "$cores" "$cores" &
-        wait
-    else
-        cores="$(share 1)"
-        programs 0 0 "$cores"
-        micro 0 0 "$cores"
-    fi
+    programs 0 0 "$(share 1)"
 }
 
 everything() {
@@ -157,7 +137,7 @@ if [ ! -e "$state/summary.txt" ]; then
     start
     mkdir -p "$state" || exit 2
     : >"$state/summary.txt" || exit 2
-    export -f everything testing tests fuzz timing programs micro said bound share
+    export -f everything testing tests fuzz timing programs said bound share
     export root state gpus timed runs stages programs_s python PYTHON="$python"
     setsid nohup bash -c 'everything "$@"' round "$@" >"$state/round.log" 2>&1 &
 else

@@ -43,7 +43,7 @@ if [[ ",$stages," == *,tests,* ]]; then
     tar -C "$work" -czf "$out/tests.tar.gz" tests
 fi
 if [[ ",$stages," == *,micro,* ]]; then
-    stage micro $(($(left) * 10 / 100)) "$python" -P -m suite micro --all --out "$work/micro"
+    stage micro $(($(left) * 10 / 100)) "$python" -P -m suite micro indirection --out "$work/micro"
     [ ! -d "$work/micro" ] || tar -C "$work" -czf "$out/micro.tar.gz" micro
 fi
 if [[ ",$stages," == *,fuzz,* ]]; then

@@ -648,7 +648,7 @@ def test_a_launch_takes_the_host_no_longer_than_promised() -> None:
         "that and the launch behind it": lambda: (bind(), recording.graph.replay()),
     }
     print({name: round(median_us(part), 1) for name, part in parts.items()})
-    assert whole - launch <= 80  # no Python loop; `encore micro step` measures it, on a host that does nothing else
+    assert whole - launch <= 80  # no Python loop
 
 
 @pytest.mark.alone
@@ -747,19 +747,6 @@ def test_gradients_are_there_again_after_a_recording_that_failed() -> None:
     assert all(one is not None and torch.equal(one, value) for one, value in zip(after, values, strict=True))
     training_step(model, optimizer)(*given[4])
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
-
-
-def test_microbenchmark_compares_every_way_with_hand_capture() -> None:
-    from suite.micro.step import BY_HAND, STEP, WAYS, WHOLE, measure
-
-    measured = list(measure("DCGAN", size="tiny", samples=5))
-    costs = {cost.way: cost for cost in measured if cost.with_optimizer}
-    assert len(measured) == 2 * (len(WAYS) + len(WHOLE))
-    assert {way for way, cost in costs.items() if cost.in_turns} == set(WHOLE)
-    assert set(costs) == set(WAYS)
-    assert {way: cost.refused for way, cost in costs.items() if cost.refused} == {}
-    assert all(len(cost.whole_us) == 5 and cost.reserved_bytes for cost in costs.values())
-    assert costs[STEP].graphs == costs[BY_HAND].graphs == 1
 
 
 def test_audit_passes_and_finds_a_number_without_a_name() -> None:

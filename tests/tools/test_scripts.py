@@ -463,7 +463,7 @@ def test_gpu_stay_runs_tests_microbenchmarks_and_workloads(checkout: Checkout) -
     assert together.startswith(TOGETHER) and "/together.xml>" in together
     assert alone.startswith(ALONE) and "/alone.xml>" in alone
     assert all(call.endswith("<-p><no:cacheprovider><tests/test_found.py>") for call in (together, alone))
-    assert "<micro><--all>" in micro
+    assert "<micro><indirection>" in micro
     assert "<suite><run>" in run and run.endswith("<EOS>")
 
 
@@ -641,23 +641,12 @@ def test_round_tests_three_times_fuzzes_and_measures_alone(checkout: Checkout, g
     assert {"tests-1.log", "tests-2.log", "tests-3.log", "fuzz.log"} <= packed
 
 
-TIMES = {
-    1: (["0 on 0-7"], ["0 on 0-7"] * 4),
-    2: (["0 on 0-3"], ["1 on 4-7"] * 4),
-}
-"""For each number of GPUs, where programs and what the host does are timed on eight cores."""
-
-
-@pytest.mark.parametrize("gpus", TIMES)
-def test_round_times_programs_and_host_on_their_own_gpus(checkout: Checkout, gpus: int) -> None:
+def test_round_times_programs_alone(checkout: Checkout) -> None:
     state = str(checkout.folder / "round")
-    done = sharded(checkout, "--gpus", str(gpus), "--stages", "times", script="round.sh", ENCORE_ROUND=state)
+    done = sharded(checkout, "--gpus", "2", "--stages", "times", script="round.sh", ENCORE_ROUND=state)
     assert done.returncode == 0, done.stderr
-    programs, micro = TIMES[gpus]
-    assert sorted((checkout.folder / "bound").read_text().splitlines()) == sorted(programs + micro)
-    calls = [call for call in checkout.calls() if "<micro>" in call or "programs.py" in call]
-    words = ("programs.py", "<host><EOS>", "<step><DCGAN><DR-T><DGPT2>")
-    assert [sum(word in call for call in calls) for word in words] == [1, 3, 1]
+    assert (checkout.folder / "bound").read_text().splitlines() == ["0 on 0-7"]
+    assert sum("programs.py" in call for call in checkout.calls()) == 1
     assert not any(word in call for call in checkout.calls() for word in ("<run>", "<gpu and alone>", "fuzz"))
     assert sharded(checkout, "--stages", "time", script="round.sh", ENCORE_ROUND=state).returncode == 2
 

@@ -468,8 +468,8 @@ def test_a_merge_without_one_of_the_shards_says_so(fake: Fake) -> None:
 EMPTY_PATHS = (
     ("run", "EOS", "--out"), ("run", "--resume"), ("merge", "a", "b", "--out"),
     ("report", "--out"), ("report", "--figures"), ("report", "--readme"), ("report", "--micro"),
-    ("report", "--explanations"), ("explain", "EOS", "--out"), ("micro", "--all", "--out"),
-    ("micro", "indirection", "--draw"), ("micro", "feeds", "--out"),
+    ("report", "--explanations"), ("explain", "EOS", "--out"),
+    ("micro", "indirection", "--draw"), ("micro", "indirection", "--out"),
     ("record", "--retire"), ("history", "--figure"),
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ from fixtures.synthetic_results import cell as a_cell
 from manual_clock import Clock
 
 from suite.measure import launches
-from suite.measure.launches import Graphs, HostParts, graphs_of, host_parts, timed_launches
+from suite.measure.launches import Graphs, graphs_of, timed_launches
 from suite.measure.metrics import PreparedCell, metrics
 from suite.measure.metrics.floor import FEWEST, METRIC, MOST, MOST_LAUNCHES_WITH_ONE_WAIT
 from suite.measure.modes import MODES
@@ -157,27 +157,6 @@ def test_later_graphs_count_without_the_wait_taken_next_to_them(
             graph.replay()
 
     assert graphs_of(run, lambda: None, 1) == [Graphs(3, (600 + 700 + 800) - (100 + 200))]
-
-
-def test_the_host_is_told_before_between_and_behind_launches(cuda: Any, clock: Clock) -> None:
-    graph, waits = cuda(), []
-
-    def run(index: int) -> None:
-        clock.pass_us(30)
-        graph.replay()
-        clock.pass_us(7)
-        graph.replay()
-        clock.pass_us(11)
-
-    def wait() -> None:
-        waits.append(clock.pass_us(1000))
-
-    assert host_parts(run, wait, 3) == HostParts(before_us=30, launch_us=1000, between_us=7, behind_us=11)
-    assert len(waits) == 4, "each call begins when the device has nothing to do, and none is left behind"
-    assert host_parts(lambda index: None, wait, 3) is None
-    waits.clear()
-    assert host_parts(run, wait, 3, at_work=True) == HostParts(before_us=30, launch_us=1000, between_us=7, behind_us=11)
-    assert len(waits) == 2, "before the first call, and behind the last"
 
 
 def test_the_least_graph_is_none_of_the_programs(cuda: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
-"""Modes `step` and `callables` of the suite: what is checked and timed is captured, and what is not says so."""
+"""Modes `step`, `callables` and `by-hand` of the suite: checked and timed iterations are captured, or say why not."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import time
@@ -18,6 +19,7 @@ from tiny_workloads import WholeCell, instance_of, without_dropout, workload_of
 import optimizations
 from models import registry
 from models.instance import instantiate
+from models.nests import map_tensors
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step.graphed_step import GraphedStep
 from suite.measure import launches
@@ -28,11 +30,12 @@ from suite.measure.modes import MODES
 from suite.results.errors import WrongUse
 from suite.results.schema import Status
 from suite.run.matrix import select_modes_for
-from suite.worker.captured_iteration import CallableIteration, StepIteration, captured_iteration
+from suite.worker.captured_iteration import CallableIteration, HandIteration, StepIteration, captured_iteration
 from suite.worker.main import failure
 from suite.worker.protocol import CellSpec, Measure, Unsupported
 
 CAPTURING = ("step", "callables")
+ALL = (*CAPTURING, "by-hand")
 
 
 class Mlp(torch.nn.Module):
@@ -62,6 +65,12 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(optimizations, "graph_step", functools.partial(GraphedStep, device=device))
     monkeypatch.setattr(optimizations, "graph_callables", functools.partial(graph_callables, device=device))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", device.new_graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: device.capturing(graph, device.new_pool()))
     yield device.graphs
 
 
@@ -83,22 +92,22 @@ def cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
     return make
 
 
-@pytest.mark.parametrize("mode", CAPTURING)
+@pytest.mark.parametrize("mode", ALL)
 def test_what_is_checked_and_what_is_timed_are_captured(mode: str, cell: Any, graphs: list[Any]) -> None:
     live = cell(Mlp, mode)
     prepared = live.prepare()
     assert prepared.correctness.passed
     assert prepared.correctness.compared_tensors == 1 + 1 + 4  # the output, the loss, the gradients
-    assert all(graph.freed for graph in graphs[: -1 if mode == "step" else -2])  # those that were checked
+    assert all(graph.freed for graph in graphs[: -2 if mode == "callables" else -1])  # those that were checked
     before = sum(graph.replays for graph in graphs)
     weights = [parameter.detach().clone() for parameter in live._program.instance.module.parameters()]
     block = live.measure(Measure(index=0, turn=0, samples=4, throughput_iterations=0, lead_in=1))
     launched = sum(graph.replays for graph in graphs) - before
-    assert launched == (1 if mode == "step" else 2) * (4 + 1) and len(block.host_us) == 4
+    assert launched == (2 if mode == "callables" else 1) * (4 + 1) and len(block.host_us) == 4
     assert not any(torch.equal(a, b) for a, b in zip(weights, live._program.instance.module.parameters(), strict=True))
     count = live.once._placeholder_copies()
     # The batch, and for callables the gradient of the loss too.
-    assert (count.copied_bytes, count.tensors) == ((4 * 8 * 4, 1) if mode == "step" else (4 * 8 * 4 + 4, 2))
+    assert (count.copied_bytes, count.tensors) == ((4 * 8 * 4 + 4, 2) if mode == "callables" else (4 * 8 * 4, 1))
     assert count.pointer_bytes == 0
 
 
@@ -152,6 +161,12 @@ def test_its_graphs_are_counted(mode: str, cell: Any, graphs: list[Any], monkeyp
     assert counted.cuda_graphs == (1 if mode == "step" else 2)
 
 
+def test_what_cannot_be_captured_by_hand_is_unsupported(cell: Any, graphs: list[Any]) -> None:
+    with pytest.raises(Unsupported, match="cannot be captured by hand") as raised:
+        cell(Reads, "by-hand").prepare()
+    assert failure(raised.value, "warm-up").status is Status.UNSUPPORTED
+
+
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 @pytest.mark.parametrize("mode", CAPTURING)
 def test_what_cannot_be_captured_is_unsupported_and_says_why(mode: str, cell: Any, graphs: list[Any]) -> None:
@@ -199,7 +214,7 @@ def test_models_with_layer_drop_train_in_graphs_as_without(acronym: str, monkeyp
         assert all(torch.equal(mine, plain) for mine, plain in zip(captured, found[0], strict=True))
 
 
-@pytest.mark.parametrize("mode", CAPTURING)
+@pytest.mark.parametrize("mode", ALL)
 def test_inference_is_unsupported(mode: str) -> None:
     instance = instance_of(Mlp)
     with pytest.raises(Unsupported, match="this workload is for inference"):
@@ -232,9 +247,9 @@ def test_outputs_may_hold_objects_and_are_those_of_their_call(mode: str, graphs:
 
 
 @pytest.mark.parametrize("outputs", [True, False])
-def test_both_train_as_the_plain_iteration_does(outputs: bool, graphs: list[Any]) -> None:
+def test_all_train_as_the_plain_iteration_does(outputs: bool, graphs: list[Any]) -> None:
     found = []
-    for kind in ("plain", *CAPTURING):
+    for kind in ("plain", *CAPTURING, *(["by-hand"] if outputs else [])):
         instance = instance_of(Mlp, task="training", loss=loss, optimizer="sgd")
         optimizer = instance.optimizer()
         run: Any = iteration(instance, instance.module, marks_steps=False, optimizer=optimizer)
@@ -242,7 +257,9 @@ def test_both_train_as_the_plain_iteration_does(outputs: bool, graphs: list[Any]
             run = StepIteration(run, outputs=outputs)
         elif kind == "callables":
             run = CallableIteration(instance, instance.module, optimizer, outputs=outputs)
-        outcomes = [run(instance.inputs(index)) for index in range(6)]
+        elif kind == "by-hand":
+            run = HandIteration(run, list(instance.module.parameters()))
+        outcomes = [map_tensors(run(instance.inputs(index)), torch.clone) for index in range(6)]
         kept = [outcome.loss for outcome in outcomes]
         kept += [outcome.output for outcome in outcomes if outputs]
         assert kind == "plain" or outputs or all(outcome.output is None for outcome in outcomes)
