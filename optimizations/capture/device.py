@@ -141,8 +141,8 @@ class Device(Protocol):
     def pointers(self, graph: Any, captured: CapturedGraph, plan: Plan) -> Pointers:
         """Return what sets the addresses of inputs in an instantiated graph, as planned."""
 
-    def launch_log(self) -> LaunchLog:
-        """Return what notes the launches of a capture."""
+    def launch_log(self, *, notes_memory: bool) -> LaunchLog:
+        """Return what notes the launches of a capture, and the memory they touch where asked."""
 
     def branches(self, graph: Any, noted: Noted) -> Branches:
         """Return the race of a captured graph's chain against branches."""
@@ -338,11 +338,12 @@ class CudaDevice:
 
         return host_pointers(driver, graph, captured, plan)
 
-    def launch_log(self) -> LaunchLog:
+    def launch_log(self, *, notes_memory: bool) -> LaunchLog:
         def allocated() -> int:
             return int(torch.cuda.memory_stats_as_nested_dict(self.index)["allocated_bytes"]["all"]["allocated"])
 
-        return LaunchLog(self.node_count, None, allocated_bytes=allocated, in_autograd=True)
+        known = allocated if notes_memory else None
+        return LaunchLog(self.node_count, None, allocated_bytes=known, in_autograd=True, notes_memory=notes_memory)
 
     def branches(self, graph: Any, noted: Noted) -> Branches:
         from cuda.bindings import driver

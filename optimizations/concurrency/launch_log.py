@@ -36,6 +36,9 @@ from optimizations.one_line import one_line
 LEAST_KEPT = 8
 """At least so many tensors fit into the memory that is kept. Note [Memory that is kept]."""
 
+MADE_OF_OTHERS = "it is given a tensor that is made of others"
+"""Why an operator on sparse or nested tensors is a barrier."""
+
 _POINTERS_IN_DEVICE_MEMORY = re.compile(
     r"linalg|cholesky|lu_|triangular_solve|ormqr|orgqr|geqrf|svd|eigh?|lstsq|fft|_rnn"
 )
@@ -55,6 +58,8 @@ class Logged:
         live: storages that were live when it ran, as spans, ascending.
         own_bytes: most memory that it allocated for itself; None where that is not known.
         is_given_moving: whether it is given an input that is not at a fixed address; `writes_moving`: and writes it.
+        passed: of a kernel, the address of the first element of each tensor passed to it, and that of its storage.
+        given: of an operator, what the caller of `operator` said that it was given.
     """
 
     launch: Launch
@@ -63,6 +68,8 @@ class Logged:
     own_bytes: int | None = None
     is_given_moving: bool = False
     writes_moving: bool = False
+    passed: tuple[tuple[int, int], ...] = ()
+    given: frozenset[int] = frozenset()
 
 
 class LaunchLog:
@@ -78,9 +85,11 @@ class LaunchLog:
         line: returns the line of the generated code that runs now; None where none does.
         device_type: of the device whose memory counts.
         in_autograd: whether the threads of autograd are noted, too.
+        notes_memory: whether memory is noted: what launches read and write, and what was live. It takes its time.
 
     Attributes:
         logged: the launches so far.
+        own: the nodes that `copying` noted.
         inputs: the storages of the function's inputs.
         kept_bytes: most memory that was kept at one time.
         failure: why the log says nothing; None where it does.
@@ -96,6 +105,7 @@ class LaunchLog:
         line: Callable[[], int | None] = lambda: None,
         device_type: str = "cuda",
         in_autograd: bool = False,
+        notes_memory: bool = True,
     ) -> None:
         self._count_nodes = count
         self._allocated_bytes = allocated_bytes or (lambda: 0)
@@ -106,6 +116,7 @@ class LaunchLog:
         self._last = 0
         self._depth = 0
         self._in_autograd = in_autograd
+        self._notes_memory = notes_memory
         self._all_given = given is None
         self._given = {one.untyped_storage()._cdata: _weak(one) for one in given or ()}
         self._moving = {one.untyped_storage()._cdata for one in moving}
@@ -117,6 +128,7 @@ class LaunchLog:
         self.failure: str | None = None
         self.inputs = tuple(_extent_of_storage(one) for one in given or ())
         self.logged: list[Logged] = []
+        self.own = range(0)
 
     @contextlib.contextmanager
     def noting(self, *modules: dict[str, Any], operators: bool = True) -> Iterator[None]:
@@ -138,11 +150,11 @@ class LaunchLog:
         for module, kernels in zip(modules, replaced, strict=True):
             module.update({name: noting for name, (_, noting) in kernels.items()})
         self._thread = threading.get_ident()
-        self._others("before the function")
+        self.note_others("before the function")
         try:
             with _operators(self) if operators else contextlib.nullcontext():
                 yield
-            self._others("at the end")
+            self.note_others("at the end")
         finally:
             for module, kernels in zip(modules, replaced, strict=True):
                 module.update({name: kernel for name, (kernel, _) in kernels.items()})
@@ -170,13 +182,27 @@ class LaunchLog:
         return threading.get_ident() == self._thread or in_autograd
 
     def operator(
-        self, func: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], call: Callable[[], Any]
+        self,
+        func: Any,
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+        call: Callable[[], Any],
+        given: Iterable[int] = (),
     ) -> Any:
-        """Run `call`, which is an operator on these arguments, and note it."""
+        """Run `call`, which is an operator on these arguments, and note it. `given` is read where it adds nodes."""
         if not self.is_noted():
             return call()
         reads, writes, barrier = operator_memory(func, arguments, keywords)
-        return self.note(str(func), call, reads, writes, barrier, is_operator=True)
+        return self.note(str(func), call, reads, writes, barrier, is_operator=True, given=given)
+
+    @contextlib.contextmanager
+    def copying(self) -> Iterator[None]:
+        """Note that the nodes that come in the block are the library's own copies of inputs."""
+        self.note_others("before the copies of inputs")
+        first = self._last
+        yield
+        self.note_others("copies of inputs")
+        self.own = range(first, self._last)
 
     def note(
         self,
@@ -187,10 +213,12 @@ class LaunchLog:
         barrier: str | None = None,
         *,
         is_operator: bool,
+        passed: tuple[tuple[int, int], ...] = (),
+        given: Iterable[int] = (),
     ) -> Any:
         """Run `call`, note the nodes that it adds, and return its result."""
-        self._others(f"before {name}")
-        reads, writes = list(reads), list(writes)
+        self.note_others(f"before {name}")
+        reads, writes = (list(reads), list(writes)) if self._notes_memory else ([], [])
         live = self._spans_of_live(chain(reads, writes)) if is_operator else ()
         before = self._allocated_bytes() if is_operator else 0
         self._depth += 1
@@ -198,7 +226,7 @@ class LaunchLog:
             result = call()
         finally:
             self._depth -= 1
-        made = _tensors_in(result) if is_operator else []
+        made = _tensors_in(result) if is_operator and self._notes_memory else []
         own_bytes = 0
         if is_operator and self._knows_allocated:
             own_bytes = max(0, self._allocated_bytes() - before - sum(self._new_bytes(made)))
@@ -224,6 +252,8 @@ class LaunchLog:
                     own_bytes if self._knows_allocated else None,
                     any(map(self._is_moving, chain(reads, writes))),
                     any(map(self._is_moving, writes)),
+                    passed,
+                    frozenset(given),
                 )
             )
             self._last = now
@@ -233,7 +263,8 @@ class LaunchLog:
         self._note_live(made)
         return result
 
-    def _others(self, when: str) -> None:
+    def note_others(self, when: str) -> None:
+        """Note the nodes that came from neither an operator nor a kernel since the last launch."""
         now = self._count()
         if now > self._last:
             reason = "its nodes came from neither an operator of PyTorch nor a kernel of Inductor"
@@ -320,6 +351,7 @@ class _NotingKernel:
         if not log.is_noted():
             return kernel.run(*arguments, **keywords)
         reads, writes, barrier = kernel_memory(self._names, arguments, self._mutated)
+        tensors = [value for value in (*arguments, *keywords.values()) if isinstance(value, torch.Tensor)]
         return log.note(
             str(kernel.fn.__name__),
             lambda: kernel.run(*arguments, **keywords),
@@ -327,6 +359,7 @@ class _NotingKernel:
             writes,
             barrier,
             is_operator=False,
+            passed=tuple((one.data_ptr(), one.untyped_storage().data_ptr()) for one in tensors),
         )
 
 
@@ -375,7 +408,7 @@ def operator_memory(
         value = keywords.get(argument.name, arguments[position] if position < len(arguments) else None)
         tensors = _tensors_in(value)
         if any(one.layout is not torch.strided or one.is_nested for one in tensors):
-            barrier = barrier or "it is given a tensor that is made of others"
+            barrier = MADE_OF_OTHERS
             tensors = [one for one in tensors if one.layout is torch.strided and not one.is_nested]
         reads += tensors
         if argument.alias_info is not None and argument.alias_info.is_write:

@@ -1,10 +1,10 @@
-"""Record what put nodes into a graph while a step was captured: named Triton kernels, operators, or unknown code.
+"""Tell what put nodes into a graph while a step was captured: named Triton kernels, operators, or unknown code.
 
 An input of a step can go anywhere: into compiled code, an operator, a kernel of the program's own. So generated code
-alone does not tell which nodes can read it. Counting does: around every operator, and every launch of a Triton kernel
-that Inductor wrote, the nodes of the graph are counted. An operator that adds none has read nothing (it made a view, or
-memory). One that adds some may have read all the tensors it was given. A launch names its arguments. Nodes that
-appeared in between came from unknown code, and then nothing is concluded for any input.
+alone does not tell which nodes can read it. The log of launches does (`concurrency.launch_log`). An operator that adds
+no node has read nothing (it made a view, or memory). One that adds some may have read all the tensors it was given. A
+launch of a Triton kernel that Inductor wrote names its arguments. Nodes that appeared in between came from unknown
+code, and then nothing is concluded for any input.
 
 Note [What an operator was given]. The words in the nodes of PyTorch's operators tell less than what they were given.
 Kernels for lists of tensors, such as those of optimizers, take a structure of four kilobytes that PyTorch fills as far
@@ -16,21 +16,15 @@ does not tell where they lie: after an operator that was given one, nothing is c
 
 from __future__ import annotations
 
-import contextlib
 import math
-import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.graph.driver import CudaCallFailed
-from optimizations.torch_internals import replaced_attribute
-
-_TUNERS = "torch._inductor.runtime.triton_heuristics"
+from optimizations.concurrency.launch_log import MADE_OF_OTHERS, LaunchLog, Logged
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +39,9 @@ class Launch:
     tensors: tuple[tuple[int, int], ...]
 
 
+@dataclass(slots=True)
 class Launches:
-    """Count nodes while a step is captured. See the module.
-
-    Args:
-        count: how many nodes the graph has that is being captured.
+    """Hold what put the nodes of a captured step there. See the module.
 
     Attributes:
         own: the nodes that copy inputs to their placeholders.
@@ -60,59 +52,36 @@ class Launches:
         unknown: why nothing is known of some node; None where all are known.
     """
 
-    def __init__(self, count: Callable[[], int]) -> None:
-        self._ask = count
-        self._thread = threading.get_ident()
-        self._inside = False
-        self._last = 0
-        self.own = range(0)
-        self.launches: list[Launch] = []
-        self.read_by_operators: set[int] = set()
-        self.read_elsewhere: set[int] = set()
-        self.unknown: str | None = None
-        self._last = self._count()
+    own: range = range(0)
+    launches: list[Launch] = field(default_factory=list)
+    read_by_operators: set[int] = field(default_factory=set)
+    read_elsewhere: set[int] = field(default_factory=set)
+    unknown: str | None = None
 
-    def _count(self) -> int:
-        """Return how many nodes there are; where that cannot be told, nothing is known, and the capture goes on."""
-        if self.unknown is not None:
-            return self._last
-        try:
-            return self._ask()
-        except CudaCallFailed as error:
-            self._note(str(error))
-            return self._last
+    @classmethod
+    def of(cls, log: LaunchLog) -> Launches:
+        """Return what was logged so far."""
+        log.note_others("at the end")
+        found = cls(own=log.own, unknown=log.failure)
+        for one in log.logged:
+            if one.launch.first not in log.own:
+                found._add(one)
+        return found
 
-    @contextlib.contextmanager
-    def copying(self) -> Iterator[None]:
-        """Note that the nodes that come in the block are the library's own copies of inputs."""
-        yield
-        now = self._count()
-        self.own, self._last = range(self._last, now), now
-
-    @contextlib.contextmanager
-    def operator(self, func: Any, given: Iterable[int], *, sparse: bool = False) -> Iterator[None]:
-        """Count nodes around an operator on these storages and numbers, which are read only if it adds some.
-
-        `sparse`: whether some of its tensors have no storage of their own.
-        """
-        if self._inside:  # part of what is counted already
-            yield
-            return
-        self._look("before an operator")
-        self._inside = True
-        try:
-            yield
-        finally:
-            self._inside = False
-        now = self._count()
-        if now > self._last:
-            self.read_by_operators.update(given)
-            namespace = getattr(func, "namespace", None)
-            if namespace not in torch_internals.PURE_OPERATORS:
-                self._note(f"{func} may keep what it was given in an earlier call")
-            if sparse:
-                self._note(f"{func} was given a sparse tensor, which is made of others")
-        self._last = now
+    def _add(self, logged: Logged) -> None:
+        launch = logged.launch
+        if logged.is_operator:
+            self.read_by_operators |= logged.given
+            if launch.name.partition(".")[0] not in torch_internals.PURE_OPERATORS:
+                self._note(f"{launch.name} may keep what it was given in an earlier call")
+            if launch.barrier == MADE_OF_OTHERS:
+                self._note(f"{launch.name} was given a sparse tensor, which is made of others")
+        elif logged.passed:
+            self.launches.append(Launch(launch.first, launch.name, logged.passed))
+            if launch.count != 1:
+                self._note(f"{launch.name} added {launch.count} nodes")
+        else:
+            self._note(f"{launch.count} nodes came from neither an operator nor Inductor's code: {launch.name}")
 
     def read_behind(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note tensors that are read after a launch: gradients, and results that are copied then. What reads them finds
@@ -122,43 +91,6 @@ class Launches:
                 self.read_elsewhere.add(tensor.untyped_storage().data_ptr())
             except RuntimeError:  # it has none of its own, as sparse ones
                 self._note("a tensor that is made of others is read behind a launch")
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Note launches of Inductor's kernels for this capture in the block."""
-        if _TUNERS not in sys.modules:  # nothing was compiled, and nothing may be now
-            yield
-            self._look("at the end")
-            return
-        tuner: Any = torch_internals.CachingAutotuner
-        stock = tuner.run
-
-        def run(kernel: Any, *arguments: Any, **keywords: Any) -> Any:
-            if self._elsewhere() or self._inside:
-                return stock(kernel, *arguments, **keywords)
-            self._look("before a kernel")
-            before, result = self._last, stock(kernel, *arguments, **keywords)
-            self._last = self._count()
-            name = str(kernel.fn.__name__)
-            if self._last != before + 1:
-                self._note(f"{name} added {self._last - before} nodes")
-            given = [value for value in [*arguments, *keywords.values()] if isinstance(value, torch.Tensor)]
-            tensors = tuple((tensor.data_ptr(), tensor.untyped_storage().data_ptr()) for tensor in given)
-            self.launches.append(Launch(before, name, tensors))
-            return result
-
-        with replaced_attribute(tuner, "run", run):
-            yield
-            self._look("at the end")
-
-    def _elsewhere(self) -> bool:
-        return threading.get_ident() != self._thread and torch_internals.current_autograd_node() is None
-
-    def _look(self, when: str) -> None:
-        now = self._count()
-        if now != self._last:
-            self._note(f"{now - self._last} nodes came from neither an operator nor Inductor's code, {when}")
-        self._last = now
 
     def _note(self, reason: str) -> None:
         self.unknown = self.unknown or reason

@@ -24,7 +24,6 @@ import contextlib
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any
 
@@ -34,7 +33,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from optimizations import torch_internals
 from optimizations.capture.step import casts
 from optimizations.capture.step.drawing import draws
-from optimizations.capture.step.launches import Launches, numbers_of
+from optimizations.capture.step.launches import numbers_of
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.set_aside import SetAside
@@ -80,7 +79,7 @@ class Observer(torch_internals.TorchDispatchMode):
         set_up: whether something was compiled, or kernels were timed, so that the call does not count.
         rates: storages of tensors that stand for learning rates and betas, which are numbers to the program, with what
             they stand for.
-        launches: what counts the nodes of a graph that is being captured, if something does; `log` what notes them.
+        log: notes what puts nodes into a graph that is being captured; None where none is.
         first_states: of `generators`, as they were before they were first drawn from.
         before_write: is given each tensor that an operator is about to write.
         followed: storages by address, to which those are added that hold values computed from these. None: it is not
@@ -117,7 +116,6 @@ class Observer(torch_internals.TorchDispatchMode):
         self.holds = holds
         self._known = known
         self._unseen = 0
-        self.launches: Launches | None = None
         self.log: LaunchLog | None = None
         self.rates: dict[int, str] = {}
         self._from_rates: dict[int, str] = {}
@@ -199,19 +197,11 @@ class Observer(torch_internals.TorchDispatchMode):
         if self._forbid:
             raise StepRefused(refusal)
 
-    def _counted(
-        self, func: Any, args: Any, kwargs: Any, inputs: Iterable[torch.Tensor], storages: set[int]
-    ) -> AbstractContextManager[None]:
-        if self.launches is None:
-            return contextlib.nullcontext()
-        numbers = numbers_of([*args, *kwargs.values()], self.holds)
-        sparse = any(tensor.layout is not torch.strided for tensor in inputs)
-        return self.launches.operator(func, chain(storages, numbers), sparse=sparse)
-
-    def _noted(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _noted(self, func: Any, args: Any, kwargs: Any, storages: set[int]) -> Any:
         if self.log is None:
             return _run(func, args, kwargs)
-        return self.log.operator(func, args, kwargs, lambda: _run(func, args, kwargs))
+        given = chain(storages, numbers_of([*args, *kwargs.values()], self.holds))
+        return self.log.operator(func, args, kwargs, lambda: _run(func, args, kwargs), given)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -256,8 +246,7 @@ class Observer(torch_internals.TorchDispatchMode):
         if self.before_write is not None:
             for tensor in _written(func, args, kwargs):
                 self.before_write(tensor)
-        with self._counted(func, args, kwargs, inputs, made_from):
-            result = self._noted(func, args, kwargs)
+        result = self._noted(func, args, kwargs, made_from)
         if any(isinstance(tensor, torch_internals.FakeTensor) for tensor in _tensors((result,))):
             return result  # made in a mode of the program's
         if drawn_from is not None and self.reseeding is not None:

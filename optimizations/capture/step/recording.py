@@ -50,7 +50,7 @@ from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.set_aside import SetAside
-from optimizations.capture.step.side_by_side import SideBySide, noting, side_by_side
+from optimizations.capture.step.side_by_side import SideBySide, side_by_side
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
@@ -61,6 +61,7 @@ from optimizations.graph.memory import memory_of
 from optimizations.graph.plan import PlannedNode
 from optimizations.in_place.addresses import Pointers, TrackedInput
 from optimizations.report.steps import RecordedStep, Refusal
+from optimizations.torch_internals.generated_modules import loaded_modules
 
 
 @dataclass(slots=True, eq=False)
@@ -260,15 +261,14 @@ def capture(
     carried: list[tuple[torch.Tensor, torch.Tensor]] = []
     with rates.as_tensors(), _no_casts_of_the_graph_kept(observer, progress):
         snapshot = call.state.snapshot()
-        observer.log = log = device.launch_log() if concurrency == "auto" else None
-        with device.capturing(graph, pool, progress.generators), noting(log):
+        observer.log = log = device.launch_log(notes_memory=concurrency == "auto")
+        with device.capturing(graph, pool, progress.generators), log.noting(*loaded_modules(), operators=False):
             if not pool_before and carves(os.environ):
                 device.make_room(room)
-            observer.launches = launches = Launches(device.node_count)
-            if launches.unknown is not None:  # the kernels would not be found
+            if log.failure is not None:  # the kernels would not be found
                 fused = []
             to_carry = inputs.to_carry(call.tensors, fused) if carry else {}
-            with launches.copying():
+            with log.copying():
                 inputs.capture_copies(to_carry, fused)
             there = [gradient for gradient in call.before if gradient is not None]
             writes = Writes([*call.state.tensors.values(), *placeholders, *there], compiled=call.state.compiled)
@@ -277,11 +277,10 @@ def capture(
             with (
                 compilations.noticed(observer, forbid=True),
                 forbidden_calls.watched(observer, asked, capturing=True, compiled=call.state.compiled),
-                launches.watched(),
                 observer,
             ):
                 returned = step(*args, **kwargs)
-            observer.launches = observer.log = observer.before_write = None
+            launches, observer.log, observer.before_write = Launches.of(log), None, None
             observer.returned = storages_of([returned, gradients(call.parameters)])
             results = kept_results(call.state, snapshot, observer)
             if carry:
@@ -402,7 +401,7 @@ def capture(
         audits=audits or Audits(None),
         bound=BoundResults(results, {id(tensor): weakref.ref(tensor) for tensor in state} if results else {}),
         region=_mark(call) if observer.kept_casts else None,
-        side_by_side=side_by_side(device, graph, pool, log, renew),
+        side_by_side=side_by_side(device, graph, pool, log if concurrency == "auto" else None, renew),
         in_workspace=observer.multiplies or device.computes_in_workspace(graph, beside),
         report=RecordedStep(
             signature=describe(call.tensors),

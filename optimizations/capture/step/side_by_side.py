@@ -10,8 +10,7 @@ set in the executable graph. Another executable has them as they were captured, 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,6 @@ from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OF
 from optimizations.in_place.generated import COLLECTIVE_OPERATORS
 from optimizations.one_line import one_line
 from optimizations.report.concurrency import ConcurrencyReport
-from optimizations.torch_internals.generated_modules import loaded_modules
 
 
 class LedGraph:
@@ -43,16 +41,6 @@ class LedGraph:
         self._graph.instantiate()
         for renew in self._renew:
             renew()
-
-
-@contextlib.contextmanager
-def noting(log: LaunchLog | None) -> Iterator[None]:
-    """Note the launches of a capture in the block; the observer passes the operators on."""
-    if log is None:
-        yield
-        return
-    with log.noting(*loaded_modules(), operators=False):
-        yield
 
 
 @dataclass(slots=True)

@@ -645,8 +645,8 @@ class CpuDevice:
 
         return SimpleNamespace(point=point, settle=lambda: None)
 
-    def launch_log(self) -> LaunchLog:
-        return LaunchLog(self.node_count, None, device_type="cpu", in_autograd=True)
+    def launch_log(self, *, notes_memory: bool) -> LaunchLog:
+        return LaunchLog(self.node_count, None, device_type="cpu", in_autograd=True, notes_memory=notes_memory)
 
     def branches(self, graph: Any, noted: Noted) -> Branches:
         driver: Any = CpuEdges

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import struct
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -21,10 +20,9 @@ from torch import nn
 from optimizations import torch_internals
 from optimizations.capture.copy_nodes import NotCarried, find_copies
 from optimizations.capture.device import host_pointers
-from optimizations.capture.step.following import plan_of, worth_reading
+from optimizations.capture.step.following import plan_of
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.launches import Launch, Launches, numbers_of
-from optimizations.capture.step.observer import Observer
+from optimizations.capture.step.launches import Launch, Launches
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.read import read_graph
 from optimizations.graph.records import CapturedGraph, ChildGraphNode, Edge, MemoryRange
@@ -81,7 +79,26 @@ def tuned(kernel: Kernel) -> Any:
     found.fn = SimpleNamespace(__name__=str(kernel), arg_names=["in_ptr0", "out_ptr0"])
     found.launchers, found.inductor_meta, found.triton_interpret = [launcher], {}, False
     found.dump_launch_params = found.dump_launch_tensors = False
+    found.triton_meta, found.mutated_arg_names, found.custom_kernel = {"signature": {}}, [], False
     return found
+
+
+@pytest.fixture(autouse=True)
+def generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test leaves a module to the next."""
+    monkeypatch.setattr(torch_internals.PyCodeCache, "modules", [])
+
+
+def launching(kernel: Kernel) -> Callable[..., None]:
+    """What a function of a generated module does that has this kernel."""
+    module = SimpleNamespace(kernel=tuned(kernel))
+    modules: list[Any] = torch_internals.PyCodeCache.modules
+    modules.append(module)
+
+    def run(*arguments: Any, stream: int) -> None:
+        module.kernel.run(*arguments, stream=stream)
+
+    return run
 
 
 AT_THE_RECORDING = [2]
@@ -100,12 +117,12 @@ def training(device: Hidden, use: Use = by_name) -> Callable[..., Any]:
     model = nn.Linear(COLUMNS, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     kernel = Kernel(device, "triton_double")
-    compiled = tuned(kernel)
+    launch = launching(kernel)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         out = torch.empty(ROWS, COLUMNS)
-        use(compiled.run, kernel, x, out)
+        use(launch, kernel, x, out)
         loss = nn.functional.cross_entropy(model(out), y)
         loss.backward()
         optimizer.step()
@@ -232,11 +249,11 @@ def carrying_state(device: Hidden, *, reads_it_itself: bool = False) -> tuple[St
     """Compiled code makes the next hidden state from the one that it is given."""
     holder = Holder()
     holder.hidden = torch.ones(ROWS, COLUMNS)
-    compiled = tuned(Kernel(device, "triton_double"))
+    launch = launching(Kernel(device, "triton_double"))
 
     def step(hidden: torch.Tensor, *batch: torch.Tensor) -> torch.Tensor:
         out = torch.empty(ROWS, COLUMNS)
-        compiled.run(holder.hidden if reads_it_itself else hidden, out, stream=0)
+        launch(holder.hidden if reads_it_itself else hidden, out, stream=0)
         holder.hidden = out / 4 + sum(one.sum() for one in batch)
         return holder.hidden.sum()
 
@@ -354,11 +371,11 @@ def left_by_a_backward(parameter: nn.Parameter, x: torch.Tensor) -> None:
 @pytest.mark.parametrize("leaves", [left_in_grad, left_by_a_backward])
 def test_an_input_that_is_left_as_a_gradient_is_copied(leaves: Callable[[nn.Parameter, torch.Tensor], None]) -> None:
     def program(device: Hidden) -> tuple[Callable[[torch.Tensor], torch.Tensor], nn.Parameter]:
-        parameter, kernel = nn.Parameter(torch.ones(ROWS, COLUMNS)), tuned(Kernel(device, "triton_double"))
+        parameter, launch = nn.Parameter(torch.ones(ROWS, COLUMNS)), launching(Kernel(device, "triton_double"))
 
         def step(x: torch.Tensor) -> torch.Tensor:
             out = torch.empty(ROWS, COLUMNS)
-            kernel.run(x, out, stream=0)
+            launch(x, out, stream=0)
             leaves(parameter, x)
             return out.sum()
 
@@ -384,11 +401,11 @@ def test_input_of_a_result_copied_after_a_launch_is_copied(
     result: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     def program(device: Hidden) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-        kernel = tuned(Kernel(device, "triton_double"))
+        launch = launching(Kernel(device, "triton_double"))
 
         def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             out = torch.empty(ROWS, COLUMNS)
-            kernel.run(x, out, stream=0)
+            launch(x, out, stream=0)
             return out.sum(), result(x)
 
         return step
@@ -495,91 +512,16 @@ def test_silent_driver_costs_reading_in_place_only(call: str, monkeypatch: pytes
     assert step.report().refusals == () and followed(step) == (0, 2)
 
 
-# What was counted.
-
-
-def test_launches_of_other_threads_are_not_counted() -> None:
-    counts = iter([4, 4, 6, 6, 6])
-    launches = Launches(lambda: next(counts))
-    with launches.operator(torch.ops.aten.mul.Tensor, {77}):
-        pass
-    assert launches.read_by_operators == {77} and launches.unknown is None
-    with launches.operator(torch.ops.aten.view.default, {78}):
-        pass
-    assert launches.read_by_operators == {77}
-
-
-def test_numbers_that_may_be_addresses_are_told_from_others() -> None:
-    def holds(tensor: torch.Tensor) -> bool:
-        return tensor is there
-
-    there, here = torch.tensor(2**40), torch.tensor(2**41)
-    given: list[Any] = [there, here, torch.tensor(2.0**42), torch.tensor([2**43, 1]), [2**44, (2**45, "a")], 2.0**46]
-    assert list(numbers_of([*given, True, 7, -(2**40), math.inf, math.nan, 1j, None], holds)) == [
-        2**power for power in (41, 42, 43, 44, 45, 46)
-    ]
-    several = torch.tensor([math.nan, -(2.0**47), 2.0**47, math.inf, 2.0**48], requires_grad=True)
-    assert list(numbers_of([several, -several], holds)) == [2**47, 2**48, 2**47]
-
-
-def given_back() -> torch.Tensor:
-    made = torch.ones(1)
-    made.untyped_storage().resize_(0)
-    return made
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        given_back,
-        lambda: torch.ones(1).to_mkldnn(),
-        lambda: torch.ones(1, 1).to_sparse_csr(),
-        lambda: torch.empty(1, dtype=torch.bits8),
-        lambda: torch.empty(1, dtype=torch.uint4),
-    ],
-)
-def test_a_tensor_that_has_no_numbers_is_not_asked_for_any(make: Callable[[], torch.Tensor]) -> None:
-    assert list(numbers_of([make()], lambda tensor: False)) == []
-
-
-def test_a_number_that_an_operator_hands_on_counts_as_given() -> None:
-    table = torch.zeros(2, dtype=torch.int64)
-    launches = Launches(lambda: int(table.count_nonzero()))  # an operator that writes it added nodes
-    observer = Observer(lambda tensor: True, {}, forbid=False)
-    observer.launches = launches
-    with observer:
-        table.view(-1)
-        table.fill_(2**45)
-    assert launches.read_by_operators == {table.data_ptr(), 2**45} and launches.unknown is None
-
-
 def test_a_word_in_a_graph_inside_of_the_graph_is_in_doubt() -> None:
     place = MemoryRange(address=2**40, size_bytes=64)
     source, inside = (address.to_bytes(8, "little") for address in (2**40, 2**40 + 16))
-    launches = Launches(lambda: 0)
+    launches = Launches()
     launches.launches.append(Launch(0, "triton_double", ((2**40, 2**40),)))
     for word_of_another in (b"", inside):
         inner = CapturedGraph(nodes=(synthetic_kernel([word_of_another], name="another"),), edges=())
         nodes = synthetic_kernel([source], name="triton_double"), ChildGraphNode(graph=inner)
         plan = plan_of(CapturedGraph(nodes=nodes, edges=(Edge(source=0, target=1),)), launches, {0: place})
         assert plan.inputs[0].indirect is not bool(word_of_another)
-
-
-def at(address: int) -> MemoryRange:
-    return MemoryRange(address=address, size_bytes=16)
-
-
-def test_nothing_is_concluded_where_a_node_is_unknown() -> None:
-    launches = Launches(lambda: 0)
-    launches.launches.append(Launch(0, "a", ((64, 64),)))
-    assert worth_reading(launches, {0: at(64), 1: at(128)}) == [0]
-    launches.read_by_operators |= {63, 80}
-    assert worth_reading(launches, {0: at(64)}) == [0]
-    launches.read_by_operators.add(79)
-    assert worth_reading(launches, {0: at(64)}) == []
-    launches.read_by_operators.clear()
-    launches.unknown = "a node"
-    assert worth_reading(launches, {0: at(64)}) == []
 
 
 # The driver's side.
@@ -609,7 +551,7 @@ def test_driver_reads_moved_inputs_in_place_without_a_copy(memory: Callable[[flo
     graph.replay()
     assert out.tolist() == [2.0] * COUNT
 
-    launches = Launches(lambda: 0)
+    launches = Launches()
     launches.launches.append(Launch(1, "triton_double", ((placeholder.data_ptr(), placeholder.data_ptr()),)))
     captured = read_graph(driver, real.CUgraph(handle))
     where = {0: MemoryRange(address=placeholder.data_ptr(), size_bytes=placeholder.nbytes)}
