@@ -40,7 +40,8 @@ class ConcurrencyReport:
         chain_us, branches_us: median device time of a replay in microseconds, from the program's own calls; None where
             it was not measured.
         kept_bytes: memory that the recording took so that fewer launches wait for each other.
-        order: each launch with what it waits for among branches; empty where launches were not ordered.
+        order: each launch with what it waits for among branches; empty where launches were not ordered. `encore draw
+            graph` draws it.
     """
 
     decision: ConcurrencyDecision

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from suite.cli import compare as cli_compare
+from suite.cli import draw
 from suite.cli import history as cli_history
 from suite.cli import micro as cli_micro
 from suite.cli import report as cli_report
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_micro.app, name="micro")
+app.add_typer(draw.app, name="draw")
 app.command("compare", epilog="Example: encore compare 20260101-120000-h200 20260102-120000-h200 --threshold 5%")(
     cli_compare.compare
 )

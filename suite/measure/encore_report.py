@@ -22,7 +22,7 @@ _SOURCE_LINE = "source_line"
 def encore_report() -> list[JsonValue]:
     """Return `optimizations.report()`, a dictionary per FX graph.
 
-    The order of launches is left out: it is large, and `encore.recordings()` has it.
+    The order of launches is left out: it is large, and `encore draw graph` gives it.
     """
     records = json.loads(json.dumps([dataclasses.asdict(graph) for graph in optimizations.report()]))
     for recording in (one for record in records for one in record["recordings"] if one["concurrency"] is not None):

@@ -471,6 +471,7 @@ EMPTY_PATHS = (
     ("report", "--explanations"), ("explain", "EOS", "--out"),
     ("micro", "indirection", "--draw"), ("micro", "indirection", "--out"),
     ("record", "--retire"), ("history", "--figure"),
+    ("draw", "graph", "--saved"), ("draw", "graph", "--drawing"), ("draw", "graph", "--save"),
 )  # fmt: skip
 
 

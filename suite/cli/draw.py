@@ -1,0 +1,101 @@
+"""Define the command `encore draw`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from suite.cli.choices import JsonOption, Size
+from suite.cli.console import print_json, say
+from suite.results.errors import EXIT_FINDING, EXIT_OK, WrongUse
+
+if TYPE_CHECKING:
+    from suite.draw.records import DrawnGraph
+
+app = typer.Typer(no_args_is_help=True, help="Draw what a workload's CUDA graphs do.")
+
+
+@app.callback()
+def draw() -> None:
+    """Draw what a workload's CUDA graphs do."""
+
+
+@app.command(
+    epilog="Example: encore draw graph MMC --svg mmc.svg --save mmc.json (then: encore draw graph --from mmc.json)"
+)
+def graph(
+    workload: Annotated[
+        str | None, typer.Argument(help="A workload, or a program as module:callable.", show_default=False)
+    ] = None,
+    saved: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Draw the graphs of a saved file; needs no GPU.")
+    ] = None,
+    number: Annotated[
+        int | None, typer.Option(help="Only the graph of this number, from 1.", min=1, show_default=False)
+    ] = None,
+    drawing: Annotated[
+        Path | None,
+        typer.Option("--svg", metavar="FILE", help="Write an SVG; of several graphs, one file each: FILE-2.svg, ..."),
+    ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the graphs as JSON, for --from.")] = None,
+    variant: Annotated[str | None, typer.Option(help="Variant of the workload.")] = None,
+    size: Annotated[Size, typer.Option(help="Published size, or one small enough for tests.")] = Size.full,
+    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw a CUDA graph's branches over time, and name its longest path by kernel and line.
+
+    A workload runs on the GPU, and its kernels are timed. Graphs of a saved file are drawn with the times it has, or by
+    numbers of nodes.
+    """
+    from suite.draw import svg, text
+    from suite.draw.records import as_json as saved_text
+    from suite.draw.timeline import timeline
+    from suite.results.store import describe, write_atomically
+
+    if (workload is None) == (saved is None):
+        raise WrongUse("name a workload (`encore list --workloads` shows them), or give --from FILE")
+    if saved is not None and variant is not None:
+        raise WrongUse("--variant is for workloads; a saved file has the graphs that were saved")
+    graphs = _graphs(workload, saved, variant, size, seed)
+    if number is not None:
+        if number > len(graphs):
+            raise WrongUse(f"--number {number}: there {'is' if len(graphs) == 1 else 'are'} {_count(len(graphs))}")
+        graphs = graphs[number - 1 : number]
+    if save is not None:
+        write_atomically(save, saved_text(graphs))
+        say(f"{describe(save)}: {_count(len(graphs))}")
+    lines = [timeline(one) for one in graphs]
+    for place, (one, line) in enumerate(zip(graphs, lines, strict=True), start=1):
+        if drawing is not None:
+            several = drawing.with_name(f"{drawing.stem}-{place}{drawing.suffix}")
+            path = drawing if len(graphs) == 1 else several
+            write_atomically(path, svg.render(one, line))
+            say(f"{describe(path)}: {one.title}")
+        if not as_json:
+            print(text.render(one, line), end="\n\n" if place < len(graphs) else "\n")
+    if as_json:
+        print_json([one.model_dump(mode="json") for one in graphs])
+    if not graphs:
+        say("encore: no CUDA graph was recorded")
+    raise typer.Exit(EXIT_OK if any(one.concurrency.order for one in graphs) else EXIT_FINDING)
+
+
+def _graphs(workload: str | None, saved: Path | None, variant: str | None, size: Size, seed: int) -> list[DrawnGraph]:
+    if saved is not None:
+        from suite.draw.records import read_graphs
+
+        return list(read_graphs(saved))
+    assert workload is not None
+    from suite.cli.console import Progress
+    from suite.draw.measured import measured_graphs
+
+    return measured_graphs(
+        workload, variant=variant, size="tiny" if size is Size.tiny else "full", seed=seed, say=Progress(workload)
+    )
+
+
+def _count(graphs: int) -> str:
+    return "one graph" if graphs == 1 else f"{graphs} graphs"

@@ -1,0 +1,128 @@
+"""Read and write the graphs that are drawn: Encore's report of a recording, with times of its launches.
+
+The report of any program can be saved and drawn elsewhere:
+
+    graphs = [{"title": "mine", "concurrency": asdict(one.concurrency)} for one in encore.recordings()]
+    Path("mine.json").write_text(json.dumps({"drawn_version": 1, "graphs": graphs}))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from optimizations.report.recordings import RecordingReport
+from suite.measure.encore_report import with_short_paths
+from suite.results.errors import WrongUse
+from suite.results.schema import Record
+from suite.results.store import describe
+
+DRAWN_VERSION: Literal[1] = 1
+"""Version of the files."""
+
+MOST_FILE_BYTES = 256 * 2**20
+"""Largest file that is read: the largest workloads have a few megabytes."""
+
+Us = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class DrawnLaunch(Record):
+    """Hold a launch; see `optimizations.report.concurrency.OrderedLaunch`."""
+
+    name: str
+    nodes: tuple[str, ...]
+    waits_for: tuple[int, ...] = ()
+    barrier: str | None = None
+    source_line: str | None = None
+
+
+class DrawnConcurrency(Record):
+    """Hold how launches depend on each other; see `optimizations.report.concurrency.ConcurrencyReport`."""
+
+    decision: Literal["chain", "branches", "waiting", "measuring"]
+    reason: str
+    launches: Count = 0
+    barriers: Count = 0
+    longest_path: Count = 0
+    width: Count = 0
+    chain_us: Us | None = None
+    branches_us: Us | None = None
+    kept_bytes: Count = 0
+    order: tuple[DrawnLaunch, ...] = ()
+
+    @model_validator(mode="after")
+    def _waits_lead_back(self) -> Self:
+        for index, launch in enumerate(self.order):
+            for earlier in launch.waits_for:
+                if not 0 <= earlier < index:
+                    raise ValueError(
+                        f"launch {index} ({launch.name}) waits for launch {earlier}, which is not before it"
+                    )
+        return self
+
+
+class DrawnGraph(Record):
+    """Hold one CUDA graph. `times_us` are the times of its launches as a chain, where they were measured."""
+
+    title: str
+    concurrency: DrawnConcurrency
+    times_us: tuple[Us, ...] | None = None
+
+    @model_validator(mode="after")
+    def _each_launch_has_a_time(self) -> Self:
+        if self.times_us is not None and len(self.times_us) != len(self.concurrency.order):
+            raise ValueError(f"{len(self.times_us)} times for {len(self.concurrency.order)} launches")
+        return self
+
+
+class DrawnGraphs(Record):
+    """Hold the graphs of a file."""
+
+    drawn_version: Literal[1]
+    graphs: tuple[DrawnGraph, ...]
+
+
+def graphs_of(title: str, recordings: Iterable[RecordingReport]) -> list[DrawnGraph]:
+    """Return the graphs of these reports, without times."""
+    reports = list(recordings)
+    return [
+        DrawnGraph(
+            title=f"{title}, graph {number} of {len(reports)} ({report.direction})",
+            concurrency=DrawnConcurrency.model_validate(with_short_paths(asdict(report.concurrency))),
+        )
+        for number, report in enumerate(reports, start=1)
+        if report.concurrency is not None
+    ]
+
+
+def as_json(graphs: Iterable[DrawnGraph]) -> str:
+    """Return the text of a file with these graphs."""
+    return DrawnGraphs(drawn_version=DRAWN_VERSION, graphs=tuple(graphs)).model_dump_json(indent=1) + "\n"
+
+
+def read_graphs(path: Path) -> tuple[DrawnGraph, ...]:
+    """Read a file of graphs.
+
+    Raises:
+        WrongUse: it cannot be read, or holds something else; the message says where.
+    """
+    try:
+        if path.stat().st_size > MOST_FILE_BYTES:
+            raise WrongUse(f"{describe(path)} is larger than {MOST_FILE_BYTES:,} bytes, so it is no file of graphs")
+        content = path.read_bytes()
+    except OSError as error:
+        raise WrongUse(f"{describe(path)} cannot be read: {error.strerror or error}") from error
+    try:
+        return DrawnGraphs.model_validate_json(content).graphs
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise WrongUse(
+            f"{describe(path)} is no file of graphs{f', at {place}' if place else ''}: {first['msg']} "
+            "(`encore draw graph --save FILE` writes such files)"
+        ) from error

@@ -1,0 +1,259 @@
+"""Graphs are placed on a time line, drawn as text and SVG, and read from files; launches get times from a profile."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
+from optimizations.report.recordings import RecordingReport
+from suite.cli.main import app
+from suite.draw import svg, text
+from suite.draw.measured import GraphWork, times_of, with_times, work_of_graphs
+from suite.draw.records import DrawnConcurrency, DrawnGraph, DrawnLaunch, as_json, graphs_of, read_graphs
+from suite.draw.timeline import timeline
+from suite.results.errors import WrongUse
+
+SPLIT = ((), (0,), (0,), (1, 2))
+"""What each of four launches waits for: two branches between a first launch and a last one."""
+
+
+def drawn(
+    waits: tuple[tuple[int, ...], ...] = SPLIT,
+    times_us: tuple[float, ...] | None = (1.0, 5.0, 2.0, 1.0),
+    **launch: Any,
+) -> DrawnGraph:
+    order = tuple(
+        DrawnLaunch(name=f"launch {index}", nodes=(f"triton_{index}",), waits_for=found, **launch)
+        for index, found in enumerate(waits)
+    )
+    concurrency = DrawnConcurrency(decision="branches", reason="it is faster", order=order)
+    return DrawnGraph(title="a graph", concurrency=concurrency, times_us=times_us)
+
+
+def test_timeline_starts_each_launch_when_its_waits_end() -> None:
+    line = timeline(drawn())
+    assert line.starts == (0.0, 1.0, 1.0, 6.0)
+    assert (line.end, line.total, line.unit) == (7.0, 9.0, "us")
+    assert line.longest_path == (0, 1, 3)
+    assert line.branches == 2
+    assert line.branch_of[1] != line.branch_of[2]
+
+
+def test_longest_path_stays_on_its_branch() -> None:
+    line = timeline(drawn(times_us=(1.0, 2.0, 5.0, 1.0)))
+    assert line.longest_path == (0, 2, 3)
+    assert len({line.branch_of[one] for one in line.longest_path}) == 1
+    assert line.crossings == ((0, 1), (1, 3))
+
+
+def test_timeline_without_times_counts_nodes() -> None:
+    line = timeline(drawn(times_us=None))
+    assert (line.end, line.total, line.unit) == (3.0, 4.0, "nodes")
+
+
+@given(
+    st.lists(st.tuples(st.sets(st.integers(0, 11)), st.floats(0, 9, allow_subnormal=False)), max_size=12).map(
+        lambda rows: [(tuple(sorted(one for one in waits if one < at)), us) for at, (waits, us) in enumerate(rows)]
+    )
+)
+def test_launches_of_a_branch_do_not_overlap(rows: list[tuple[tuple[int, ...], float]]) -> None:
+    line = timeline(drawn(tuple(waits for waits, _ in rows), tuple(us for _, us in rows)))
+    for one in range(len(rows)):
+        assert all(line.ends[earlier] <= line.starts[one] for earlier in rows[one][0])
+        for other in range(one):
+            if line.branch_of[one] == line.branch_of[other]:
+                assert line.ends[other] <= line.starts[one] or line.ends[one] <= line.starts[other]
+    path = line.longest_path
+    assert all(earlier in rows[later][0] for earlier, later in pairwise(path))
+    assert sum(rows[one][1] for one in path) == pytest.approx(line.end)
+
+
+def test_text_names_the_longest_path_by_kernel_and_line() -> None:
+    graph = drawn(source_line="/home/me/model.py:12 in forward: y = self.a(x)")
+    written = text.render(graph, timeline(graph))
+    assert "2 branches, 2 crossings, 3 launches on the longest path" in written
+    assert "takes 7 of 9 us (78%)" in written
+    path = written.partition("Longest path")[2]
+    assert "launch 1" in path and "model.py:12 in forward" in path
+    assert "launch 2" not in path
+    assert "/home/me" not in written
+
+
+def test_text_marks_barriers_and_gives_their_reasons() -> None:
+    graph = drawn(barrier="it is a custom operator")
+    written = text.render(graph, timeline(graph))
+    assert "4 barriers: it is a custom operator" in written
+    assert "|!!!" in written
+
+
+def test_svg_is_xml_with_a_bar_for_each_launch() -> None:
+    graph = drawn(source_line='a<b>&"c".py:1 in <lambda>\x00')
+    root = ElementTree.fromstring(svg.render(graph, timeline(graph)))
+    tips = [one.text or "" for one in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert [tip.splitlines()[0] for tip in tips] == [f"{one}: launch {one}" for one in range(4)]
+    assert "waits for 1, 2" in tips[3]
+    assert "<lambda>" in tips[0]
+
+
+@pytest.mark.parametrize("times_us", [(), None])
+def test_graph_without_an_order_gives_its_reason(times_us: tuple[float, ...] | None) -> None:
+    concurrency = DrawnConcurrency(decision="chain", reason="the function has collectives")
+    graph = DrawnGraph(title="a graph", concurrency=concurrency, times_us=times_us)
+    assert "Nothing to draw: the function has collectives." in text.render(graph, timeline(graph))
+    ElementTree.fromstring(svg.render(graph, timeline(graph)))
+
+
+def recording(concurrency: ConcurrencyReport | None) -> RecordingReport:
+    return RecordingReport("inference", 1, 1, (), 0, 0, (), None, 0, 0.0, concurrency=concurrency)
+
+
+def test_reports_of_a_program_become_graphs() -> None:
+    order = (OrderedLaunch("mm", ("gemm", "memset"), (), None, "model.py:3 in f"), OrderedLaunch("k", ("k",), (0,)))
+    report = ConcurrencyReport("chain", "not faster", 2, 0, 2, 2, 9.0, 9.5, 0, order)
+    found = graphs_of("mine", [recording(report), recording(None)])
+    assert [one.title for one in found] == ["mine, graph 1 of 2 (inference)"]
+    assert [asdict(one) for one in order] == [one.model_dump() for one in found[0].concurrency.order]
+
+
+def test_saved_file_is_read_again(tmp_path: Path) -> None:
+    graphs = (drawn(), drawn(times_us=None))
+    (tmp_path / "a.json").write_text(as_json(graphs))
+    assert read_graphs(tmp_path / "a.json") == graphs
+
+
+WAITS_FOR_ITSELF = {
+    "decision": "chain",
+    "reason": "",
+    "order": [{"name": "a", "nodes": [], "waits_for": [0]}],
+}
+
+
+def changed(**values: Any) -> str:
+    saved = json.loads(as_json([drawn()]))
+    saved["graphs"][0].update(values)
+    return json.dumps(saved)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "no file of graphs"),
+        ("[]", "no file of graphs"),
+        ("\ufeff{}", "no file of graphs"),
+        ('{"drawn_version": 2, "graphs": []}', "at drawn_version"),
+        ('{"graphs": []}', "at drawn_version"),
+        (changed(times_us=[1.0]), "1 times for 4 launches"),
+        (changed(times_us=[1.0, -1.0, 2.0, 3.0]), "greater than or equal to 0"),
+        (changed(extra=1), "at graphs.0.extra"),
+        (changed(concurrency=WAITS_FOR_ITSELF), "waits for launch 0, which is not before it"),
+    ],
+)
+def test_wrong_file_is_refused_with_the_place(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "a.json").write_text(content, encoding="utf-8")
+    with pytest.raises(WrongUse) as refused:
+        read_graphs(tmp_path / "a.json")
+    assert reason in str(refused.value)
+
+
+def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WrongUse, match="cannot be read"):
+        read_graphs(tmp_path / "none.json")
+    with pytest.raises(WrongUse, match="cannot be read"):
+        read_graphs(tmp_path)
+
+
+def test_command_draws_one_file_for_each_graph(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(as_json([drawn(), drawn(times_us=None)]))
+    ran = CliRunner().invoke(
+        app, ["draw", "graph", "--from", str(tmp_path / "a.json"), "--svg", str(tmp_path / "a.svg")]
+    )
+    assert ran.exit_code == 0, ran.output
+    assert sorted(one.name for one in tmp_path.glob("*.svg")) == ["a-1.svg", "a-2.svg"]
+    assert "Longest path" in ran.output
+
+
+def test_command_saves_one_graph_by_its_number(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(as_json([drawn(), drawn(times_us=None)]))
+    ran = CliRunner().invoke(
+        app,
+        ["draw", "graph", "--from", str(tmp_path / "a.json"), "--number", "2", "--save", str(tmp_path / "b.json"),
+         "--json"],
+    )  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    assert read_graphs(tmp_path / "b.json") == (drawn(times_us=None),)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "name a workload"),
+        (["MMC", "--from", "a.json"], "name a workload"),
+        (["--from", "a.json", "--variant", "current"], "--variant is for workloads"),
+        (["--from", "a.json", "--number", "9"], "--number 9: there is one graph"),
+    ],
+)
+def test_command_refuses_wrong_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.json").write_text(as_json([drawn()]))
+    ran = CliRunner().invoke(app, ["draw", "graph", *arguments])
+    assert isinstance(ran.exception, WrongUse)
+    assert reason in str(ran.exception)
+
+
+def test_command_exits_with_a_finding_where_nothing_is_drawn(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(as_json([]))
+    assert CliRunner().invoke(app, ["draw", "graph", "--from", str(tmp_path / "a.json")]).exit_code == 1
+
+
+def event(category: str, name: str, start: float, length: float, correlation: int) -> dict[str, Any]:
+    arguments = {"correlation": correlation}
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": length, "args": arguments}
+
+
+def test_work_of_a_graph_is_that_of_its_launch_in_order() -> None:
+    events = [
+        event("cuda_runtime", "cudaGraphLaunch", 0, 1, 7),
+        event("cuda_runtime", "cudaLaunchKernel", 0, 1, 8),
+        event("kernel", "triton_1", 20, 3, 7),
+        event("kernel", "other", 10, 1, 8),
+        event("gpu_memset", "Memset (Device)", 12, 2, 7),
+        {"ph": "i", "name": "mark"},
+    ]
+    assert work_of_graphs({"traceEvents": events}) == [GraphWork(("Memset (Device)", "triton_1"), (2.0, 3.0))]
+
+
+def work(names: list[str], scale: float = 1.0) -> GraphWork:
+    return GraphWork(tuple(names), tuple(scale * (one + 1) for one in range(len(names))))
+
+
+def test_graph_gets_the_times_of_the_work_with_its_kernels() -> None:
+    names = [f"triton_{one}" for one in range(4)]
+    others = [work([*names[:3], "triton_x"]), work(names[:3]), work(names)]
+    assert times_of([drawn()], others) == [(1.0, 2.0, 3.0, 4.0)]
+    assert times_of([drawn(), drawn()], others) == [(1.0, 2.0, 3.0, 4.0), ()]
+
+
+def test_launch_of_several_nodes_takes_their_sum() -> None:
+    order = (DrawnLaunch(name="mm", nodes=("_ZN7cutlass", "memset")), DrawnLaunch(name="k", nodes=("triton_k",)))
+    graph = DrawnGraph(title="", concurrency=DrawnConcurrency(decision="chain", reason="", order=order))
+    assert times_of([graph], [work(["cutlass::Kernel", "Memset", "triton_k"])]) == [(3.0, 3.0)]
+
+
+def test_times_are_medians_of_iterations_and_missing_ones_count() -> None:
+    names = [f"triton_{one}" for one in range(4)]
+    (found,) = with_times([drawn(times_us=None)], [[work(names, scale)] for scale in (1.0, 9.0, 2.0)])
+    assert found.times_us == (2.0, 4.0, 6.0, 8.0)
+    (found,) = with_times([drawn(times_us=None)], [[work(names)], []])
+    assert found.times_us is None
