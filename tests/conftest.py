@@ -149,7 +149,6 @@ LONG_WITHOUT_A_GPU = frozenset(
         "encore/test_own_packages.py",
         "fuzz/test_fuzz.py",
         "optimizations/capture/callables/test_random.py",
-        "optimizations/test_ranks.py",
         "optimizations/test_rank_programs.py",
         "optimizations/torch_internals/test_thread_state.py",
         "optimizations/trees/test_endings.py",

@@ -277,7 +277,7 @@ def test_least_graph_writes_no_memory_of_the_program() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [False, True])
-def test_iteration_captured_by_hand_is_one_graph_with_eagers_results(cell, optimizer: bool) -> None:
+def test_iteration_by_hand_is_one_graph_with_eagers_results(cell, optimizer: bool) -> None:
     """Mode by-hand of a training workload, next to mode step: the same kernels in one graph each."""
     found = {}
     for mode in ("step", "by-hand"):
