@@ -8,7 +8,7 @@
 
 1. Each workload is compiled without branches, in several processes at a time, so that the kernels are in one cache.
    What the allocator reserves then is the memory that branches are compared with.
-2. Each workload is compiled with branches, several at a time, and measured one at a time (a lock). Its graphs are
+2. As soon as it is, the workload is compiled with branches, and measured while no other is (a lock). Its graphs are
    served by the chain or the branches as the script says (`steered`).
 
 A row is a line of JSON. Workloads that fail, for lack of memory perhaps, are run once more, alone. Exit codes: 0 fine;
@@ -47,7 +47,7 @@ MOST_CALLS = 60
 """Calls until all graphs are raced."""
 PHASE_S = 4.0
 """Most time for races of a workload's chain with itself, and for its delayed replays."""
-LONGEST_S = 240.0
+LONGEST_S = 400.0
 """Most time for one process."""
 INTERRUPTED, TIME_IS_OVER = 130, 3
 CACHE = Path(tempfile.gettempdir()) / "encore-concurrency-proof"
@@ -229,6 +229,7 @@ def work(phase: str, chosen: Chosen, row: Path, lock: Path, *, delays: bool) -> 
 class Running:
     """A process at work."""
 
+    phase: str
     chosen: Chosen
     process: subprocess.Popen[bytes]
     row: Path
@@ -260,16 +261,20 @@ class Proof:
         done = {(row["phase"], row["workload"]) for row in self.rows if row["status"] == "ok"}
         return [one for one in wanted if (phase, str(one)) not in done]
 
-    def run(self, phase: str, wanted: Sequence[Chosen], jobs: int | None = None) -> bool:
-        """Run a phase; False if time was over."""
-        left, running = self.missing(phase, wanted), list[Running]()
+    def run(self, wanted: Sequence[Chosen], jobs: int | None = None) -> bool:
+        """Prepare and measure workloads, each as soon as it is prepared; False if time was over."""
+        unprepared = self.missing("prepare", wanted)
+        left = [("measure", one) for one in self.missing("measure", wanted) if one not in unprepared]
+        left += [("prepare", one) for one in unprepared]
+        running = list[Running]()
         try:
             while (left or running) and time.monotonic() < self._deadline:
                 while left and len(running) < (jobs or self._jobs):
-                    running.append(self._start(phase, left.pop(0), self._cache))
+                    running.append(self._start(*left.pop(0), self._cache))
                 for one in [one for one in running if one.process.poll() is not None or _is_late(one)]:
                     running.remove(one)
-                    self._finish(phase, one)
+                    if self._finish(one) and one.phase == "prepare":
+                        left.insert(0, ("measure", one.chosen))
                 time.sleep(0.05)
         finally:
             for one in running:
@@ -295,12 +300,13 @@ class Proof:
             process = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
             )
-        return Running(chosen, process, row, log, time.monotonic())
+        return Running(phase, chosen, process, row, log, time.monotonic())
 
-    def _finish(self, phase: str, one: Running) -> None:
+    def _finish(self, one: Running) -> bool:
+        """Write the row of a process that ended, or is late, and return whether it is good."""
         late = one.process.poll() is None
         _kill(one.process)
-        row: dict[str, Any] = {"phase": phase, "workload": str(one.chosen), "seconds": time.monotonic() - one.begun}
+        row: dict[str, Any] = {"phase": one.phase, "workload": str(one.chosen), "seconds": time.monotonic() - one.begun}
         if not late and one.process.returncode == 0 and one.row.exists():
             row |= {"status": "ok", **json.loads(one.row.read_bytes())}
         else:
@@ -308,7 +314,8 @@ class Proof:
         self.rows.append(row)
         with self._out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        print(f"{phase} {one.chosen}: {row['status']}, {row['seconds']:.0f} s", file=sys.stderr, flush=True)
+        print(f"{one.phase} {one.chosen}: {row['status']}, {row['seconds']:.0f} s", file=sys.stderr, flush=True)
+        return bool(row["status"] == "ok")
 
 
 def _is_late(one: Running) -> bool:
@@ -362,7 +369,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     gains = []
     for (phase, name), row in newest.items():
-        if phase != "measure":
+        if phase == "prepare" and row["status"] == "ok":
             continue
         if row["status"] != "ok":
             lines.append(f"{name:18} {row['status']}: {row.get('error')}")
@@ -457,7 +464,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     given.cache.mkdir(parents=True, exist_ok=True)
     proof = Proof(given.out, given.cache, given.jobs, time.monotonic() + 60 * given.minutes)
     proof.delays = given.delays
-    whole = all(proof.run(phase, wanted, jobs) for phase in ("prepare", "measure") for jobs in (None, 1))
+    whole = all(proof.run(wanted, jobs) for jobs in (None, 1))
     print(table(proof.rows))
     if not whole:
         print("time was over; the same command goes on", file=sys.stderr)

@@ -205,7 +205,7 @@ def started(scripts: Mapping[str, str], folder: Path) -> Callable[[str, proof.Ch
             process = subprocess.Popen(
                 [sys.executable, "-c", SCRIPTS[scripts[chosen.name]], str(row)], stdout=file, start_new_session=True
             )
-        return proof.Running(chosen, process, row, log, time.monotonic())
+        return proof.Running(phase, chosen, process, row, log, time.monotonic())
 
     return start
 
@@ -214,14 +214,21 @@ def test_rows_are_written_and_not_made_again(tmp_path: Path) -> None:
     wanted = [proof.Chosen("A", "published"), proof.Chosen("B", "current")]
     out = tmp_path / "rows.jsonl"
     one = proof.Proof(out, tmp_path, 2, time.monotonic() + 60, started({"A": "fine", "B": "fails"}, tmp_path))
-    assert one.run("measure", wanted)
-    assert {row["workload"]: row["status"] for row in one.rows} == {"A": "ok", "B/current": "failed"}
+    assert one.run(wanted)
+    found = {(row["phase"], row["workload"]): row["status"] for row in one.rows}
+    assert found == {("prepare", "A"): "ok", ("measure", "A"): "ok", ("prepare", "B/current"): "failed"}
     again = proof.Proof(out, tmp_path, 2, time.monotonic() + 60)
-    assert again.missing("measure", wanted) == wanted[1:]
-    assert again.missing("prepare", wanted) == wanted
+    assert again.missing("measure", wanted) == again.missing("prepare", wanted) == wanted[1:]
     (failed,) = [row for row in again.rows if row["status"] == "failed"]
     assert failed["error"].startswith("torch.OutOfMemoryError")
-    assert "B/current          failed: torch.OutOfMemoryError" in proof.table(again.rows)
+    assert "B/current          failed: torch.OutOfMemoryError" in proof.table([failed])
+
+
+def test_workload_is_measured_while_others_are_prepared(tmp_path: Path) -> None:
+    start = started({"A": "hangs", "B": "fine"}, tmp_path)
+    one = proof.Proof(tmp_path / "rows.jsonl", tmp_path, 2, time.monotonic() + 5, start)
+    assert not one.run([proof.Chosen("A", "published"), proof.Chosen("B", "published")])
+    assert [(row["phase"], row["workload"]) for row in one.rows] == [("prepare", "B"), ("measure", "B")]
 
 
 def test_processes_end_when_time_is_over(tmp_path: Path) -> None:
@@ -233,7 +240,7 @@ def test_processes_end_when_time_is_over(tmp_path: Path) -> None:
         return running[-1]
 
     one = proof.Proof(tmp_path / "rows.jsonl", tmp_path, 2, time.monotonic() + 1, kept)
-    assert not one.run("measure", [proof.Chosen("A", "published")])
+    assert not one.run([proof.Chosen("A", "published")])
     assert running[0].process.returncode is not None
     assert one.rows == []
 
@@ -241,7 +248,7 @@ def test_processes_end_when_time_is_over(tmp_path: Path) -> None:
 def test_process_that_takes_too_long_is_a_failed_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "LONGEST_S", 0.5)
     one = proof.Proof(tmp_path / "rows.jsonl", tmp_path, 2, time.monotonic() + 60, started({"A": "hangs"}, tmp_path))
-    assert one.run("measure", [proof.Chosen("A", "published")])
+    assert one.run([proof.Chosen("A", "published")])
     assert one.rows[0]["status"] == "failed"
     assert one.rows[0]["error"].startswith("it took")
 
