@@ -29,7 +29,7 @@ from optimizations.in_place.generated import GeneratedCode
 from optimizations.selection import CopiedInput, reason_to_copy
 
 ENABLED = False
-"""Off until it has been shown on a GPU: there a gather from a tensor of 1 MiB ended without a recording."""
+"""Off until it has been shown on a GPU (`tests/gpu/test_without_placeholder_gpu.py`)."""
 
 LEAST_BYTES = 2**20
 """The placeholder of a smaller input is kept: the allocator reserves memory in steps of 2 MiB."""

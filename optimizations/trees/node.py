@@ -19,6 +19,7 @@ right, and the caller's tensor was not written.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import time
@@ -208,7 +209,7 @@ class EncoreNode(CUDAGraphNode):
             if isinstance(inputs[index], torch.Tensor)
         }
         capture = self._noted_capture(inputs)
-        with uncollected(), in_order(self.stream):
+        with uncollected(), in_order(self.stream), self._pool_check_without_callers_tensors():
             outputs = super()._record(model if capture is None else capture.around(model), inputs)
         if capture is not None:
             self._noted, self._chain = capture.noted, capture.failure or self._chain
@@ -253,6 +254,21 @@ class EncoreNode(CUDAGraphNode):
             recording_inputs[index].copy_(given[index].detach())
             self.non_static_input_idx = sorted([*self.non_static_input_idx, index])
         return recording_inputs
+
+    @contextlib.contextmanager
+    def _pool_check_without_callers_tensors(self) -> Iterator[None]:
+        """Let stock's check before a capture expect no tensor in the pool that the caller owns.
+
+        The check looks for each input in the pool that is not static, and a capture fails where one is elsewhere. None
+        of these inputs is an output, which stock would take for a static one: Triton kernels alone use them.
+        """
+        stocks = self.wrapped_function
+        static = [*stocks.static_input_idxs, *self._without_placeholder]
+        self.wrapped_function = dataclasses.replace(stocks, static_input_idxs=static)
+        try:
+            yield
+        finally:
+            self.wrapped_function = stocks
 
     def _noted_capture(self, inputs: Sequence[Any]) -> NotedCapture | None:
         """Return what notes the launches of the capture; None where they stay a chain, as `_chain` says."""

@@ -10,6 +10,7 @@ from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import COUNT, Compiled, Model, check, nodes, values
 from simulated_gpu.work import aligned
 
+from optimizations import torch_internals
 from optimizations.concurrency.branches import BRANCHES, CHAIN
 from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.records import MemoryRange
@@ -54,6 +55,25 @@ def test_large_named_inputs_get_no_placeholder(
     assert [(one.indirect, one.has_placeholder) for one in report.inputs] == [(True, False)] * 2
     assert report.indirection_s > 0
     assert report.moves == 4, "it follows the inputs from the first replay on"
+
+
+def test_stocks_pool_check_passes(cuda_on_cpu: CudaOnCpu, large: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default stock looks for every ordinary input in the pool before it captures. A caller's tensor is not there."""
+    checked = []
+
+    def check_memory_pool(device: int, pool: Any, live: Any) -> None:
+        checked.append(pool)
+        blocks = [*cuda_on_cpu.memory["placeholders"], *cuda_on_cpu.memory[tuple(pool)]]
+        if not {one.data_ptr() for one in live if one()} <= {one.data_ptr() for one in blocks}:
+            raise RuntimeError("These storage data ptrs are not allocated in the pool but should be")
+
+    monkeypatch.setattr(torch_internals.cudagraph_trees, "check_memory_pool", check_memory_pool)
+    model = Model(cuda_on_cpu, code=CODE)
+    compiled = Compiled(model)
+    with torch_internals.inductor_config.patch("triton.slow_path_cudagraph_asserts", True):
+        check(compiled, values(7), calls=4)
+    assert checked and model.runs == ["plain", "captured"]
+    assert [one.has_placeholder for one in compiled.reports[0].inputs] == [False, False]
 
 
 @pytest.mark.parametrize("lean", [True, False])
