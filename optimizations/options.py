@@ -25,10 +25,13 @@ class Choice(StrEnum):
     AUTO = "auto"
     HOST = "host"
     PRELUDE = "prelude"
-    PTX = "ptx"
 
 
-_WITHDRAWN: Mapping[str, tuple[str, ...]] = {"selection": ("stored",), "objective": ("latency", "throughput")}
+_WITHDRAWN: Mapping[str, tuple[str, ...]] = {
+    "selection": ("stored",),
+    "objective": ("latency", "throughput"),
+    "indirection": ("ptx",),
+}
 """Values of release 0.1 that are accepted with a warning, by option."""
 
 
@@ -54,8 +57,8 @@ class Options:
         process_limit_bytes: what all FX graphs of the process keep on the GPU, buffers for sending included.
         indirection: how replay passes inputs that moved. "off": they are copied, as stock PyTorch does. Otherwise
             graphs read them in place, and this says how they learn the addresses: "host" sets the graph's nodes,
-            "prelude" lets a kernel in the graph do so, "ptx" rewrites Triton's kernels; "auto" chooses by the number of
-            nodes. Where one way does not work for a node another is taken; an input that none works for is copied.
+            "prelude" lets a kernel in the graph do so; "auto" chooses by the number of nodes. Nodes for which a prelude
+            does not work are set.
         lean: keep the host out of the way of replay: parameters and buffers of modules are not loaded one by one in
             each call, but held as long as the modules hold the same tensors; and calls of inference graphs pass by
             those wrappers of PyTorch's that have nothing to do for them.
@@ -119,7 +122,7 @@ def _without_withdrawn(given: Mapping[str, Any]) -> dict[str, Any]:
             value = left.pop(name)
             warnings.warn(
                 f"{name}={value!r} of backend 'encore' has no effect any more and will be an error in the next "
-                "release; leave it out. Rules decide now: see docs/selection.md.",
+                "release; leave it out. Rules decide now (docs/selection.md, docs/running.md).",
                 DeprecationWarning,
                 stacklevel=2,
             )

@@ -9,7 +9,6 @@ import struct
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +20,7 @@ from optimizations.capture.side_stream import SideStreams
 from optimizations.concurrency.branches import Branches, Noted
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.editing import EditableGraph
-from optimizations.graph.host import APPLIER, HostUpdates
+from optimizations.graph.host import HostUpdates, node_update
 from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.plan import Choice, Plan
 from optimizations.graph.pools import end_failed_capture, in_order, new_pool, pool_memory, used_memory
@@ -387,9 +386,8 @@ def host_pointers(driver: Any, graph: Any, captured: CapturedGraph, plan: Plan) 
         CudaCallFailed: a node cannot be read.
     """
     target = EditableGraph.of(driver, driver.CUgraph(graph.raw_cuda_graph()), captured)
-    tools: Any = SimpleNamespace(replace_address=None)  # no tensor map is among what is planned
-    attached = APPLIER.attach(target, plan.of(Choice.HOST), 0, tools)
-    return HostUpdates(attached.updates, driver.CUgraphExec(graph.raw_cuda_graph_exec()))
+    updates = [node_update(target, node, None) for node in plan.of(Choice.HOST)]  # no tensor map is among them
+    return HostUpdates(updates, driver.CUgraphExec(graph.raw_cuda_graph_exec()))
 
 
 def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange], but: Collection[int] = ()) -> bool:

@@ -7,24 +7,17 @@ what needs the executable; from then on replay calls only `point` and `settle`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 import torch
 
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph
-from optimizations.graph.host import HostUpdates
-from optimizations.graph.plan import Plan
-from optimizations.graph.protocol import Applier, ApplierTools
+from optimizations.graph.host import HostUpdates, node_update
+from optimizations.graph.plan import Choice, Plan
+from optimizations.graph.prelude import Prelude
+from optimizations.graph.protocol import ApplierTools, NodeUpdate
 from optimizations.graph.table import PointerTable
-from optimizations.options import Choice
-
-APPLIERS: Mapping[Choice, Applier] = {
-    choice: import_module(f"optimizations.graph.{choice}").APPLIER
-    for choice in Choice
-    if choice not in (Choice.OFF, Choice.AUTO)
-}
 
 
 class AppliedPlan:
@@ -35,27 +28,21 @@ class AppliedPlan:
         self._tools = tools
         self._executable: Any = None
         self._table: PointerTable | None = None
+        self._prelude: Prelude | None = None
+        self._updates: list[NodeUpdate] = [
+            node_update(target, node, tools.replace_address) for node in plan.of(Choice.HOST)
+        ]
         if plan.slots:
             self._table = PointerTable(target, plan.slots, tools.table_function, tools.device, tools.replace_address)
-        address = self._table.address if self._table is not None else 0
-        planned = {choice: plan.of(choice) for choice in APPLIERS}
-        self._attached = [
-            APPLIERS[choice].attach(target, nodes, address, tools) for choice, nodes in planned.items() if nodes
-        ]
-        writes_table = self._table.nodes if self._table is not None else ()
-        self._updates = [*(update for one in self._attached for update in one.updates), *writes_table]
-        first = [*(node.handle for node in writes_table), *(handle for one in self._attached for handle in one.first)]
-        if first:
-            target.begin_with(first)
-        self._memory = [*(tensor for one in self._attached for tensor in one.memory)]
-        if self._table is not None:
-            self._memory.append(self._table.memory)
+            self._prelude = Prelude(target, plan.of(Choice.PRELUDE), self._table.address, tools)
+            self._updates += self._table.nodes
+            target.begin_with([*(node.handle for node in self._table.nodes), self._prelude.handle])
 
     def instantiated(self, executable: Any, stream: Any) -> None:
         """Take over the executable graph (`CUgraphExec`); upload it on `stream` if nodes of it are device-updatable."""
         self._executable = executable
         self._host = HostUpdates(self._updates, executable)
-        if any(one.device_updatable for one in self._attached):
+        if self._prelude is not None:
             check(self._target.driver.cuGraphUpload, executable, stream)
 
     def point(self, addresses: Mapping[int, int]) -> int:
@@ -81,13 +68,12 @@ class AppliedPlan:
 
         Call this before the plan is dropped while launches may be under way.
         """
-        if self._memory:
-            self._tools.still_read(self._memory, stream)
+        if self._table is not None and self._prelude is not None:
+            self._tools.still_read([*self._prelude.memory, self._table.memory], stream)
 
     def failure(self) -> str | None:
         """Return what went wrong on the device in an earlier launch; None where nothing did.
 
-        Waits for the device where an updater works there.
+        Waits for the device where a prelude works there.
         """
-        found = (one.failure() for one in self._attached if one.failure is not None)
-        return next((failure for failure in found if failure is not None), None)
+        return self._prelude.failure() if self._prelude is not None else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,14 +12,12 @@ import torch
 from optimizations import torch_internals
 from optimizations.compiled_cache import CompiledCache, default_directory
 from optimizations.graph import table
-from optimizations.graph.applied import APPLIERS
-from optimizations.graph.driver import CudaCallFailed, LoadedModules, check
-from optimizations.graph.plan import Available, Choice, PlannedNode
-from optimizations.graph.protocol import ApplierGpu, BuildKernel
-from optimizations.graph.ptx import PtxasFailed, PtxasMissing, PtxError, assemble, dereference, read_kernel
+from optimizations.graph.driver import LoadedModules, check
+from optimizations.graph.plan import Available
+from optimizations.graph.prelude import against_prelude
+from optimizations.graph.protocol import BuildKernel
 from optimizations.graph.records import CapturedGraph, KernelNode
 from optimizations.graph.tensor_map import ReplaceAddress, driver_replace_address
-from optimizations.graph.triton_kernels import KernelAtHand, Refusals, TritonKernel
 
 TENSOR_MAP_CAPABILITY = (9, 0)
 """First compute capability with tensor maps."""
@@ -70,9 +68,9 @@ class DeviceTools:
         )
 
     @functools.cached_property
-    def off(self) -> Mapping[Choice, str]:
-        """Return the node updaters that cannot be used on this GPU, each with the reason."""
-        return _Unavailable(self)
+    def against_prelude(self) -> str | None:
+        """Return why graphs can have no prelude on this GPU; None where they can. Its kernels are built then."""
+        return self.table_refusal() or against_prelude(self.driver_version(), self.target, self.cache)
 
     def driver_version(self) -> int:
         """Return the driver's version as `cuDriverGetVersion` gives it: 12040 is CUDA 12.4."""
@@ -95,16 +93,6 @@ class DeviceTools:
     def own_function(self, build: BuildKernel, name: str) -> Any:
         """Return the kernel `name` of what `build` gives, loaded."""
         return self._modules.function(build(self.target, self.cache), name)
-
-    def rewritten(self, kernel: TritonKernel, parameters: Sequence[int], shared_bytes: int) -> Any:
-        """Return `kernel` with these parameters dereferenced, loaded.
-
-        Raises:
-            PtxError, PtxasFailed, PtxasMissing: it cannot be rewritten or assembled.
-        """
-        ptx = dereference(kernel.ptx, parameters, kernel.kernel.name)
-        assembled = assemble(ptx, read_kernel(ptx, kernel.kernel.name), cache=self.cache, options=kernel.options)
-        return self._modules.function(assembled.image, kernel.kernel.name, shared_bytes)
 
     def is_current(self) -> bool:
         """Return whether the device is the current one."""
@@ -139,9 +127,12 @@ class DeviceTools:
 
 
 class RecordingTools:
-    """Hold the tools of a device and the Triton kernels of one function. It is an `in_place.proof.TrialTools`."""
+    """Hold the tools of a device for one function, which launches `kernels` (the driver's names) as Triton kernels.
 
-    def __init__(self, tools: DeviceTools, kernels: Mapping[str, KernelAtHand]) -> None:
+    It is an `in_place.proof.TrialTools`.
+    """
+
+    def __init__(self, tools: DeviceTools, kernels: Collection[str]) -> None:
         self.driver = tools.driver
         self.device = tools.device
         self.replace_address = tools.replace_address
@@ -158,55 +149,8 @@ class RecordingTools:
 
     def available(self, graph: CapturedGraph) -> Available:
         """Return what can be used on the nodes of `graph`."""
-        named = {path: node.name for path, node in graph.walk() if isinstance(node, KernelNode) and node.name}
-        at_hand = {path: self._kernels[name] for path, name in named.items() if name in self._kernels}
-        return Available(self._tools.off, Refusals(at_hand), APPLIERS)
-
-    def rewritten_function(self, parameters: Sequence[int], record: KernelNode) -> Any:
-        """Return the Triton kernel of this node with these parameters dereferenced, loaded.
-
-        Raises:
-            PtxError, PtxasFailed, PtxasMissing: it cannot be rewritten or assembled.
-        """
-        if record.name is None:
-            raise PtxError("a kernel without a name has no available PTX")
-        return self._tools.rewritten(self._kernels[record.name].kernel, parameters, record.shared_bytes)
-
-    def ptx_refusal(self, node: PlannedNode, record: KernelNode) -> str | None:
-        """Return why this node cannot have a rewritten kernel after all; None where it is built and loaded."""
-        try:
-            self.rewritten_function([use.parameter for use in node.uses], record)
-        except (OSError, ValueError, PtxasFailed, PtxasMissing, CudaCallFailed) as error:  # PtxError is a ValueError
-            return str(error)
-        return None
-
-
-class _Unavailable(Mapping[Choice, str]):
-    """Map node updaters to reasons against them. A lookup finds the reason, and may compile Encore's own kernels."""
-
-    def __init__(self, gpu: ApplierGpu) -> None:
-        self._gpu = gpu
-        self._known: dict[Choice, str | None] = {}
-
-    def _reason(self, choice: Choice) -> str | None:
-        if choice not in self._known:
-            self._known[choice] = APPLIERS[choice].unavailable(self._gpu)
-        return self._known[choice]
-
-    def __contains__(self, choice: object) -> bool:
-        return isinstance(choice, Choice) and choice in APPLIERS and self._reason(choice) is not None
-
-    def __getitem__(self, choice: Choice) -> str:
-        reason = self._reason(choice) if choice in APPLIERS else None
-        if reason is None:
-            raise KeyError(choice)
-        return reason
-
-    def __iter__(self) -> Iterator[Choice]:
-        return (choice for choice in APPLIERS if choice in self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+        nodes = (path for path, node in graph.walk() if isinstance(node, KernelNode) and node.name in self._kernels)
+        return Available(frozenset(nodes), lambda: self._tools.against_prelude)
 
 
 _DEVICES: dict[int, DeviceTools] = {}

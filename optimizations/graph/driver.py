@@ -82,10 +82,6 @@ def _log(nvrtc: Any, program: Any) -> str:
     return bytes(said).rstrip(b"\0").decode(errors="replace").strip()
 
 
-DEFAULT_SHARED_BYTES = 48 * 1024
-"""Dynamic shared memory that a kernel may have without being asked for (CUDA Programming Guide, "Shared Memory")."""
-
-
 class LoadedModules:
     """Keep the loaded modules of one device."""
 
@@ -93,8 +89,8 @@ class LoadedModules:
         self._driver = driver
         self._modules: dict[str, Any] = {}
 
-    def function(self, image: bytes, name: str, shared_bytes: int = 0) -> Any:
-        """Return kernel `name` of the cubin `image`, a `CUfunction` with up to `shared_bytes` of dynamic shared memory.
+    def function(self, image: bytes, name: str) -> Any:
+        """Return kernel `name` of the cubin `image`, a `CUfunction`.
 
         Raises:
             CudaCallFailed: the driver does not load the image, or it has no such kernel.
@@ -102,11 +98,7 @@ class LoadedModules:
         digest = hashlib.sha256(image).hexdigest()
         if digest not in self._modules:
             self._modules[digest] = check(self._driver.cuModuleLoadData, image)
-        function = check(self._driver.cuModuleGetFunction, self._modules[digest], name.encode())
-        if shared_bytes > DEFAULT_SHARED_BYTES:
-            attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            check(self._driver.cuFuncSetAttribute, function, attribute, shared_bytes)
-        return function
+        return check(self._driver.cuModuleGetFunction, self._modules[digest], name.encode())
 
     def unload(self) -> None:
         """Unload all modules. No graph may use their kernels any more."""

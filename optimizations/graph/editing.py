@@ -102,10 +102,6 @@ class LaunchParameters:
         """Return the address for the field `kernelParams`."""
         return ctypes.addressof(self._array)
 
-    def write(self, parameter: int, offset: int, content: bytes) -> None:
-        """Put `content` at `offset` bytes into a parameter."""
-        ctypes.memmove(self.place(parameter, offset, len(content)), content, len(content))
-
     def word(self, parameter: int, offset: int) -> ctypes.c_uint64:
         """Return the eight bytes at `offset` bytes into a parameter; setting its `value` writes them."""
         self.place(parameter, offset, WORD_BYTES)

@@ -19,41 +19,11 @@ from typing import Any
 
 from optimizations.graph.driver import check
 from optimizations.graph.editing import EditableGraph, LaunchParameters
-from optimizations.graph.plan import Available, Choice, PlannedNode, Slots
-from optimizations.graph.pointers import PointerUse, UseKind
-from optimizations.graph.protocol import (
-    AddressCell,
-    AddressPlace,
-    ApplierGpu,
-    ApplierTools,
-    Attached,
-    NodeUpdate,
-)
-from optimizations.graph.records import WORD_BYTES, KernelNode, MemcpyNode, Node
+from optimizations.graph.plan import PlannedNode
+from optimizations.graph.pointers import UseKind
+from optimizations.graph.protocol import AddressCell, AddressPlace, NodeUpdate
+from optimizations.graph.records import WORD_BYTES, KernelNode, MemcpyNode
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, TensorMapCell
-
-
-class Host:
-    """Set each node that uses a moved input, one driver call per node."""
-
-    stand_ins: Sequence[Choice] = ()
-
-    def refusal(self, use: PointerUse, available: Available) -> str | None:
-        return None
-
-    def planned(self, record: Node, node: PlannedNode, slots: Slots) -> PlannedNode:
-        return node
-
-    def unavailable(self, gpu: ApplierGpu) -> str | None:
-        return None
-
-    def attach(
-        self, target: EditableGraph, nodes: Sequence[PlannedNode], table_address: int, tools: ApplierTools
-    ) -> Attached:
-        return Attached([_node_update(target, node, tools.replace_address) for node in nodes])
-
-
-APPLIER = Host()
 
 
 class HostUpdates:
@@ -98,8 +68,8 @@ class HostUpdates:
             update.set(executable)
 
 
-def _node_update(target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> NodeUpdate:
-    """Return the update of a node of `target`."""
+def node_update(target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> NodeUpdate:
+    """Return the update of a node of `target` from the host: one driver call sets it."""
     (index,) = node.node
     record = target.captured.nodes[index]
     if isinstance(record, KernelNode):

@@ -1,26 +1,23 @@
-"""Decide, once per recording, which updater replaces which pointer and what replay does when an input moves.
+"""Decide, once per recording, how each node gets new addresses and what replay does when an input moves.
 
-Pure: pointer uses, what is available and the user's option go in, an immutable `Plan` comes out. The updaters are the
-modules of `optimizations.graph` that `options.Choice` names; each says which pointers it can replace:
+Pure: pointer uses, what is available and the user's option go in, an immutable `Plan` comes out. There are two node
+updaters:
 
 * `host`: the node's parameters are set from the host (kernel, memcpy and memset nodes); one driver call per node that
   uses a moved input;
 * `prelude`: the kernel node is made device-updatable, and a kernel at the start of the graph writes its parameters from
-  the pointer table;
-* `ptx`: the node launches a variant of its Triton kernel that reads the pointer from the pointer table itself.
-
-For `prelude` and `ptx` replay writes the pointer table, in one step, whatever the number of nodes.
+  the pointer table. Replay writes the table, in one step, whatever the number of nodes.
 
 Note [The rule of auto]. Their costs were measured with `encore micro indirection` on an H200 (recorded in
 results/recorded/micro-indirection): a host update takes a driver call per consuming node, and only when an input moved;
-a rewritten kernel takes a little in every replay, per kernel; the prelude a few microseconds in every replay, however
-many nodes there are; and the table one driver call when an input moved. So up to `AUTO_HOST_NODES` consuming nodes
-`auto` takes `host`; beyond, `ptx` for up to `AUTO_PTX_NODES` nodes if all but `AUTO_HOST_NODES` others can have it
-(those get `host`); in all other graphs `prelude`, for which `ptx` and then `host` stand in. It is a rule, not a
-measurement of the graph at hand.
+the prelude a few microseconds in every replay, however many nodes there are; and the table one driver call when an
+input moved. So up to `AUTO_HOST_NODES` consuming nodes `auto` takes `host`, and beyond `prelude`, for which `host`
+stands in. It is a rule, not a measurement of the graph at hand. Rewriting Triton kernels so that they read the table
+themselves was measured as well: between 2 and 16 nodes it saved 0.2 to 1.4 us of a replay over the prelude, and took
+more time beyond.
 
 Note [One updater per node]. A device-updatable node must not be updated from the host as well, so all uses of a node
-get the same updater. Where none takes them all, inputs are given up (copied, with the reason) until one does.
+get the same updater. Nodes of child graphs have none: inputs that they use are copied.
 """
 
 from __future__ import annotations
@@ -28,12 +25,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from optimizations.graph.pointers import Analysis, PointerUse, Reason, ReasonCode, UseKind
-from optimizations.graph.records import WORD_BYTES, CapturedGraph, KernelNode, MemcpyNode, Node, NodePath, format_path
+from optimizations.graph.records import WORD_BYTES, CapturedGraph, KernelNode, MemcpyNode, NodePath, format_path
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
 from optimizations.options import Choice as Choice
 
@@ -65,9 +61,6 @@ def is_collective_operator(name: str) -> bool:
 AUTO_HOST_NODES = 4
 """Up to how many nodes `auto` updates from the host; see Note [The rule of auto]."""
 
-AUTO_PTX_NODES = 16
-"""Up to how many kernels `auto` exchanges for rewritten ones."""
-
 ALIGNMENT_BYTES = 16
 """The alignment that kernels chosen for a placeholder may rely on: the widest access is 16 bytes, and Inductor
 guards no more."""
@@ -85,29 +78,15 @@ IN_KERNELS = (UseKind.PARAMETER, UseKind.TENSOR_MAP)
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """Hold the node updaters and which of them can be used here.
+    """Hold what can be used on the nodes of one graph.
 
-    `off` holds the reason for each updater that cannot be used at all. `ptx` holds, for each kernel node whose PTX is
-    at hand, a refusal (or None) per parameter. `appliers` are all updaters, by name.
+    Attributes:
+        triton: the nodes that launch Triton kernels.
+        against_prelude: returns why there can be no prelude, None where there can. It may compile kernels.
     """
 
-    off: Mapping[Choice, str]
-    ptx: Mapping[NodePath, Sequence[str | None]]
-    appliers: Mapping[Choice, PlansNodes]
-
-
-class PlansNodes(Protocol):
-    """Define the part of a node updater that planning uses; `graph.protocol` has the whole interface."""
-
-    @property
-    def stand_ins(self) -> Sequence[Choice]:
-        """Return the updaters to try, best first, for nodes that this one cannot be used for."""
-
-    def refusal(self, use: PointerUse, available: Available) -> str | None:
-        """Return why it cannot replace this pointer; None if it can. Not called for nodes of child graphs."""
-
-    def planned(self, record: Node, node: PlannedNode, slots: Slots) -> PlannedNode:
-        """Return what it needs to know of a node to update it. Slots that it asks for are in the pointer table."""
+    triton: frozenset[NodePath] = frozenset()
+    against_prelude: Callable[[], str | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,22 +108,32 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class ParameterUpdate:
+    """Say that the prelude writes `slot` at `buffer_offset` bytes into the node's parameter buffer."""
+
+    buffer_offset: int
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedNode:
-    """Describe a node that gets new addresses, and how. Updaters that need to know more derive from it.
+    """Describe a node that gets new addresses, and how.
 
     Attributes:
         applier: the updater that replaces the pointers of this node.
         uses: all pointers that are replaced.
+        updates: what the prelude writes. The host writes each use instead where it is empty.
     """
 
     node: NodePath
     applier: Choice
     uses: tuple[PointerUse, ...]
+    updates: tuple[ParameterUpdate, ...] = ()
 
     @property
     def through_table(self) -> bool:
-        """Return whether the node reads its addresses from the pointer table; else the host writes each use."""
-        return False
+        """Return whether the node gets its addresses from the pointer table; else the host writes each use."""
+        return bool(self.updates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +155,7 @@ class InputPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Hold the patch plan of a recording. `fallbacks` says, by node, why an updater tried earlier was not taken."""
+    """Hold the patch plan of a recording. `fallbacks` says, by node, why a prelude does not update it."""
 
     choice: Choice
     inputs: tuple[InputPlan, ...]
@@ -191,127 +180,51 @@ def make_plan(graph: CapturedGraph, analysis: Analysis, choice: Choice, availabl
         graph: the captured graph that will be replayed; the first of the two that were analysed.
         analysis: what `find_pointer_uses` found.
         choice: the user's option.
-        available: which updaters can be used, and on which nodes.
+        available: what can be used on its nodes.
     """
     against = {verdict.input: list(verdict.reasons) for verdict in analysis.verdicts}
     if choice is Choice.OFF:
         for reasons in against.values():
             reasons.append(Reason(ReasonCode.OFF, "indirection is switched off"))
-    while True:
-        uses = _uses_by_node(analysis, against)
-        assigned = {
-            node: _assign(node, found, order, available) for node, found, order in _orders(uses, choice, available)
-        }
-        given_up = {index: reason for assignment in assigned.values() for index, reason in assignment.given_up.items()}
-        if not given_up:
-            return _lay_out(graph, analysis, choice, available, against, uses, assigned)
-        for index, message in given_up.items():
-            against[index].append(Reason(ReasonCode.NO_APPLIER, message))
-
-
-@dataclass(frozen=True, slots=True)
-class _Assignment:
-    """Hold the updater of one node, the reasons against those before it, and inputs to copy where there is none."""
-
-    applier: Choice | None
-    fallbacks: tuple[str, ...]
-    given_up: Mapping[int, str]
-
-
-def _uses_by_node(analysis: Analysis, against: Mapping[int, Sequence[Reason]]) -> dict[NodePath, list[PointerUse]]:
-    """Return the uses of inputs that have no reason against them."""
-    uses = defaultdict(list)
+    for use in analysis.uses:
+        if len(use.node) > 1 and not against[use.input]:
+            where = f"node {format_path(use.node)} is in a child graph, whose nodes cannot be updated one by one"
+            against[use.input].append(Reason(ReasonCode.NO_APPLIER, where))
+    uses: dict[NodePath, list[PointerUse]] = defaultdict(list)
     for use in analysis.uses:
         if not against[use.input]:
             uses[use.node].append(use)
-    return dict(uses)
-
-
-def _orders(
-    uses: Mapping[NodePath, Sequence[PointerUse]], choice: Choice, available: Available
-) -> Iterable[tuple[NodePath, Sequence[PointerUse], tuple[Choice, ...]]]:
-    """Yield each node with its uses and the updaters to try on it, best first. Note [The rule of auto]."""
-    order: tuple[Choice, ...]
-    if choice is Choice.OFF:
-        order = ()
-    elif choice is Choice.AUTO:
-        order = _order_of_auto(uses, available)
-    else:
-        order = (choice, *available.appliers[choice].stand_ins)
+    wants_prelude = choice is Choice.PRELUDE or (choice is Choice.AUTO and len(uses) > AUTO_HOST_NODES)
+    slots, records, nodes, fallbacks = Slots(), dict(graph.walk()), [], []
     for node, found in uses.items():
-        yield node, found, order
-
-
-def _order_of_auto(uses: Mapping[NodePath, Sequence[PointerUse]], available: Available) -> tuple[Choice, ...]:
-    """Return the updaters that `auto` tries, best first. Note [The rule of auto]."""
-    if len(uses) <= AUTO_HOST_NODES:
-        return Choice.HOST, Choice.PTX, Choice.PRELUDE
-    without_ptx = sum(any(_refusals(Choice.PTX, found, available)) for found in uses.values())
-    if without_ptx <= AUTO_HOST_NODES and len(uses) - without_ptx <= AUTO_PTX_NODES:
-        return Choice.PTX, Choice.HOST, Choice.PRELUDE
-    return Choice.PRELUDE, Choice.PTX, Choice.HOST
-
-
-def _assign(node: NodePath, uses: Sequence[PointerUse], order: Sequence[Choice], available: Available) -> _Assignment:
-    """Return the first updater that takes every use; if there is none, give up the inputs of uses that none takes.
-
-    Such uses exist then: `ptx` alone answers use by use, the others take all uses of a kernel node or none.
-    """
-    refusals: dict[Choice, list[str | None]] = {}
-    for applier in order:
-        refusals[applier] = _refusals(applier, uses, available)
-        if not any(refusals[applier]):
-            passed = tuple(
-                f"{earlier}: {next(refusal for refusal in refusals[earlier] if refusal)}"
-                for earlier in order[: order.index(applier)]
-            )
-            return _Assignment(applier, passed, {})
-    given_up = {}
-    for index, use in enumerate(uses):
-        answers = [(applier, found[index]) for applier, found in refusals.items()]
-        if all(answer for _, answer in answers):
-            said = "; ".join(f"{applier}: {answer}" for applier, answer in answers)
-            given_up[use.input] = f"node {format_path(node)}: {said}"
-    return _Assignment(None, (), given_up)
-
-
-def _refusals(applier: Choice, uses: Sequence[PointerUse], available: Available) -> list[str | None]:
-    return [_refusal(applier, use, available) for use in uses]
-
-
-def _refusal(applier: Choice, use: PointerUse, available: Available) -> str | None:
-    """Return why the updater cannot replace this pointer; None if it can."""
-    if applier in available.off:
-        return available.off[applier]
-    if len(use.node) > 1:
-        return "the node is in a child graph, whose nodes cannot be updated one by one"
-    return available.appliers[applier].refusal(use, available)
-
-
-def _lay_out(
-    graph: CapturedGraph,
-    analysis: Analysis,
-    choice: Choice,
-    available: Available,
-    against: Mapping[int, Sequence[Reason]],
-    uses: Mapping[NodePath, Sequence[PointerUse]],
-    assigned: Mapping[NodePath, _Assignment],
-) -> Plan:
-    """Return the plan: slots for everything updated through the table, and the nodes of each updater."""
-    slots = Slots()
-    records = dict(graph.walk())
-    nodes = []
-    for node, found in uses.items():
-        applier = assigned[node].applier
-        if applier is not None:
-            planned = PlannedNode(node, applier, tuple(found))
-            nodes.append(available.appliers[applier].planned(records[node], planned, slots))
+        refusal = _against_prelude(found, available) if wants_prelude else None
+        record = records[node]
+        if wants_prelude and refusal is None and isinstance(record, KernelNode):
+            updates = tuple(_update(record, use, slots) for use in found)
+            nodes.append(PlannedNode(node, Choice.PRELUDE, tuple(found), updates))
+        else:
+            nodes.append(PlannedNode(node, Choice.HOST, tuple(found)))
+        if refusal is not None:
+            fallbacks.append((node, f"{Choice.PRELUDE}: {refusal}"))
     inputs = tuple(
-        InputPlan(verdict.input, tuple(against[verdict.input]), _alignment_bytes(verdict.uses, available.ptx.keys()))
+        InputPlan(verdict.input, tuple(against[verdict.input]), _alignment_bytes(verdict.uses, available.triton))
         for verdict in analysis.verdicts
     )
-    fallbacks = tuple((node, reason) for node, assignment in assigned.items() for reason in assignment.fallbacks)
-    return Plan(choice, inputs, tuple(slots.all), tuple(nodes), fallbacks)
+    return Plan(choice, inputs, tuple(slots.all), tuple(nodes), tuple(fallbacks))
+
+
+def _against_prelude(uses: Iterable[PointerUse], available: Available) -> str | None:
+    """Return why a prelude cannot replace these pointers of one node; None if it can."""
+    if any(use.kind not in IN_KERNELS for use in uses):
+        return "only kernel nodes can be updated from the device"
+    return available.against_prelude()
+
+
+def _update(record: KernelNode, use: PointerUse, slots: Slots) -> ParameterUpdate:
+    parameter = record.parameters[use.parameter]
+    window = parameter.data[use.byte_offset : use.byte_offset + TENSOR_MAP_BYTES]
+    slot = slots.slot(use.input, use.delta, window if use.kind is UseKind.TENSOR_MAP else None)
+    return ParameterUpdate(parameter.offset + use.byte_offset, slot)
 
 
 def _alignment_bytes(uses: Collection[PointerUse], triton: Collection[NodePath]) -> int:

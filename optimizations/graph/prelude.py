@@ -30,11 +30,8 @@ import torch
 from optimizations.compiled_cache import Compiled, CompiledCache
 from optimizations.graph.driver import CompilationFailed, check, compile_cubin
 from optimizations.graph.editing import EditableGraph, LaunchParameters, pointer, unsigned
-from optimizations.graph.plan import IN_KERNELS, Available, Choice, PlannedNode, Slot, Slots
-from optimizations.graph.pointers import PointerUse, UseKind
-from optimizations.graph.protocol import ApplierGpu, ApplierTools, Attached
-from optimizations.graph.records import KernelNode, Node
-from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
+from optimizations.graph.plan import ParameterUpdate, PlannedNode
+from optimizations.graph.protocol import ApplierTools
 
 KERNEL_NAME = "encore_prelude"
 THREADS_PER_BLOCK = 128
@@ -76,14 +73,6 @@ _NODE = struct.Struct("<QII")
 _UPDATE = struct.Struct("<III")
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterUpdate:
-    """Say that the prelude writes `slot` at `buffer_offset` bytes into the node's parameter buffer."""
-
-    buffer_offset: int
-    slot: Slot
-
-
 class PreludeUnavailable(RuntimeError):
     """The prelude cannot be used here; the message says why and what to do."""
 
@@ -110,6 +99,17 @@ def pack_tables(nodes: Sequence[tuple[int, Sequence[ParameterUpdate]]]) -> Table
             packed_updates += _UPDATE.pack(update.buffer_offset, update.slot.offset_bytes, update.slot.size_bytes)
         count += len(updates)
     return Tables(bytes(packed_nodes), bytes(packed_updates), len(nodes))
+
+
+def against_prelude(driver_version: int, target: str, cache: CompiledCache) -> str | None:
+    """Return why there can be no prelude; None where there can. The kernel is built. See `unavailable_reason`."""
+    reason = unavailable_reason(driver_version, target)
+    if reason is None:
+        try:
+            build_prelude(target, cache)
+        except PreludeUnavailable as error:
+            reason = str(error)
+    return reason
 
 
 def unavailable_reason(driver_version: int, target: str) -> str | None:
@@ -216,79 +216,30 @@ class _Toolchain:
             linker.destroy(handle)
 
 
-@dataclass(frozen=True, slots=True)
-class PreludeNode(PlannedNode):
-    """Describe a kernel node that is made device-updatable."""
-
-    updates: tuple[ParameterUpdate, ...]
-
-    @property
-    def through_table(self) -> bool:
-        return True
-
-
 class Prelude:
-    """Make kernel nodes device-updatable, and add one kernel that writes the parameters of all of them."""
+    """Make kernel nodes of a graph device-updatable, and add one kernel that writes the parameters of all of them.
 
-    stand_ins: Sequence[Choice] = (Choice.HOST,)
+    The graph is instantiated afterwards.
 
-    def refusal(self, use: PointerUse, available: Available) -> str | None:
-        return None if use.kind in IN_KERNELS else "only kernel nodes can be updated from the device"
-
-    def planned(self, record: Node, node: PlannedNode, slots: Slots) -> PlannedNode:
-        assert isinstance(record, KernelNode)
-        return PreludeNode(node.node, node.applier, node.uses, tuple(_update(record, use, slots) for use in node.uses))
-
-    def unavailable(self, gpu: ApplierGpu) -> str | None:
-        reason = gpu.table_refusal() or unavailable_reason(gpu.driver_version(), gpu.target)
-        if reason is None:
-            try:
-                build_prelude(gpu.target, gpu.cache)
-            except PreludeUnavailable as error:
-                reason = str(error)
-        return reason
-
-    def attach(
-        self, target: EditableGraph, nodes: Sequence[PlannedNode], table_address: int, tools: ApplierTools
-    ) -> Attached:
-        function = tools.own_function(build_prelude, KERNEL_NAME)
-        kernel = _AttachedKernel(target, nodes, function, table_address, tools.device)
-        return Attached(first=(kernel.handle,), device_updatable=True, failure=kernel.failure, memory=kernel.memory)
-
-
-APPLIER = Prelude()
-
-
-def _update(record: KernelNode, use: PointerUse, slots: Slots) -> ParameterUpdate:
-    parameter = record.parameters[use.parameter]
-    window = parameter.data[use.byte_offset : use.byte_offset + TENSOR_MAP_BYTES]
-    slot = slots.slot(use.input, use.delta, window if use.kind is UseKind.TENSOR_MAP else None)
-    return ParameterUpdate(parameter.offset + use.byte_offset, slot)
-
-
-class _AttachedKernel:
-    """Hold the prelude of a graph about to be instantiated.
-
-    `memory` is what the kernel reads and writes: keep it as long as the graph.
+    Attributes:
+        handle: of the added kernel, which must run before all nodes that it updates and after the table is written.
+        memory: what the kernel reads and writes. Keep it as long as the graph.
     """
 
     def __init__(
         self,
         target: EditableGraph,
         nodes: Sequence[PlannedNode],
-        function: Any,
         table_address: int,
-        device: torch.device,
+        tools: ApplierTools,
     ) -> None:
-        handles = [
-            (_make_updatable(target.driver, target.handle(node.node)), node.updates)
-            for node in nodes
-            if isinstance(node, PreludeNode)
-        ]
-        tables = pack_tables(handles)
-        self._nodes = _on_device(tables.nodes, device)
-        self._updates = _on_device(tables.updates, device)
-        self._status = torch.zeros(1, dtype=torch.int32, device=device)
+        function = tools.own_function(build_prelude, KERNEL_NAME)
+        tables = pack_tables(
+            [(_make_updatable(target.driver, target.handle(node.node)), node.updates) for node in nodes]
+        )
+        self._nodes = _on_device(tables.nodes, tools.device)
+        self._updates = _on_device(tables.updates, tools.device)
+        self._status = torch.zeros(1, dtype=torch.int32, device=tools.device)
         arguments = LaunchParameters(
             [
                 pointer(table_address),

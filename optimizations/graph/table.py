@@ -1,4 +1,4 @@
-"""Make the pointer table of one executable graph, from which prelude and rewritten Triton kernels read pointers.
+"""Make the pointer table of one executable graph, from which its prelude reads pointers.
 
 Note [How the table is written]. A replay that finds moved inputs must change the table after the replays before it have
 read it, and before its own kernels do. So the graph itself begins with the kernel that writes it, which takes the words

@@ -24,12 +24,12 @@ import torch
 from optimizations.graph.editing import EditableGraph
 from optimizations.graph.memory import MemoryRanges, memory_of, size_bytes, storage_of
 from optimizations.graph.named_uses import find_named_uses
-from optimizations.graph.plan import Available, Choice, Plan, PlannedNode, limit, make_plan, with_reasons
+from optimizations.graph.plan import Available, Choice, Plan, limit, make_plan, with_reasons
 from optimizations.graph.pointers import Analysis, InputVerdict, ReasonCode, UseKind, find_pointer_uses
 from optimizations.graph.pools import are_allocated, pool_memory
 from optimizations.graph.read import read_graph
 from optimizations.graph.recapture import Recaptured, buffer_bytes, displace
-from optimizations.graph.records import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
+from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, NodePath, Placeholder
 from optimizations.in_place import budget
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
 from optimizations.in_place.budget import waiting_for_memory
@@ -46,9 +46,6 @@ class Tools(TrialTools, Protocol):
 
     def available(self, graph: CapturedGraph) -> Available:
         """Return what can be used on the nodes of `graph`."""
-
-    def ptx_refusal(self, node: PlannedNode, record: KernelNode) -> str | None:
-        """Return why this node cannot have a rewritten kernel after all; None where it is ready."""
 
     def free_bytes(self) -> int:
         """Return the bytes of device memory that are free."""
@@ -206,7 +203,7 @@ class Examination:
     ) -> Analysis:
         recorded = Capture(graph=captured, placeholders=_placeholders(candidates))
         launches = [(launch.kernel, launch.inputs) for launch in self.code.launches]
-        return find_named_uses(recorded, launches, self.code.triton_uses, frozenset(available.ptx), others)
+        return find_named_uses(recorded, launches, self.code.triton_uses, available.triton, others)
 
     # By comparison
 
@@ -254,8 +251,8 @@ class Examination:
         candidates = [verdict.input for verdict in analysis.verdicts]
         aliased = [index for index in candidates if index in self.recorded.returned]
         analysis = self._without_reused(limit(analysis, captured, aliased, tried_out=tried_out), candidates)
-        plan, available = self._assembled(captured, analysis, choice, available)
-        return Findings(captured, analysis, plan, frozenset(available.ptx), available, self._unused(analysis))
+        plan = make_plan(captured, analysis, choice, available)
+        return Findings(captured, analysis, plan, available.triton, available, self._unused(analysis))
 
     def read(self) -> CapturedGraph:
         """Return the recorded graph as it was captured. It is read once.
@@ -337,27 +334,10 @@ class Examination:
                 return analysis
             more.append(doubts[len(more)]())
 
-    def _assembled(
-        self, captured: CapturedGraph, analysis: Analysis, choice: Choice, available: Available
-    ) -> tuple[Plan, Available]:
-        """Return a plan whose rewritten kernels are all built, and what was available for it."""
-        kernels = {path: node for path, node in captured.walk() if isinstance(node, KernelNode)}
-        while True:
-            plan = make_plan(captured, analysis, choice, available)
-            refusals = {node.node: self.tools.ptx_refusal(node, kernels[node.node]) for node in plan.of(Choice.PTX)}
-            refused = {path: reason for path, reason in refusals.items() if reason is not None}
-            if not refused:
-                return plan, available
-            ptx = {
-                path: [refused[path]] * len(answers) if path in refused else answers
-                for path, answers in available.ptx.items()
-            }
-            available = replace(available, ptx=ptx)
-
     def planned(self, findings: Findings, analysis: Analysis, choice: Choice) -> Findings:
         """Return the findings with another analysis, and the plan that follows from it."""
-        plan, available = self._assembled(findings.captured, analysis, choice, findings.available)
-        return replace(findings, analysis=analysis, plan=plan, available=available)
+        plan = make_plan(findings.captured, analysis, choice, findings.available)
+        return replace(findings, analysis=analysis, plan=plan)
 
     def unproven(self, findings: Findings, indices: Iterable[int]) -> list[int]:
         """Return the inputs that may be used by more than the Triton kernels and products in the generated code."""

@@ -307,6 +307,11 @@ class GeneratedCode:
     seeds: tuple[int, ...] = ()
     kernels: int | None = None
 
+    @property
+    def triton_kernels(self) -> frozenset[str]:
+        """Return the names of the Triton kernels that it launches, as the driver gives them."""
+        return frozenset(launch.kernel for launch in self.launches)
+
     def returns(self, index: int) -> bool:
         """Return whether an output in the memory of an input is that input, and not a result that was put there."""
         return self.reused is not None and index not in self.reused

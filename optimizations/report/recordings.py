@@ -20,7 +20,7 @@ class ReplayedInput:
         indirect: whether it is read in place; else its data is copied before each replay, for `reasons`.
         mutated: whether the function writes it.
         nodes, pointers: graph nodes that hold its address, and places in them.
-        appliers: how these nodes get a new address ("host", "prelude", "ptx").
+        appliers: how these nodes get a new address ("host", "prelude").
         has_placeholder: whether memory of the graph is reserved for a copy of it.
     """
 

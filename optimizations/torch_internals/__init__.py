@@ -139,7 +139,7 @@ NAMES: dict[str, Private] = {
     "tensor_use_count": Private("torch:Tensor._use_count", "see that a value is saved for backward"),
     # replay: recording with, and next to, CUDAGraph Trees
     "CachingAutotuner": Private(
-        "torch._inductor.runtime.triton_heuristics:CachingAutotuner", "find a captured kernel's PTX, tune once"
+        "torch._inductor.runtime.triton_heuristics:CachingAutotuner", "find Triton kernels in generated code, tune once"
     ),
     "CompileContext": Private("torch._guards:CompileContext", "name a recording after its compilation"),
     "clone_preserve_strides": Private(
@@ -162,9 +162,6 @@ NAMES: dict[str, Private] = {
     "add_cached_tensor": Private("torch._C:_add_cached_tensor", "tell autograd of a tensor that is kept"),
     "remove_cached_tensor": Private("torch._C:_remove_cached_tensor", "tell it that one is kept no more"),
     "stash_obj_in_tls": Private("torch:_C._stash_obj_in_tls", "reach a thread's managers from its autograd threads"),
-    "triton_cache_dir": Private(
-        "torch._inductor.runtime.cache_dir_utils:triton_cache_dir", "find the PTX of a captured kernel"
-    ),
     # binding: what Dynamo's call of a graph passes
     "GraphArg": Private("torch._dynamo.variables.builder:GraphArg", "let Dynamo's bytecode load a module for a graph"),
     "GuardManagerType": Private(

@@ -37,7 +37,6 @@ from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import MemoryRanges, storage_of
 from optimizations.graph.pools import in_order, pool_memory
 from optimizations.graph.recapture import recapture, register_generators
-from optimizations.graph.triton_kernels import triton_kernels
 from optimizations.in_place.addresses import AddressTracker
 from optimizations.in_place.budget import waiting_for_memory
 from optimizations.in_place.description import RESTING, Counted, describe
@@ -102,6 +101,7 @@ class EncoreNode(CUDAGraphNode):
         state: changes whenever something is changed that a fast call relies on.
     """
 
+    wrapped_function: Any
     non_static_input_idx: list[int]
     static_input_idxs: list[int]
     non_managed_static_input_idxs: list[int]
@@ -262,7 +262,7 @@ class EncoreNode(CUDAGraphNode):
         The check looks for each input in the pool that is not static, and a capture fails where one is elsewhere. None
         of these inputs is an output, which stock would take for a static one: Triton kernels alone use them.
         """
-        stocks = self.wrapped_function
+        stocks: Any = self.wrapped_function
         static = [*stocks.static_input_idxs, *self._without_placeholder]
         self.wrapped_function = dataclasses.replace(stocks, static_input_idxs=static)
         try:
@@ -330,7 +330,7 @@ class EncoreNode(CUDAGraphNode):
                 stream=stream,
                 driver=device_tools(device).driver,
             ),
-            lambda: RecordingTools(device_tools(device), triton_kernels(function.generated, device)),
+            lambda: RecordingTools(device_tools(device), function.code().triton_kernels),
             lambda: len(function.callers) <= 1,
             lambda: torch.cuda.is_current_stream_capturing(),
             is_seldom=is_seldom,

@@ -25,14 +25,12 @@ from optimizations.graph.editing import EditableGraph
 from optimizations.graph.memory import MemoryRanges, memory_of
 from optimizations.graph.plan import Choice, Plan, make_plan
 from optimizations.graph.pointers import find_pointer_uses
-from optimizations.graph.ptx import read_kernel
 from optimizations.graph.read import read_graph
 from optimizations.graph.recapture import GRANULE_BYTES, buffer_bytes, displace
 from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
-from optimizations.graph.triton_kernels import TritonKernel
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
 from suite.measure.gpu_state import gpu_reader
-from suite.micro.records import VARIANTS, MeasuredPoint, Point, Series, Variant
+from suite.micro.records import MEASURED, MeasuredPoint, Point, Series, Variant
 from suite.results.errors import EncoreError
 
 LEAD_IN = 3
@@ -64,9 +62,7 @@ class Bench:
         self._rounds = rounds
         properties = torch.cuda.get_device_properties(self._device)
         self._read_gpu = gpu_reader(f"GPU-{properties.uuid}")
-        sample = torch.ones(ELEMENTS, device=self._device)
-        kernel = compiled(sample, torch.empty_like(sample))
-        self._tools = RecordingTools(device_tools(device), {kernel.kernel.kernel.name: kernel})
+        self._tools = RecordingTools(device_tools(device), {consume.fn.__name__})
 
     def close(self) -> None:
         """Unload what was loaded for the variants."""
@@ -110,7 +106,7 @@ class Bench:
         placeholders = [torch.empty_like(one) for one in sets[0]]
         ready: dict[Variant, Replay] = {}
         unavailable: dict[Variant, str] = {}
-        for variant in VARIANTS:
+        for variant in MEASURED:
             made = self._variant(variant, point, placeholders, outputs)
             if isinstance(made, str):
                 unavailable[variant] = made
@@ -127,7 +123,7 @@ class Bench:
                 pointer_bytes=ready[variant].pointer_bytes if variant in ready and moved else 0,
                 unavailable=unavailable.get(variant),
             )
-            for variant in VARIANTS
+            for variant in MEASURED
             for moved in (True, False)
         ]
 
@@ -271,20 +267,3 @@ def consume(source, destination, elements: tl.constexpr):  # type: ignore[no-unt
 def launch(source: torch.Tensor, destination: torch.Tensor) -> None:
     """Launch one node's work."""
     consume[(1,)](source, destination, elements=ELEMENTS)
-
-
-@dataclass(frozen=True, slots=True)
-class InMemory:
-    """Hold a kernel that has no file. `graph.triton_kernels.KernelAtHand`."""
-
-    kernel: TritonKernel
-
-    @property
-    def refusals(self) -> tuple[str | None, ...]:
-        return self.kernel.kernel.refusals
-
-
-def compiled(source: torch.Tensor, destination: torch.Tensor) -> InMemory:
-    """Return the kernel, compiled for the device of these tensors, and its PTX."""
-    ptx = str(consume[(1,)](source, destination, elements=ELEMENTS).asm["ptx"])
-    return InMemory(TritonKernel(ptx, read_kernel(ptx), ()))

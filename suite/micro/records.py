@@ -82,8 +82,11 @@ def read_micro_run(path: Path) -> MicroRun:
 Sweep = Literal["inputs", "bytes", "odd bytes", "nodes"]
 Variant = Literal["copy", "host", "prelude", "ptx"]
 
-VARIANTS: tuple[Variant, ...] = ("copy", "host", "prelude", "ptx")
+MEASURED: tuple[Variant, ...] = ("copy", "host", "prelude")
 """`copy` is stock's way: one fused copy of all inputs into placeholders, then the graph."""
+
+VARIANTS: tuple[Variant, ...] = (*MEASURED, "ptx")
+"""All that records have. `ptx`, Triton kernels rewritten to read the pointer table, was measured by release 0.1."""
 
 BASE_BYTES = 64 * 2**10
 """Bytes of an input where bytes are not what is varied."""

@@ -15,11 +15,10 @@ lies in memory that the graph writes (`in_place.addresses`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from optimizations.capture.device import words_of
 from optimizations.capture.step.launches import Launches
-from optimizations.graph.applied import APPLIERS
 from optimizations.graph.named_uses import find_named_uses
 from optimizations.graph.plan import Available, Choice, Plan, make_plan, with_reasons
 from optimizations.graph.pointers import Analysis, ReasonCode
@@ -66,14 +65,11 @@ def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, Memor
         (launch.kernel, [by_address[address] for address, _ in launch.tensors if address in by_address])
         for launch in launches.launches
     ]
-    triton: dict[NodePath, Sequence[str | None]] = {}
-    kernels = {path: node for path, node in graph.walk() if isinstance(node, KernelNode)}
-    for launch in launches.launches:
-        if (launch.node,) in kernels:
-            triton[launch.node,] = ["it is set by the host"] * len(kernels[launch.node,].parameters)
+    kernels = {path for path, node in graph.walk() if isinstance(node, KernelNode)}
+    triton = frozenset((launch.node,) for launch in launches.launches if (launch.node,) in kernels)
     placeholders = tuple(Placeholder(input=index, memory=place) for index, place in sorted(memory.items()))
     analysis = find_named_uses(
-        Capture(graph=graph, placeholders=placeholders), passed, set(memory), set(triton), "an operator reads it"
+        Capture(graph=graph, placeholders=placeholders), passed, set(memory), triton, "an operator reads it"
     )
     analysis = _without_others(analysis, graph, memory, launches)
     many = {
@@ -82,7 +78,7 @@ def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, Memor
         if len({use.node for use in verdict.uses}) > MOST_NODES
     }
     analysis = with_reasons(analysis, ReasonCode.NO_APPLIER, many)
-    return make_plan(graph, analysis, Choice.HOST, Available({}, triton, APPLIERS))
+    return make_plan(graph, analysis, Choice.HOST, Available(triton))
 
 
 def words_that_tell(graph: CapturedGraph, launches: Launches) -> list[int]:

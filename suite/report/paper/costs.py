@@ -197,8 +197,8 @@ _SWEEP: Sweep = "inputs"
 _LATENCY = (
     "From encore micro indirection: time of one replay of a graph whose inputs have all moved, against their number; "
     "the paper shows the added latency of its two ways alone, and says that the prelude exceeds 10 \N{MICRO SIGN}s at "
-    "many parameters. ptx is the rewritten kernel, copy stock's copy of the inputs, host sets the parameters of the "
-    "instantiated graph."
+    "many parameters. ptx is the rewritten kernel of release 0.1, copy stock's copy of the inputs, host sets the "
+    "parameters of the instantiated graph."
 )
 
 

@@ -1,9 +1,8 @@
-"""The three appliers on a simulated driver that runs graphs on host memory: right results, and CUDA's rules kept."""
+"""Both node updaters on a simulated driver that runs graphs on host memory: right results, and CUDA's rules kept."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +13,13 @@ from fake_tensor_map import make_tensor_map, replace_address
 from simulated_gpu.driver import Function, Node, SimulatedDriver, SimulatedGraph, SimulatedTools, floats, word
 
 from optimizations.compiled_cache import CompiledCache
-from optimizations.graph.applied import APPLIERS, AppliedPlan
+from optimizations.graph.applied import AppliedPlan
 from optimizations.graph.driver import CudaCallFailed
-from optimizations.graph.editing import EditableGraph, LaunchParameters
+from optimizations.graph.editing import EditableGraph
 from optimizations.graph.host import HostUpdates
 from optimizations.graph.plan import Available, Choice, Plan, Slot, make_plan
 from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse, UseKind
 from optimizations.graph.read import read_graph
-from optimizations.graph.records import KernelNode
 from optimizations.graph.table import (
     CAPACITIES,
     WORDS_PER_NODE,
@@ -46,11 +44,6 @@ def add(first: bytes, second: bytes, destination: bytes, count: bytes) -> None:
     size = int.from_bytes(count, "little")
     one, other = (list(floats(int.from_bytes(pointer, "little"), size)) for pointer in (first, second))
     floats(int.from_bytes(destination, "little"), size)[:] = [a + b for a, b in zip(one, other, strict=True)]
-
-
-def through(pointer: bytes) -> bytes:
-    """What a rewritten kernel does first: the parameter holds the address of a slot."""
-    return ctypes.string_at(int.from_bytes(pointer, "little"), 8)
 
 
 def tensor(*values: float) -> torch.Tensor:
@@ -108,7 +101,7 @@ def program() -> Program:
     return Program(driver, graph, x, y, out, total, copied)
 
 
-NOTHING_ELSE = Available({}, {}, APPLIERS)
+ALL = Available()
 
 USES = (
     PointerUse((0,), 0, 0, 0, 0),
@@ -124,20 +117,6 @@ def analysis_of(*uses: PointerUse) -> Analysis:
     )
 
 
-def dereferencing(
-    driver: SimulatedDriver, body: Callable[..., None], sizes: Sequence[int]
-) -> Callable[[Sequence[int]], int]:
-    """What stands for a rewritten Triton kernel: reads the node's parameters through the table."""
-
-    def rewritten(replaced: Sequence[int]) -> int:
-        def run(*parameters: bytes) -> None:
-            body(*(through(one) if place in replaced else one for place, one in enumerate(parameters)))
-
-        return driver.add_function(Function("rewritten", tuple(sizes), run))
-
-    return rewritten
-
-
 def apply(program: Program, choice: Choice, tools: SimulatedTools, available: Available) -> tuple[AppliedPlan, Any]:
     raw = real.CUgraph(program.graph)
     captured = read_graph(program.driver, raw)
@@ -149,30 +128,13 @@ def apply(program: Program, choice: Choice, tools: SimulatedTools, available: Av
     return applied, graph
 
 
-def tools_for(program: Program) -> SimulatedTools:
-    tools = SimulatedTools(program.driver)
-    tools.rewritten["double"] = dereferencing(program.driver, double, (8, 8, 4))
-    return tools
-
-
-NODES = {
-    Choice.HOST: (3, 0, 0),
-    Choice.PRELUDE: (1, 2, 0),
-    Choice.PTX: (1, 1, 1),
-}
-
-
-@pytest.mark.parametrize("choice", list(APPLIERS))
-def test_a_graph_follows_its_inputs(program: Program, choice: Choice) -> None:
+@pytest.mark.parametrize(("choice", "nodes"), [(Choice.HOST, (3, 0)), (Choice.PRELUDE, (1, 2))])
+def test_a_graph_follows_its_inputs(program: Program, choice: Choice, nodes: tuple[int, int]) -> None:
     """Several times to new addresses, one input alone and both; where they lay before is poisoned."""
-    tools = tools_for(program)
     captured = read_graph(program.driver, real.CUgraph(program.graph))
-    available = tools.available(captured) if choice is Choice.PTX else NOTHING_ELSE
-    plan = make_plan(captured, analysis_of(*USES), choice, available)
-    assert plan.of(choice)
-    if choice in NODES:
-        assert tuple(len(plan.of(applier)) for applier in NODES) == NODES[choice]
-    applied, graph = apply(program, choice, tools, available)
+    plan = make_plan(captured, analysis_of(*USES), choice, ALL)
+    assert (len(plan.of(Choice.HOST)), len(plan.of(Choice.PRELUDE))) == nodes
+    applied, graph = apply(program, choice, SimulatedTools(program.driver), ALL)
     at = {0: program.x.data_ptr(), 1: program.y.data_ptr()}
     applied.point(at)
     graph.replay()
@@ -195,7 +157,7 @@ def test_a_graph_follows_its_inputs(program: Program, choice: Choice) -> None:
 
 
 def test_only_nodes_of_moved_inputs_are_set_and_each_once(program: Program) -> None:
-    applied, _ = apply(program, Choice.HOST, SimulatedTools(program.driver), NOTHING_ELSE)
+    applied, _ = apply(program, Choice.HOST, SimulatedTools(program.driver), ALL)
     program.driver.calls.clear()
     assert applied.point({0: program.x.data_ptr()}) == 8
     assert program.driver.calls == ["cuGraphExecKernelNodeSetParams"]
@@ -217,7 +179,7 @@ def test_a_node_with_several_moved_inputs_is_set_once() -> None:
     driver.add_node(graph, Node("KERNEL", adding, contents))
     uses = (PointerUse((0,), 0, 0, 0, 0), PointerUse((0,), 1, 0, 1, 0))
     captured = read_graph(driver, real.CUgraph(graph))
-    plan = make_plan(captured, analysis_of(*uses), Choice.HOST, NOTHING_ELSE)
+    plan = make_plan(captured, analysis_of(*uses), Choice.HOST, ALL)
     tools = SimulatedTools(driver)
     applied = AppliedPlan(EditableGraph.of(driver, real.CUgraph(graph), captured), plan, tools)
     run = SimulatedGraph(driver, graph)
@@ -238,7 +200,7 @@ def test_a_fill_follows_its_destination() -> None:
     driver.add_node(graph, Node("MEMSET", fill={"address": memory.data_ptr() + 4, "bytes": 8}))
     captured = read_graph(driver, real.CUgraph(graph))
     use = PointerUse((0,), 0, 0, 3, 4, UseKind.MEMSET)
-    plan = make_plan(captured, analysis_of(use), Choice.PTX, NOTHING_ELSE)
+    plan = make_plan(captured, analysis_of(use), Choice.PRELUDE, ALL)
     tools = SimulatedTools(driver)
     applied = AppliedPlan(EditableGraph.of(driver, real.CUgraph(graph), captured), plan, tools)
     run = SimulatedGraph(driver, graph)
@@ -260,7 +222,7 @@ def test_tensor_maps_are_made_for_the_new_address(choice: Choice) -> None:
     driver.add_node(graph, Node("KERNEL", function, [word(0), make_tensor_map(0x1000)]))
     captured = read_graph(driver, real.CUgraph(graph))
     use = PointerUse((0,), 1, 0, 0, 0x20, UseKind.TENSOR_MAP)
-    plan = make_plan(captured, analysis_of(use), choice, NOTHING_ELSE)
+    plan = make_plan(captured, analysis_of(use), choice, ALL)
     tools = SimulatedTools(driver, replace_address)
     applied = AppliedPlan(EditableGraph.of(driver, real.CUgraph(graph), captured), plan, tools)
     run = SimulatedGraph(driver, graph)
@@ -275,7 +237,7 @@ def test_tensor_maps_are_made_for_the_new_address(choice: Choice) -> None:
 
 
 def test_prelude_runs_before_the_nodes_it_writes(program: Program) -> None:
-    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(program.driver), NOTHING_ELSE)
+    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(program.driver), ALL)
     driver = program.driver
     nodes = driver.graphs[program.graph].nodes
     assert [driver.nodes[node].updatable for node in nodes] == [True, True, False, False, False]
@@ -300,23 +262,10 @@ def test_an_update_that_failed_on_the_device_is_told(program: Program) -> None:
         ctypes.memmove(int.from_bytes(status, "little"), (98).to_bytes(4, "little"), 4)
 
     driver.functions[driver.prelude_function].body = refuses
-    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(driver), NOTHING_ELSE)
+    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(driver), ALL)
     assert applied.failure() is None
     graph.replay()
     assert applied.failure() == "the prelude could not update a node (cudaError_t 98)"
-
-
-def test_rewritten_kernel_keeps_its_launch_and_reads_its_slot(program: Program) -> None:
-    tools = tools_for(program)
-    captured = read_graph(program.driver, real.CUgraph(program.graph))
-    apply(program, Choice.PTX, tools, tools.available(captured))
-    changed = read_graph(program.driver, real.CUgraph(program.graph)).nodes[0]
-    before = captured.nodes[0]
-    assert isinstance(before, KernelNode) and isinstance(changed, KernelNode)
-    assert changed.name == "rewritten"
-    assert (changed.grid, changed.block, changed.shared_bytes) == (before.grid, before.block, before.shared_bytes)
-    assert changed.parameters[0].data != before.parameters[0].data
-    assert changed.parameters[1:] == before.parameters[1:]
 
 
 @pytest.mark.parametrize("slots", [1, 3, WORDS_PER_NODE, WORDS_PER_NODE + 1, 1000])
@@ -351,12 +300,10 @@ def test_table_is_written_by_few_nodes_and_only_where_it_changed(slots: int) -> 
     assert list(memory) == [0x1000 * (index + 1) + index for index in range(last)] + [0x77 + last]
 
 
-@pytest.mark.parametrize("choice", [Choice.PRELUDE, Choice.PTX])
-def test_a_table_that_is_as_it_should_be_is_not_written_again(program: Program, choice: Choice) -> None:
+def test_a_table_that_is_as_it_should_be_is_not_written_again(program: Program) -> None:
     """From the first call in which nothing moved until an input moves again."""
-    driver, tools = program.driver, tools_for(program)
-    captured = read_graph(driver, real.CUgraph(program.graph))
-    applied, graph = apply(program, choice, tools, tools.available(captured))
+    driver = program.driver
+    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(driver), ALL)
     written: list[None] = []
     writes = driver.functions[driver.table_functions[CAPACITIES[0]]]
     body = writes.body
@@ -374,9 +321,8 @@ def test_a_table_that_is_as_it_should_be_is_not_written_again(program: Program, 
     assert expected == [1, 1, 1, 2, 3, 3]
 
 
-@pytest.mark.parametrize("choice", [Choice.PTX, Choice.PRELUDE])
-def test_interrupt_while_the_table_rests_does_not_leave_it_so(program: Program, choice: Choice) -> None:
-    driver, tools = program.driver, tools_for(program)
+def test_interrupt_while_the_table_rests_does_not_leave_it_so(program: Program) -> None:
+    driver = program.driver
     switch, interrupting = driver.cuGraphNodeSetEnabled, [True]
 
     def interrupted(executable: Any, node: Any, enabled: int) -> tuple[Any, ...]:
@@ -387,7 +333,7 @@ def test_interrupt_while_the_table_rests_does_not_leave_it_so(program: Program, 
         return result
 
     driver.cuGraphNodeSetEnabled = interrupted
-    applied, graph = apply(program, choice, tools, tools.available(read_graph(driver, real.CUgraph(program.graph))))
+    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(driver), ALL)
     applied.point({0: program.x.data_ptr(), 1: program.y.data_ptr()})
     graph.replay()
     with pytest.raises(KeyboardInterrupt):
@@ -402,13 +348,7 @@ def test_interrupt_while_the_table_rests_does_not_leave_it_so(program: Program, 
 def test_a_failing_call_is_named(program: Program) -> None:
     program.driver.failing = {"cuGraphAddDependencies"}
     with pytest.raises(CudaCallFailed, match="cuGraphAddDependencies"):
-        apply(program, Choice.PRELUDE, SimulatedTools(program.driver), NOTHING_ELSE)
-
-
-def test_content_that_does_not_fit_a_parameter_is_refused() -> None:
-    parameters = LaunchParameters([bytes(8), bytes(4)])
-    with pytest.raises(ValueError, match="8 bytes at 0 do not fit parameter 1 of 4 bytes"):
-        parameters.write(1, 0, bytes(8))
+        apply(program, Choice.PRELUDE, SimulatedTools(program.driver), ALL)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])

@@ -28,7 +28,11 @@ def in_place(cuda: CudaOnCpu) -> tuple[Compiled, set[int]]:
     cuda.stream = STREAM
     check(compiled, WEIGHT, calls=2)
     (node,) = managers()[0].nodes()
-    memory = {tensor.data_ptr() for applied in node.session._applied for tensor in applied._memory}
+    memory = {
+        tensor.data_ptr()
+        for applied in node.session._applied
+        for tensor in (*applied._prelude.memory, applied._table.memory)
+    }
     assert len(memory) == 4, "the table, and what the prelude reads"
     return compiled, memory
 

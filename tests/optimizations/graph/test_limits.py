@@ -8,6 +8,7 @@ from optimizations.graph.plan import (
     ALIGNMENT_BYTES,
     LIBRARY_ALIGNMENT_BYTES,
     TENSOR_MAP_ALIGNMENT_BYTES,
+    Available,
     Choice,
     limit,
     make_plan,
@@ -15,7 +16,7 @@ from optimizations.graph.plan import (
 )
 from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse, ReasonCode, UseKind
 from optimizations.graph.records import CapturedGraph, MemcpyEnd, MemcpyNode, Node
-from tests.optimizations.graph.test_plan import kernel, with_ptx, word
+from tests.optimizations.graph.test_plan import kernel, word
 
 END = MemcpyEnd(memory="device", address=4096)
 
@@ -109,5 +110,5 @@ def test_reasons_add_up_and_the_uses_stay() -> None:
 )
 def test_library_kernels_keep_the_alignment_they_were_chosen_for(uses: list[PointerUse], expected: int) -> None:
     graph = graph_of(kernel([bytes(128)]), copy_of())
-    plan = make_plan(graph, analysis_of(*uses, inputs=1), Choice.HOST, with_ptx(0))
+    plan = make_plan(graph, analysis_of(*uses, inputs=1), Choice.HOST, Available(frozenset({(0,)})))
     assert plan.inputs[0].alignment_bytes == expected

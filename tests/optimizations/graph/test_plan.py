@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pytest
 from fake_tensor_map import make_tensor_map, replace_address
@@ -11,18 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_captures import Case, cases, examples, kernel, word
 
-from optimizations.graph.applied import APPLIERS
 from optimizations.graph.plan import (
     AUTO_HOST_NODES,
-    AUTO_PTX_NODES,
     Available,
     Choice,
     Plan,
     make_plan,
 )
 from optimizations.graph.pointers import Analysis, InputVerdict, PointerUse, ReasonCode, UseKind, find_pointer_uses
-from optimizations.graph.prelude import PreludeNode
-from optimizations.graph.ptx import PtxNode
 from optimizations.graph.records import (
     Capture,
     CapturedGraph,
@@ -39,7 +34,9 @@ from optimizations.graph.records import (
     RecordedCaptures,
 )
 
-EVERYTHING = Available(off={}, ptx={}, appliers=APPLIERS)
+EVERYTHING = Available()
+OLD = "the driver is older than 12.4"
+WITHOUT_PRELUDE = Available(against_prelude=lambda: OLD)
 
 
 def buffer(node: KernelNode) -> bytearray:
@@ -96,7 +93,7 @@ def replay(graph: CapturedGraph, plan: Plan, address: Mapping[int, int]) -> dict
                 table[slot.offset_bytes : slot.offset_bytes + slot.size_bytes] = content
     for host_node in plan.of(Choice.HOST):
         nodes[host_node.node] = write(nodes[host_node.node], host_node.uses, address)
-    for prelude_node in prelude_nodes(plan):
+    for prelude_node in plan.of(Choice.PRELUDE):
         node = nodes[prelude_node.node]
         assert isinstance(node, KernelNode)
         content_ = buffer(node)
@@ -104,41 +101,14 @@ def replay(graph: CapturedGraph, plan: Plan, address: Mapping[int, int]) -> dict
             start, size = update.slot.offset_bytes, update.slot.size_bytes
             content_[update.buffer_offset : update.buffer_offset + size] = table[start : start + size]
         nodes[prelude_node.node] = from_buffer(node, content_)
-    for ptx_node in ptx_nodes(plan):
-        node = nodes[ptx_node.node]
-        assert isinstance(node, KernelNode)
-        content_ = buffer(node)
-        for index, slot in ptx_node.parameters:
-            start = node.parameters[index].offset
-            content_[start : start + 8] = table[slot.offset_bytes : slot.offset_bytes + 8]
-        nodes[ptx_node.node] = from_buffer(node, content_)
     return nodes
 
 
-def prelude_nodes(plan: Plan) -> list[PreludeNode]:
-    return [node for node in plan.of(Choice.PRELUDE) if isinstance(node, PreludeNode)]
-
-
-def ptx_nodes(plan: Plan) -> list[PtxNode]:
-    return [node for node in plan.of(Choice.PTX) if isinstance(node, PtxNode)]
-
-
-def refusals(graph: CapturedGraph) -> st.SearchStrategy[dict[NodePath, tuple[str | None, ...]]]:
-    """available PTX for some kernels, with some of their parameters refused."""
-    kernels = [(path, node) for path, node in graph.walk() if isinstance(node, KernelNode)]
-    one = st.sampled_from([None, None, None, "a byte array"])
-    at_hand = {
-        path: st.tuples(*(one if parameter.size == 8 else st.just("a byte array") for parameter in node.parameters))
-        for path, node in kernels
-    }
-    return st.fixed_dictionaries({}, optional=at_hand)
-
-
 @examples(150)
-@given(data=st.data(), case=cases(), choice=st.sampled_from(Choice))
-def test_replay_by_the_plan_gives_every_node_the_new_addresses(data: st.DataObject, case: Case, choice: Choice) -> None:
-    off = {applier: f"no {applier}" for applier in data.draw(st.sets(st.sampled_from(list(APPLIERS))))}
-    available = Available(off, data.draw(refusals(case.first.graph)), APPLIERS)
+@given(case=cases(), choice=st.sampled_from(Choice), available=st.sampled_from([EVERYTHING, WITHOUT_PRELUDE]))
+def test_replay_by_the_plan_gives_every_node_the_new_addresses(
+    case: Case, choice: Choice, available: Available
+) -> None:
     analysis = find_pointer_uses(case.first, case.second, further=[case.control])
 
     plan = make_plan(case.first.graph, analysis, choice, available)
@@ -154,7 +124,7 @@ def test_replay_by_the_plan_gives_every_node_the_new_addresses(data: st.DataObje
     updated = [node.node for node in plan.nodes]
     assert len(set(updated)) == len(updated), "no node has two appliers"
     assert all(len(path) == 1 for path in updated), "no applier reaches into child graphs"
-    assert not {node.applier for node in plan.nodes} & set(off)
+    assert available is EVERYTHING or not plan.slots
     spans = [(slot.offset_bytes, slot.offset_bytes + slot.size_bytes) for slot in plan.slots]
     assert [start for start, _ in spans] == [0, *(end for _, end in spans)][: len(spans)]
     assert plan.table_bytes == sum(end - start for start, end in spans)
@@ -208,87 +178,53 @@ def pointer_kernels(count: int) -> tuple[CapturedGraph, Analysis]:
     return analysed([kernel([word(1)])] * count, [PointerUse((index,), 0, 0, 0, 0) for index in range(count)])
 
 
-def with_ptx(*nodes: int) -> Available:
-    return Available(off={}, ptx={(node,): (None,) for node in nodes}, appliers=APPLIERS)
+def counts(plan: Plan) -> tuple[int, int]:
+    """Nodes updated by (host, prelude)."""
+    return len(plan.of(Choice.HOST)), len(plan.of(Choice.PRELUDE))
 
 
-def counts(plan: Plan) -> tuple[int, int, int]:
-    """Nodes updated by (host, prelude, ptx)."""
-    return len(plan.of(Choice.HOST)), len(plan.of(Choice.PRELUDE)), len(plan.of(Choice.PTX))
+@pytest.mark.parametrize(
+    ("choice", "nodes", "expected"),
+    [
+        (Choice.AUTO, AUTO_HOST_NODES, (AUTO_HOST_NODES, 0)),
+        (Choice.AUTO, AUTO_HOST_NODES + 1, (0, AUTO_HOST_NODES + 1)),
+        (Choice.HOST, AUTO_HOST_NODES + 1, (AUTO_HOST_NODES + 1, 0)),
+        (Choice.PRELUDE, 1, (0, 1)),
+    ],
+)
+def test_nodes_have_the_updater_of_the_choice(choice: Choice, nodes: int, expected: tuple[int, int]) -> None:
+    plan = make_plan(*pointer_kernels(nodes), choice, EVERYTHING)
+    assert (counts(plan), plan.fallbacks) == (expected, ())
 
 
-def test_auto_takes_host_ptx_or_prelude_by_the_number_of_nodes() -> None:
-    few, some, many = AUTO_HOST_NODES, AUTO_HOST_NODES + 1, AUTO_PTX_NODES + 1
-    assert counts(make_plan(*pointer_kernels(few), Choice.AUTO, with_ptx(*range(few)))) == (few, 0, 0)
-    assert counts(make_plan(*pointer_kernels(some), Choice.AUTO, with_ptx(*range(some)))) == (0, 0, some)
-    assert counts(make_plan(*pointer_kernels(some), Choice.AUTO, EVERYTHING)) == (0, some, 0)
-    mixed = make_plan(*pointer_kernels(some), Choice.AUTO, with_ptx(*range(some - 2)))
-    assert counts(mixed) == (2, 0, some - 2), "few nodes left over by ptx are updated from the host"
-    assert counts(make_plan(*pointer_kernels(many), Choice.AUTO, with_ptx(*range(many)))) == (0, many, 0)
-    most = make_plan(*pointer_kernels(many), Choice.AUTO, with_ptx(*range(many - few - 1)))
-    assert counts(most) == (0, many, 0), "too many nodes are left over by ptx"
-
-
-def test_auto_without_a_prelude_takes_what_there_is() -> None:
-    many = AUTO_PTX_NODES + 2
-    old = "the driver is older than 12.4"
-    found = with_ptx(*range(many - 1))
-    plan = make_plan(*pointer_kernels(many), Choice.AUTO, replace(found, off={Choice.PRELUDE: old}))
-    assert counts(plan) == (1, 0, many - 1)
-    assert plan.fallbacks[0] == ((0,), f"prelude: {old}")
-
-
-def test_each_choice_is_tried_first_with_reasoned_fallbacks() -> None:
-    graph, analysis = pointer_kernels(3)
-    assert counts(make_plan(graph, analysis, Choice.HOST, with_ptx(0, 1, 2))) == (3, 0, 0)
-    assert counts(make_plan(graph, analysis, Choice.PRELUDE, with_ptx(0, 1, 2))) == (0, 3, 0)
-    mixed = make_plan(graph, analysis, Choice.PTX, with_ptx(0))
-    assert counts(mixed) == (0, 2, 1)
-    assert mixed.fallbacks == (
-        ((1,), "ptx: no PTX of this kernel is available"),
-        ((2,), "ptx: no PTX of this kernel is available"),
-    )
-    old_driver = replace(EVERYTHING, off={Choice.PRELUDE: "the driver is older than 12.4"})
-    assert make_plan(graph, analysis, Choice.PRELUDE, old_driver).fallbacks[0] == (
-        (0,),
-        "prelude: the driver is older than 12.4",
-    )
-    assert counts(make_plan(graph, analysis, Choice.PRELUDE, old_driver)) == (3, 0, 0)
+@pytest.mark.parametrize("choice", [Choice.AUTO, Choice.PRELUDE])
+def test_host_stands_in_for_the_prelude_with_the_reason(choice: Choice) -> None:
+    plan = make_plan(*pointer_kernels(5), choice, WITHOUT_PRELUDE)
+    assert counts(plan) == (5, 0)
+    assert plan.fallbacks == tuple(((index,), f"prelude: {OLD}") for index in range(5))
 
 
 def test_off_copies_everything() -> None:
     plan = make_plan(*pointer_kernels(3), Choice.OFF, EVERYTHING)
-    assert counts(plan) == (0, 0, 0)
+    assert counts(plan) == (0, 0)
     assert [reason.code for reason in plan.inputs[0].reasons] == [ReasonCode.OFF]
 
 
 def test_input_without_updater_is_copied_and_frees_its_nodes() -> None:
-    """Input 1 is used by a kernel in a child graph, so node 0 is left to input 0 and may use ptx."""
+    """Input 1 is used by a kernel in a child graph, so node 0 is left to input 0."""
     node = kernel([word(1), word(2)])
     graph, analysis = analysed(
         [node, ChildGraphNode(graph=CapturedGraph(nodes=(kernel([word(2)]),), edges=()))],
         [PointerUse((0,), 0, 0, 0, 0), PointerUse((0,), 1, 0, 1, 0), PointerUse((1, 0), 0, 0, 1, 0)],
     )
-    plan = make_plan(graph, analysis, Choice.PTX, Available({}, {(0,): (None, "a byte array")}, APPLIERS))
+    plan = make_plan(graph, analysis, Choice.PRELUDE, EVERYTHING)
     assert [one.indirect for one in plan.inputs] == [True, False]
     assert plan.inputs[1].reasons[0].code is ReasonCode.NO_APPLIER
     assert "child graph" in plan.inputs[1].reasons[0].message
-    assert counts(plan) == (0, 0, 1)
-    assert [index for index, _ in ptx_nodes(plan)[0].parameters] == [0]
+    assert [(one.applier, [use.input for use in one.uses]) for one in plan.nodes] == [(Choice.PRELUDE, [0])]
 
 
-def test_a_node_that_needs_two_appliers_loses_an_input() -> None:
-    """Without the host applier: the tensor map needs prelude, which is off; the pointer next to it has ptx."""
-    node = kernel([word(1), make_tensor_map(2)])
-    uses = [PointerUse((0,), 0, 0, 0, 0), PointerUse((0,), 1, 0, 1, 0, UseKind.TENSOR_MAP)]
-    off = {Choice.HOST: "no host", Choice.PRELUDE: "no prelude"}
-    plan = make_plan(*analysed([node], uses), Choice.PTX, Available(off, {(0,): (None, None)}, APPLIERS))
-    assert [one.indirect for one in plan.inputs] == [True, False]
-    assert plan.inputs[1].reasons[0].message.startswith("node 0: ptx: only pointer parameters")
-    assert counts(plan) == (0, 0, 1)
-
-
-def test_copies_and_fills_are_updated_by_the_host_in_any_choice() -> None:
+def test_copies_and_fills_are_updated_by_the_host() -> None:
     end = MemcpyEnd(memory="device", address=1)
     nodes = [
         MemcpyNode(source=end, destination=end, width_bytes=4, height=1, depth=1),
@@ -300,8 +236,7 @@ def test_copies_and_fills_are_updated_by_the_host_in_any_choice() -> None:
         PointerUse((1,), 0, 0, 0, 0, UseKind.MEMSET),
         PointerUse((2,), 0, 0, 0, 0),
     ]
-    for choice, expected in ((Choice.PRELUDE, (2, 1, 0)), (Choice.PTX, (2, 0, 1))):
-        assert counts(make_plan(*analysed(nodes, uses), choice, with_ptx(2))) == expected
+    assert counts(make_plan(*analysed(nodes, uses), Choice.PRELUDE, EVERYTHING)) == (2, 1)
 
 
 def test_tensor_maps_go_through_the_table_whole() -> None:
@@ -315,31 +250,20 @@ def test_tensor_maps_go_through_the_table_whole() -> None:
     plan = make_plan(*analysed(nodes, uses), Choice.PRELUDE, EVERYTHING)
     assert [slot.tensor_map for slot in plan.slots] == [first, other], "equal maps share a slot"
     assert plan.table_bytes == 256
-    assert [node.updates[0].buffer_offset for node in prelude_nodes(plan)] == [8, 0, 64]
-    assert make_plan(*analysed(nodes, uses), Choice.HOST, with_ptx(0, 1, 2)).inputs[0].alignment_bytes == 32
+    assert [node.updates[0].buffer_offset for node in plan.of(Choice.PRELUDE)] == [8, 0, 64]
+    assert (
+        make_plan(*analysed(nodes, uses), Choice.HOST, Available(frozenset({(0,), (1,), (2,)})))
+        .inputs[0]
+        .alignment_bytes
+        == 32
+    )
 
 
 def test_pointers_at_the_same_place_share_a_slot() -> None:
     uses = [PointerUse((0,), 0, 0, 0, 0), PointerUse((1,), 0, 0, 0, 0), PointerUse((2,), 0, 0, 0, 64)]
-    plan = make_plan(*analysed([kernel([word(1)])] * 3, uses), Choice.PTX, with_ptx(0, 1, 2))
+    plan = make_plan(*analysed([kernel([word(1)])] * 3, uses), Choice.PRELUDE, Available(frozenset({(0,), (1,), (2,)})))
     assert [(slot.offset_bytes, slot.delta) for slot in plan.slots] == [(0, 0), (8, 64)]
     assert plan.inputs[0].alignment_bytes == 16
-
-
-@pytest.mark.parametrize(
-    ("use", "refusals", "said"),
-    [
-        (PointerUse((0,), 0, 8, 0, 0), (None,), "8 bytes into parameter 0"),
-        (PointerUse((0,), 0, 0, 0, 0), ("it is a byte array",), "it is a byte array"),
-        (PointerUse((0,), 1, 0, 0, 0), (None,), "has 1 parameters only"),
-        (PointerUse((0,), 0, 0, 0, 0), (), "cannot be read or is not understood"),
-    ],
-)
-def test_ptx_is_refused_with_a_reason(use: PointerUse, refusals: tuple[str | None, ...], said: str) -> None:
-    graph, analysis = analysed([kernel([bytes(16), bytes(8)])], [use])
-    plan = make_plan(graph, analysis, Choice.PTX, Available({}, {(0,): refusals}, APPLIERS))
-    assert counts(plan) == (0, 1, 0)
-    assert said in plan.fallbacks[0][1]
 
 
 def test_a_copied_input_keeps_the_reason_that_was_found() -> None:

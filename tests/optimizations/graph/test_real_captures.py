@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from fake_tensor_map import make_tensor_map, replace_address
 
-from optimizations.graph.applied import APPLIERS
 from optimizations.graph.plan import (
     ALIGNMENT_BYTES,
     AUTO_HOST_NODES,
@@ -140,15 +139,9 @@ def is_triton(node: Node) -> bool:
     return isinstance(node, KernelNode) and (node.name or "").startswith("triton_")
 
 
-def with_ptx(graph: CapturedGraph) -> Available:
-    """Where the PTX of Triton's kernels is available, as it is where they were compiled."""
-    kernels = {path: node for path, node in graph.walk() if isinstance(node, KernelNode) and is_triton(node)}
-    return Available({}, {path: (None,) * len(node.parameters) for path, node in kernels.items()}, APPLIERS)
-
-
 def appliers(plan: Plan) -> dict[str, list[int]]:
     """The nodes of each applier."""
-    nodes = {choice.value: plan.of(choice) for choice in APPLIERS}
+    nodes = {choice.value: plan.of(choice) for choice in (Choice.HOST, Choice.PRELUDE)}
     return {applier: [node.node[0] for node in found] for applier, found in nodes.items() if found}
 
 
@@ -316,21 +309,19 @@ def test_maps_of_libraries_are_found_as_words(name: str) -> None:
 # Plans.
 
 
-def planned(name: str, choice: Choice, *, ptx: bool = True) -> tuple[RecordedCaptures, Plan]:
+def planned(name: str, choice: Choice) -> tuple[RecordedCaptures, Plan]:
     pair = load(name)
-    available = with_ptx(pair.first.graph) if ptx else Available({}, {}, APPLIERS)
-    return pair, make_plan(pair.first.graph, analyse(pair), choice, available)
+    triton = frozenset(path for path, node in pair.first.graph.walk() if is_triton(node))
+    return pair, make_plan(pair.first.graph, analyse(pair), choice, Available(triton))
 
 
 def expected_appliers(graph: CapturedGraph, uses: dict[int, list[Place]], choice: Choice) -> dict[str, list[int]]:
-    """Copies are set from the host; Triton's kernels are rewritten only where asked for."""
+    """Copies are set from the host."""
     nodes = sorted({node for places in uses.values() for node, _, _ in places})
-    kernels = [node for node in nodes if isinstance(graph.nodes[node], KernelNode)]
-    copies = [node for node in nodes if node not in kernels]
     if choice is Choice.HOST or (choice is Choice.AUTO and len(nodes) <= AUTO_HOST_NODES):
         return {"host": nodes}
-    rewritten = [node for node in kernels if is_triton(graph.nodes[node])] if choice is Choice.PTX else []
-    found = {"host": copies, "prelude": [node for node in kernels if node not in rewritten], "ptx": rewritten}
+    kernels = [node for node in nodes if isinstance(graph.nodes[node], KernelNode)]
+    found = {"host": [node for node in nodes if node not in kernels], "prelude": kernels}
     return {applier: where for applier, where in found.items() if where}
 
 
@@ -370,24 +361,10 @@ def put(node: Node, place: Place, value: int) -> Node:
     return node.model_copy(update={"parameters": tuple(parameters)})
 
 
-def test_many_nodes_mix_rewritten_kernels_and_the_prelude() -> None:
-    _, plan = planned("many_nodes", Choice.PTX)
-    assert appliers(plan) == {"ptx": [0], "prelude": list(range(1, 17))}
-    assert plan.table_bytes == 16, "one address per input, however many nodes use it"
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_kernels_without_ptx_say_so_and_get_another_applier(name: str) -> None:
-    _, plan = planned(name, Choice.PTX, ptx=False)
-    graph = load(name).first.graph
-    kernels = expected_appliers(graph, USES[name], Choice.PRELUDE).get("prelude", [])
-    fallbacks = {node[0]: reason for node, reason in plan.fallbacks if reason.startswith("ptx: ")}
-    assert not plan.of(Choice.PTX)
-    for node in kernels:
-        assert fallbacks[node] == "ptx: no PTX of this kernel is available"
-    copies = [node for node in fallbacks if isinstance(graph.nodes[node], MemcpyNode)]
-    assert {fallbacks[node] for node in copies} <= {"ptx: only pointer parameters of kernels can be dereferenced"}
-    assert sorted([*kernels, *copies]) == sorted(fallbacks)
+def test_table_has_one_address_for_each_input() -> None:
+    _, plan = planned("many_nodes", Choice.PRELUDE)
+    assert appliers(plan) == {"prelude": list(range(17))}
+    assert plan.table_bytes == 16
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -104,7 +104,7 @@ def test_reset_of_the_compiler_frees_graphs_and_keeps_reports(
     assert freed == ["recordings"], "another thread may be in the middle of a replay"
 
 
-@pytest.mark.parametrize("choice", ["auto", "host", "prelude", "ptx"])
+@pytest.mark.parametrize("choice", ["auto", "host", "prelude"])
 def test_encore_makes_them_where_indirection_is_on_and_reports(encore: FakeMaker, choice: str) -> None:
     call({"indirection": choice})
     assert FakeEncore.made_with == [Choice(choice)]
@@ -125,9 +125,7 @@ def test_without_cuda_graphs_everything_is_stock(
 
 
 def test_a_wrong_choice_names_the_choices() -> None:
-    with pytest.raises(
-        WrongOption, match="'indirection' cannot be 'gpu'; allowed: 'off', 'auto', 'host', 'prelude', 'ptx'"
-    ):
+    with pytest.raises(WrongOption, match="'indirection' cannot be 'gpu'; allowed: 'off', 'auto', 'host', 'prelude'"):
         Options.parse({"indirection": "gpu"})
 
 

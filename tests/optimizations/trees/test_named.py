@@ -12,7 +12,6 @@ from simulated_gpu.trees import COUNT, Compiled, Model, check, values
 from optimizations.graph.pointers import Analysis, InputVerdict, Reason, ReasonCode, UnexplainedWord
 from optimizations.in_place import examination
 from optimizations.in_place.generated import GeneratedCode, Launch
-from optimizations.trees import node as node_module
 
 
 def test_what_the_generated_code_names_needs_no_proof(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,13 +32,6 @@ def test_a_function_with_unknown_calls_is_never_captured_again(cuda_on_cpu: Cuda
     assert compiled.reports[0].copied_bytes == 2 * COUNT * 4
 
 
-class Known:
-    """A Triton kernel at hand, of which no parameter can be dereferenced."""
-
-    kernel = None
-    refusals = ("no PTX here",) * 4
-
-
 LAUNCHED = {"triton_uses": {0: 1, 1: 1, 2: 1}, "launches": (Launch("body", (0, 1, 2)),)}
 
 
@@ -48,7 +40,6 @@ def test_named_inputs_are_read_in_place_without_a_capture(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, opaque: str | None
 ) -> None:
     """Nothing is captured or tried out, so it holds next to collectives too."""
-    monkeypatch.setattr(node_module, "triton_kernels", lambda model, device: {"body": Known()})
     model, w = Model(cuda_on_cpu, code=GeneratedCode(opaque, **LAUNCHED)), values(7)
     compiled = Compiled(model)
     check(compiled, w, calls=8)
@@ -63,7 +54,6 @@ def test_what_else_is_used_is_compared_or_copied(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, opaque: str | None
 ) -> None:
     """y has a use that is not an argument of a Triton kernel: a second capture finds it, where there may be one."""
-    monkeypatch.setattr(node_module, "triton_kernels", lambda model, device: {"body": Known()})
     code = GeneratedCode(opaque, triton_uses={0: 1, 2: 1}, launches=(Launch("body", (0, 2)),))
     model, w = Model(cuda_on_cpu, code=code), values(7)
     compiled = Compiled(model)
@@ -91,7 +81,6 @@ def test_named_inputs_stand_where_comparison_leaves_doubts(
         reason = (Reason(ReasonCode.UNEXPLAINED, "a word changed"),)
         return Analysis(tuple(InputVerdict(index, (), reason) for index in (0, 1)), (UnexplainedWord((0,), 0, 0),))
 
-    monkeypatch.setattr(node_module, "triton_kernels", lambda model, device: {"body": Known()})
     monkeypatch.setattr(examination, "find_pointer_uses", doubtful)
     code = GeneratedCode(None, triton_uses={0: 1, 2: 1}, launches=(Launch("body", (0, 2)),))
     model, w = Model(cuda_on_cpu, code=code), values(7)

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from optimizations.graph.applied import APPLIERS
 from optimizations.graph.plan import Available, Choice, make_plan
 from optimizations.graph.pointers import PointerUse
-from optimizations.graph.ptx import dereference, read_kernel
 from optimizations.graph.records import CapturedGraph
 from suite.cli import micro as cli_micro
 from suite.cli.main import app, main
@@ -117,30 +115,15 @@ def test_the_figure_has_a_line_for_each_variant_in_each_panel() -> None:
     assert EVERYTHING.environment.torch in caption
 
 
-def test_the_kernel_can_be_rewritten() -> None:
-    """Compiled for an H100 without one: without this there would be no variant `ptx`."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from suite.micro.indirection import ELEMENTS, consume
-
-    signature = {"source": "*fp32", "destination": "*fp32", "elements": "constexpr"}
-    source = ASTSource(fn=consume, signature=signature, constexprs={"elements": ELEMENTS})
-    ptx = str(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"])
-    read = read_kernel(ptx)
-    assert read.name == "consume"
-    assert read.refusals[:2] == (None, None)
-    assert dereference(ptx, [0]).count("ld.global") == ptx.count("ld.global") + 1
-
-
 def test_a_plan_with_another_applier_is_not_the_variant() -> None:
     from suite.micro.indirection import _objection
 
     graph = CapturedGraph(nodes=(kernel([word(1)]),), edges=())
-    plan = make_plan(graph, analysis_of(PointerUse((0,), 0, 0, 0, 0)), Choice.PTX, Available({}, {}, APPLIERS))
-    assert _objection(plan, "ptx") == "ptx: no PTX of this kernel is available"
-    assert _objection(plan, "prelude") is None
+    plan = make_plan(
+        graph, analysis_of(PointerUse((0,), 0, 0, 0, 0)), Choice.PRELUDE, Available(against_prelude=lambda: "old")
+    )
+    assert _objection(plan, "prelude") == "prelude: old"
+    assert _objection(plan, "host") is None
 
 
 def test_without_a_gpu_the_command_says_so_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from cuda.bindings import driver as real
 
-from optimizations.graph.applied import APPLIERS
-from optimizations.graph.plan import Available, PlannedNode
+from optimizations.graph.plan import Available
 from optimizations.graph.prelude import KERNEL_NAME
-from optimizations.graph.records import CapturedGraph, KernelNode
+from optimizations.graph.records import CapturedGraph
 from optimizations.graph.table import CAPACITIES
 from optimizations.graph.table import KERNEL_NAME as TABLE_KERNEL
 
@@ -446,17 +445,16 @@ class SimulatedDriver:
 
 
 class SimulatedTools:
-    """`recording.Tools` over a simulated driver. `rewritten` holds the dereferencing variant of kernels, by name;
-    `read_on` what was said to be still read, by address, and on which stream."""
+    """`recording.Tools` over a simulated driver. `read_on`: what is still read, by address, and on which stream."""
 
     device = torch.device("cpu")
 
-    def __init__(self, driver: SimulatedDriver, replace_address: Any = None, off: dict[Any, str] | None = None) -> None:
+    def __init__(
+        self, driver: SimulatedDriver, replace_address: Any = None, against_prelude: str | None = None
+    ) -> None:
         self.driver = driver
         self.replace_address = replace_address
-        self.off = off or {}
-        self.rewritten: dict[str, Callable[[Sequence[int]], int]] = {}
-        self.broken_ptx: dict[str, str] = {}
+        self.against_prelude = against_prelude
         self.current_stream = 0
         self.read_on: list[tuple[int, int]] = []
 
@@ -486,19 +484,7 @@ class SimulatedTools:
         return real.CUfunction({KERNEL_NAME: self.driver.prelude_function}[name])
 
     def available(self, graph: CapturedGraph) -> Available:
-        ptx = {
-            path: [None] * len(node.parameters)
-            for path, node in graph.walk()
-            if isinstance(node, KernelNode) and node.name in self.rewritten
-        }
-        return Available(self.off, ptx, APPLIERS)
-
-    def ptx_refusal(self, node: PlannedNode, record: KernelNode) -> str | None:
-        return self.broken_ptx.get(record.name or "")
-
-    def rewritten_function(self, parameters: Sequence[int], record: KernelNode) -> Any:
-        assert record.name is not None
-        return real.CUfunction(self.rewritten[record.name](parameters))
+        return Available(against_prelude=lambda: self.against_prelude)
 
 
 class SimulatedGraph:

@@ -58,9 +58,6 @@ class CurrentStream(FakeStream):
 class FakeDeviceTools(SimulatedTools):
     """`device.DeviceTools` over the simulated driver."""
 
-    def rewritten(self, kernel: Any, node: Any, shared_bytes: int) -> Any:
-        raise AssertionError("no PTX is available here")
-
 
 class CudaOnCpu:
     """The fake side. `memory` holds the tensors of each pool, `capturing` the graph that is being captured.
@@ -259,7 +256,6 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         (trees, "static_input", cuda.static_input),
         (torch._C, "_construct_CUDA_Tensor_From_Storage_And_Metadata", tensor_over),
         (node_module, "device_tools", lambda index: cuda.tools),
-        (node_module, "triton_kernels", lambda model, device: {}),
         (examination, "ineligible_reason", ineligible),
         (session, "ineligible_reason", ineligible),
         (description, "ineligible_reason", ineligible),
