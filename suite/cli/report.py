@@ -106,12 +106,13 @@ def _check_fresh(readme: Path) -> NoReturn:
 def further_results(micro: Path | None = None, *, recorded: bool) -> Further:
     """Return results next to runs: the given files, and with `recorded` the repository's for what is not given."""
     from suite.report.build import Further
-    from suite.results.store import RECORDED
+    from suite.results.store import ENVIRONMENT, RECORDED
 
     if not recorded:
         return Further(micro)
+    nanogpt = max((path.parent for path in RECORDED.glob(f"nanogpt-*/*/{ENVIRONMENT}")), default=None)
     programs = tuple(sorted(RECORDED.glob("programs-*/*.jsonl.gz")))
-    return Further(micro or recorded_file("indirection.json"), recorded_file("nanogpt.json"), programs)
+    return Further(micro or recorded_file("indirection.json"), nanogpt, programs)
 
 
 def build_report(

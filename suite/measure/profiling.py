@@ -180,7 +180,6 @@ def analyse(
             graph_memsets=count("gpu_memset", in_graph=True),
             eager_memcpys=count("gpu_memcpy", in_graph=False),
             eager_memsets=count("gpu_memset", in_graph=False),
-            captured_kernel_nodes=None,
             profiled_iterations=iterations,
         ),
         kernels=count_kernels(_kernel_keys(events, sources), iterations),

@@ -29,10 +29,9 @@ from suite.report.conclusion import Conclusion
 from suite.report.markdown_pages import check_page, generated_names, paper_part, update_page
 from suite.report.page import Log, Page, PageFigure, Section, render
 from suite.report.paper.costs import read_programs
-from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
-from suite.report.runs import Run, cell_label, load_explanations, load_recorded, load_runs
+from suite.report.runs import Run, cell_label, load_explanations, load_recorded, load_run, load_runs
 from suite.report.start import start_table
 from suite.report.table import Table, to_csv, to_markdown
 from suite.results.errors import WrongUse
@@ -75,7 +74,7 @@ class Report(Record):
 @dataclass(frozen=True, slots=True)
 class Further:
     """Hold results next to runs, for the papers' exhibits: what `encore micro indirection` and `tests/gpu/programs.py`
-    wrote, and the recording of nanoGPT from before it was workloads."""
+    wrote, and the run of nanoGPT from before it was workloads of the suite."""
 
     micro: Path | None = None
     nanogpt: Path | None = None
@@ -241,7 +240,7 @@ def paper_results(ratios: compare.Ratios | None, further: Further, published: Pu
         published,
         ratios,
         None if further.micro is None else read_micro_run(further.micro),
-        None if further.nanogpt is None else read_nanogpt(further.nanogpt),
+        None if further.nanogpt is None else load_run(further.nanogpt),
         dict(map(read_programs, further.programs)),
     )
 

@@ -144,7 +144,6 @@ def _coverage_of(cell: Cell, published: Published) -> Row:
             "graph_kernels": measured.graph_kernels,
             "other_kernels": measured.eager_kernels,
             "graph_launches": measured.graph_launches,
-            "captured_kernel_nodes": measured.captured_kernel_nodes,
         }
     if cell.metrics and cell.metrics.graphs:
         row |= cell.metrics.graphs.model_dump(exclude={"not_captured"}) | {"cuda_graphs": recorded_graphs(cell)}
@@ -304,7 +303,7 @@ def _compile_columns(run: Run) -> list[str]:
 
 _TIMES = ("host_us", "host_p05_us", "host_p95_us", "device_us", "throughput_us", "kernel_us", "rest_us")
 _COVERAGE = (
-    "coverage_percent", "graph_kernels", "other_kernels", "graph_launches", "captured_kernel_nodes", "fx_graphs",
+    "coverage_percent", "graph_kernels", "other_kernels", "graph_launches", "fx_graphs",
     "graph_breaks", "partitions", "cuda_graphs",
 )  # fmt: skip
 _COPIES = (
@@ -330,7 +329,7 @@ TABLES: dict[str, RunTable] = {
     "coverage": _per_cell(
         "Coverage: kernels launched by CUDA graphs",
         lambda _, published: (
-            "Of one steady iteration; copies and memsets do not count. captured kernel nodes is the cross-check. "
+            "Of one steady iteration; copies and memsets do not count. "
             "Published stock coverage is that of PyTorch 2.4 (whole FX graph or nothing). "
             + published.caption("grace", "pygraph")
         ),

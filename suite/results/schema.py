@@ -139,7 +139,7 @@ class Coverage(Record):
     """Count kernels of one steady iteration by how they were launched (torch.profiler); copies and memsets apart.
 
     `percent` = 100 * graph_kernels / (graph_kernels + eager_kernels), None where no kernel ran.
-    `captured_kernel_nodes` counts the kernel nodes of all captured graphs at capture time (the cross-check).
+    `captured_kernel_nodes` stands in older rows: kernel nodes of all captured graphs at capture time.
     """
 
     graph_kernels: int
@@ -150,8 +150,8 @@ class Coverage(Record):
     graph_memsets: int
     eager_memcpys: int
     eager_memsets: int
-    captured_kernel_nodes: int | None
     profiled_iterations: int
+    captured_kernel_nodes: int | None = None
 
 
 class GraphCounts(Record):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ import torch
 import optimizations
 from models.parts import CapturedByHand
 from optimizations.torch_internals.graph_keys import mark_graphs
-from suite.measure.captured import CaptureLog
 from suite.measure.compile_times import restart_timers, timer_seconds, waited_s
 from suite.measure.encore_report import graphs_wait_for_memory
 from suite.measure.graphs import GraphLog
@@ -51,7 +50,7 @@ class Compilation:
         place: its place in the order in which modes compile.
         iterate: the compiled iteration, once there is one.
         captured: the same, where the mode captures more than the module.
-        graphs, captures, sources, compile_peak: of what was compiled last, for what is measured once.
+        graphs, sources, compile_peak: of what was compiled last, for what is measured once.
     """
 
     def __init__(self, program: CellProgram, mode: Mode, place: Place, announce: Callable[[str], None]) -> None:
@@ -59,7 +58,6 @@ class Compilation:
         self._announce = announce
         self.mode = mode
         self.place = place
-        self.captures = CaptureLog()
         self.graphs = GraphLog(wants_cuda_graphs=mode.uses_cuda_graphs)
         self.compile_peak: Peak | None = None
         self.sources = KernelSources()
@@ -228,8 +226,6 @@ class Compilation:
             raise OomTogether(f"with other modes on the GPU, Encore's graphs stay as stock's are for lack of {short}")
         if self.captured is not None:
             self.captured.require_replays()
-        for error in self.captures.errors:
-            print(f"captured nodes not counted: {error}")
         self.compile_peak = peak(self._program.instance.device)
         found = {
             "settle_calls": calls,
@@ -242,10 +238,7 @@ class Compilation:
     @contextmanager
     def _noting_graphs(self) -> Iterator[None]:
         """Count what is compiled and captured inside the block."""
-        with ExitStack() as stack:
-            stack.enter_context(self.graphs.recording())
-            if self._program.instance.device.type == "cuda" and self.mode.uses_cuda_graphs:
-                stack.enter_context(self.captures.recording())
+        with self.graphs.recording():
             yield
 
     def _iteration(self, call: Callable[..., object]) -> Iterate:

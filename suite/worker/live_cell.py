@@ -191,7 +191,6 @@ class LiveCell:
                 largest=program.ranks.largest,
                 core=core_for(0, sorted(os.sched_getaffinity(0)), rank=self._spec.rank, ranks=program.ranks.count),
                 graphs=compilation.graphs,
-                captures=compilation.captures,
                 compile_peak=compilation.compile_peak,
                 sources=compilation.sources,
                 captured=compilation.captured,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import torch
 
 from suite.measure import copies
-from suite.measure.captured import CaptureLog
 from suite.measure.copies import CopyCount
 from suite.measure.encore_report import encore_report
 from suite.measure.graphs import GraphLog, recorded_graphs
@@ -34,7 +33,7 @@ class MeasuredOnce:
         agreed: whether any of the processes that work on the cell says so.
         largest, core: of what each of them says, and where its calls are timed, as metrics ask
             (`suite.measure.metrics.PreparedCell`).
-        graphs, captures: what was compiled and captured until now.
+        graphs: what was compiled until now.
         sources: those of the generated kernels.
         captured: the iteration, where the mode captures more than the module.
         module: that of the program.
@@ -49,7 +48,6 @@ class MeasuredOnce:
     largest: Callable[[float], float]
     core: int | None
     graphs: GraphLog
-    captures: CaptureLog
     compile_peak: Peak | None
     sources: KernelSources
     captured: CapturedIteration | None = None
@@ -90,8 +88,6 @@ class MeasuredOnce:
         # No tree of CUDA graphs holds those of a captured iteration.
         captured = self.captured.graphs() if self.captured is not None else 0
         coverage = profile.coverage if profile else None
-        if coverage and self.mode.uses_cuda_graphs:
-            coverage = coverage.model_copy(update={"captured_kernel_nodes": self.captures.kernels(graphs)})
         profiled = {
             "coverage": coverage,
             "graphs": self.graphs.counts(len(graphs) + captured) if self.mode.backend is not None else None,

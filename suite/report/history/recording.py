@@ -34,7 +34,6 @@ _WHAT = {
     "programs-": "`tests/gpu/programs.py`",
     "library-steps-": "`tests/gpu/library_steps.py`",
     "ranks-": "`tests/gpu/test_ranks_gpu.py`",
-    "nanogpt-": "`encore run nanogpt`",
     "explained": "`encore explain`",
     "micro-step-": "`encore micro step`",
     "micro-host": "`encore micro host`",

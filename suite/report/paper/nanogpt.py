@@ -7,175 +7,24 @@ rows, and the metric `decode` has the times of steps, of the prompt, and tokens 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field, JsonValue, ValidationError
 
 from models.nanogpt.configurations import NAMED, SWEEP, Configuration
-from suite.measure.modes import EAGER_MODE, GRAPH_MODE, MODES
+from suite.measure.modes import EAGER_MODE, GRAPH_MODE
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.compare import Ratios
 from suite.report.paper.exhibit import NOT_MEASURED, NOTHING, Exhibit, Made, Point, Results
 from suite.report.provenance import Provenance
-from suite.report.runs import Run, cell_label, mode_order
+from suite.report.runs import cell_label, mode_order
 from suite.report.table import Detailed, make_table
 from suite.results import stats
-from suite.results.errors import WrongUse
-from suite.results.schema import (
-    SCHEMA_VERSION,
-    Block,
-    Cell,
-    CompileTimes,
-    Environment,
-    Grouping,
-    Metrics,
-    Record,
-    Status,
-)
-from suite.results.store import describe, read_unpacked
 
 BY_HAND = "by-hand"
 """The article's graph: the step captured by hand and replayed."""
 
 _AMORTISED = next(one for one in NAMED if one.name == "long_generation")
 """The configuration whose generations pay for a warm-up: the longest after a prompt of 8."""
-
-
-_Time = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class _Path(Record):
-    name: str
-    warm_up_s: float | None = None
-    settled: bool | None = None
-    failed: str | None = None
-    summary: str = ""
-    device: str | None = None
-
-
-class _Generation(Record):
-    total_s: list[_Time]
-    prompt_us: list[_Time]
-    step_us: list[list[_Time]]
-    call_us: list[list[_Time]]
-    tokens: list[int]
-
-
-class _Configuration(Record):
-    name: str
-    prompt: int
-    new_tokens: int
-    paths: dict[str, _Generation]
-
-
-class _Recording(Record):
-    """Hold what `encore run nanogpt` wrote until nanoGPT became workloads: a generation of each configuration per
-    round."""
-
-    nanogpt_schema_version: int
-    environment: Environment
-    size: str
-    rounds: int
-    paths: list[_Path]
-    configurations: list[_Configuration]
-
-
-def read_nanogpt(path: Path) -> Run:
-    """Read a recording from before nanoGPT became workloads as the rows that it would be now.
-
-    Each path had one process; a round is a block of one sample.
-
-    Raises:
-        WrongUse: it cannot be read, or is not such a file.
-    """
-    try:
-        found = _Recording.model_validate_json(read_unpacked(path))
-    except OSError as error:
-        raise WrongUse(f"cannot read {describe(path)}: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise WrongUse(f"{describe(path)} holds no recording of nanoGPT: {where}: {first['msg']}") from error
-    by_workload = {
-        Configuration(each.name, each.prompt, each.new_tokens).workload: each for each in found.configurations
-    }
-    known = {"replay": BY_HAND}
-    cells = [
-        _row(found, workload, each, path, known.get(path.name, path.name))
-        for workload, each in by_workload.items()
-        for path in found.paths
-    ]
-    return Run(found.environment, tuple(sorted(cells, key=lambda cell: (cell_label(cell), mode_order(cell.mode)))))
-
-
-def _row(found: _Recording, workload: str, each: _Configuration, path: _Path, mode: str) -> Cell:
-    own = each.paths.get(path.name)
-    warm_up_s = path.warm_up_s
-    times = None
-    if warm_up_s is not None:
-        times = CompileTimes(
-            first_call_s=warm_up_s, warm_up_s=warm_up_s, warm_cache=False, parts={}, settled=path.settled is not False
-        )
-    decode: dict[str, float | None] = {}
-    if own is not None and own.total_s:
-        decode = {
-            "tokens": each.new_tokens,
-            "tokens_per_s": each.new_tokens / statistics.median(own.total_s),
-            "generation_us": 1e6 * statistics.median(own.total_s),
-            "prompt_us": statistics.median(own.prompt_us),
-            "step_us": statistics.median([step for steps in own.call_us for step in steps]),
-            "fed_step_us": statistics.median([step for steps in own.step_us for step in steps]),
-        }
-    fields: dict[str, JsonValue] = found.environment.settings
-    return Cell(
-        schema_version=SCHEMA_VERSION,
-        workload=workload,
-        name=workload,
-        suite="nanogpt",
-        task="inference",
-        batch=1,
-        dtype_policy="fp32",
-        variant="published",
-        size=found.size,
-        mode=mode,
-        baselines=list(MODES[mode].baselines) if mode in MODES else [],
-        device=str(fields.get("device", "cuda")),
-        with_optimizer=False,
-        seed=int(str(fields.get("seed", 0))),
-        status=Status.RUN_ERROR if path.failed else Status.PASS,
-        error=path.failed,
-        log_tail=None,
-        started_at=found.environment.created_at,
-        wall_s=0.0,
-        grouping=Grouping.TOGETHER,
-        group=[one.name for one in found.paths],
-        parameters=None,
-        input_bytes=None,
-        correctness=None,
-        compile=times,
-        metrics=Metrics(
-            coverage=None, graphs=None, copies=None, memory=None, kernel_time_us=None, more={"decode": decode}
-        ),
-        blocks=[
-            Block(
-                index=index,
-                turn=index,
-                host_us=[1e6 * total],
-                device_us=None,
-                input_sets=[0],
-                throughput_us=None,
-                throughput_iterations=0,
-                gpu_before=None,
-                gpu_after=None,
-            )
-            for index, total in enumerate(own.total_s if own is not None else ())
-        ],
-        baseline_blocks={},
-    )
 
 
 def make_steps(exhibit: Exhibit, results: Results) -> Made:

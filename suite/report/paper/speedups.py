@@ -35,7 +35,6 @@ from suite.report.paper.exhibit import (
     ratio_value,
 )
 from suite.report.runs import row_label
-from suite.report.table import make_table
 from suite.results import stats
 from suite.results.errors import EncoreError
 
@@ -269,48 +268,11 @@ def make_split(exhibit: Exhibit, results: Results) -> Made:
     return make_grid(exhibit, results, grid, points=points)
 
 
-def make_ranks(exhibit: Exhibit, results: Results) -> Made:
-    """Show coverage and copies of each rank."""
-    rows: list[dict[str, object]] = []
-    for label in LABELS:
-        for mode in (GRAPH_MODE, results.whole_mode):
-            cell = results.passed(label, mode)
-            if label.endswith(f"{TP_MARK}1"):
-                continue
-            if cell is None or not cell.ranks:
-                rows.append({"workload": label, "mode": mode, "missing": results.state(label, mode) or NOT_MEASURED})
-                continue
-            for part in cell.ranks:
-                coverage, copies = (part.metrics.coverage, part.metrics.copies) if part.metrics else (None, None)
-                rows.append(
-                    {
-                        "workload": label,
-                        "mode": mode,
-                        "rank": part.rank,
-                        "coverage_percent": coverage.percent if coverage else None,
-                        "placeholder_bytes": copies.placeholder_bytes if copies else None,
-                        "pointer_bytes": copies.pointer_bytes if copies else None,
-                        "missing": None if coverage or copies else "not profiled",
-                    }
-                )
-    columns = ["workload", "mode", "rank", "coverage_percent", "placeholder_bytes", "pointer_bytes", "missing"]
-    title = exhibit.title(results.published)
-    table = make_table(exhibit.stem, title, exhibit.note(results), columns, rows)
-    whole = sum(row.get("coverage_percent") == 100 for row in rows)
-    measured = sum("rank" in row for row in rows)
-    point = Point("ranks whose kernels are all in graphs", None, f"{whole} of {measured}" if measured else NOT_MEASURED)
-    return Made(table, None, results.provenance(LABELS), (point,))
-
-
 _SPLIT = (
     "Times are of the slowest rank, sample by sample, all ranks having started together; the paper takes the largest "
     "of the ranks' medians. Which modules of DALLE2, ST and VM the paper splits is not published. Its bars carry no "
     "numbers, and of which bars the text's are is not recorded here. DECODER is of no paper."
 )
-_SPLIT_RANKS = (
-    "The paper has no such table: it shows whether graphs launch the kernels of all ranks alike, and what each copies."
-)
-
 EXHIBITS = (
     Exhibit("fig3", "grace", "Fig. 3", "what moving a few tensors to the GPU is worth", _MOVED, make_rewritten),
     Exhibit(
@@ -334,5 +296,4 @@ EXHIBITS = (
         make_steps,
     ),
     Exhibit("fig12", "grace", "Fig. 12", "tensor parallelism over one, two and four GPUs", _SPLIT, make_split),
-    Exhibit("fig12-ranks", "grace", "Fig. 12", "coverage and copies of each rank", _SPLIT_RANKS, make_ranks),
 )

@@ -183,7 +183,6 @@ def a_row(launches: int, ranks: int = 1, **values: float) -> Cell:
         graph_memsets=0,
         eager_memcpys=0,
         eager_memsets=0,
-        captured_kernel_nodes=None,
         profiled_iterations=1,
     )
     more: dict[str, dict[str, float | None]] = {

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fixtures.synthetic_results import cell, environment, failed_cell, metrics, selection_record, write_run
@@ -22,7 +20,6 @@ from suite.report.compare import Ratios
 from suite.report.paper import EXHIBITS, Results, find_exhibits
 from suite.report.paper.costs import read_programs
 from suite.report.paper.exhibit import NOT_MEASURED, Made
-from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
 from suite.report.runs import Run
@@ -33,8 +30,8 @@ from suite.results.store import RECORDED
 
 PUBLISHED = load_published()
 EXPECTED = [
-    "fig3", "fig4", "fig4b", "fig9", "fig10", "fig11", "fig12", "fig12-ranks", "fig13", "table1", "table2", "table3",
-    "memory", "copy-share", "concurrency", "graphs-enabled", "pygraph-fig2", "pygraph-fig7", "pygraph-fig8",
+    "fig3", "fig4", "fig4b", "fig9", "fig10", "fig11", "fig12", "fig13", "table1", "table2", "table3",
+    "memory", "copy-share", "graphs-enabled", "pygraph-fig2", "pygraph-fig7", "pygraph-fig8",
     "pygraph-table1",
     "pygraph-table2", "pygraph-table3", "pygraph-table4", "pygraph-section3", "nanogpt-table1", "nanogpt-table2",
     "nanogpt-costs",
@@ -76,9 +73,7 @@ def test_exhibit_of_recorded_runs_says_what_differs(name: str, recorded: Results
     assert "published" in columns or "Published: " in done.table.note
     if done.chart is not None:
         assert draw(replace(done.chart, name="test"), done.provenance).axes
-    tables = {"fig4b", "fig12-ranks", "fig13", "graphs-enabled", "table1", "pygraph-table1", "pygraph-table4"}
-    if recorded.run is not None and "lanes" not in recorded.run.modes:
-        tables.add("concurrency")
+    tables = {"fig4b", "fig13", "graphs-enabled", "table1", "pygraph-table1", "pygraph-table4"}
     assert (done.chart is None) is (name in tables or name.startswith("nanogpt")), "Fig. 13: no cold time is recorded"
     assert done.points and all(point.quantity and point.measured for point in done.points)
 
@@ -545,32 +540,6 @@ def nanogpt_rows(size: str = "full") -> list[Cell]:
     ]
 
 
-def recorded_nanogpt() -> dict[str, Any]:
-    """A recording from before nanoGPT was workloads."""
-
-    def generation(step_us: float, total_s: float) -> dict[str, Any]:
-        steps = [[step_us]] * 2
-        return {"tokens": [1], "total_s": [total_s] * 2, "prompt_us": [9.0] * 2, "step_us": steps, "call_us": steps}
-
-    paths = {"eager": generation(2000, 1.0), "replay": generation(1000, 0.8)}
-    return {
-        "nanogpt_schema_version": 1,
-        "environment": environment().model_dump(mode="json"),
-        "size": "full",
-        "rounds": 2,
-        "paths": [
-            {"name": "eager", "summary": "as it is", "warm_up_s": 1.0},
-            {"name": "replay", "summary": "captured", "warm_up_s": 3.0},
-            {"name": "encore", "summary": "compiled", "failed": "crash"},
-        ],
-        "configurations": [
-            {"name": "smoke_test", "prompt": 4, "new_tokens": 8, "paths": paths},
-            {"name": "sweep_8", "prompt": 8, "new_tokens": 8, "paths": paths},
-            {"name": "long_generation", "prompt": 8, "new_tokens": 48, "paths": paths},
-        ],
-    }
-
-
 def test_nanogpt_rows_make_the_tables_of_the_article() -> None:
     given = results(*nanogpt_rows())
     steps, sweep = made("nanogpt-table1", given), made("nanogpt-table2", given)
@@ -591,38 +560,13 @@ def test_smoke_rows_of_nanogpt_stand_next_to_no_published_value() -> None:
     assert isinstance(steps.chart, Chart) and {bar.published for bar in steps.chart.bars.values()} == {None}
 
 
-def test_an_older_recording_of_nanogpt_is_read_as_rows(tmp_path: Path) -> None:
-    path = tmp_path / "nanogpt.json"
-    path.write_text(json.dumps(recorded_nanogpt()))
-    run = read_nanogpt(path)
-    assert {(one.workload, one.mode) for one in run.cells} == {
-        (workload, mode)
-        for workload in ("NANOGPT-4-8", "NANOGPT-8-8", "NANOGPT-8-48")
-        for mode in ("eager", "by-hand", "encore")
-    }
-    steps = made("nanogpt-table1", Results(PUBLISHED, nanogpt=run))
-    found = row(steps, "smoke test", "case")
-    assert (found["eager_ms"], found["by-hand_ms"]) == (2.0, 1.0) and found["missing"] == "encore: run_error"
-    costs = row(made("nanogpt-costs", Results(PUBLISHED, nanogpt=run)), "by-hand", "mode")
-    assert costs["tokens_per_s"] == pytest.approx(60) and costs["prompt_us"] == pytest.approx(9.0)
-    assert costs["paid_after"] == "10 generations", "2 s longer to warm up, 0.2 s saved by each"
-    newer = results(*nanogpt_rows())
-    both = row(made("nanogpt-costs", replace(newer, nanogpt=run)), "by-hand", "mode")
-    assert both["missing"] == NOT_MEASURED, "rows of the report's own run come first"
-
-
-def test_a_file_that_is_no_nanogpt_recording_is_wrong_use(tmp_path: Path) -> None:
-    path = tmp_path / "nanogpt.json"
-    with pytest.raises(WrongUse, match="cannot read"):
-        read_nanogpt(path)
-    path.write_text("{}")
-    with pytest.raises(WrongUse, match="holds no recording of nanoGPT: nanogpt_schema_version"):
-        read_nanogpt(path)
-    text = json.dumps(recorded_nanogpt())
-    for wrong in ("0.0", "-1.0", '"NaN"', '"Infinity"'):
-        path.write_text(re.sub(r'"total_s": \[[^,\]]+', f'"total_s": [{wrong}', text, count=1))
-        with pytest.raises(WrongUse, match=r"configurations\.0\.paths\.\w+\.total_s\.0: Input should be"):
-            read_nanogpt(path)
+def test_rows_of_the_own_run_come_before_the_recorded_ones() -> None:
+    times = {"eager": 1.0, "by-hand": 0.8}
+    older = Run(environment(), tuple(nanogpt_row("NANOGPT-8-48", mode, whole, 1.0) for mode, whole in times.items()))
+    costs = row(made("nanogpt-costs", Results(PUBLISHED, nanogpt=older)), "by-hand", "mode")
+    assert costs["tokens_per_s"] == pytest.approx(10) and costs["prompt_us"] == pytest.approx(9.0)
+    both = row(made("nanogpt-costs", replace(results(*nanogpt_rows()), nanogpt=older)), "by-hand", "mode")
+    assert both["missing"] == NOT_MEASURED
 
 
 def test_workloads_are_the_papers_and_gaps_are_named() -> None:
@@ -728,49 +672,3 @@ def test_multi_gpu_workloads_stand_next_to_compile_on_as_many() -> None:
     assert row(done, "XLNET-I@tp2")["tp"] == 2
     assert row(done, "XLNET-I@tp2")["compile_us"] == pytest.approx(100, rel=0.2)
     assert len(done.table.frame) == 5 * 3
-    ranks = made("fig12-ranks", results(*rows)).table.frame
-    own = ranks[(ranks["workload"] == "XLNET-I@tp2") & (ranks["mode"] == "graph")]
-    assert list(own["rank"]) == [0, 1]
-    assert list(own["coverage_percent"]) == [100.0, 90.0]
-
-
-def raced(decision: str, chain_us: float | None = None, branches_us: float | None = None) -> dict[str, object]:
-    """A recording of a row: 3 more bytes are kept for it, and fields of later versions stand there too."""
-    times = {"chain_us": chain_us, "branches_us": branches_us}
-    return {"concurrency": {"decision": decision, "reason": "", "kept_bytes": 3, "later": 1, **times}}
-
-
-def lanes_cell(workload: str, host_us: float, *recordings: object) -> Cell:
-    report = [{"index": 0, "recordings": list(recordings)}]
-    return cell(workload, "lanes", host_us, metrics=metrics().model_copy(update={"encore_report": report}))
-
-
-def test_concurrency_shows_iterations_and_graphs_alone() -> None:
-    rows = [cell(workload, "lean", 100) for workload in ("EOS", "ST", "DLRM")]
-    rows += [cell("DLRM", "lanes", 50, other_kernels=[1])]
-    rows += [
-        lanes_cell("EOS", 80, raced("branches", 60.0, 40.0), raced("chain", 20.0, 30.0), raced("chain"), {}),
-        lanes_cell("ST", 100, raced("chain"), {"concurrency": None}),
-    ]
-    done = made("concurrency", results(*rows))
-    assert isinstance(done.chart, Chart)
-    assert done.chart.bars["EOS", "lanes"].value == pytest.approx(1.25)
-    assert done.chart.bars["EOS", "graphs alone"].value == pytest.approx(80 / 60)
-    assert done.chart.bars["ST", "graphs alone"].failure == "each kernel needs the one before it"
-    assert done.chart.bars["geomean", "lanes"].value == pytest.approx(math.sqrt(1.25), rel=0.01)
-    found = row(done, "EOS")
-    assert (found["graphs"], found["branched"], found["kept_bytes"]) == (3, 1, 9)
-    assert [point.measured for point in done.points][-1] == "1 of 4"
-    assert draw(done.chart, done.provenance).axes
-
-
-def test_concurrency_has_rows_of_other_variants() -> None:
-    rows = (cell("MMC", "lean", 100, variant="current"), cell("MMC", "lanes", 80, variant="current"))
-    done = made("concurrency", results(*rows))
-    assert row(done, "MMC (current)")["lanes_speedup"] == pytest.approx(1.25)
-
-
-def test_concurrency_is_not_measured_without_mode_lanes() -> None:
-    done = made("concurrency", results(cell("EOS", "lean", 100)))
-    assert done.chart is None
-    assert {point.measured for point in done.points} == {NOT_MEASURED}

@@ -30,7 +30,7 @@ def test_placeholder_copies_are_counted_and_the_rest_profiled(cell, monkeypatch)
 
     coverage = Coverage(
         graph_kernels=5, eager_kernels=1, percent=83.3, graph_launches=1, graph_memcpys=0, graph_memsets=0,
-        eager_memcpys=0, eager_memsets=0, captured_kernel_nodes=None, profiled_iterations=3,
+        eager_memcpys=0, eager_memsets=0, profiled_iterations=3,
     )  # fmt: skip
     profile = IterationProfile(coverage, {"k 1 32": 6}, 12.5, [], 777)
     live = cell(Mlp, "graph")

@@ -10,11 +10,10 @@ import pytest
 from noise_simulation import NOISE
 from recorded_runs import read_recorded
 
-from suite.cli.report import recorded_file
+from suite.cli.report import further_results, recorded_file
 from suite.micro.records import read_micro_run
 from suite.report.history.recording import PAGE, PART, listing
 from suite.report.markdown_pages import generated_part
-from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.runs import load_explanations, load_runs
 from suite.results.schema import READABLE_VERSIONS, SCHEMA_VERSION, Status
 from suite.results.store import ENVIRONMENT, PACKED, RECORDED, read_unpacked
@@ -67,9 +66,10 @@ def test_recorded_explanations_are_read_and_without_error() -> None:
 
 
 def test_recorded_files_of_other_commands_are_read() -> None:
-    for name, read in (("indirection.json", read_micro_run), ("nanogpt.json", read_nanogpt)):
-        path = recorded_file(name)
-        assert path is not None and read(path)
+    micro = recorded_file("indirection.json")
+    assert micro is not None and read_micro_run(micro).points
+    nanogpt = further_results(recorded=True).nanogpt
+    assert nanogpt is not None and {cell.suite for cell in load_runs([nanogpt]).cells} == {"nanogpt"}
 
 
 def test_recorded_programs_are_read_and_say_where_they_ran() -> None:
