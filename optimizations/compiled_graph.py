@@ -23,6 +23,7 @@ from optimizations.options import Options
 from optimizations.placement import Feeds, Placement, place, untouched
 from optimizations.report import LEDGER, BindingReport, Entry
 from optimizations.torch_internals.cpu_results import settings_for, with_corrected_pass
+from optimizations.torch_internals.left_out import with_operators_left_out, with_results_left_out
 from optimizations.torch_internals.outcome import watched, watching
 from optimizations.torch_internals.wrappers import taking_a_list
 from optimizations.trees.hook import Maker, asking, captured_by
@@ -41,7 +42,7 @@ def compile_graph(
     Raises:
         WrongOption: a mode, or an option for Inductor, is unknown, or has a value it cannot have.
     """
-    inductor = patches_of(mode, settings.inductor)
+    inductor = with_operators_left_out(patches_of(mode, settings.inductor))
     placement = _placed(graph_module, example_inputs, settings)
     try:
         return _compiled(graph_module, example_inputs, placement, settings, inductor)
@@ -69,7 +70,8 @@ def _compiled(
     inputs = placement.example_inputs(example_inputs)
     inductor = settings_for(placement.graph_module, inputs, inductor)
     entry = Entry(placement.report)
-    inner_compile = with_corrected_pass(watching(torch_internals.compile_fx_inner, entry.compiled.append))
+    inner_compile = watching(torch_internals.compile_fx_inner, entry.compiled.append)
+    inner_compile = with_results_left_out(with_corrected_pass(inner_compile))
     maker = _maker(settings, inductor, entry)
     if maker is not None:
         inner_compile = asking(inner_compile, maker)

@@ -44,6 +44,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.graph.plan import is_collective_kernel, is_collective_operator
 from optimizations.selection import UNKNOWN_OPERATOR_KERNELS
+from optimizations.torch_internals.left_out import uncapturable
 
 READERS = ("_scaled_dot_product_efficient_attention_backward", "_efficient_attention_backward")
 """The operators (of `aten`) that read seeds on the host outside a capture."""
@@ -294,6 +295,7 @@ class GeneratedCode:
         seeds: positions of inputs that are random state of memory-efficient attention. Note [Seeds of attention].
         kernels: how many kernels it launches at least: Triton kernels and library calls are one each, an operator is
             `UNKNOWN_OPERATOR_KERNELS`. None where the source cannot be read.
+        uncapturable: an operator that it calls and that cannot be captured; None where there is none.
     """
 
     opaque: str | None
@@ -306,6 +308,7 @@ class GeneratedCode:
     products: frozenset[int] = frozenset()
     seeds: tuple[int, ...] = ()
     kernels: int | None = None
+    uncapturable: str | None = None
 
     @property
     def triton_kernels(self) -> frozenset[str]:
@@ -374,6 +377,7 @@ def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> Ge
         products,
         find_seeds(called_by(definition), inputs),
         sum(_kernels(call.func, kernels) for call in calls),
+        next(filter(None, map(uncapturable, names)), None),
     )
 
 

@@ -287,6 +287,10 @@ NAMES: dict[str, Private] = {
     "graph_partition": Private(
         "torch._inductor.scheduler:Scheduler.graph_partition", "see what a graph was split at, and why"
     ),
+    "should_partition": Private(
+        "torch._inductor.scheduler:Scheduler.should_partition", "leave out results with their operator"
+    ),
+    "MultiOutput": Private("torch._inductor.ir:MultiOutput", "tell one of several results of an operator"),
     "cudagraph_utils": Private("torch._inductor.cudagraph_utils", "read why a graph was not captured"),
     # suite: explain, which compiles for a GPU that is not there
     "CudaInterface": Private("torch._dynamo.device_interface:CudaInterface", "describe the GPU to Inductor"),

@@ -150,8 +150,9 @@ def _left_out(scheduler: Any, partition: Any) -> Iterator[tuple[str, str | None]
     """Yield the operations of one partition that will run outside of CUDA graphs."""
     for group in partition:
         for node in group.get_nodes():
-            launches = not isinstance(node, torch_internals.NopKernelSchedulerNode)
-            if launches and (reason := scheduler.should_partition(node)):
+            idle = isinstance(node, torch_internals.NopKernelSchedulerNode)
+            takes_out = isinstance(node.node, torch_internals.MultiOutput)
+            if not idle and not takes_out and (reason := scheduler.should_partition(node)):
                 frame = scheduled_frame(node)
                 yield reason, None if frame is None else str(frame)
 

@@ -463,6 +463,9 @@ class EncoreManager(CUDAGraphTreeManager):
     def _not_recorded_again(self, function_id: Any, inputs: Sequence[Any]) -> str | None:
         """Return why a call runs without a graph instead of being recorded; None where it may be recorded."""
         function = self._function(function_id)
+        if (operator := function.code().uncapturable) is not None:
+            function.without_graph = f"it calls {operator}, which cannot be captured"
+            return function.without_graph
         if several_ranks(function.code()):  # Note [Functions of several ranks]
             return None
         reason = moved_inputs.against_one_more_recording(

@@ -6,8 +6,10 @@ import ast
 from textwrap import dedent
 
 import pytest
+import torch
 
 from optimizations.in_place.generated import GeneratedCode, Launch, read_function, read_generated
+from optimizations.torch_internals.left_out import OPERATORS
 
 NAMES = ("triton_poi_a_0", "triton_red_b_1", "one_shot_all_reduce_0", "triton_poi_fused_all_reduce_2")
 KERNELS = {name: f"{name}_of_the_driver" for name in NAMES}
@@ -20,6 +22,27 @@ def read(body: str) -> GeneratedCode:
     (definition,) = ast.parse(source.rstrip() + "\n    return (buf0, )\n").body
     assert isinstance(definition, ast.FunctionDef)
     return read_function(definition, KERNELS)
+
+
+@pytest.mark.parametrize(
+    ("call", "operator"),
+    [
+        ("torch.ops.aten._linalg_svd.default(arg0_1, True)", "aten::_linalg_svd"),
+        ("aten.cholesky.default(arg0_1)", "aten::cholesky"),
+        ("torch.ops.aten.linalg_pinv.atol_rtol_tensor(arg0_1)", "aten::linalg_pinv.atol_rtol_tensor"),
+        ("torch.ops.aten.linalg_cholesky_ex.default(arg0_1)", None),
+        ("torch.ops.mine.cholesky.default(arg0_1)", None),
+        ("extern_kernels.mm(arg0_1, arg1_1)", None),
+    ],
+)
+def test_operators_that_cannot_be_captured_are_found(call: str, operator: str | None) -> None:
+    assert read(f"buf0 = {call}").uncapturable == operator
+
+
+def test_operators_left_out_of_graphs_exist() -> None:
+    for name in OPERATORS:
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        assert hasattr(getattr(torch.ops.aten, packet), overload or "default"), name
 
 
 def test_triton_kernel_arguments_are_counted_and_others_unknown() -> None:

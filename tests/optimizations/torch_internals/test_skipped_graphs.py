@@ -94,6 +94,58 @@ def test_unsafe_operator_runs_between_graphs(request: pytest.FixtureRequest, mon
     assert reasons == ["CUDAGraph-unsafe custom ops"]
 
 
+def decomposed(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    left, values, right = torch.linalg.svd(x * 2)
+    return (left * values) @ right + 1, values * 3
+
+
+def eigenvalues(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (torch.linalg.eigh(x @ x.mT).eigenvalues.exp().sum() * x.cos(),)
+
+
+@pytest.mark.parametrize(
+    ("program", "operator", "trained"),
+    [(decomposed, "_linalg_svd", False), (eigenvalues, "_linalg_eigh", False), (eigenvalues, "_linalg_eigh", True)],
+)
+def test_factorization_runs_between_graphs(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    program: Callable[[torch.Tensor], tuple[torch.Tensor, ...]],
+    operator: str,
+    trained: bool,
+) -> None:
+    """Its capture would fail. What takes its results out of a tuple is not captured either."""
+    stock_partitions(monkeypatch)
+    monkeypatch.setitem(INDUCTOR, "custom_should_partition_ops", ["aten::tan"])
+    world: CompiledOnCpu = request.getfixturevalue("world")
+    call = torch.compile(program, backend="encore", options={"selection": "off"})
+    for step in range(12):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = (torch.arange(16.0).reshape(4, 4) / (8 + step)).sin().requires_grad_(trained)
+        torch.testing.assert_close(call(x), program(x))
+        if trained:
+            torch.testing.assert_close(*(torch.autograd.grad(run(x)[0].sum(), x) for run in (call, program)))
+    (report,) = optimizations.report()
+    left_out = [(one.reason, one.count) for graph in report.compiled for one in graph.left_out]
+    assert left_out == [(f"custom partition op: aten::{operator}.default", 1)]
+    assert not report.uncaptured
+    assert len(world.functions) == (3 if trained else 2)
+    assert all(one.captures for one in world.functions)
+
+
+def test_factorization_is_never_captured(compiled_on_cpu: CompiledOnCpu) -> None:
+    """Without partitions the function that calls it has no graph."""
+    call = torch.compile(decomposed, backend="encore", options={"selection": "off"})
+    for step in range(5):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = (torch.arange(16.0).reshape(4, 4) / (8 + step)).sin()
+        torch.testing.assert_close(call(x), decomposed(x))
+    assert [one.captures for one in compiled_on_cpu.functions] == [0]
+    (report,) = optimizations.report()
+    (uncaptured,) = report.uncaptured
+    assert uncaptured.reason == "it calls aten::_linalg_svd, which cannot be captured"
+
+
 @pytest.mark.parametrize("program", [around, masked])
 def test_unsafe_operator_leaves_program_without_graph(
     world: CompiledOnCpu, program: Callable[[torch.Tensor], torch.Tensor]

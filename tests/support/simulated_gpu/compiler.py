@@ -29,7 +29,8 @@ class Capturable:
     """A function of Inductor's, called with the list of its inputs. `captures` counts."""
 
     def __init__(self, cuda: CudaOnCpu, model: Callable[[list[Any]], Any]) -> None:
-        self.code = GeneratedCode(None, written=read_generated(model).written)
+        read = read_generated(model)
+        self.code = GeneratedCode(None, written=read.written, uncapturable=read.uncapturable)
         self.captures = 0
         self._cuda = cuda
         self._model = model
