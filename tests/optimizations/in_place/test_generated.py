@@ -36,7 +36,7 @@ def read(body: str) -> GeneratedCode:
     ],
 )
 def test_operators_that_cannot_be_captured_are_found(call: str, operator: str | None) -> None:
-    assert read(f"buf0 = {call}").uncapturable == operator
+    assert read(f"\nbuf0 = {call}").uncapturable == operator
 
 
 def test_operators_left_out_of_graphs_exist() -> None:
