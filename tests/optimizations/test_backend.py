@@ -21,6 +21,7 @@ from optimizations.backend import encore
 from optimizations.inductor_options import checked
 from optimizations.placement import Feeds
 from optimizations.report import GraphReport
+from optimizations.torch_internals.left_out import OPERATORS
 
 pytestmark = pytest.mark.usefixtures("fresh_encore")
 
@@ -156,7 +157,8 @@ def test_placed_graphs_are_fed_and_follow_their_attributes(on_cpu: list[dict[str
     graph_module, inputs = _traced(module)
     run = encore(graph_module, inputs, options={"inductor": {"max_autotune": True}})
     (asked,) = on_cpu
-    assert asked["config_patches"] == {"triton.cudagraphs": True, "max_autotune": True}
+    asks_for = {"triton.cudagraphs": True, "max_autotune": True, "custom_should_partition_ops": list(OPERATORS)}
+    assert asked["config_patches"] == asks_for
     assert [node.name for node in asked["graph"].graph.nodes if node.op == "placeholder"][-1] == "encore_hoisted_0"
     with torch.no_grad():
         for factor in (1.0, 1.0, 3.0):
