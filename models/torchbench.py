@@ -37,12 +37,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from models.losses import mean_loss
 from models.precision import precision_kept
 from models.registry import DtypePolicy, Inputs, Size, Task, UnknownWorkload, Workload
+from models.torchbench_offline import VARIANT, without_downloads
 
 if TYPE_CHECKING:
     import torch
 
 PREFIX = "torchbench"
 TRAINING_SUFFIX = "-train"
+VARIANTS = ("published", VARIANT)
 TINY_BATCH = 1
 STDOUT, STDERR = 1, 2
 
@@ -156,6 +158,7 @@ def workload(name: str) -> Workload:
         optimizer=optimizer(model_name, training=training),
         gradients_in_inference=not training and model_name in GRADIENTS_IN_INFERENCE,
         builds_on_device=True,
+        variants=VARIANTS,
         notes="" if batches[test] else "TorchBench gives no default batch; 1 stands for what its example inputs hold",
     )
 
@@ -168,7 +171,7 @@ class _Program:
         self._model_class = model_class
         self._test = test
         self._batch = batch
-        self._examples: dict[tuple[Size, str], Any] = {}
+        self._examples: dict[tuple[str, Size, str], Any] = {}
 
     def build(self, variant: str, size: Size, device: torch.device) -> torch.nn.Module:
         """Return the module, built for `device`; the tiny size is a batch of one, where the model takes one.
@@ -180,7 +183,8 @@ class _Program:
         import torch
         from torch import nn
 
-        with _global_state_kept():
+        offline = without_downloads() if variant == VARIANT else contextlib.nullcontext()
+        with _global_state_kept(), offline:
             try:
                 model = self._model(size, device.type)
             except SystemExit as error:
@@ -196,7 +200,7 @@ class _Program:
             example = (torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device),)
         if unfit := _unfit(example):
             raise self._refusal(f"gives example inputs that cannot be varied: {unfit}")
-        self._examples[size, device.type] = example
+        self._examples[variant, size, device.type] = example
         return module
 
     def _model(self, size: Size, device: str) -> Any:
@@ -237,7 +241,7 @@ class _Program:
                 return tensor.clone()
             return torch.empty_like(tensor).copy_(tensor.roll(offsets.randrange(tensor.numel())))
 
-        example = map_tensors(self._examples[size, torch.get_default_device().type], another)
+        example = map_tensors(self._examples[variant, size, torch.get_default_device().type], another)
         if isinstance(example, Mapping):
             return Inputs(kwargs=dict(example))
         return Inputs(args=tuple(example) if isinstance(example, (MutableSequence, tuple)) else (example,))

@@ -102,6 +102,7 @@ def _workload(name: str, test: str, batches: Mapping[str, int]) -> Workload:
         optimizer=torchbench.optimizer(name, training=training),
         gradients_in_inference=not training and name in torchbench.GRADIENTS_IN_INFERENCE,
         builds_on_device=True,
+        variants=torchbench.VARIANTS,
         sets=(PREFIX,),
     )
 

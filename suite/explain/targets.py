@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from models import registry
-from models.registry import Size, UnknownWorkload, Workload, is_program
+from models.registry import Size, UnknownWorkload, Workload, is_program, is_sourced
 from suite.explain.records import Explanation
 from suite.measure.checkout import git_state
 from suite.results.errors import WrongUse
@@ -50,7 +50,8 @@ def find_targets(
         return [
             Target(workload.acronym, each, size)
             for workload, default in select_workloads((), variant, workload_set)
-            for each in (workload.variants if variant is None else (default,))
+            # Variants of a source outside of the suite differ in weights alone.
+            for each in (workload.variants if variant is None and not is_sourced(workload.acronym) else (default,))
         ]
     targets: dict[Target, None] = {}
     for name in names:
@@ -68,7 +69,7 @@ def _workload(name: str, variant: str | None) -> list[tuple[Workload, str]]:
     try:
         return select_workloads([name], variant)
     except WrongUse as error:
-        unknown = isinstance(error.__cause__, UnknownWorkload) and not registry.is_sourced(name)
+        unknown = isinstance(error.__cause__, UnknownWorkload) and not is_sourced(name)
         if not unknown or not all(part.isidentifier() for part in name.removesuffix(".py").split(".")):
             raise
         example = f"{name.removesuffix('.py')}:make"

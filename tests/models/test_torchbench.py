@@ -66,6 +66,17 @@ def test_the_suffix_makes_it_a_training_row() -> None:
     assert described == ("ranking_net", "training", 6, "amp", "adam", True)
 
 
+def test_random_weights_are_a_variant_without_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(torchbench, "without_downloads", lambda: contextlib.nullcontext(asked.append("asked")))
+    for row in (find("torchbench:ranking_net"), *find_set("torchbench")):
+        assert row.variants == ("published", "random-weights")
+    for variant, times in (("published", 0), ("random-weights", 1)):
+        instance = instantiate(find("torchbench:ranking_net"), variant=variant, size="tiny", device="cpu", seed=0)
+        assert list(tensors_of(instance.inputs(0)))
+        assert len(asked) == times
+
+
 PUBLISHED_LISTS: dict[str, set[str]] = {
     # benchmarks/dynamo/torchbench.yaml of pytorch/pytorch at 0517d552488967f906f102da731f236e27ddfd45.
     "dtype: force_amp_for_fp16_bf16_models": {
