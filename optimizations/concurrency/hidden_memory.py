@@ -16,6 +16,7 @@ Note [Inputs that move]. An input that is not at a fixed address may be read in 
 Two inputs that lay apart when the graph was captured may then share memory. Only a launch that writes an input can make
 that a conflict. So a launch that writes an input at a fixed address conflicts with each launch that is given a moving
 one, and a launch that writes a moving one conflicts with each launch that is given any input (`with_moving_inputs`).
+Once such an input is freed during the capture, what is written in its memory is another tensor.
 
 Note [Memory of live tensors]. What lies around an address is known by the tensors that launches were given or made. A
 tensor that the function has allocated and not used yet is not known, so the memory taken for the workspace can only be
@@ -51,7 +52,7 @@ def with_hidden_memory(
         inputs: the storages of the function's inputs.
     """
     inputs = tuple(inputs)
-    segments, blocks = _Spans((*pool, *inputs)), _Spans((*never_freed, *inputs))
+    segments, blocks_without = _Spans((*pool, *inputs)), _BlocksWithout(never_freed, inputs)
     found = []
     for one in logged:
         launch = one.launch
@@ -64,6 +65,7 @@ def with_hidden_memory(
             found.append(replace(launch, barrier=unreadable))
             continue
         declared, live = _Spans((*launch.reads, *launch.writes)), _Spans(one.live)
+        blocks = blocks_without(one.freed)
         words = [list(_words(node)) for node in nodes]
         if (unnamed := _without_addresses(launch, nodes, words, segments, declared)) is not None:
             found.append(replace(launch, barrier=unnamed))
@@ -98,8 +100,13 @@ def with_moving_inputs(logged: Sequence[Logged], launches: Sequence[Launch], inp
         logged: what was noted of each of `launches`.
         inputs: the storages of the function's inputs.
     """
-    given = _Spans(inputs)
-    written = {span for one in launches for write in one.writes if (span := given.around(write[0])) is not None}
+    given_without = _BlocksWithout((), inputs)
+    written = {
+        span
+        for one, launch in zip(logged, launches, strict=True)
+        for write in launch.writes
+        if (span := given_without(one.freed).around(write[0])) is not None
+    }
     found = []
     for one, launch in zip(logged, launches, strict=True):
         if one.writes_moving:
@@ -108,6 +115,19 @@ def with_moving_inputs(logged: Sequence[Logged], launches: Sequence[Launch], inp
             launch = replace(launch, reads=(*launch.reads, *sorted(written)))
         found.append(launch)
     return found
+
+
+class _BlocksWithout:
+    """Give blocks and inputs, but for inputs that were freed."""
+
+    def __init__(self, blocks: Iterable[Span], inputs: Iterable[Span]) -> None:
+        self._blocks, self._inputs = tuple(blocks), tuple(inputs)
+        self._found: dict[tuple[Span, ...], _Spans] = {}
+
+    def __call__(self, freed: tuple[Span, ...]) -> _Spans:
+        if freed not in self._found:
+            self._found[freed] = _Spans((*self._blocks, *(one for one in self._inputs if one not in freed)))
+        return self._found[freed]
 
 
 def _without_addresses(

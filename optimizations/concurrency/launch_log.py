@@ -58,6 +58,7 @@ class Logged:
         live: storages that were live when it ran, as spans, ascending.
         own_bytes: most memory that it allocated for itself; None where that is not known.
         is_given_moving: whether it is given an input that is not at a fixed address; `writes_moving`: and writes it.
+        freed: inputs that are not at a fixed address and were freed by then. Other tensors may lie in their memory.
         passed: of a kernel, the address of the first element of each tensor passed to it, and that of its storage.
         given: of an operator, what the caller of `operator` said that it was given.
     """
@@ -68,6 +69,7 @@ class Logged:
     own_bytes: int | None = None
     is_given_moving: bool = False
     writes_moving: bool = False
+    freed: tuple[Span, ...] = ()
     passed: tuple[tuple[int, int], ...] = ()
     given: frozenset[int] = frozenset()
 
@@ -119,7 +121,7 @@ class LaunchLog:
         self._notes_memory = notes_memory
         self._all_given = given is None
         self._given = {one.untyped_storage()._cdata: _weak(one) for one in given or ()}
-        self._moving = {one.untyped_storage()._cdata for one in moving}
+        self._moving = {one.untyped_storage()._cdata: (_weak(one), _extent_of_storage(one)) for one in moving}
         self._live: dict[int, tuple[Any, Span]] = {}
         self._keep_bytes = keep_bytes
         self._kept: dict[int, torch.UntypedStorage] = {}
@@ -220,6 +222,7 @@ class LaunchLog:
         self.note_others(f"before {name}")
         reads, writes = (list(reads), list(writes)) if self._notes_memory else ([], [])
         live = self._spans_of_live(chain(reads, writes)) if is_operator else ()
+        freed = tuple(span for storage, span in self._moving.values() if storage.expired())
         before = self._allocated_bytes() if is_operator else 0
         self._depth += 1
         try:
@@ -252,6 +255,7 @@ class LaunchLog:
                     own_bytes if self._knows_allocated else None,
                     any(map(self._is_moving, chain(reads, writes))),
                     any(map(self._is_moving, writes)),
+                    freed,
                     passed,
                     frozenset(given),
                 )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fake_tensor_map import make_hidden_map, make_tensor_map
@@ -404,3 +405,31 @@ def test_written_moving_input_waits_for_all_that_read_inputs(graph: Graph) -> No
 
 def test_written_fixed_input_waits_for_readers_of_moving_ones(graph: Graph) -> None:
     assert moving_inputs(graph, writes_moving=False, writes_fixed=True) == ((), (), (0,))
+
+
+@pytest.mark.parametrize("is_freed", [True, False])
+def test_tensor_in_memory_of_a_freed_input_is_none(graph: Graph, is_freed: bool) -> None:
+    memory = np.zeros(8, np.float32)
+    inputs = [torch.zeros(8), torch.from_numpy(memory)]
+    module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}
+    log = LaunchLog(graph.count, inputs, inputs, device_type="cpu")
+    results = [torch.zeros(8) for _ in range(2)]
+    with log.noting(module):
+        module["k0"].run(inputs[1], results[0], stream=0)
+        kept = None if is_freed else inputs[1]
+        del inputs[1]
+        module["k0"].run(results[1], torch.from_numpy(memory), stream=0)
+        module["k0"].run(inputs[0], results[0], stream=0)
+    del kept
+    launches = [one.launch for one in log.logged]
+    waits = order_launches(with_moving_inputs(log.logged, launches, log.inputs)).waits_for
+    assert waits == ((), (0,), (0,) if is_freed else (1,))
+
+
+def test_address_in_memory_of_a_freed_input_is_a_workspace() -> None:
+    freed = (0x3000, 0x5000)
+    launch = Launch("aten.mm.out", 0, writes=((0x2000, 0x2100),))
+    graph = CapturedGraph(nodes=(kernel_node(RESULT, 0x3000),), edges=())
+    for gone, expected in (((), (0x2F00, 0x5000)), ((freed,), (0x2F00, 0x3100))):
+        logged = Logged(launch, True, ((0x2000, 0x2100),), 0x100, freed=gone)
+        assert expected in with_hidden_memory([logged], graph, POOL, (), [freed])[0].writes
