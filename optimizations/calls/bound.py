@@ -16,18 +16,17 @@ binding would then keep the root alive by the submodules' dictionaries. So a ful
 that is bound and was not called since the last one: such a model is collected by the second collection after its last
 call, and another model reads its parameters again for a few calls.
 
-Note [When to compare in C++ again]. Making the comparison takes longer than reading everything once in Python. So
-after an exchange calls read everything, until that has taken as long as making the comparison would, and longer each
-time it did not pay. For a program that replaces a buffer in each call no comparison is made after a few attempts: what
-is bound would keep results of CUDA graphs alive that the program has dropped. The same rule serves a program that
-writes the same object into `_parameters` or `_modules` again and again, which changes their versions.
+Note [When to compare in C++ again]. Making the comparison takes about as long as reading everything `WORTH` times in
+Python. So after an exchange `WORTH` calls read everything, and twice as many each time a comparison served fewer calls
+than that. For a program that replaces a buffer in each call no comparison is made after a few attempts: what is bound
+would keep results of CUDA graphs alive that the program has dropped. The same rule serves a program that writes the
+same object into `_parameters` or `_modules` again and again, which changes their versions.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -45,9 +44,12 @@ from optimizations.weak_registry import WeakRegistry
 READS_BEFORE = 2
 """Calls that read everything before a comparison is made: a root that is made for one call never gets one."""
 
-PATIENCE = 8
-"""After so many times the cost of a comparison lost, a module that exchanges other tensors than parameters is taken to
-do so in each call (a cache, which may be a result of a CUDA graph), and no comparison is made any more."""
+WORTH = 32
+"""Calls that a comparison has to serve to be worth making."""
+
+PATIENCE = 3
+"""After more comparisons in a row that were not, a module that exchanges other tensors than parameters is taken to do
+so in each call (a cache, which may be a result of a CUDA graph), and no comparison is made any more."""
 
 State = tuple[ComparedAfterWrites, list[Any], list["InOrder"]]
 """A comparison, the arguments that a call has if it holds, and, once used, the same in another order; one object, since
@@ -97,10 +99,7 @@ class BoundRoots:
         self.alive: tuple[weakref.ref[Any], ...] = ()
         self._binding = binding
         self._reads_left = READS_BEFORE
-        self._making_ns = 0
-        self._weight = 1
-        self._reading_ns = 0
-        self._lost_ns = 0
+        self._losses = 0
         self._served_at_collection = 0
         _all.add(self)
 
@@ -108,8 +107,7 @@ class BoundRoots:
         """Drop all tensors, as if the roots had never been seen."""
         self.state = None
         self._reads_left = READS_BEFORE
-        self._making_ns = 0
-        self._weight = 1
+        self._losses = 0
 
     def release_if_idle(self) -> None:
         """Drop what is bound if no call used it since this was called last. Note [Models that reference themselves]."""
@@ -124,22 +122,18 @@ class BoundRoots:
 
     def read(self, given: tuple[Any, ...]) -> list[Any]:
         """Return the arguments of the graph as the modules hold them now, and drop what was bound if it differs."""
-        start = time.perf_counter_ns()
         binding = self._binding
         arguments: list[Any] = [None] * binding.arguments
         roots = given[len(binding.passed) :]
         for root, held in zip(roots, binding.roots, strict=True):
             fetch(root, held, arguments)
-        self._reading_ns = time.perf_counter_ns() - start
         state = self.state
         if state is not None:
             self._exchanged(state[1], arguments)
         elif self._reads_left > 0:
             self._reads_left -= 1
         else:
-            self._lost_ns += self._reading_ns
-            if self._lost_ns >= self._weight * self._making_ns:
-                self._make_comparison(roots, arguments)
+            self._make_comparison(roots, arguments)
         for position, argument in zip(binding.passed, given, strict=False):
             arguments[position] = argument
         return arguments
@@ -147,7 +141,7 @@ class BoundRoots:
     def _exchanged(self, before: list[Any], now: list[Any]) -> None:
         self.give_up()
         exchanged = [old for old, new in zip(before, now, strict=True) if old is not new]
-        if self._weight > PATIENCE and not all(isinstance(old, torch.nn.Parameter) for old in exchanged):
+        if self._losses > PATIENCE and not all(isinstance(old, torch.nn.Parameter) for old in exchanged):
             self._reads_left = sys.maxsize
         gone = set(map(id, exchanged))
         for roots in _all.alive():
@@ -155,14 +149,13 @@ class BoundRoots:
                 roots.give_up()
 
     def give_up(self) -> None:
-        """Drop the comparison. One that did not win back what it cost makes the next one wait longer."""
-        won_back = self.served * self._reading_ns >= self._making_ns
-        self._weight = 1 if won_back else 2 * self._weight
-        self._lost_ns = self.served = self._served_at_collection = 0
+        """Drop the comparison. Note [When to compare in C++ again]."""
+        self._losses = 0 if self.served >= WORTH else self._losses + 1
+        self._reads_left = WORTH << self._losses
+        self.served = self._served_at_collection = 0
         self.state = None
 
     def _make_comparison(self, roots: tuple[Any, ...], arguments: list[Any]) -> None:
-        start = time.perf_counter_ns()
         try:
             same = same_tensors(zip(roots, self._binding.roots, strict=True), arguments)
         except Exchanged:
@@ -175,8 +168,7 @@ class BoundRoots:
             warnings.warn(f"parameters are read in each call; comparing them in C++ failed: {said}.", stacklevel=2)
             self._reads_left = sys.maxsize
             return
-        self._making_ns = time.perf_counter_ns() - start
-        self._lost_ns = self.served = self._served_at_collection = 0
+        self.served = self._served_at_collection = 0
         self.state = same, arguments.copy(), []
 
 

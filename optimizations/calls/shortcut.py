@@ -6,9 +6,25 @@ that does nothing of that, the wrappers are called until everything they do once
 outermost straight to the function that Inductor made (`CompiledFxGraph.current_callable`, looked up in each call). For
 a trained graph AOTAutograd's autograd function stays between the two; see `trained`.
 
-`LAYERS` lists what is avoided and why it may be. Three conditions must hold: this PyTorch's wrappers read exactly what
-those of 2.11 read (`torch_internals.wrappers.as_checked`), the graph needs none of them (`needed`), and in each call
-nothing is switched on that they look at (`_straight`).
+Three conditions must hold: this is PyTorch 2.11, whose wrappers are known (`wrappers.unknown_wrappers`), the graph
+needs none of them (`needed`), and in each call nothing is switched on that they look at (`_straight`).
+
+Note [Wrappers that are skipped]. From the outermost to the innermost:
+
+* `aot_module_simplified.forward` makes a list of the graph module's parameters and the arguments; Dynamo's have none.
+* `runtime_wrapper` keeps inputs that are changed or returned, applies changes and views after the call, and marks
+  sizes of outputs: only graphs without these have a shortcut. It counts up versions, detaches inputs, tracks views and
+  switches gradients, as the shortcut does. It looks for undeclared aliases in its first call, which is a full one.
+* `call_func_at_runtime_with_args` switches autocast off, and makes lists of tuples, as the shortcut does.
+* `Function.apply` binds defaults, which AOTAutograd's functions do not have, and handles functorch's transforms and
+  what these left behind, for which `trained` calls it.
+* `CompiledFunction` saves tensors, marks results, and compiles the backward; see `trained`, which leaves random states,
+  aliases, sizes that are saved, second derivatives and subclasses of tensors to it.
+* `SerializableCompiledFunction` carries a function to AOTAutograd's cache. The wrappers for random states and effect
+  tokens pass these on: only graphs that have none have a shortcut.
+* `CompiledFxGraph.__call__` names the graph in a profile and notes its order for Inductor's debugging output: then
+  calls are full ones. It passes on metrics of kernels that were tuned at run time: they wait for the next full call.
+* `codegen_partition_call` takes arguments out of a list and puts them into another one: see `Ordered`.
 """
 
 from __future__ import annotations
@@ -17,7 +33,6 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,139 +45,6 @@ from optimizations.torch_internals.only_partition import Order, only_partition
 
 FULL_CALLS = 3
 """Calls that take the slow path first: what wrappers do once they do in the first; warming up and recording follow."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Describe a wrapper that is skipped: where it is, what it does in PyTorch 2.11, and why a call may skip it."""
-
-    name: str
-    does: tuple[str, ...]
-    why: tuple[str, ...]
-
-
-LAYERS = (
-    Layer(
-        "torch._functorch.aot_autograd.aot_module_simplified.forward",
-        ("puts the parameters of a graph module before the arguments, and makes a list of both",),
-        ("Dynamo's graph modules have none; what fills in bound parameters has made a list (`calls.bound`)",),
-    ),
-    Layer(
-        "torch._functorch._aot_autograd.runtime_wrappers._create_runtime_wrapper.runtime_wrapper",
-        (
-            "names its prologue in a profile",
-            "keeps inputs that are changed or returned, and applies changes and views after the call",
-            "counts up the versions of inputs that the graph changes",
-            "watches custom operators for undeclared aliases in its first call",
-            "switches gradients off for the call; on, for a trained graph",
-            "detaches inputs that never need gradients, and has views tracked, for a trained graph",
-            "marks outputs whose sizes differ from call to call",
-            "sets the grad mode that the graph leaves behind",
-        ),
-        (
-            "with a profiler on, calls go the full way",
-            "only graphs without inputs that are changed behind the graph, or aliased outputs, have a shortcut",
-            "the shortcut does the same",
-            "the first calls go the full way",
-            "the shortcut does the same",
-            "the shortcut does the same",
-            "only graphs without such outputs have a shortcut",
-            "only graphs that leave it as it was have a shortcut",
-        ),
-    ),
-    Layer(
-        "torch._functorch._aot_autograd.utils.call_func_at_runtime_with_args",
-        ("switches autocast off for the call if it was on at compile time", "makes a list of a tuple of outputs"),
-        ("the shortcut does the same", "the shortcut does the same"),
-    ),
-    Layer(
-        "torch._functorch._aot_autograd.utils.make_boxed_func.g",
-        ("passes a list to an autograd function, one by one",),
-        ("the shortcut does the same",),
-    ),
-    Layer(
-        "torch.autograd.function.Function.apply",
-        (
-            "binds default arguments of a function that has a `setup_context`",
-            "runs the function under functorch's transforms",
-            "looks through all arguments for tensors that functorch left behind",
-        ),
-        (
-            "AOTAutograd's have none",
-            "while a transform is active, the function's own `apply` is called",
-            "so does the first call; guards tell such tensors from others, by their keys (`calls.trained`)",
-        ),
-    ),
-    Layer(
-        "torch._functorch._aot_autograd.runtime_wrappers.AOTDispatchAutograd.post_compile.CompiledFunction",
-        (
-            "in a forward: hands in random states, and keeps them for the backward",
-            "wraps results that alias others, and makes views of some again",
-            "marks saved tensors whose sizes differ from call to call, and saves sizes",
-            "looks whether what is saved are tensors",
-            "saves tensors, marks results without gradients",
-            "in a backward: compiles it, refuses to be differentiated again, and to be repeated where that is not safe",
-        ),
-        (
-            "only for graphs without such states `calls.trained` takes its place",
-            "only for graphs without such results",
-            "only for graphs without such sizes",
-            "PyTorch looks when they are saved",
-            "`calls.trained` does the same",
-            "such a backward goes to its own method",
-        ),
-    ),
-    Layer(
-        "torch._functorch._aot_autograd.runtime_wrappers._backward_prologue_functional",
-        (
-            "refuses to run under functorch's transforms, or with deterministic algorithms on that were off before",
-            "picks out gradients of results that have one",
-            "refuses subclasses of tensors that were not expected, and unwraps those that were",
-            "brings gradients to the strides that the backward was compiled for",
-        ),
-        (
-            "the backward's own method is called then, and refuses",
-            "their places are known",
-            "a gradient of another type goes to the backward's own method",
-            "`calls.trained` does the same",
-        ),
-    ),
-    Layer(
-        "torch._functorch._aot_autograd.runtime_wrappers.SerializableCompiledFunction.__call__",
-        ("carries what writes the function to AOTAutograd's cache",),
-        ("calling it does nothing but call on",),
-    ),
-    Layer(
-        "torch._functorch._aot_autograd.runtime_wrappers.FunctionalizedRngRuntimeWrapper.post_compile.wrapper",
-        ("passes the state of random numbers to graphs that take it as an argument",),
-        ("only graphs that take none have a shortcut",),
-    ),
-    Layer(
-        "torch._functorch._aot_autograd.runtime_wrappers.EffectTokensWrapper.post_compile.inner_fn",
-        ("passes tokens that keep operators with side effects in order",),
-        ("only graphs without such tokens have a shortcut",),
-    ),
-    Layer(
-        "torch._inductor.output_code.CompiledFxGraph.__call__",
-        (
-            "names the graph in a profile",
-            "notes the order of graphs for Inductor's debugging output",
-            "hands on metrics of kernels that were tuned at run time",
-            "ends the bundle of tuning results of a compilation",
-        ),
-        (
-            "with a profiler on, calls go the full way",
-            "while this is noted, calls go the full way",
-            "they are kept until a call that goes the full way, of any graph, hands them on; only logs show them",
-            "the first calls go the full way, and bundles begin in compilations only",
-        ),
-    ),
-    Layer(
-        "torch._inductor.codegen.wrapper.PythonWrapperCodegen.codegen_partition_call",
-        ("has generated code take arguments out of a list, and put them into another one for a partition",),
-        ("where the code does nothing else, arguments that are bound are kept in the partition's order (`Ordered`)",),
-    ),
-)
 
 
 def needed(metadata: Any) -> str | None:
@@ -194,7 +76,7 @@ def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
     @functools.wraps(stock)
     def post_compile(wrapper: Any, compiled: Any, config: Any, *, runtime_metadata: Any) -> Any:
         full = stock(wrapper, compiled, config, runtime_metadata=runtime_metadata)
-        reason = needed(runtime_metadata) or wrappers.changed_since_checked()
+        reason = needed(runtime_metadata) or wrappers.unknown_wrappers()
         function = wrappers.autograd_function(compiled) if wrapper.trace_joint else None
         graph = wrappers.graph_inside(compiled if function is None else function.compiled_fw)
         if reason is None and graph is None:

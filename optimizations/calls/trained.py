@@ -3,9 +3,9 @@
 The function itself stays PyTorch's, and compiles the backward when it is first needed. It is given methods of this
 module where its graph needs little of them. What is avoided here lies in front of it (`RuntimeWrapper`), and between
 it and what launches: it looks up `compiled_fw` and `compiled_bw` in each call, which then are functions that lead
-straight to the one that Inductor made. `shortcut.LAYERS` says what each wrapper does; the same holds here, with these
-differences: versions of inputs that the graph writes are counted up, inputs that never need gradients are detached,
-gradients are on, and views are tracked as the wrapper has it.
+straight to the one that Inductor made. What `shortcut` says of each wrapper holds here too, with these differences:
+versions of inputs that the graph writes are counted up, inputs that never need gradients are detached, gradients are
+on, and views are tracked as the wrapper has it.
 
 Note [Plain functions]. AOTAutograd puts an `autograd.Function` around a compiled forward and its backward. Its two
 methods serve any graph: sizes that differ from call to call, random states, aliases, subclasses of tensors and so on,

@@ -65,9 +65,9 @@ class HeldValues:
         self._kept = tuple(held)
         versions = [one for one in self._kept if one.by_version]
         self._versions = [(one.holder, _version(one.holder)) for one in versions]
-        holders, same_versions = _tree(versions)
+        holders, same_versions = comparison(versions)
         self._unwritten = ComparedAfterWrites(same_versions, holders)
-        self._others, self._same_others = _tree([one for one in self._kept if not one.by_version])
+        self._others, self._same_others = comparison([one for one in self._kept if not one.by_version])
 
     def same(self) -> bool:
         """Return whether each holder has the objects that it had, and no dict was written that is not said to be."""
@@ -80,8 +80,8 @@ class HeldValues:
         return [holder for holder, check in self._versions if not check(holder)]
 
 
-def _tree(held: Sequence[Held]) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], bool]]:
-    """Return a tuple of the holders, and a function that checks what stands in these."""
+def comparison(held: Sequence[Held]) -> tuple[tuple[Any, ...], Callable[[tuple[Any, ...]], bool]]:
+    """Return a tuple of the holders, and a function that checks what stands in these. It keeps no value alive."""
     tree = torch_internals.RootGuardManager()
     for index, one in enumerate(held):
         _add(tree.tuple_getitem_manager(index, f"held {index}", one.holder, _plain_node()), one)

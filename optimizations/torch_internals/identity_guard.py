@@ -18,15 +18,15 @@ What is not compared is whether a module's `__dict__` is still the same object (
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from optimizations import torch_internals
-from optimizations.torch_internals.dictionary_writes import ComparedAfterWrites, have_versions
+from optimizations.torch_internals.dictionary_writes import ComparedAfterWrites
 from optimizations.torch_internals.dynamo_call import BUFFERS, MODULES, PARAMETERS
+from optimizations.torch_internals.held_values import Held, comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,58 +55,26 @@ def same_tensors(roots: Iterable[tuple[torch.nn.Module, HeldTensors]], tensors: 
         Exchanged: another thread exchanged a tensor since the caller read it.
         NotGuarded: a module keeps its tensors in its own way.
     """
-    made = _Flat()
-    for module, held in roots:
-        made.add(module, held, tensors)
-    return ComparedAfterWrites(made.tree.check, tuple(made.dictionaries))
+    holders, same = comparison([one for module, held in roots for one in _dictionaries(module, held, tensors)])
+    return ComparedAfterWrites(same, holders)
 
 
-class _Flat:
-    """Hold a flat tree of guards under construction."""
-
-    def __init__(self) -> None:
-        self.tree = torch_internals.RootGuardManager()
-        self.dictionaries: list[dict[str, Any]] = []
-        self._kind = torch_internals.GuardManagerType.GUARD_MANAGER
-
-    def add(self, module: torch.nn.Module, held: HeldTensors, tensors: Sequence[Any]) -> None:
-        attributes = module.__dict__
-        names = [
-            name
-            for name, used in ((PARAMETERS, held.parameters), (BUFFERS, held.buffers), (MODULES, held.modules))
-            if used
-        ]
-        found = {name: _dictionary(module, name) for name in names}
-        self._compare_entries(attributes, found)
-        if held.parameters:
-            self._compare_version(found[PARAMETERS])
-            if any(found[PARAMETERS].get(name) is not tensors[index] for name, index in held.parameters):
-                raise Exchanged
-        if held.buffers:
-            self._compare_entries(found[BUFFERS], {name: tensors[index] for name, index in held.buffers})
-        if held.modules:
-            self._compare_version(found[MODULES])
-            for name, inner in held.modules:
-                self.add(found[MODULES][name], inner, tensors)
-
-    def _node(self, dictionary: dict[str, Any]) -> Any:
-        place = len(self.dictionaries)
-        self.dictionaries.append(dictionary)
-        return self.tree.tuple_getitem_manager(place, f"dictionary {place}", dictionary, self._kind)
-
-    def _compare_version(self, dictionary: dict[str, Any]) -> None:
-        self._node(dictionary).add_dict_version_guard(dictionary, ("version",), None)
-
-    def _compare_entries(self, dictionary: dict[str, Any], expected: dict[str, Any]) -> None:
-        """Compare the objects under these names. The example None lets C++ skip them while the version is the same.
-
-        Since Python 3.12 C++ gets versions by watching dictionaries, and 3.13.0 does not tell of all writes.
-        """
-        node = self._node(dictionary)
-        skipped = have_versions()
-        for name, value in expected.items():
-            example = None if skipped else value
-            node.dict_getitem_manager(name, name, example, self._kind).add_id_match_guard(id(value), (name,), None)
+def _dictionaries(module: torch.nn.Module, held: HeldTensors, tensors: Sequence[Any]) -> Iterator[Held]:
+    """Yield the dictionaries of a module and of those in it, with what must stand in them."""
+    used = (PARAMETERS, held.parameters), (BUFFERS, held.buffers), (MODULES, held.modules)
+    found = {name: _dictionary(module, name) for name, names in used if names}
+    yield Held(module.__dict__, tuple(found.items()), is_written=True)
+    if held.parameters:
+        expected = tuple((name, tensors[index]) for name, index in held.parameters)
+        if any(found[PARAMETERS].get(name) is not value for name, value in expected):
+            raise Exchanged
+        yield Held(found[PARAMETERS], expected)
+    if held.buffers:
+        yield Held(found[BUFFERS], tuple((name, tensors[index]) for name, index in held.buffers), is_written=True)
+    if held.modules:
+        yield Held(found[MODULES], tuple((name, found[MODULES][name]) for name, _ in held.modules))
+        for name, inner in held.modules:
+            yield from _dictionaries(found[MODULES][name], inner, tensors)
 
 
 def _dictionary(module: torch.nn.Module, name: str) -> Any:

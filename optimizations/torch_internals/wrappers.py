@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from inspect import CO_VARARGS
@@ -13,35 +12,15 @@ import torch
 
 from optimizations import torch_internals
 
-CHECKED = {
-    "create_runtime_wrapper": "df1f2fe97c7d3bd3",
-    "autograd_function_post_compile": "146747bc7b84c7ba",
-    "call_func_at_runtime_with_args": "6ac9431e27d15440",
-    "rng_wrapper_post_compile": "93395f70a16a41a0",
-    "effect_tokens_post_compile": "c031050515d79a6d",
-    "SerializableCompiledFunction.__call__": "1db54b509f82365b",
-    "CompiledFxGraph.__call__": "d21adebc0cada7b9",
-}
-"""For each wrapper, what `names_read` gives in 2.11."""
+KNOWN_VERSION = (2, 11)
+"""The version whose wrappers are passed by. Newer ones generate code for them, which does less in each call."""
 
 
-def names_read(function: Any) -> str:
-    """Return a digest of all names of globals and attributes that a function and the functions in it read."""
-    if not isinstance(function, FunctionType):
-        return "not a function"
-    return hashlib.sha256(" ".join(sorted(set(_names(function.__code__)))).encode()).hexdigest()[:16]
-
-
-def changed_since_checked() -> str | None:
-    """Return which wrapper reads other names than the one that was checked, or None."""
-    for name, digest in CHECKED.items():
-        owner, *attributes = name.split(".")
-        function = torch_internals.resolve(owner)
-        for attribute in attributes:
-            function = getattr(function, attribute)
-        if names_read(function) != digest:
-            return f"{name} of this PyTorch is not the one that was checked"
-    return None
+def unknown_wrappers() -> str | None:
+    """Return why the wrappers of this PyTorch are all called; None where they are known."""
+    if torch_internals.version() == KNOWN_VERSION:
+        return None
+    return f"the wrappers of PyTorch {torch.__version__} are not known"
 
 
 def graph_inside(compiled: Any) -> Any | None:
@@ -185,8 +164,3 @@ def taking_a_list(compiled: Callable[..., Any]) -> Callable[[list[Any]], Any]:
             inner: Callable[[list[Any]], Any] = held["compiled_fn"].cell_contents
             return inner
     return lambda arguments: compiled(*arguments)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    for one in (code, *_codes(code)):
-        yield from one.co_names

@@ -11,15 +11,26 @@ result of the current path is live any more, stock then starts a new path with t
 on. This happens in each round of a loop that calls a compiled block and keeps no results. A fast call starts a path
 there in the same way as at the beginning of an iteration.
 
-`SKIPPED` lists what a call on the slow path does in PyTorch 2.11, and why a fast call may omit it or where it does the
-same.
+Note [What a fast call skips]. In the order of the slow path of PyTorch 2.11:
+
+* `CUDAGraphTreeManager._run` ends a recording or warm-up that is under way: fast calls are made in the state EXECUTION
+  only. It checks whether the function changes inputs that it has not recorded: the answer belongs to the place in the
+  tree, and was no when the recording was made there. It tries the recordings that follow before it begins a new path:
+  a fast call begins one only where none of the same function follows.
+* `can_start_new_generation`, `EncoreManager._look_for_held_results` and `StorageWeakRefWrapper.expired` check whether
+  an iteration begins, whether backwards are pending and which results are live: a fast call reads the same.
+* `EncoreManager.enter` is left out in a thread that called before on the same stream.
+* `CUDAGraphNode.check_invariants` compares addresses and looks for results that must have died: a fast call does so by
+  one comparison. Where inputs at fixed addresses moved that may not, the slow path raises.
+* Copies of inputs that have a derivative in forward mode fail: in such a level calls are slow ones.
+* `CUDAGraphNode.run` checks and waits if debugging options say so: with one of these, there are no fast calls.
+* `Session.run` does the work that follows a recording: while some is due, calls are slow ones.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,79 +67,6 @@ from optimizations.trees.reasons import (
 from optimizations.trees.results import kept_copied
 
 trees = torch_internals.cudagraph_trees
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """Describe something that the slow path does, and why the fast path does not."""
-
-    name: str
-    does: str
-    why: str
-
-
-SKIPPED = (
-    Skipped(
-        "CUDAGraphTreeManager._run",
-        "ends a recording or a warm-up that is under way",
-        "steady calls are taken in the state EXECUTION only",
-    ),
-    Skipped(
-        "CUDAGraphTreeManager._run",
-        "asks whether the function changes inputs that it has not recorded",
-        "the answer is kept with the place in the tree, and was no when this recording was made there",
-    ),
-    Skipped(
-        "CUDAGraphTreeManager._run",
-        "tries the recordings that follow the current one before it begins a new path",
-        "a steady call begins a path only where none of the same function follows",
-    ),
-    Skipped(
-        "CUDAGraphTreeManager.can_start_new_generation",
-        "asks whether an iteration has begun, and whether backwards are pending",
-        "the steady call asks the same",
-    ),
-    Skipped(
-        "EncoreManager.enter",
-        "notes the thread, makes the device's context current in it, and waits for the stream of the last call",
-        "a steady call does so in a thread's first call of a direction, and where the stream is another one",
-    ),
-    Skipped(
-        "StorageWeakRefWrapper.expired",
-        "finds out from counts of references whether somebody holds a result",
-        "a steady call reads the same counts, and asks the node where they are not those of a result that nobody holds",
-    ),
-    Skipped(
-        "EncoreManager._look_for_held_results",
-        "looks which results of the iteration before somebody holds",
-        "the steady call looks at the same references; if one is alive the call goes the full way",
-    ),
-    Skipped(
-        "CUDAGraphNode.check_invariants",
-        "compares addresses, and looks at results that must have died",
-        "the steady call does the same, with one comparison instead of two",
-    ),
-    Skipped(
-        "CUDAGraphNode.check_static_inputs_are_stable",
-        "raises where inputs at fixed addresses moved and may not",
-        "such a call does not fit, and the full way raises",
-    ),
-    Skipped(
-        "CUDAGraphNode._copy_inputs_and_remove_from_src",
-        "copies inputs, which fails for one that has a derivative in forward mode",
-        "while derivatives are taken in forward mode, calls go the full way",
-    ),
-    Skipped(
-        "CUDAGraphNode.run",
-        "checks and waits for the device if Inductor's debugging options say so",
-        "there are no steady calls while one of these options is on",
-    ),
-    Skipped(
-        "Session.run",
-        "does the work that follows a recording, when it is due",
-        "the steady call counts itself, and goes the full way when something is due",
-    ),
-)
 
 
 def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[list[Any]], Any]:

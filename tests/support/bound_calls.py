@@ -83,21 +83,3 @@ class Scaled(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.scale + self.shift
-
-
-class Clock:
-    """Passes by `step` whenever it is read."""
-
-    def __init__(self) -> None:
-        self.now, self.step = 0, 1
-
-    def perf_counter_ns(self) -> int:
-        self.now += self.step
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(bound_module, "time", clock)
-    return clock

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from binding_programs import EXCHANGES, Layer, Model, low_rank_merged, one_parameter, other
-from bound_calls import HELD, Clock, Runner, X, clock, compiled, reads, runner, same, settle
+from bound_calls import HELD, Runner, X, compiled, reads, runner, same, settle
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import optimizations
 from optimizations.calls.bound import READS_BEFORE, release_bindings
 
-__all__ = ["clock", "reads", "runner"]
+__all__ = ["reads", "runner"]
 
 pytestmark = pytest.mark.usefixtures("runner")
 
@@ -207,7 +207,7 @@ class Caching(nn.Module):
 
 
 @torch.no_grad()
-def test_a_buffer_that_the_program_replaces_in_each_call(clock: Clock, reads: list[Any]) -> None:
+def test_a_buffer_that_the_program_replaces_in_each_call(reads: list[Any]) -> None:
     model = Caching()
     eager = copy.deepcopy(model)
     run = compiled(model)

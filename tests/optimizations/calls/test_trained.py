@@ -13,7 +13,6 @@ from torch import nn
 import optimizations
 from optimizations import torch_internals
 from optimizations.calls.shortcut import FULL_CALLS
-from optimizations.torch_internals import wrappers
 
 X = torch.arange(8.0).reshape(2, 4)
 BOTH = ["forward", "backward"]
@@ -37,8 +36,6 @@ def full(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return stock(graph, inputs)
 
     monkeypatch.setattr(owner, "__call__", call)
-    # The replaced method reads other names than PyTorch's.
-    monkeypatch.setitem(wrappers.CHECKED, "CompiledFxGraph.__call__", wrappers.names_read(call))
     return seen
 
 
@@ -186,16 +183,6 @@ def test_noting_the_order_of_graphs_goes_the_full_way(full: list[str], monkeypat
     full.clear()
     step(program, run, X)
     assert full == []
-
-
-def test_another_autograd_function_is_not_passed_by(full: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(wrappers.CHECKED, "autograd_function_post_compile", "another")
-    program = Program()
-    run = compiled(program)
-    for _ in range(FULL_CALLS + 2):
-        step(program, run, X)
-    assert full == BOTH * (FULL_CALLS + 2)
-    assert kept() == "autograd_function_post_compile of this PyTorch is not the one that was checked"
 
 
 def test_an_error_inside_leaves_modes_as_they_were(full: list[str]) -> None:

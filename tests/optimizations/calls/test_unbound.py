@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from binding_programs import Layer, Model, one_parameter, state_assigned
-from bound_calls import HELD, ONE, Runner, Scaled, X, clock, compiled, reads, runner, same, settle
+from bound_calls import HELD, ONE, Runner, Scaled, X, compiled, reads, runner, same, settle
 from torch import nn
 
 import optimizations
@@ -21,7 +21,7 @@ from optimizations import backend, compiled_graph
 from optimizations.calls import bound as bound_module
 from optimizations.calls.bound import READS_BEFORE
 
-__all__ = ["clock", "reads", "runner"]
+__all__ = ["reads", "runner"]
 
 pytestmark = pytest.mark.usefixtures("runner")
 

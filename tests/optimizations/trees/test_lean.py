@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from optimizations import torch_internals
 from optimizations.in_place import budget
 from optimizations.in_place.addresses import AddressTracker
-from optimizations.trees import fast_calls, fast_path, manager, reasons
+from optimizations.trees import fast_calls, manager, reasons
 from optimizations.trees.containers import managers
 from optimizations.trees.results import Results
 
@@ -482,12 +482,3 @@ def test_another_order_of_functions_goes_the_full_way(cuda_on_cpu: CudaOnCpu, fu
     (grad,) = training.backward.function([tangent, saved, W])
     assert torch.equal(grad, 2 * tangent + saved * W)
     assert full_ways
-
-
-def test_what_steady_calls_skip_is_listed_with_its_reason() -> None:
-    assert all(one.does and one.why for one in fast_path.SKIPPED)
-    trees = torch_internals.cudagraph_trees
-    for one in fast_path.SKIPPED:
-        owner, _, name = one.name.partition(".")
-        where = {"EncoreManager": manager.EncoreManager, "Session": None}.get(owner, getattr(trees, owner, None))
-        assert where is None or callable(getattr(where, name)), one.name
