@@ -40,7 +40,7 @@ def serve(run: Any, model: nn.Module, calls: int) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("served", [3, WORTH])
-def test_reading_goes_on_longer_after_comparisons_that_did_not_pay(reads: list[Any], served: int) -> None:
+def test_reading_is_longer_after_comparisons_without_gain(reads: list[Any], served: int) -> None:
     model = Scaled()
     run = compiled(model)
     settle(lambda: run(ONE))
@@ -56,7 +56,7 @@ def test_reading_goes_on_longer_after_comparisons_that_did_not_pay(reads: list[A
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [Scaled, Buffered])
-def test_exchanged_buffers_are_compared_no_more_and_parameters_are(reads: list[Any], kind: type[nn.Module]) -> None:
+def test_buffers_are_compared_no_more_and_parameters_are(reads: list[Any], kind: type[nn.Module]) -> None:
     """Buffers may be results of a graph, which what is bound would keep alive."""
     model = kind()
     run = compiled(model)
