@@ -24,8 +24,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import gzip
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -254,6 +256,7 @@ class Proof:
         self._deadline = deadline
         self._start = start or self._started
         self.delays: Sequence[str] = DELAYED
+        self.facts: Mapping[str, Any] = {}
         self.rows = read_rows(out)
 
     def missing(self, phase: str, wanted: Sequence[Chosen]) -> list[Chosen]:
@@ -311,6 +314,7 @@ class Proof:
             row |= {"status": "ok", **json.loads(one.row.read_bytes())}
         else:
             row |= {"status": "failed", "error": f"it took {LONGEST_S:.0f} s" if late else last_line(one.log)}
+        row["run"] = self.facts
         self.rows.append(row)
         with self._out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -339,15 +343,32 @@ def last_line(log: Path) -> str:
     return (short or lines or ["it wrote nothing"])[-1][:300]
 
 
+def facts() -> dict[str, Any]:
+    """Return what rows say of where they were made."""
+    import torch
+
+    from suite.measure.checkout import git_state
+
+    commit, dirty = git_state(SOURCES.parents[1])
+    return {
+        "device": torch.cuda.get_device_name(),
+        "commit": commit,
+        "code_changed": dirty,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file; none where it is not there. A last line that was cut off is left out.
+    """Return the rows of a file, packed or not; none where it is not there. A last line that was cut off is left out.
 
     Raises:
         ValueError: a line before the last one is no row.
     """
     if not path.exists():
         return []
-    rows, lines = [], path.read_text(encoding="utf-8").splitlines()
+    data = path.read_bytes()
+    rows, lines = [], (gzip.decompress(data) if path.suffix == ".gz" else data).decode().splitlines()
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
@@ -463,7 +484,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         parser.error("name the file of rows: --out FILE")
     given.cache.mkdir(parents=True, exist_ok=True)
     proof = Proof(given.out, given.cache, given.jobs, time.monotonic() + 60 * given.minutes)
-    proof.delays = given.delays
+    proof.delays, proof.facts = given.delays, facts()
     whole = all(proof.run(wanted, jobs) for jobs in (None, 1))
     print(table(proof.rows))
     if not whole:

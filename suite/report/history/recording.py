@@ -32,6 +32,7 @@ PAGE, PART = "README.md", "recorded"
 _WHAT = {
     "judges": "`tests/judges/run.sh`",
     "programs-": "`tests/gpu/programs.py`",
+    "concurrency-": "`tests/gpu/concurrency_proof.py`",
     "library-steps-": "`tests/gpu/library_steps.py`",
     "ranks-": "`tests/gpu/test_ranks_gpu.py`",
     "explained": "`encore explain`",
