@@ -161,7 +161,6 @@ LONG_WITHOUT_A_GPU = frozenset(
         "suite/worker/test_memory_need.py",
         "suite/run/test_ranked_worker.py",
         "suite/run/test_torchbench_set.py",
-        "suite/results/test_unfinished_rows.py",
         "suite/worker/test_worker.py",
         "test_end_to_end.py",
         "test_packaging.py",

@@ -286,7 +286,7 @@ def _shortage_rows(run: Run, _: Published) -> Iterator[Row]:
     for cell in run.cells:
         for one in cell.shortages:
             found: Row = {"of": one.mode, "process": one.process + 1}
-            yield _named(cell) | found | {"reason": one.reason, "phase": one.phase, "error": one.error}
+            yield _named(cell) | found | {"phase": one.phase, "error": one.error}
 
 
 def _superseded_rows(run: Run, _: Published) -> Iterator[Row]:
@@ -410,12 +410,11 @@ TABLES: dict[str, RunTable] = {
     ),
     "shortages": RunTable(
         "Missing after samples",
-        "What was measured before stands. reason memory: there was not enough. interrupted: the run ended before the "
-        "workload was through; `--resume` measures it again. phase prepare: the process was not measured, and none "
+        "Memory was short; what was measured before stands. phase prepare: the process was not measured, and none "
         "after it. measure: it dropped out while it was timed; ratios are over the blocks that both modes have. "
         "metrics: coverage, copies and kernels are missing, as far as they were not known before. Where samples are "
         "of kernels that were not checked, ratios between compiled modes have no verdict.",
-        ("workload", "mode", "of", "process", "reason", "phase", "error"),
+        ("workload", "mode", "of", "process", "phase", "error"),
         _shortage_rows,
     ),
     "superseded": RunTable(

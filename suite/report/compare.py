@@ -333,7 +333,7 @@ def _missing(cell: Cell, baseline: str, reference: Cell | None) -> str | None:
 def _samples(cell: Cell, reference: Cell, metric: TimeKind) -> tuple[list[Process], list[Process], bool]:
     """Return samples of both sides by process and block, and whether they were measured in turn.
 
-    If so, of the blocks that both have: a mode that ran out of memory, or was interrupted, has fewer.
+    If so, of the blocks that both have: a mode that ran out of memory has fewer.
     """
     if theirs := cell.baseline_blocks.get(reference.mode):
         alternating = True

@@ -190,12 +190,9 @@ def _points(ratios: Ratios, items: Sequence[Comparison]) -> Iterator[Point]:
         not run.failed and not run.missing,
         f"{len(run.cells) - len(run.failed)} cells passed, {len(run.failed)} failed, {len(run.missing)} were not run",
     )
-    short = sum(any(one.reason == "memory" for one in cell.shortages) for cell in run.cells)
+    short = sum(bool(cell.shortages) for cell in run.cells)
     if short:
         yield Point(False, f"Memory was short in {_count(short, 'cell')} behind samples, which stand")
-    unfinished = sum(cell.is_unfinished for cell in run.cells)
-    if unfinished:
-        yield Point(False, f"The run ended before {_count(unfinished, 'cell')} had all processes")
     if run.superseded:
         yield Point(False, f"{_count(len(run.superseded), 'cell')} had failed before and had to be measured again")
     slowed = {reason: cells for reason, cells in _slowed(run.cells).items() if reason not in HARMLESS_REASONS}

@@ -6,11 +6,6 @@ a newer run in which a workload was measured like that does not take the place o
 unless a mode was not measured then, or passed in one of them only. Of other programs, rows say since 2026-11-26 what
 they did meanwhile. Older rows count as alone where nothing is known against it.
 
-Note [Interrupted]: rows of a workload that a run ended in (`suite.results.run_writer`) have fewer processes, so that
-hardly a ratio has a verdict. They do not take the place of an older run that was through with the workload and where
-all of these modes passed. Where it lacks one, the newer rows are all that there is of it. Where one has failed since,
-nothing hides that.
-
 Note [Captured iterations]: modes that capture a whole iteration or its module (`step`, `callables`) run where they are
 named, and then next to a few others, as a rule. Such a run does not take the place of an older one that has modes which
 it lacks: most tables are of those. It has a report of its own.
@@ -148,25 +143,19 @@ def run_of(recorded: RecordedRun) -> Run:
         f"the last line of run {run_id} was cut short, and that cell is left out; "
         f"`encore run --resume {where}` measures it again"
     )
-    begun = ", ".join(dict.fromkeys(map(cell_label, recorded.unfinished)))
-    unfinished = (
-        f"run {run_id} ended before {begun} was through, and has what was measured until then; "
-        f"`encore run --resume {where}` measures it again"
-    )
     empty = f"run {run_id} has no row: nothing is measured yet; `encore run --resume {where}` goes on with it"
     parts = recorded.environment.settings.get("parts")
     without = missing_shards(map(str, parts)) if isinstance(parts, list) else []
     incomplete = f"run {run_id} was joined without shard {', '.join(without)}, and what that has is missing"
     return Run(
         recorded.environment,
-        tuple(sorted((*recorded.cells, *recorded.unfinished), key=cell_order)),
+        tuple(sorted(recorded.cells, key=cell_order)),
         tuple(recorded.missing()),
         superseded=tuple(retried),
         remarks=tuple(
             remark
             for remark, holds in (
-                (empty, not (recorded.cells or recorded.unfinished) and recorded.cut_line is None),
-                (unfinished, bool(recorded.unfinished)),
+                (empty, not recorded.cells and recorded.cut_line is None),
                 (cut, recorded.cut_line is not None),
                 (incomplete, bool(without)),
             )
@@ -335,7 +324,7 @@ def join_runs(runs: Sequence[Run]) -> Run:
     """Return several runs as one report shows them; a single run as it is.
 
     All rows of a workload are of one run, for ratios are of one run only: the newest that has any, or an older one as
-    Note [Alone], Note [Interrupted] and Note [Captured iterations] say. Missing are the cells of workloads that no run
+    Note [Alone] and Note [Captured iterations] say. Missing are the cells of workloads that no run
     has.
 
     Raises:
@@ -378,20 +367,12 @@ def _taken(runs: Sequence[Run]) -> dict[str, int]:
         *older, newest = indices
         if any(_captures_and_lacks(runs[newest], runs[index], label) for index in older):
             return best(label, *older)
-        through = [index for index in older if not _is_unfinished(runs[index], label)]
-        if _is_unfinished(runs[newest], label):
-            enough = [index for index in through if _tells_as_much(runs[index], runs[newest], label)]
-            return best(label, *enough) if enough else newest
-        alone = (index for index in reversed(through) if label not in beside[index])
+        alone = (index for index in reversed(older) if label not in beside[index])
         if label in beside[newest]:
             return next((index for index in alone if _tells_as_much(runs[index], runs[newest], label)), newest)
         return newest
 
     return {label: best(label, *indices) for label, indices in have.items()}
-
-
-def _is_unfinished(run: Run, label: str) -> bool:
-    return any(cell.is_unfinished for cell in run.cells if cell_label(cell) == label)
 
 
 def _captures_and_lacks(new: Run, old: Run, label: str) -> bool:

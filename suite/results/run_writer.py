@@ -1,43 +1,26 @@
-"""Write a run: one process at a time, a workload at a time, and so that nothing measured is lost.
+"""Write a run: one process at a time, and the rows of a workload at once when it is through.
 
-Note [Full disk]: measuring a workload takes minutes, and its rows are a few MB at most. A writer therefore keeps a
-reserve on the disk from before the first measurement, and gives it up when the disk is full, so that what was measured
-can still be written. If even that does not help (a limit on the size of a file, a disk that has become read-only), rows
-go to another file, which the next `--resume` takes in. Measuring stops either way.
-
-Rows of a workload that is not through, on disk as they would be if the run ended now.
-
-Note [Unfinished]: rows are final when their workload is through, which takes minutes. What was measured until then is
-written every few seconds, after the blocks of each process and after metrics, to a file of its own that is replaced
-as a whole. So not even SIGKILL loses more than the blocks of those seconds, or metrics that are being taken; Ctrl-C and
-errors do not lose these either; if nothing was left to measure, they leave final rows. Each row says that it is
-unfinished (`suite.results.schema.Shortage`); a mode that has failed has one, too, which says why. `--resume` measures
-such a workload again from the beginning: its modes are alive together, and blocks of another start do not join them.
-Unfinished rows stay until the new ones of these modes are final, or hold more.
+A workload that a run ends in, by Ctrl-C, an error or a kill, has no rows. `--resume` measures it from the beginning,
+for its modes are alive together, and blocks of another start would not have been interleaved with those before.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
-import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from suite.results.errors import WrongUse
-from suite.results.schema import Cell, Environment, Status
+from suite.results.schema import Cell, Environment
 from suite.results.store import (
     CELLS,
     ENVIRONMENT,
     PACKED,
     RETRIED,
-    UNFINISHED,
-    CannotWrite,
     RecordedRun,
     describe,
     lines_of,
@@ -48,14 +31,11 @@ from suite.results.store import (
     write_error,
 )
 
-UNSAVED = "unsaved-cells.jsonl"
-"""Rows for which there was no room in `cells.jsonl`."""
 NEXT_RETRIED = ".retried-next.jsonl"
 """The coming content of `retried.jsonl`, from before rows leave `cells.jsonl` until they have."""
 LOCK = ".lock"
-RESERVE = ".reserve"
-RESERVE_BYTES = 16 * 2**20
-"""More than the rows of any workload need."""
+LEAST_FREE_BYTES = 16 * 2**20
+"""Space on the disk that a workload is begun with: more than the rows of any need."""
 
 
 class RunIsBusy(WrongUse):
@@ -63,15 +43,11 @@ class RunIsBusy(WrongUse):
 
 
 class RunWriter:
-    """Write a run. It holds the run's lock, and its reserve of space, from `create` or `reopen` until it is closed; see
-    Note [Full disk].
-    """
+    """Write a run. It holds the run's lock from `create` or `reopen` until it is closed."""
 
     def __init__(self, path: Path, lock: IO[bytes]) -> None:
         self.path = path
         self._lock = lock
-        self._full: CannotWrite | None = None
-        self._unfinished: Sequence[Cell] = ()
 
     @classmethod
     def create(cls, path: Path, environment: Environment) -> RunWriter:
@@ -91,10 +67,7 @@ class RunWriter:
 
     @classmethod
     def reopen(cls, path: Path) -> tuple[RunWriter, RecordedRun]:
-        """Open a run to go on with it.
-
-        A last line that was cut short is moved to its own file; rows that a full disk left elsewhere are taken in. Rows
-        of a workload that is not through stay until `append` or `keep_unfinished` replace them.
+        """Open a run to go on with it. A last line that was cut short is moved to its own file.
 
         Raises:
             RunIsBusy: another process writes this run.
@@ -110,123 +83,28 @@ class RunWriter:
             if run.cut_line is not None:
                 _move_cut_line(path, run.cut_line)
             _end_setting_aside(path, run.cells)
-            cut_line = run.cut_line
-            if writer._take_in_unsaved(run.cells):
-                run = replace(read_run(path), cut_line=cut_line)
-            writer._unfinished = run.unfinished
-            for remains in path.glob(f".{UNFINISHED}.*"):  # of one that was killed while it wrote
-                remains.unlink(missing_ok=True)
         except BaseException:
             writer.close()
             raise
         return writer, run
 
     def append(self, *cells: Cell) -> None:
-        """Add cells, a line each, with one write and syncs them to disk: an interrupt finds all of a workload's rows
-        there, or none. After rows were saved elsewhere, because the disk is full or nothing may be written there any
-        more, `check_space` raises.
+        """Add cells, a line each, with one write and sync them to disk: there are all rows of a workload, or none.
 
         Raises:
-            CannotWrite: the disk is full and the rows could be written nowhere; the file is as it was before.
-            OSError: nothing may be written, there or elsewhere.
+            CannotWrite: the disk is full; the file is as it was before.
+            OSError: nothing may be written.
         """
-        lines = lines_of(cells).encode()
-        try:
-            _append_lines(self.path / CELLS, lines)
-        except (CannotWrite, OSError) as error:
-            self._give_up_reserve()
-            self._full = self._saved(lines, error)
-        else:
-            self._forget_unfinished(cells)
-
-    def keep_unfinished(self, rows: Sequence[Cell], *, last: bool = False) -> bool:
-        """Write the rows of a workload that is not through, in place of those that were written of it before; return
-        whether something of it is there now. Rows of an earlier start of the run stay for as long as they hold more; so
-        do those of modes that are not measured now.
-
-        The reserve is for rows that are final. Only the `last` call, after which the run ends, may use it.
-        """
-        if last:
-            self._give_up_reserve()
-        modes = {row.key for row in rows}
-        # Modes of one group are compared as having alternated: those of two starts must not stand side by side.
-        groups = {(*row.key[:3], row.grouping, *row.group) for row in rows}
-        older = [
-            row for row in self._unfinished if row.key in modes or (*row.key[:3], row.grouping, *row.group) in groups
-        ]
-        if _held(older) > _held(rows):
-            return True
-        replaced = {row.key for row in older}
-        others = [row for row in self._unfinished if row.key not in replaced]
-        with contextlib.suppress(OSError, CannotWrite):
-            write_atomically(self.path / UNFINISHED, lines_of([*others, *rows]))
-            return True
-        return False
-
-    def _give_up_reserve(self) -> None:
-        """Give up the reserve, where files may still be changed; elsewhere it stays, and there is something else to
-        say."""
-        with contextlib.suppress(OSError):
-            (self.path / RESERVE).unlink(missing_ok=True)
-
-    def _forget_unfinished(self, final: Sequence[Cell]) -> None:
-        """Remove unfinished rows of these cells. Readers overlook what stays, for these cells have final rows."""
-        done = {cell.key for cell in final}
-        self._unfinished = [row for row in self._unfinished if row.key not in done]
-        path = self.path / UNFINISHED
-        with contextlib.suppress(OSError, CannotWrite):
-            if self._unfinished:
-                write_atomically(path, lines_of(self._unfinished))
-            else:
-                path.unlink(missing_ok=True)
-
-    def _saved(self, lines: bytes, error: CannotWrite | OSError) -> CannotWrite:
-        """Write lines for which there was no room wherever there is some; return what to say about it."""
-        elsewhere = Path(tempfile.gettempdir()) / f"encore-{self.path.resolve().name}-{UNSAVED}"
-        for path in (self.path / CELLS, self.path / UNSAVED, elsewhere):
-            with contextlib.suppress(OSError, CannotWrite):
-                _append_lines(path, lines)
-                why = "the disk is full" if isinstance(error, CannotWrite) else error.strerror
-                if path != elsewhere:
-                    again = f"`encore run --resume {describe(self.path)}`"
-                    told = f"cannot write {describe(self.path)}: {why}. What was measured is there; go on with {again}."
-                    return self._full or (error if isinstance(error, CannotWrite) else CannotWrite(told))
-                return CannotWrite(
-                    f"cannot write to {describe(self.path)}: {why}. What was measured is in {elsewhere}; "
-                    f"make room, move that file to {describe(self.path / UNSAVED)}, then go on with "
-                    f"`encore run --resume {describe(self.path)}`."
-                )
-        raise error
+        _append_lines(self.path / CELLS, lines_of(cells).encode())
 
     def check_space(self) -> None:
         """Check that the rows of one more workload can be written.
 
         Raises:
-            CannotWrite: the disk is full, or was when the last row was written; what was measured is saved.
+            CannotWrite: the disk is nearly full.
         """
-        if self._full is not None:
-            raise self._full
-        path = self.path / RESERVE
-        try:
-            with path.open("ab") as file:
-                if file.tell() < RESERVE_BYTES:
-                    os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # else the file system, or a limit, allows no reserve
-                raise write_error(path, error) from error
-
-    def _take_in_unsaved(self, cells: Sequence[Cell]) -> bool:
-        """Move the rows of `UNSAVED` to where they belong; return whether there were any."""
-        path = self.path / UNSAVED
-        if not path.exists():
-            return False
-        known = {cell.key for cell in cells}
-        # A cell stands there twice if it was measured again before the file was moved here; the later row counts.
-        rows = {row.key: row for row in parse_lines(path) if row.key not in known}
-        write_atomically(self.path / CELLS, lines_of([*cells, *rows.values()]))
-        path.unlink()
-        return True
+        if shutil.disk_usage(self.path).free < LEAST_FREE_BYTES:
+            raise write_error(self.path / CELLS, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     def set_aside(self, cells: Sequence[Cell], again: Callable[[Cell], bool]) -> list[Cell]:
         """Move the lines of those cells of the run that are to run again to `retried.jsonl`; return the others.
@@ -244,7 +122,6 @@ class RunWriter:
         return kept
 
     def close(self) -> None:
-        self._give_up_reserve()
         self._lock.close()
 
     def __enter__(self) -> RunWriter:
@@ -252,17 +129,6 @@ class RunWriter:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _held(rows: Sequence[Cell]) -> tuple[int, int, int]:
-    """Return how much unfinished rows of a workload hold: processes, metrics, blocks; the first weighs most. A failure
-    holds nothing."""
-    rows = [row for row in rows if row.status is Status.PASS]
-    return (
-        sum(row.processes for row in rows),
-        sum(row.metrics is not None for row in rows),
-        sum(len(row.blocks) for row in rows),
-    )
 
 
 def _append_lines(path: Path, lines: bytes) -> None:
@@ -331,48 +197,3 @@ def _unused(path: Path) -> Path:
     while candidate.exists():
         candidate, number = path.with_stem(f"{path.stem}-{number}"), number + 1
     return candidate
-
-
-EVERY_S = 10.0
-"""Seconds from one write to the next while blocks are measured: writing disturbs the host."""
-
-
-class Rows(Protocol):
-    """Define modes that are measured together: `suite.run.runner`."""
-
-    through: bool
-
-    def final(self) -> Mapping[str, Cell]: ...
-
-    def unfinished(self) -> Sequence[Cell]: ...
-
-
-class UnfinishedRows:
-    """Keep the rows of the workload that is being measured, group by group, and the run that they are written to."""
-
-    def __init__(self, writer: RunWriter) -> None:
-        self._writer = writer
-        self._groups: list[Rows] = []
-        self._written = time.monotonic()
-
-    def add(self, group: Rows) -> None:
-        """Add one more group: of modes that no other group has rows of."""
-        self._groups.append(group)
-
-    def now_and_then(self, first: Callable[[], None] = lambda: None) -> None:
-        """Write the rows if it is time; called between blocks. `first` is called before rows are written."""
-        if time.monotonic() >= self._written + EVERY_S:
-            first()
-            self.keep()
-
-    def keep(self, *, last: bool = False) -> tuple[Sequence[Cell], bool]:
-        """Write the rows; return them, and whether they, or older ones that hold more, are on disk. `last`: the run
-        ends with this."""
-        rows = [row for group in self._groups for row in group.unfinished()]
-        kept = bool(rows) and self._writer.keep_unfinished(rows, last=last)
-        self._written = time.monotonic()
-        return rows, kept
-
-    def final(self) -> dict[str, Cell]:
-        """Return rows by mode, of groups that are through."""
-        return {name: row for group in self._groups if group.through for name, row in group.final().items()}

@@ -304,19 +304,17 @@ class Shortage(Record):
     `phase` tells what is missing. "prepare": the process, which has no block, and those after it. "measure": the blocks
     that its group went on to measure without it, the kernels that it runs, and later processes. "metrics": what is
     measured once and was not told before, and the kernels. Of a first process that is `Cell.metrics`, as far as they
-    are None. `reason` "memory": there was not enough of it. "interrupted": the run ended before the workload was
-    through, and each of its rows has such an entry, of modes that have failed too.
+    are None. `reason` has one value: there was not enough memory.
     """
 
     mode: str
     process: int
     phase: Literal["prepare", "measure", "metrics"]
     error: str
-    reason: Literal["memory", "interrupted"] = "memory"
+    reason: Literal["memory"] = "memory"
 
     def __str__(self) -> str:
-        what = "lacked memory" if self.reason == "memory" else "was interrupted"
-        return f"process {self.process + 1} {what} in phase {self.phase!r}: {self.error}"
+        return f"process {self.process + 1} lacked memory in phase {self.phase!r}: {self.error}"
 
 
 class HostUse(Record):
@@ -390,11 +388,6 @@ class Cell(Record):
     def key(self) -> tuple[str, str, str, str]:
         """Return what makes a cell unique within a run: (workload, variant, size, mode)."""
         return (self.workload, self.variant, self.size, self.mode)
-
-    @property
-    def is_unfinished(self) -> bool:
-        """Return whether its run ended before the workload was through."""
-        return any(one.reason == "interrupted" for one in self.shortages)
 
     @property
     def first_error_line(self) -> str:

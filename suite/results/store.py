@@ -4,7 +4,7 @@ A line is appended with one write and synced when its cell is final, so that wha
 lines behind; a last line cut short (power loss) is moved to a file next to it. One process writes a run at a time.
 Every key (workload, variant, size, mode) stands in a file once; a failed cell that is to be run again moves to
 `retried.jsonl` first. Of a run that is complete `gzip -9n cells.jsonl` makes a file of a fifth of the size, which is
-read as it is; such a run is not gone on with. Rows of a workload that is not through are in `unfinished.jsonl`.
+read as it is; such a run is not gone on with.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ ENVIRONMENT = "environment.json"
 CELLS = "cells.jsonl"
 PACKED = f"{CELLS}.gz"
 RETRIED = "retried.jsonl"
-UNFINISHED = "unfinished.jsonl"
-"""Rows of workloads that the run ended in, or is in: see `suite.results.run_writer`."""
 
 _READABLE = " and ".join(map(str, READABLE_VERSIONS))
 
@@ -54,19 +52,17 @@ class CannotWrite(EncoreError):
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """Hold a run as read from disk. `cut_line` is a last line without its end, left out of `cells`; `unfinished` are
-    rows of workloads that are not through, of cells that have no other."""
+    """Hold a run as read from disk. `cut_line` is a last line without its end, left out of `cells`."""
 
     path: Path
     environment: Environment
     cells: tuple[Cell, ...]
     cut_line: bytes | None
-    unfinished: tuple[Cell, ...] = ()
 
     def missing(self) -> list[tuple[str, str]]:
         """Return the (workload, mode) pairs the run set out to measure and has no line for."""
         settings = self.environment.settings
-        done = {(cell.workload, cell.mode) for cell in (*self.cells, *self.unfinished)}
+        done = {(cell.workload, cell.mode) for cell in self.cells}
         workloads, modes = settings.get("workloads"), settings.get("modes")
         if not isinstance(workloads, list) or not isinstance(modes, list):
             return []
@@ -142,15 +138,9 @@ def read_run(run: Path) -> RecordedRun:
         InvalidResults: a file is missing or damaged, a line is not of this schema, or a cell is there twice.
     """
     environment = read_environment(run)
-    begun = b""
-    with contextlib.suppress(FileNotFoundError):  # read first: a run that goes on meanwhile makes them final, and goes
-        begun = _content(run / UNFINISHED)
     path, text = _rows_of(run)
     whole, _, rest = text.rpartition(b"\n")
-    cells = _checked_rows(path, whole)
-    unfinished = _checked_rows(run / UNFINISHED, begun.removesuffix(b"\n"))
-    left = tuple(cell for key, cell in unfinished.items() if key not in cells)
-    return RecordedRun(run, environment, tuple(cells.values()), rest or None, left)
+    return RecordedRun(run, environment, tuple(_checked_rows(path, whole).values()), rest or None)
 
 
 @uncollected()  # looking for cycles among millions of numbers takes four fifths of the time of reading

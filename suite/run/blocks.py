@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from models.registry import Workload
 from suite.results import stats
@@ -16,13 +16,10 @@ from suite.settings import RunSettings
 from suite.worker.protocol import BLOCKS_PER_CORE, Failed, Measure, Measured, core_for
 
 
-def measure_blocks(
-    bench: Bench, workload: Workload, members: Sequence[Member], between: Callable[[], None] = lambda: None
-) -> None:
+def measure_blocks(bench: Bench, workload: Workload, members: Sequence[Member]) -> None:
     """Measure blocks of all members, in an order that changes from block to block. A member that fails drops out.
 
     At least as many as the settings say, then more until every ratio would be narrow enough or the time is over.
-    `between` is called when all members have had a block.
     """
     settings = bench.settings
     cores = sorted(os.sched_getaffinity(0)) if settings.device == "cuda" else []
@@ -45,7 +42,6 @@ def measure_blocks(
             if (answer := _ask(bench, member, ask)) is not None:
                 member.blocks.append(answer.block)
                 bench.display.block_measured(member.mode.name, index + 1, max(settings.blocks, index + 2))
-        between()
     for member in members:
         if member.failure is None:
             member.timed = True

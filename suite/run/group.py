@@ -17,7 +17,6 @@ import psutil
 
 from models.registry import Workload
 from suite.measure.modes import GRAPH_MODE, Mode
-from suite.results.run_writer import UnfinishedRows
 from suite.results.schema import Cell, CompileTimes, Correctness, Grouping, Status
 from suite.run.bench import Bench
 from suite.run.cell_commands import CellCommands
@@ -62,7 +61,6 @@ class GroupSession:
     Attributes:
         ahead: the session of the workload that comes next, if its processes may start with later ones of this one.
         trials: who tries what is random, and what was found (Note [Trials] in `suite.run.trials`).
-        unfinished: the workload's rows until they are final.
     """
 
     def __init__(
@@ -72,7 +70,6 @@ class GroupSession:
         variant: str,
         known: Mapping[str, Correctness],
         cache: CompileCache,
-        unfinished: UnfinishedRows,
     ) -> None:
         self.bench = bench
         self.workload = workload
@@ -85,7 +82,6 @@ class GroupSession:
         self._waiting: dict[tuple[str, int], Member] = {}
         self._expected: Sequence[Mode] = ()
         self.ahead: GroupSession | None = None
-        self.unfinished = unfinished
 
     @contextmanager
     def alive(

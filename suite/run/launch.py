@@ -188,8 +188,6 @@ def _go_on(request: Request, console: Console, path: Path, plan: RunPlan | None)
         plan = plan or _resumed_plan(request, recorded, console)
         if recorded.cut_line is not None:
             console.print(f"{describe(path)}: its last line was cut short and is moved aside; that cell runs again")
-        if recorded.unfinished:
-            console.print(_about_unfinished(recorded), markup=False)
         done = writer.set_aside(recorded.cells, lambda cell: _runs_again(request, plan, cell))
         if request.retry_failed:
             _say_what_stays(console, path, [cell for cell in done if cell.shortages and _is_chosen(plan, cell)])
@@ -197,14 +195,6 @@ def _go_on(request: Request, console: Console, path: Path, plan: RunPlan | None)
         writer.close()
         raise
     return _OpenRun(writer, done, plan)
-
-
-def _about_unfinished(recorded: RecordedRun) -> str:
-    names = ", ".join(dict.fromkeys(cell.workload for cell in recorded.unfinished))
-    return (
-        f"{describe(recorded.path)} ended before {names} was through; that is measured again from the beginning, and "
-        "what was measured before stays until then"
-    )
 
 
 def _is_chosen(plan: RunPlan, cell: Cell) -> bool:

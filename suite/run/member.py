@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
 
 from models.registry import Workload
 from suite.measure.environment import without_paths
@@ -195,33 +194,6 @@ def _retuned(processes: Sequence[Member]) -> dict[int, list[str]]:
 
 def _shortages(processes: Sequence[Member]) -> list[Shortage]:
     return [found for member in processes if (found := member.shortage) is not None]
-
-
-def interruptions(processes: Sequence[Member], guests: Sequence[Member] = ()) -> list[Shortage]:
-    """Return what a row lacks if its run ends now: one entry at least. `guests` as in `cell_of`."""
-    first = processes[0]
-    baselines = [guest for guest in guests if guest.mode.name in first.mode.baselines]
-    found = [_interruption(one, "metrics" if one.timed else "measure") for one in processes if _is_under_way(one)]
-    if all(one.phase == "metrics" for one in found):  # else this says that there are no later processes
-        following = max(one.process for one in processes) + 1
-        found.append(_interruption(first, "prepare").model_copy(update={"process": following}))
-    return found + [
-        _interruption(one, "metrics" if one.timed else "measure") for one in baselines if _is_under_way(one)
-    ]
-
-
-def _is_under_way(member: Member) -> bool:
-    return bool(member.blocks) and member.failure is None and not member.collected
-
-
-def _interruption(member: Member, phase: Literal["prepare", "measure", "metrics"]) -> Shortage:
-    return Shortage(
-        mode=member.mode.name,
-        process=member.process,
-        phase=phase,
-        error="the run ended before the workload was through",
-        reason="interrupted",
-    )
 
 
 def _later_processes(processes: Sequence[Member], retuned: Mapping[int, list[str]]) -> list[LaterProcess]:

@@ -29,8 +29,7 @@ def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> 
     """Join runs into a new one in the folder `out`.
 
     A cell that several runs have must be the same row in each: two measurements of one cell are not joined. Rows of
-    failed cells that were run again are kept, too, and those of workloads that are not through, as far as no other run
-    has the cell.
+    failed cells that were run again are kept, too.
 
     Raises:
         WrongUse: a run is unknown, the runs differ in settings or environment, two of them measured the same cell,
@@ -49,14 +48,10 @@ def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> 
     if (out / store.ENVIRONMENT).exists():
         raise WrongUse(f"{describe(out)} is a run already; give --out another folder")
     cells = _joined((run.path, run.cells) for run in runs)
-    through = {cell.key for cell in cells}
-    unfinished = _joined((run.path, [cell for cell in run.unfinished if cell.key not in through]) for run in runs)
     retried = [cell for run in runs for cell in store.read_retried(run.path)]
     with RunWriter.create(out, _environment(runs, out.resolve().name, command_line)) as writer:
         if retried:
             store.write_atomically(writer.path / store.RETRIED, store.lines_of(retried))
-        if unfinished:
-            store.write_atomically(writer.path / store.UNFINISHED, store.lines_of(unfinished))
         store.write_atomically(writer.path / store.CELLS, store.lines_of(cells))
     return Merged(len(cells), tuple(missing_shards(recorded_plan(store.read_environment(out)).shards)))
 

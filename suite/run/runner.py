@@ -5,8 +5,7 @@ again, as often as the settings say, for processes of one program differ. If any
 anything is measured, the workload starts again in halves that both have the common baselines. The modes of a half that
 does not fit are measured in pairs: each with its baseline. A pair that does not fit either is taken apart and its modes
 are measured one after another. A mode has one row, from the first group it was measured in; a later group's rows carry
-the blocks that its baselines had there. Rows are final when their workload is through; until then there are
-unfinished ones (Note [Unfinished] in `suite.results.run_writer`).
+the blocks that its baselines had there. Rows are written when their workload is through.
 
 Note [Short of memory]: what was measured stands, whatever memory is short for later. A mode that runs out of it while
 it is timed drops out, and the others go on. Its row has the blocks it had until then; if it had none, it is measured
@@ -14,7 +13,6 @@ once more in a smaller group. Behind the blocks only its metrics are missing. A 
 process fewer of its mode, and there are none after it; several that do not fit side by side are prepared one after
 another. The row says what is missing, and why (`suite.results.schema.Shortage`).
 
-Modes of a workload that are measured together, as far as they are: their rows, final or not yet.
 """
 
 from __future__ import annotations
@@ -27,15 +25,14 @@ from pathlib import Path
 
 from models.registry import Workload
 from suite.measure.modes import Mode
-from suite.results.run_writer import RunWriter, UnfinishedRows
+from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, Grouping, Status
-from suite.results.store import CannotWrite
 from suite.run.bench import Bench, Toolchain
 from suite.run.blocks import enough_processes, measure_blocks
 from suite.run.group import GroupSession, do_not_fit
 from suite.run.guard import temporary_folder
 from suite.run.host_use import between, look
-from suite.run.member import Member, interruptions
+from suite.run.member import Member
 from suite.run.process import WORKER_COMMAND
 from suite.run.progress import Display
 from suite.run.schedule import halves, pairings
@@ -105,7 +102,8 @@ class Runner:
     toolchain: Toolchain = field(default_factory=Toolchain)
 
     def run(self, jobs: Sequence[Job]) -> RunOutcome:
-        """Measure all jobs the budget allows. If it ends early, what was measured is on disk and no worker lives.
+        """Measure all jobs the budget allows. However it ends, rows of workloads that are through are on disk, and no
+        worker lives.
 
         Raises:
             CannotWrite: the disk is full.
@@ -148,47 +146,13 @@ class Runner:
     def _run_job(self, job: Job, session: GroupSession, outcome: RunOutcome) -> None:
         self.writer.check_space()
         self.display.workload_starts(job.workload.acronym, [mode.name for mode in job.missing])
-        rows: dict[str, Cell] = {}
-        try:
-            self._measure(session, job, rows)
-        except BaseException:
-            self._keep(session, job, rows)
-            raise
+        rows = self._measure(session, job)
         cells = [rows[mode.name] for mode in job.missing]
-        try:
-            self.writer.append(*cells)
-        except BaseException:
-            session.unfinished.keep(last=True)
-            raise
+        self.writer.append(*cells)
         for cell in cells:
             outcome.cells.append(cell)
             self.display.cell_ends(cell)
         self.display.workload_ends()
-        self.writer.check_space()
-
-    def _keep(self, session: GroupSession, job: Job, measured: Mapping[str, Cell]) -> None:
-        """Keep the rows as the run ends now. Rows of a workload all of whose modes are measured are final: measured
-        again, nothing of it would differ. Others are kept as unfinished ones."""
-        name = job.workload.acronym
-        through = {**session.unfinished.final(), **measured}
-        if all(mode.name in through for mode in job.missing):
-            try:
-                self.writer.append(*(through[mode.name] for mode in job.missing))
-                cold = ", but for compile times with an empty cache" if self.settings.cold_compile_times else ""
-                self.display.note(f"{name}: all of its modes were measured{cold}; its rows are final")
-                self.writer.check_space()
-            except (OSError, CannotWrite) as error:  # and not what the run ends with
-                self.display.note(str(error))
-            else:
-                return
-        rows, kept = session.unfinished.keep(last=True)
-        passed = [row.mode for row in rows if row.status is Status.PASS]
-        if passed:
-            what = "is kept until it is measured again" if kept else "could not be written"
-            self.display.note(f"{name}: not through; what was measured of {', '.join(passed)} {what}")
-        for row in rows:
-            if row.status is not Status.PASS:
-                self.display.note(f"{name} {row.mode}: {row.status}: {row.first_error_line}")
 
     @contextmanager
     def _session(self, job: Job) -> Iterator[GroupSession]:
@@ -204,13 +168,13 @@ class Runner:
             if not self.settings.warm_cache:
                 folder = stack.enter_context(temporary_folder("encore-cache-"))
             cache = CompileCache(folder, kept=self.settings.warm_cache)
-            unfinished = UnfinishedRows(self.writer)
-            session = GroupSession(bench, job.workload, job.variant, known, cache, unfinished)
+            session = GroupSession(bench, job.workload, job.variant, known, cache)
             stack.enter_context(session.later_processes())
             yield session
 
-    def _measure(self, session: GroupSession, job: Job, cells: dict[str, Cell]) -> None:
-        """Add the rows of a job to `cells`: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
+    def _measure(self, session: GroupSession, job: Job) -> dict[str, Cell]:
+        """Return the rows of a job by mode: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
+        cells: dict[str, Cell] = {}
         if job.is_new:
             cells |= measure_group(session, job.missing, Grouping.TOGETHER)
             if not cells:
@@ -220,6 +184,7 @@ class Runner:
         cells |= measure_in_pairs(session, [mode for mode in job.missing if mode.name not in cells], job.selected)
         if self.settings.cold_compile_times:
             add_cold_compile_times(session, job.missing, cells)
+        return cells
 
 
 def add_cold_compile_times(session: GroupSession, modes: Sequence[Mode], cells: dict[str, Cell]) -> None:
@@ -244,7 +209,6 @@ def measure_group(
     again.
     """
     group = MeasuredGroup(session, grouping, [mode.name for mode in modes], have_rows)
-    session.unfinished.add(group)
     processes = group.processes
     count = session.bench.settings.processes or 1
     most = session.bench.settings.most_processes or count
@@ -259,8 +223,7 @@ def measure_group(
     done, crowded = 0, False
     with session.later_processes():
         session.expect(modes, range(1, count))
-        group.through = nothing_to_come(done)
-        while not group.through:
+        while not nothing_to_come(done):
             wanted = range(done, _wanted(processes, done, most)) if done >= count else range(done, count)
             together = session.side_by_side(processes, wanted) if done and not crowded else wanted[:1]
             with session.alive(go_on(), together) as alive:
@@ -269,8 +232,6 @@ def measure_group(
                     _measure_in_turn(session, alive, together, processes, group.have_rows)
                 smaller = not done and len(modes) > 1 and lacked_memory(alive)
                 done += len(together) if fits else 0
-                # Before the processes are ended, which takes seconds: an interrupt then finds all that there will be.
-                group.through = not smaller and nothing_to_come(done)
             if smaller:
                 if session.trials.give_up():
                     return measure_group(session, modes, grouping, have_rows)
@@ -282,7 +243,7 @@ def measure_group(
                 f"{session.workload.acronym} {guest.mode.name}: failed where it was measured once more, next to "
                 f"{', '.join(name for name in processes if name not in group.have_rows)}: {guest.failure.error}"
             )
-    return group.final()
+    return group.rows()
 
 
 def _measure_in_turn(
@@ -295,35 +256,22 @@ def _measure_in_turn(
     """Measure blocks of one process of each mode after the other, then their metrics. All are noted in `processes`."""
     measured: list[Member] = []
     gpus = (session.workload.tp or 1) if session.bench.settings.device == "cuda" else 0
-    try:
-        for process in together:
-            members = _of_process(alive, process, processes)
-            with _seeing_others(members, gpus) as look_again:
-                measure_blocks(
-                    session.bench, session.workload, members, lambda: session.unfinished.now_and_then(look_again)
-                )
-            measured += members
-            session.unfinished.keep()
-        session.collect(measured, whole=[m for m in measured if not m.process and m.mode.name not in have_rows])
-    finally:
-        session.unfinished.keep()  # before the processes are ended, which takes seconds: there may be as few left
+    for process in together:
+        members = _of_process(alive, process, processes)
+        with _seeing_others(members, gpus):
+            measure_blocks(session.bench, session.workload, members)
+        measured += members
+    session.collect(measured, whole=[m for m in measured if not m.process and m.mode.name not in have_rows])
 
 
 @contextmanager
-def _seeing_others(members: Sequence[Member], gpus: int) -> Iterator[Callable[[], None]]:
-    """Note what other programs do on the host while the block runs, however it ends; before that when the yielded
-    function is called, for what may be the last look."""
+def _seeing_others(members: Sequence[Member], gpus: int) -> Iterator[None]:
+    """Note what other programs do on the host while the block runs."""
     before = look(gpus)
-
-    def look_again() -> None:
-        others = between(before, look(gpus))
-        for member in members:
-            member.others = others
-
-    try:
-        yield look_again
-    finally:
-        look_again()
+    yield
+    others = between(before, look(gpus))
+    for member in members:
+        member.others = others
 
 
 def _of_process(alive: Sequence[Member], process: int, processes: Mapping[str, list[Member]]) -> list[Member]:
@@ -372,7 +320,6 @@ class MeasuredGroup:
     Attributes:
         processes: those of each mode that have been measured or were about to be.
         have_rows: modes whose blocks are only for the others here, for they have rows of another group.
-        through: whether nothing of it is measured any more.
     """
 
     def __init__(
@@ -382,38 +329,21 @@ class MeasuredGroup:
         self._grouping = grouping
         self.processes: dict[str, list[Member]] = {name: [] for name in modes}
         self.have_rows = frozenset(have_rows)
-        self.through = False
 
     @property
     def guests(self) -> list[Member]:
         """Return the processes of modes that have rows."""
         return [member for name, members in self.processes.items() if name in self.have_rows for member in members]
 
-    def final(self) -> dict[str, Cell]:
+    def rows(self) -> dict[str, Cell]:
         """Return the rows by mode, without those that are to be measured in a smaller group: see Note [Short of memory]
         in `suite.run.runner`."""
-        return {name: self._row(members) for name, members in self._with_rows()}
-
-    def unfinished(self) -> list[Cell]:
-        """Return the rows if the run ended now: of modes whose first process has blocks, and of failed ones."""
-        rows = []
-        for _, members in self._with_rows():
-            begun = [member for member in members if member.blocks or member.failure]
-            if not begun:
-                continue
-            row = self._row(begun)
-            if members[0].blocks or row.status is not Status.PASS:
-                lacks = [*row.shortages, *interruptions(begun, self.guests)]
-                rows.append(row.model_copy(update={"shortages": lacks}))
-        return rows
-
-    def _with_rows(self) -> list[tuple[str, list[Member]]]:
         alone = len(self.processes) == 1
-        return [
-            (name, members)
+        return {
+            name: self._row(members)
             for name, members in self.processes.items()
             if members and name not in self.have_rows and (alone or not lacked_memory(members))
-        ]
+        }
 
     def _row(self, members: Sequence[Member]) -> Cell:
         return self._session.cell(members, self._grouping, list(self.processes), self.guests)

@@ -58,7 +58,7 @@ def record_run(run: Path, recorded: Path, history: Path) -> Path:
         CannotWrite: the disk is full.
     """
     read = read_run(run)
-    if read.cut_line is not None or read.unfinished or not read.cells:
+    if read.cut_line is not None or not read.cells:
         raise WrongUse(f"{describe(run)} is not finished; finish it with `encore run --resume {describe(run)}`")
     folder = recorded / read.environment.run_id
     if folder.exists():

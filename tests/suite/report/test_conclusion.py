@@ -164,13 +164,6 @@ def test_memory_that_was_short_behind_samples_is_said():
     assert text_of("Memory was short", concluded(*pair("EOS", 100.0, 50.0))) is None
 
 
-def test_rows_of_an_unfinished_workload_are_counted():
-    short = [Shortage(mode="indirection", process=1, phase="prepare", error="it ended", reason="interrupted")]
-    result = concluded(*pair("EOS", 100.0, 50.0, shortages=short))
-    assert text_of("The run ended before 1 cell had all processes", result).holds is False
-    assert text_of("Memory was short", result) is None
-
-
 def test_analyses_count_models_that_stock_captures_whole():
     one, other = explanation("EOS"), explanation("ST")
     result = conclusion.of_explanations((one, other, explanation("MMC", graphs=[], error="died")))

@@ -445,18 +445,18 @@ def test_what_stock_captures_is_said_with_what_cannot_be_told(captures, text):
     assert row(explained("explain_obstacles", [explanation(graphs=graphs)]))["stock_captures"] == text
 
 
-def test_what_rows_lack_is_told_with_its_reason():
+def test_what_rows_lack_for_want_of_memory_is_told():
     short = [
         Shortage(mode="graph", process=0, phase="metrics", error="no memory"),
-        Shortage(mode="compile", process=1, phase="measure", error="it ended", reason="interrupted"),
+        Shortage(mode="compile", process=1, phase="measure", error="none left"),
     ]
     made = cell_tables.table(
         "shortages", Run(environment(), (cell("EOS", "compile"), cell("EOS", "graph", shortages=short)), ()), PUBLISHED
     )
-    names = ("workload", "mode", "of", "process", "reason", "phase", "error")
+    names = ("workload", "mode", "of", "process", "phase", "error")
     assert [tuple(row[name] for name in names) for row in rows(made)] == [
-        ("EOS", "graph", "graph", 1, "memory", "metrics", "no memory"),
-        ("EOS", "graph", "compile", 2, "interrupted", "measure", "it ended"),
+        ("EOS", "graph", "graph", 1, "metrics", "no memory"),
+        ("EOS", "graph", "compile", 2, "measure", "none left"),
     ]
 
 
