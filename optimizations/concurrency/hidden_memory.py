@@ -1,12 +1,13 @@
 """Complete what launches read and write by what their arguments do not say, once the captured graph is there.
 
 Note [Memory that no argument names]. An operator may allocate a workspace and free it again, so that a later tensor
-lies there. Kernels get its address as a parameter. So when the graph is there, the words of each operator's nodes are
-searched for addresses in the graph's pool that none of its tensors holds (`with_hidden_memory`). An operator that has
-allocated nothing may use a block that is never freed, as the workspace of cuBLAS. Else such a word stands for what lies
-around it, as far as no tensor held it at that time, and not farther than the operator allocated. The block that is
-there at the end of the capture counts too: it may be cuBLAS's workspace, or be made later, and smaller than what the
-operator had. An address in an input that the operator was not given stands for the whole input.
+lies there, and so may Triton for one launch (its global scratch). Kernels get its address as a parameter. So when the
+graph is there, the words of each launch's nodes are searched for addresses in the graph's pool that none of its tensors
+holds (`with_hidden_memory`). An operator that has allocated nothing may use a block that is never freed, as the
+workspace of cuBLAS. Else such a word stands for what lies around it, as far as no tensor held it at that time, and not
+farther than the operator allocated. The block that is there at the end of the capture counts too: it may be cuBLAS's
+workspace, or be made later, and smaller than what the operator had. An address in an input that the operator was not
+given stands for the whole input.
 
 Note [Addresses that are no words]. A kernel may get addresses otherwise: in a tensor map whose encoding is not known,
 or from a table in the GPU's memory. Then the search finds nothing. So an operator is a barrier if one of its kernels
@@ -56,37 +57,37 @@ def with_hidden_memory(
     found = []
     for one in logged:
         launch = one.launch
-        if launch.barrier is not None or not one.is_operator:
+        if launch.barrier is not None:
             found.append(launch)
             continue
         nodes = graph.nodes[launch.first : launch.first + launch.count]
-        unreadable = next((reason for node in nodes if (reason := _unreadable(node))), None)
-        if unreadable is not None:
-            found.append(replace(launch, barrier=unreadable))
-            continue
-        declared, live = _Spans((*launch.reads, *launch.writes)), _Spans(one.live)
-        blocks = blocks_without(one.freed)
+        declared, blocks = _Spans((*launch.reads, *launch.writes)), blocks_without(one.freed)
         words = [list(_words(node)) for node in nodes]
-        if (unnamed := _without_addresses(launch, nodes, words, segments, declared)) is not None:
-            found.append(replace(launch, barrier=unnamed))
+        barrier = next((reason for node in nodes if (reason := _unreadable(node))), None)
+        if barrier is None and one.is_operator:
+            barrier = _without_addresses(launch, nodes, words, segments, declared)
+        if barrier is not None:
+            found.append(replace(launch, barrier=barrier))
             continue
-        hidden = set()
-        for address in chain.from_iterable(words):
-            segment = segments.around(address)
-            if segment is None or declared.around(address) is not None:
-                continue
-            hidden.add(live.around(address) or _around(address, one.own_bytes, segment, blocks, live))
+        hidden = {
+            _around(address, one, segment, blocks)
+            for address in chain.from_iterable(words)
+            if (segment := segments.around(address)) is not None and declared.around(address) is None
+        }
         found.append(
             replace(launch, reads=(*launch.reads, *hidden), writes=(*launch.writes, *hidden)) if hidden else launch
         )
     return found
 
 
-def _around(address: int, own_bytes: int | None, segment: Span, blocks: _Spans, live: _Spans) -> Span:
-    """Return the memory that an address of no live tensor stands for. Note [Memory that no argument names]."""
-    block = blocks.around(address)
+def _around(address: int, launch: Logged, segment: Span, blocks: _Spans) -> Span:
+    """Return the memory that an address stands for which was not passed. Note [Memory that no argument names]."""
+    block, own_bytes = blocks.around(address), launch.own_bytes
     if block is not None and own_bytes == 0:
         return block
+    live = _Spans(launch.live)
+    if (tensor := live.around(address)) is not None:
+        return tensor
     start, end = live.gap(address, segment)
     if own_bytes:
         start, end = max(start, address - own_bytes), min(end, address + own_bytes)

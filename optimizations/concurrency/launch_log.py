@@ -32,9 +32,13 @@ from optimizations.concurrency.order import Launch, Span
 from optimizations.graph.memory import memory_of, storage_of
 from optimizations.graph.records import MemoryRange
 from optimizations.one_line import one_line
+from optimizations.written_operands import operands, written
 
 LEAST_KEPT = 8
 """At least so many tensors fit into the memory that is kept. Note [Memory that is kept]."""
+
+MOST_LIVE = 1_000_000
+"""Of storages that are noted as live, over all launches. After that hidden memory counts as the whole segment."""
 
 MADE_OF_OTHERS = "it is given a tensor that is made of others"
 """Why an operator on sparse or nested tensors is a barrier."""
@@ -54,7 +58,7 @@ class Logged:
 
     Attributes:
         launch: with the memory of its arguments and results.
-        is_operator: whether it may use other memory, as operators may and Inductor's kernels may not.
+        is_operator: whether it is an operator of PyTorch, and not a kernel of Inductor.
         live: storages that were live when it ran, as spans, ascending.
         own_bytes: most memory that it allocated for itself; None where that is not known.
         is_given_moving: whether it is given an input that is not at a fixed address; `writes_moving`: and writes it.
@@ -123,6 +127,7 @@ class LaunchLog:
         self._given = {one.untyped_storage()._cdata: _weak(one) for one in given or ()}
         self._moving = {one.untyped_storage()._cdata: (_weak(one), _extent_of_storage(one)) for one in moving}
         self._live: dict[int, tuple[Any, Span]] = {}
+        self._noted_live = 0
         self._keep_bytes = keep_bytes
         self._kept: dict[int, torch.UntypedStorage] = {}
         self._kept_now = 0
@@ -230,7 +235,7 @@ class LaunchLog:
         finally:
             self._depth -= 1
         made = _tensors_in(result) if is_operator and self._notes_memory else []
-        own_bytes = 0
+        own_bytes = None
         if is_operator and self._knows_allocated:
             own_bytes = max(0, self._allocated_bytes() - before - sum(self._new_bytes(made)))
         now = self._count()
@@ -252,7 +257,7 @@ class LaunchLog:
                     launch,
                     is_operator,
                     live,
-                    own_bytes if self._knows_allocated else None,
+                    own_bytes,
                     any(map(self._is_moving, chain(reads, writes))),
                     any(map(self._is_moving, writes)),
                     freed,
@@ -291,9 +296,12 @@ class LaunchLog:
 
     def _spans_of_live(self, tensors: Iterable[torch.Tensor]) -> tuple[Span, ...]:
         self._note_live(tensors)
+        if self._noted_live >= MOST_LIVE:
+            return ()
         gone = [key for key, (reference, _) in self._live.items() if reference.expired()]
         for key in gone:
             del self._live[key]
+        self._noted_live += len(self._live)
         return tuple(sorted(span for _, span in self._live.values()))
 
     def _note_live(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -399,24 +407,16 @@ def operator_memory(
     func: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], str | None]:
     """Return which tensors an operator reads, which it writes, and why it is a barrier (None: it is none)."""
-    reads: list[torch.Tensor] = []
-    writes: list[torch.Tensor] = []
     barrier = None
     name = str(func)
     if func.namespace not in torch_internals.PURE_OPERATORS:
         barrier = "it is a custom operator, which may write what it does not declare"
     elif _POINTERS_IN_DEVICE_MEMORY.search(name):
         barrier = "its library may keep addresses in the memory of the device"
-    schema = func._schema.arguments
-    for position, argument in enumerate(schema):
-        value = keywords.get(argument.name, arguments[position] if position < len(arguments) else None)
-        tensors = _tensors_in(value)
-        if any(one.layout is not torch.strided or one.is_nested for one in tensors):
-            barrier = MADE_OF_OTHERS
-            tensors = [one for one in tensors if one.layout is torch.strided and not one.is_nested]
-        reads += tensors
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            writes += tensors
+    reads = _tensors_in(operands(func, arguments, keywords))
+    writes = _tensors_in(list(written(func, arguments, keywords)))
+    if any(one.layout is not torch.strided or one.is_nested for one in reads):
+        barrier = MADE_OF_OTHERS
     return reads, writes, barrier
 
 

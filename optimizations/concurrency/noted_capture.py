@@ -21,8 +21,8 @@ Concurrency = Literal["auto", "off"]
 """The values of the option `concurrency`."""
 
 KEPT_SHARE = 0.02
-"""The share of PyTorch's reserved memory that a recording may keep from being used again. Note [Memory that is kept] in
-`launch_log`."""
+"""The share of PyTorch's reserved memory that a recording may keep from being used again, up to an eighth of what is
+free on the device. Note [Memory that is kept] in `launch_log`."""
 
 SWITCHED_OFF = "the option concurrency is 'off'"
 HAS_COLLECTIVES = "the function has collectives, which must run in the same order on all ranks"
@@ -63,7 +63,7 @@ class NotedCapture:
             lambda: captured_nodes(driver, driver.CUstream(torch_internals.current_raw_stream(device))),
             given,
             [inputs[index] for index in moving if _is_on(inputs[index], device)],
-            int(KEPT_SHARE * torch.cuda.memory_reserved(device)),
+            int(min(KEPT_SHARE * torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)[0] / 8)),
             lambda: int(torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["allocated"]),
             lambda: _line_in(self._file),
         )

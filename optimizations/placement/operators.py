@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from optimizations import torch_internals
+from optimizations import torch_internals, written_operands
 
 INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
 """Their shape depends on values only where an index is a mask."""
@@ -60,17 +60,6 @@ _STORED_AS_COMPUTED = frozenset((torch.float32, torch.float64)) | _WHOLE
 _FLOATS = (torch.float32, torch.float64)
 
 
-_STATISTICS = ("running_mean", "running_var")
-UNDECLARED_WRITES: dict[str, tuple[str | None, tuple[str, ...]]] = {
-    "aten::native_batch_norm": ("training", _STATISTICS),
-    "aten::cudnn_batch_norm": ("training", _STATISTICS),
-    "aten::batch_norm_update_stats": (None, _STATISTICS),
-    "aten::batch_norm_gather_stats": (None, _STATISTICS),
-    "aten::batch_norm_gather_stats_with_counts": (None, _STATISTICS),
-}
-"""Operators whose schema does not say what they write: the flag that has them write (None: always), and the operands.
-"""
-
 STRIDED = frozenset(f"aten::as_strided{form}" for form in ("", "_", "_copy", "_scatter"))
 """Operators that are given places in the memory of an operand, and not in the operand."""
 
@@ -93,14 +82,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the operands that a call of the operator `func` changes."""
-    given = _by_name(func, args, kwargs)
-    flag, undeclared = UNDECLARED_WRITES.get(func._schema.name, (None, ()))
-    if flag is not None and not given.get(flag, True):
-        undeclared = ()
-    for parameter in func._schema.arguments:
-        declared = parameter.alias_info is not None and parameter.alias_info.is_write
-        if declared or parameter.name in undeclared:
-            yield from tensors_in(given.get(parameter.name))
+    yield from tensors_in(list(written_operands.written(func, args, kwargs)))
 
 
 def reads_past(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
@@ -111,7 +93,7 @@ def reads_past(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ite
     """
     if func._schema.name not in STRIDED:
         return
-    given = _by_name(func, args, kwargs)
+    given = written_operands.operands(func, args, kwargs)
     tensor, size, stride = given["self"], given["size"], given["stride"]
     numbers = (*size, *stride, *tensor.shape, *tensor.stride())
     known = given.get("storage_offset") is None and all(isinstance(number, int) for number in numbers)
@@ -122,11 +104,6 @@ def reads_past(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ite
 def _span(size: Sequence[int], stride: Sequence[int]) -> int:
     """Return the number of elements from the first to the end of the last."""
     return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if all(size) else 0
-
-
-def _by_name(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    names = [parameter.name for parameter in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def needs_values(func: Any, operands: Iterable[torch.Tensor]) -> bool:

@@ -1,6 +1,7 @@
 """Get the graphs of a workload on a GPU: the order of their launches from Encore's report, their times from a profile.
 
 1. The workload is compiled in mode `lanes` and called until its graphs are settled. Reports say what waits for what.
+   Nothing comes from Inductor's caches: what stock PyTorch left there does not say from which lines launches come.
 2. It is compiled again in mode `placement`, whose graphs are chains of the same kernels, and profiled. In a chain the
    work of a launch of a graph has the order of its nodes, so each node gets a time of its own, which nothing disturbs.
 
@@ -23,6 +24,7 @@ import optimizations
 from models.instance import Instance, instantiate
 from models.own_program import WrongProgram
 from models.registry import Size
+from optimizations import torch_internals
 from optimizations.torch_internals.graph_keys import mark_graphs
 from suite.draw.records import DrawnGraph, graphs_of
 from suite.measure.gpu import require_gpu
@@ -57,12 +59,16 @@ def measured_graphs(
     seed_all(seed)
     instance = instantiate(found, variant=chosen, size=size, device="cuda", seed=seed)
     say("compiling and recording")
-    iterate = _compiled(instance, LANES_MODE)
-    calls, begun = 0, time.monotonic()
-    while calls < CALLS_TO_RECORD or (not optimizations.settled() and time.monotonic() - begun < SETTLE_S):
-        iterate(calls)
-        calls += 1
-    torch.cuda.synchronize()
+    with (
+        torch_internals.inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+        torch_internals.functorch_config.patch(enable_autograd_cache=False),
+    ):
+        iterate = _compiled(instance, LANES_MODE)
+        calls, begun = 0, time.monotonic()
+        while calls < CALLS_TO_RECORD or (not optimizations.settled() and time.monotonic() - begun < SETTLE_S):
+            iterate(calls)
+            calls += 1
+        torch.cuda.synchronize()
     reports = [recording for report in optimizations.report() for recording in report.recordings]
     graphs = graphs_of(found.acronym, reports)
     torch.compiler.reset()

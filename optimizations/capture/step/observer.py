@@ -46,6 +46,7 @@ from optimizations.capture.step.source_lines import (
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.report.steps import Refusal, StepRefused
 from optimizations.torch_internals.generator_identity import identity
+from optimizations.written_operands import written
 
 Holds = Callable[[torch.Tensor], bool]
 """Whether a tensor lies on the GPU."""
@@ -554,22 +555,11 @@ def _size_depends_on_values(name: str, tags: Any, args: Any, kwargs: Any) -> boo
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """Yield tensors that an operator writes, by its schema. Batch normalisation's does not name its statistics."""
-    schema = getattr(func, "_schema", None)  # operators that run whole graphs have none
-    if schema is None:
-        return
-    given = {
-        argument.name: args[index] if index < len(args) else kwargs.get(argument.name)
-        for index, argument in enumerate(schema.arguments)
-    }
-    is_norm = "batch_norm" in schema.name and "backward" not in schema.name and given.get("training", True)
-    for argument in schema.arguments:
-        named = argument.alias_info is not None and argument.alias_info.is_write
-        if named or (is_norm and argument.name in _STATISTICS):
-            yield from _tensors((given[argument.name],))
+    """Yield tensors that an operator writes."""
+    if hasattr(func, "_schema"):  # operators that run whole graphs have none
+        yield from _tensors(written(func, args, kwargs))
 
 
-_STATISTICS = ("running_mean", "running_var")
 _SETS_MEMORY = "aten.set_."
 """Leads a tensor to memory, which may be given without a tensor."""
 _COPIES = ("aten.clone", "aten._to_copy", _LIFTS, "aten.empty", "aten.full")

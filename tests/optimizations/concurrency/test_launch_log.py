@@ -13,6 +13,7 @@ import torch
 from fake_tensor_map import make_hidden_map, make_tensor_map
 
 from optimizations import torch_internals
+from optimizations.concurrency import launch_log
 from optimizations.concurrency.hidden_memory import with_hidden_memory, with_moving_inputs
 from optimizations.concurrency.launch_log import (
     LaunchLog,
@@ -303,6 +304,37 @@ def test_workspace_may_be_larger_than_a_later_block_there() -> None:
 
 def test_workspace_that_is_never_freed_is_its_block() -> None:
     assert (0x6000, 0x7000) in hidden((RESULT, 0x6800), (), ((0x6000, 0x7000),), own_bytes=0).writes
+
+
+def test_scratch_of_a_triton_kernel_counts_as_the_segment(graph: Graph) -> None:
+    """Triton frees it after the launch, so that a smaller block may lie there when the capture ends."""
+    module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
+    log = LaunchLog(graph.count, allocated_bytes=lambda: 0, device_type="cpu")
+    out = torch.zeros(4)
+    with log.noting(module):
+        module["k0"].run(out, stream=0)
+    captured = CapturedGraph(nodes=(kernel_node(out.data_ptr(), 0x6000),), edges=())
+    (found,) = with_hidden_memory(log.logged, captured, POOL, ((0x6000, 0x6200),))
+    assert found.writes == (extent(out), POOL[0]) and found.barrier is None
+    (plain,) = with_hidden_memory(log.logged, CapturedGraph(nodes=(kernel_node(),), edges=()), POOL, ())
+    assert plain.writes == (extent(out),)
+
+
+def test_more_live_tensors_than_are_noted_count_as_the_segment(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_log, "MOST_LIVE", 3)
+    given = [torch.zeros(2) for _ in range(3)]
+    allocated = iter(range(0, 1 << 20, 256))
+    log = LaunchLog(graph.count, allocated_bytes=lambda: next(allocated), device_type="cpu")
+
+    def run() -> torch.Tensor:
+        graph.nodes += 1
+        return given[0]
+
+    with log.noting({}):
+        for _ in range(3):
+            log.note("aten.add_.Tensor", run, given, given[:1], is_operator=True)
+    assert [len(one.live) for one in log.logged] == [3, 0, 0]
+    assert [one.own_bytes for one in log.logged] == [256, 256, 256]
 
 
 def test_live_tensor_that_was_not_passed_counts() -> None:

@@ -33,9 +33,23 @@ class Towers(nn.Module):
         return self.norm(torch.stack([tower(x) for tower in self.towers]).sum(0))
 
 
-def training(optimizer: Callable[..., torch.optim.Optimizer]) -> tuple[Callable[..., Any], nn.Module]:
+class SharedStatistics(nn.Module):
+    """Two branches that update the same batch statistics, which no schema says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.weights = nn.Parameter(torch.randn(2, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x * self.weights[0]) + self.norm(x * self.weights[1])
+
+
+def training(
+    optimizer: Callable[..., torch.optim.Optimizer], kind: type[nn.Module] = Towers
+) -> tuple[Callable[..., Any], nn.Module]:
     torch.manual_seed(3)
-    model = Towers()
+    model = kind()
     made = optimizer(model.parameters(), lr=0.05)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -53,9 +67,11 @@ def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(4, 8, generator=generator), torch.randn(4, 8, generator=generator)) for _ in range(count)]
 
 
-def compared(optimizer: Callable[..., torch.optim.Optimizer], calls: int = 24) -> tuple[GraphedStep, CpuDevice]:
+def compared(
+    optimizer: Callable[..., torch.optim.Optimizer], calls: int = 24, kind: type[nn.Module] = Towers
+) -> tuple[GraphedStep, CpuDevice]:
     """A step with branches on these calls, whose losses and parameters must be those of eager."""
-    (eager, theirs), (step, mine) = training(optimizer), training(optimizer)
+    (eager, theirs), (step, mine) = training(optimizer, kind), training(optimizer, kind)
     device = CpuDevice()
     graphed = GraphedStep(step, device=device, concurrency="auto")
     for batch in batches(calls):
@@ -78,6 +94,12 @@ def test_step_has_eagers_bits_in_every_order_that_edges_allow(optimizer: Any) ->
     assert recording.concurrency.longest_path < recording.concurrency.launches
     (graph,) = [one for one in device.graphs if one.valid]
     assert len(graph.orders) > 10
+
+
+def test_batch_statistics_are_written_in_order() -> None:
+    graphed, _ = compared(sgd, kind=SharedStatistics)
+    (recording,) = graphed.report().recordings
+    assert recording.concurrency is not None and recording.concurrency.decision == "branches"
 
 
 def test_missing_edges_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,29 @@
+"""Tell which operands an operator of PyTorch writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_STATISTICS = ("running_mean", "running_var")
+_READING = ("backward", "no_update", "no_training", "functional")
+"""In names of operators of batch normalisation that only read its statistics."""
+
+
+def operands(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an operator is given, by the names of its schema. What it is not given is left out."""
+    names = [parameter.name for parameter in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the operands that a call of an operator writes: tensors, or lists of them.
+
+    Schemas say it, but for the statistics of batch normalisation in training, which most of its operators write.
+    """
+    given, name = operands(func, args, kwargs), func._schema.name
+    updates = "batch_norm" in name and not any(one in name for one in _READING) and given.get("training", True)
+    for parameter in func._schema.arguments:
+        declared = parameter.alias_info is not None and parameter.alias_info.is_write
+        if declared or (updates and parameter.name in _STATISTICS):
+            yield given.get(parameter.name)
