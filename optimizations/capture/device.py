@@ -6,6 +6,7 @@ import contextlib
 import functools
 import re
 import struct
+import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +24,14 @@ from optimizations.graph.editing import EditableGraph
 from optimizations.graph.host import HostUpdates, node_update
 from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.plan import Choice, Plan
-from optimizations.graph.pools import end_failed_capture, in_order, new_pool, pool_memory, used_memory
+from optimizations.graph.pools import (
+    end_failed_capture,
+    failed_in_cusolver,
+    in_order,
+    new_pool,
+    pool_memory,
+    used_memory,
+)
 from optimizations.graph.read import captured_nodes, read_graph
 from optimizations.graph.records import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
 from optimizations.in_place.addresses import Pointers
@@ -299,7 +307,8 @@ class CudaDevice:
             finally:
                 torch.cuda.set_stream(outside)
                 if broken:
-                    end_failed_capture(self.index, pool, self._stream)
+                    in_cusolver = failed_in_cusolver(sys.exc_info()[1])
+                    end_failed_capture(self.index, pool, self._stream, in_cusolver=in_cusolver)
 
     def make_room(self, size_bytes: int) -> None:
         if size_bytes:

@@ -10,6 +10,10 @@ generator read the same. PyTorch 2.11 writes there before each replay, on the st
 capture, on the stream of the capture. Nothing orders these writes. If the GPU is busy, that of a capture may come after
 that of the next replay, which then draws the numbers of a call long ago; or before a replay that is under way has read.
 The graphs of `torch.cuda.graph`, and of CUDAGraph Trees, have this in common.
+
+Note [Failures that cuSOLVER repeats]. After a capture in which cuSOLVER failed, its next call of the same thread fails
+as well (`CUSOLVER_STATUS_EXECUTION_FAILED`), although nothing is being captured any more. That call would be the
+program's. So after such a capture a small problem is solved, and once more if that fails.
 """
 
 from __future__ import annotations
@@ -140,12 +144,23 @@ def free_workspaces() -> None:
         torch_internals.cudagraph_trees.clear_cublass_cache()
 
 
-def end_failed_capture(device: int, pool: Any, stream: torch.cuda.Stream) -> None:
+def failed_in_cusolver(error: BaseException | None) -> bool:
+    """Return whether cuSOLVER's error is an exception's message, or that of one before it."""
+    while error is not None:
+        if "cusolver" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def end_failed_capture(device: int, pool: Any, stream: torch.cuda.Stream, *, in_cusolver: bool) -> None:
     """End a capture in `pool` that failed, which PyTorch 2.11 leaves half under way.
 
     The allocator would go on allocating for it, and never free memory of other pools again. And random generators may
     still be capturing, so that the next dropout would fail; an empty capture that succeeds, on `stream`, takes them out
     of it. If that fails as well, things are as they were.
+
+    `in_cusolver`: see Note [Failures that cuSOLVER repeats].
     """
     with contextlib.suppress(RuntimeError):  # it had ended
         torch_internals.end_allocating(device, pool)
@@ -157,6 +172,10 @@ def end_failed_capture(device: int, pool: Any, stream: torch.cuda.Stream) -> Non
         torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"),
     ):
         pass
+    for _ in range(2 if in_cusolver else 0):
+        with contextlib.suppress(RuntimeError):
+            torch.linalg.eigvalsh(torch.zeros(2, 2, device=torch.device("cuda", device)))
+            return
 
 
 def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:

@@ -39,6 +39,7 @@ from optimizations import torch_internals
 from optimizations.graph.driver import CudaCallFailed, check
 from optimizations.graph.pools import (
     end_failed_capture,
+    failed_in_cusolver,
     in_order,
     others_have_pools,
     own_stream,
@@ -202,8 +203,9 @@ def _captured_by_torch(
             finally:
                 graph.capture_end()
         return Recaptured(read_graph(driver, driver.CUgraph(graph.raw_cuda_graph())), pool_memory(pool))
-    except BaseException:
-        end_failed_capture(device, pool, torch.cuda.current_stream())
+    except BaseException as error:
+        in_cusolver = failed_in_cusolver(error)
+        end_failed_capture(device, pool, torch.cuda.current_stream(), in_cusolver=in_cusolver)
         raise
     finally:
         graph.reset()

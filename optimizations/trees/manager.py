@@ -69,7 +69,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.calls.bound import when_a_root_is_gone
 from optimizations.calls.turns import inside_a_function, is_lent
-from optimizations.graph.pools import Pool, claim, end_failed_capture, give_back, pool_memory
+from optimizations.graph.pools import Pool, claim, end_failed_capture, failed_in_cusolver, give_back, pool_memory
 from optimizations.one_line import one_line
 from optimizations.torch_internals.geometry import FixedGeometry
 from optimizations.torch_internals.rebind import with_globals
@@ -421,22 +421,23 @@ class EncoreManager(CUDAGraphTreeManager):
             returned = {place: inputs[index][0] for place, index in function.returned_inputs.items()}
             return with_inputs(outputs, returned) if returned else outputs
         except Exception as error:
+            in_cusolver = failed_in_cusolver(error)
             if several_ranks(function.code()):
-                self._end_failed_capture(replayed)
+                self._end_failed_capture(replayed, in_cusolver)
                 raise  # Note [Functions of several ranks]
             function.without_graph = f"it could not be recorded: {one_line(error)}"
             error.__traceback__ = None  # its frames hold tensors of the failed capture
-        self._end_failed_capture(replayed)
+        self._end_failed_capture(replayed, in_cusolver)
         arguments = [torch_internals.clone_preserve_strides(value) if copied else value for value, copied in inputs]
         inputs.clear()
         self._note_uncaptured(function_id, function.without_graph)
         return function(arguments)
 
-    def _end_failed_capture(self, replayed: bool) -> None:
+    def _end_failed_capture(self, replayed: bool, in_cusolver: bool) -> None:
         if replayed:
             self.path_state = trees.ExecutionState.RECORDING  # the allocator knows what is live
         torch.cuda.synchronize()
-        end_failed_capture(self.device_index, self.cuda_graphs_thread_pool, self.stream)
+        end_failed_capture(self.device_index, self.cuda_graphs_thread_pool, self.stream, in_cusolver=in_cusolver)
 
     def _note_uncaptured(self, function_id: Any, reason: str) -> None:
         """Note that a call that was to be warmed up or recorded runs without a graph."""

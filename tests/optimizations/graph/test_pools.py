@@ -16,6 +16,7 @@ from optimizations.graph.pools import (
     Pool,
     are_allocated,
     end_failed_capture,
+    failed_in_cusolver,
     joined,
     scratch_pool,
     used_blocks,
@@ -140,12 +141,40 @@ def test_an_allocator_that_refuses_to_give_memory_back_is_let_be(
 
 def test_a_failed_capture_is_ended_once(allocator: Allocator) -> None:
     allocator.begin(0, (0, 9))
-    end_failed_capture(0, (0, 9), STREAM)
+    end_failed_capture(0, (0, 9), STREAM, in_cusolver=False)
     assert not allocator.allocating
     assert allocator.captures == 1, "an empty one, which takes generators out of the one that failed"
     assert allocator.ordered == ["the stream waits", "the caller's waits"]
     allocator.ordered.clear()
-    end_failed_capture(0, (0, 9), STREAM)
+    end_failed_capture(0, (0, 9), STREAM, in_cusolver=False)
+
+
+@pytest.mark.parametrize("failures", [0, 1, 5])
+def test_cusolver_failure_is_not_repeated(allocator: Allocator, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+    solved: list[bool] = []
+
+    def eigvalsh(matrix: torch.Tensor) -> None:
+        solved.append(len(solved) >= failures)
+        if not solved[-1]:
+            raise RuntimeError("cusolver error: CUSOLVER_STATUS_EXECUTION_FAILED")
+
+    monkeypatch.setattr(torch.linalg, "eigvalsh", eigvalsh)
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, device: torch.empty(sizes))
+    end_failed_capture(0, (0, 9), STREAM, in_cusolver=True)
+    assert solved == {0: [True], 1: [False, True], 5: [False, False]}[failures]
+
+
+def test_failure_of_cusolver_is_found_behind_the_captures() -> None:
+    """What ends the capture raises an error of its own."""
+    try:
+        try:
+            raise RuntimeError("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnXsyevd(...)`")
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    except RuntimeError as error:
+        assert failed_in_cusolver(error)
+        error.__context__ = None
+        assert not failed_in_cusolver(error)
 
 
 def test_segments_that_adjoin_are_one() -> None:
