@@ -38,7 +38,7 @@ def report(
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write figures as PNG and PDF there, too; without it the page has them."),
+        typer.Option(metavar="DIR", help="Write figures as PNG there, too; without it the page has them."),
     ] = None,
     readme: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A Markdown file whose generated tables to renew.")
@@ -177,12 +177,10 @@ def report_only(
     if not wanted:
         raise WrongUse(f"--only names nothing; known: {', '.join(EXHIBITS)}")
     folder = out or (runs[0] if len(runs) == 1 else store.REPOSITORY / "results") / "report"
-    files = build_exhibits(wanted, runs, folder, figures, further)
+    files, tables = build_exhibits(wanted, runs, folder, figures, further)
     if as_json:
         print(json.dumps({"files": [str(path) for path in files]}, indent=2))
         return
-    for path in files:
-        if path.suffix == ".md":
-            print(path.read_text(encoding="utf-8"))
+    print(tables)
     for path in files:
         print(store.describe(path))

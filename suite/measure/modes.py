@@ -37,9 +37,7 @@ class Mode:
     backend compiled: the whole iteration ("step"), the module with its loss ("callables"), or what users capture
     themselves ("by hand"): a training iteration with the compiled module, or a part that a program names.
 
-    In reports: `colour` is that of its bars (#RRGGBB; without one it gets any). `published_coverage` and
-    `published_copies` say which of the papers' values stand next to it: coverage of stock graphs or of those after
-    placement, bytes before indirection (with placement) or after.
+    `colour` is that of its bars in reports (#RRGGBB; without one it gets any).
     """
 
     name: str
@@ -52,8 +50,6 @@ class Mode:
     same_as: tuple[str, ...] = ()
     captures: Captures = "graphs"
     colour: str | None = None
-    published_coverage: Literal["stock", "placement"] | None = None
-    published_copies: Literal["before", "after"] | None = None
 
     @property
     def needs_gpu(self) -> bool:
@@ -103,8 +99,6 @@ MODES: dict[str, Mode] = {
             options={"triton.cudagraphs": True},
             uses_cuda_graphs=True,
             colour="#E69F00",
-            published_coverage="stock",
-            published_copies="before",
         ),
         Mode(
             "graph-unpartitioned",
@@ -113,8 +107,6 @@ MODES: dict[str, Mode] = {
             options={"triton.cudagraphs": True, "graph_partition": False},
             uses_cuda_graphs=True,
             colour="#D55E00",
-            published_coverage="stock",
-            published_copies="before",
         ),
         Mode(
             "placement",
@@ -129,8 +121,6 @@ MODES: dict[str, Mode] = {
             bitwise_with=("graph", "graph-unpartitioned", "compile"),
             same_as=("graph",),
             colour="#009E73",
-            published_coverage="placement",
-            published_copies="before",
         ),
         Mode(
             "indirection",
@@ -141,8 +131,6 @@ MODES: dict[str, Mode] = {
             uses_cuda_graphs=True,
             bitwise_with=("placement", "graph", "graph-unpartitioned", "compile"),
             colour="#CC79A7",
-            published_coverage="placement",
-            published_copies="after",
         ),
         Mode(
             "lean",
@@ -153,8 +141,6 @@ MODES: dict[str, Mode] = {
             uses_cuda_graphs=True,
             bitwise_with=("indirection", "placement", "graph", "graph-unpartitioned", "compile"),
             colour="#6A51A3",
-            published_coverage="placement",
-            published_copies="after",
         ),
         Mode(
             "lanes",
@@ -165,8 +151,6 @@ MODES: dict[str, Mode] = {
             uses_cuda_graphs=True,
             bitwise_with=("lean", "indirection", "placement", "graph", "graph-unpartitioned", "compile"),
             colour="#B2DF8A",
-            published_coverage="placement",
-            published_copies="after",
         ),
         Mode(
             "encore",
@@ -178,8 +162,6 @@ MODES: dict[str, Mode] = {
             bitwise_with=("lean", "indirection", "placement", "graph", "graph-unpartitioned", "compile"),
             same_as=("lean",),
             colour="#0072B2",
-            published_coverage="placement",
-            published_copies="after",
         ),
         Mode(
             "step",

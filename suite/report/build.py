@@ -1,10 +1,10 @@
-"""Build a report from results alone: `report.html`, tables as CSV and Markdown, figures as PNG and PDF."""
+"""Build a report from results alone: `report.html`, tables as CSV, figures as PNG."""
 
 from __future__ import annotations
 
 import functools
 import multiprocessing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from suite.report import (
     provenance,
     speedup_tables,
 )
-from suite.report.chart import Chart, LineChart, draw, to_pdf, to_png, to_svg
+from suite.report.chart import Chart, LineChart, draw, to_png, to_svg
 from suite.report.conclusion import Conclusion
 from suite.report.markdown_pages import check_page, generated_names, paper_part, update_page
 from suite.report.page import Log, Page, PageFigure, Section, render
@@ -110,7 +110,7 @@ def build_report(
         explanations: folder of `<name>.json` files that `encore explain --out` wrote.
         out: gets `report.html` and `tables/`; made if it is not there. What an earlier report wrote there and this one
             does not have is removed, other files stay.
-        figures_dir: gets the figures as PNG and PDF; None: they are in the page only. Figures of the same name are
+        figures_dir: gets the figures as PNG; None: they are in the page only. Figures of the same name are
             replaced, nothing is removed. `out/figures` takes what is not to go to `FIGURES`.
         readme: a Markdown file whose generated parts are renewed: "headline", and those of papers ("grace").
         announce: called with the name of each step that may take seconds, before it begins.
@@ -179,11 +179,11 @@ def build_report(
 _OUTLINE = (
     ("speedup", "Speed-up", "over_", (HEADLINE, "overview", "over_graphs", "speedups")),
     ("times", "Where the time goes", "time_split", ("times",)),
-    ("coverage", "Coverage", "coverage", ("coverage", "not_captured")),
-    ("copies", "Copies", "copies", ("copies",)),
+    ("coverage", "Coverage", None, ("coverage", "not_captured")),
+    ("copies", "Copies", None, ("copies",)),
     ("selection", "Selection", None, ("selection",)),
-    ("memory", "Memory", "memory", ("memory",)),
-    ("compile", "Compile time", "compile_time", ("compile_times",)),
+    ("memory", "Memory", None, ("memory",)),
+    ("compile", "Compile time", None, ("compile_times",)),
     ("start", "Start", None, ("start",)),
     *((metric.name, metric.title, None, (metric.name,)) for metric in metrics()),
     ("failed", "Cells without a result", None, ("failed", "superseded", "shortages")),
@@ -199,7 +199,7 @@ def _run_parts(ratios: compare.Ratios, published: Published) -> tuple[_Part, ...
     drawn = charts.of_run(ratios, published)
     made = (
         *speedup_tables.all_tables(ratios, published),
-        *cell_tables.all_tables(run, published),
+        *cell_tables.all_tables(run),
         speedup_tables.same_program(ratios),
         start_table(run),
     )
@@ -251,8 +251,9 @@ def build_exhibits(
     out: Path,
     figures_dir: Path | None = None,
     further: Further = Further(),  # a frozen record
-) -> list[Path]:
-    """Write some of the papers' figures and tables, and nothing else; return the files, tables first.
+) -> tuple[list[Path], str]:
+    """Write some of the papers' figures and tables, and nothing else; return the files, tables first, and the tables as
+    Markdown.
 
     Runs are read only where an exhibit needs them.
 
@@ -278,7 +279,8 @@ def build_exhibits(
         figures_dir = out / "figures"
     make_folder(out / "tables", "--out")
     make_folder(figures_dir, "--figures")
-    return [*_write_tables(parts, out / "tables"), *_write_figures(parts, figures_dir)[1]]
+    shown = "\n".join(to_markdown(table, part.provenance) for part in parts for table in part.tables)
+    return [*_write_tables(parts, out / "tables"), *_write_figures(parts, figures_dir)[1]], shown
 
 
 def _explain_parts(explanations: tuple[Explanation, ...], published: Published) -> tuple[_Part, ...]:
@@ -323,23 +325,22 @@ def headline_part(table: Table, origin: Provenance) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """Hold a figure as the page has it, and the files it can be written to, by their names."""
+    """Hold a figure as the page has it, and as PNG where it is written."""
 
     page: PageFigure
-    files: Mapping[str, bytes]
+    png: bytes | None
 
 
 def _write_figures(
     parts: Sequence[_Part], folder: Path | None, announce: Callable[[str], None] = lambda step: None
 ) -> tuple[list[Section], list[Path]]:
-    """Draw every figure, and write it as PNG and PDF where there is a folder; return the sections, and the paths."""
+    """Draw every figure, and write it as PNG where there is a folder; return the sections, and the paths."""
     drawn = _draw_all([(chart, part.provenance) for part in parts for chart in part.charts], folder, announce)
     written = []
     for one in drawn:
-        for name, content in one.files.items():
-            assert folder is not None
-            write_atomically(folder / name, content)
-            written.append(folder / name)
+        if folder is not None and one.png is not None:
+            written.append(folder / f"{one.page.name}.png")
+            write_atomically(written[-1], one.png)
     pages = iter(one.page for one in drawn)
     sections = [
         Section(part.anchor, part.title, part.provenance, tuple(next(pages) for _ in part.charts), part.tables)
@@ -352,7 +353,7 @@ def _draw_all(
     wanted: Sequence[tuple[Chart | LineChart, Provenance]], folder: Path | None, announce: Callable[[str], None]
 ) -> list[_Drawn]:
     """Draw figures, many of them in as many processes as there are cores."""
-    draw_one = functools.partial(_draw_one, files=folder is not None)
+    draw_one = functools.partial(_draw_one, as_file=folder is not None)
     if len(wanted) < _FIGURES_WORTH_PROCESSES:
         return list(map(draw_one, wanted))
     drawn = []
@@ -363,14 +364,16 @@ def _draw_all(
     return drawn
 
 
-def _draw_one(chart_and_origin: tuple[Chart | LineChart, Provenance], *, files: bool) -> _Drawn:
+def _draw_one(chart_and_origin: tuple[Chart | LineChart, Provenance], *, as_file: bool) -> _Drawn:
     chart, origin = chart_and_origin
     if isinstance(chart, Chart):
         origin = origin.among(chart.groups)
     figure = draw(chart, origin)
-    written = {f"{chart.name}.png": to_png(figure), f"{chart.name}.pdf": to_pdf(figure)} if files else {}
     caption = (*chart.caption, f"{origin.caption}.")
-    return _Drawn(PageFigure(chart.name, chart.title, caption, Markup(to_svg(figure, chart.name))), written)
+    return _Drawn(
+        PageFigure(chart.name, chart.title, caption, Markup(to_svg(figure, chart.name))),
+        to_png(figure) if as_file else None,
+    )
 
 
 def _remove_what_is_old(out: Path, written: Sequence[Path]) -> None:
@@ -389,10 +392,8 @@ def _write_tables(parts: Iterable[_Part], folder: Path) -> list[Path]:
     written = []
     for part in parts:
         for table in part.tables:
-            forms = {".csv": to_csv(table, part.provenance), ".md": to_markdown(table, part.provenance)}
-            for suffix, text in forms.items():
-                write_atomically(folder / f"{table.name}{suffix}", text)
-                written.append(folder / f"{table.name}{suffix}")
+            written.append(folder / f"{table.name}.csv")
+            write_atomically(written[-1], to_csv(table, part.provenance))
     return written
 
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from suite.measure.metrics import Metric, metrics
 from suite.measure.modes import MODES
-from suite.report.published import Published
-from suite.report.runs import Run, cell_label, is_as_published, said_of_others
+from suite.report.runs import Run, cell_label, said_of_others
 from suite.report.selected import CANDIDATES, selected_functions
 from suite.report.table import Table, make_table
 from suite.results.schema import Block, Cell, CompileTimes, LaterProcess, Status
@@ -33,43 +32,43 @@ class RunTable:
     """Hold a table of a run. `note` and `columns` may depend on the run; `rows` makes its rows."""
 
     title: str
-    note: str | Callable[[Run, Published], str]
+    note: str | Callable[[Run], str]
     columns: Sequence[str] | Callable[[Run], Sequence[str]]
-    rows: Callable[[Run, Published], Iterable[Row]]
+    rows: Callable[[Run], Iterable[Row]]
 
 
-def all_tables(run: Run, published: Published) -> tuple[Table, ...]:
+def all_tables(run: Run) -> tuple[Table, ...]:
     """Make every table of `TABLES`, and one for each metric of `suite.measure.metrics`, in the order of the report."""
     return (
-        *(table(name, run, published) for name in TABLES),
-        *(_made(metric.name, _of_metric(metric), run, published) for metric in metrics()),
+        *(table(name, run) for name in TABLES),
+        *(_made(metric.name, _of_metric(metric), run) for metric in metrics()),
     )
 
 
-def table(name: str, run: Run, published: Published) -> Table:
+def table(name: str, run: Run) -> Table:
     """Make the table of this name."""
-    return _made(name, TABLES[name], run, published)
+    return _made(name, TABLES[name], run)
 
 
-def _made(name: str, of: RunTable, run: Run, published: Published) -> Table:
-    note = of.note if isinstance(of.note, str) else of.note(run, published)
+def _made(name: str, of: RunTable, run: Run) -> Table:
+    note = of.note if isinstance(of.note, str) else of.note(run)
     columns = of.columns(run) if callable(of.columns) else of.columns
-    return make_table(name, of.title, note, columns, of.rows(run, published))
+    return make_table(name, of.title, note, columns, of.rows(run))
 
 
 def _per_cell(
     title: str,
-    note: str | Callable[[Run, Published], str],
+    note: str | Callable[[Run], str],
     columns: Sequence[str] | Callable[[Run], Sequence[str]],
-    values: Callable[[Cell, Published], Row],
+    values: Callable[[Cell], Row],
     *,
     only_passed: bool = True,
 ) -> RunTable:
     """Describe a table with one row per cell: workload, mode, status, and values of cells that passed (else of all)."""
 
-    def rows(run: Run, published: Published) -> Iterator[Row]:
+    def rows(run: Run) -> Iterator[Row]:
         for cell in run.cells:
-            known = values(cell, published) if cell.status is Status.PASS or not only_passed else {}
+            known = values(cell) if cell.status is Status.PASS or not only_passed else {}
             yield _named(cell) | {"status": cell.status.value} | known
 
     def all_columns(run: Run) -> list[str]:
@@ -79,7 +78,7 @@ def _per_cell(
 
 
 def _of_metric(metric: Metric) -> RunTable:
-    return _per_cell(metric.title, metric.note, metric.columns, lambda cell, _: dict(metric.of_row(cell)))
+    return _per_cell(metric.title, metric.note, metric.columns, lambda cell: dict(metric.of_row(cell)))
 
 
 def _named(cell: Cell) -> Row:
@@ -135,7 +134,7 @@ def _times_of(cell: Cell) -> Row:
     return row
 
 
-def _coverage_of(cell: Cell, published: Published) -> Row:
+def _coverage_of(cell: Cell) -> Row:
     row: Row = {}
     measured = cell.metrics.coverage if cell.metrics else None
     if measured:
@@ -147,13 +146,10 @@ def _coverage_of(cell: Cell, published: Published) -> Row:
         }
     if cell.metrics and cell.metrics.graphs:
         row |= cell.metrics.graphs.model_dump(exclude={"not_captured"}) | {"cuda_graphs": recorded_graphs(cell)}
-    if is_as_published(cell):
-        for source in ("grace", "pygraph"):
-            row[f"{source}_coverage_percent"] = published.coverage(source, cell.workload, cell.mode)
     return row
 
 
-def _copies_of(cell: Cell, published: Published) -> Row:
+def _copies_of(cell: Cell) -> Row:
     row: Row = {}
     measured = cell.metrics.copies if cell.metrics else None
     if measured:
@@ -168,8 +164,6 @@ def _copies_of(cell: Cell, published: Published) -> Row:
             row["placeholder_tensors"] = None
         if _captures_more(cell.mode) and not measured.pointer_bytes:
             row["pointer_bytes"] = None
-    if is_as_published(cell):
-        row["grace_bytes"] = published.copied_bytes("grace", cell.workload, cell.mode)
     return row
 
 
@@ -237,28 +231,28 @@ def _correctness_of(cell: Cell) -> Row:
     return recorded | {"inputs": cell.correctness.input_count}
 
 
-def _selection_rows(run: Run, _: Published) -> Iterator[Row]:
+def _selection_rows(run: Run) -> Iterator[Row]:
     for cell in run.cells:
         for function in selected_functions(cell):
             times = {f"{candidate}_us": time for candidate, time in function.median_us.items()}
             yield _named(cell) | function.model_dump(exclude={"candidates"}) | times
 
 
-def _not_captured_rows(run: Run, _: Published) -> Iterator[Row]:
+def _not_captured_rows(run: Run) -> Iterator[Row]:
     for cell in run.cells:
         graphs = cell.metrics.graphs if cell.metrics else None
         for reason in graphs.not_captured if graphs else ():
             yield _named(cell) | reason.model_dump()
 
 
-def _failed_rows(run: Run, _: Published) -> Iterator[Row]:
+def _failed_rows(run: Run) -> Iterator[Row]:
     for cell in run.failed:
         yield _named(cell) | {"status": cell.status.value, "error": cell.error}
     for workload, mode in run.missing:
         yield {"workload": workload, "mode": mode, "status": "not run"}
 
 
-def _later_rows(run: Run, _: Published) -> Iterator[Row]:
+def _later_rows(run: Run) -> Iterator[Row]:
     for cell in run.cells:
         for process in cell.later:
             yield _named(cell) | _later(process)
@@ -282,14 +276,14 @@ def _each(texts: Iterable[str]) -> str | None:
     return "; ".join(dict.fromkeys(text for text in texts if text)) or None
 
 
-def _shortage_rows(run: Run, _: Published) -> Iterator[Row]:
+def _shortage_rows(run: Run) -> Iterator[Row]:
     for cell in run.cells:
         for one in cell.shortages:
             found: Row = {"of": one.mode, "process": one.process + 1}
             yield _named(cell) | found | {"phase": one.phase, "error": one.error}
 
 
-def _superseded_rows(run: Run, _: Published) -> Iterator[Row]:
+def _superseded_rows(run: Run) -> Iterator[Row]:
     """List failed cells that were measured again: a report without them would hide that a cell has ever failed."""
     for each in run.superseded:
         row = _named(each.cell) | {"status": each.cell.status.value, "error": each.cell.error}
@@ -308,7 +302,7 @@ _COVERAGE = (
 )  # fmt: skip
 _COPIES = (
     "placeholder_bytes", "placeholder_tensors", "pointer_bytes", "device_to_device_bytes", "host_to_device_bytes",
-    "host_to_device_copies", "blocking_copies", "grace_bytes",
+    "host_to_device_copies", "blocking_copies",
 )  # fmt: skip
 _CORRECTNESS = (
     "passed", "inputs", "compute_dtype", "max_relative_error", "tolerance", "reference_error", "widened_error",
@@ -324,25 +318,18 @@ TABLES: dict[str, RunTable] = {
         "back to back. kernel: sum of kernel times of one profiled iteration; rest = host - kernel, below 0 where "
         "kernels overlap or the profiler slows them; host to kernel ratio: distance to the limit.",
         (*_TIMES, "host_to_kernel_ratio", "samples", "blocks", "processes", "grouping"),
-        lambda cell, _: _times_of(cell),
+        _times_of,
     ),
     "coverage": _per_cell(
         "Coverage: kernels launched by CUDA graphs",
-        lambda _, published: (
-            "Of one steady iteration; copies and memsets do not count. "
-            "Published stock coverage is that of PyTorch 2.4 (whole FX graph or nothing). "
-            + published.caption("grace", "pygraph")
-        ),
-        (*_COVERAGE, "grace_coverage_percent", "pygraph_coverage_percent"),
+        "Of one steady iteration; copies and memsets do not count.",
+        _COVERAGE,
         _coverage_of,
     ),
     "copies": _per_cell(
         "Copies per iteration",
-        lambda _, published: (
-            "placeholder: data copied into graph placeholders before replay; pointer: what was written instead. Byte "
-            "units are binary. The published bytes next to stock modes are GraCE's before indirection (with its "
-            f"placement). {published.caption('grace')}"
-        ),
+        "placeholder: data copied into graph placeholders before replay; pointer: what was written instead. Byte units "
+        "are binary.",
         _COPIES,
         _copies_of,
     ),
@@ -350,7 +337,7 @@ TABLES: dict[str, RunTable] = {
         "Peak memory",
         "Of PyTorch's allocator, while compiling and recording, and in steady replay. Graph pools show in reserved.",
         [f"{phase}_peak_{kind}_bytes" for phase in ("compile", "replay") for kind in ("allocated", "reserved")],
-        lambda cell, _: _memory_of(cell),
+        _memory_of,
     ),
     "compile_times": _per_cell(
         "Compile time",
@@ -358,7 +345,7 @@ TABLES: dict[str, RunTable] = {
         "measured: what was cached, and whether other modes compiled at the same time. waited: for kernels of the mode "
         "that compiles first; in no other column.",
         _compile_columns,
-        lambda cell, _: _compile_times_of(cell),
+        _compile_times_of,
     ),
     "selection": RunTable(
         "Which graphs serve calls",
@@ -372,17 +359,17 @@ TABLES: dict[str, RunTable] = {
         "Correctness",
         "Outputs, loss and gradients against eager on several inputs. bitwise: equal, bit for bit, to the mode named.",
         _CORRECTNESS,
-        lambda cell, _: _correctness_of(cell),
+        _correctness_of,
         only_passed=False,
     ),
     "conditions": _per_cell(
         "State of the GPU while measuring",
-        lambda run, _: (
+        lambda run: (
             "NVML readings before and after each block. other cores, other GPUs: of the host, that other programs kept "
             f"busy meanwhile. throttle: the clock-event reasons that were active, idle left out.{said_of_others(run)}"
         ),
         (*_CONDITIONS, "throttle", "other_cores", "other_gpus"),
-        lambda cell, _: _conditions_of(cell),
+        _conditions_of,
     ),
     "not_captured": RunTable(
         "Not captured, and why",
@@ -392,7 +379,7 @@ TABLES: dict[str, RunTable] = {
     ),
     "failed": RunTable(
         "Failed, or not run",
-        lambda run, _: (
+        lambda run: (
             "Cells that did not pass, with their error, and cells of workloads that no run has."
             if run.parts
             else "Cells that did not pass, with their error, and cells the run has not come to (`encore run --resume`)."

@@ -1,4 +1,4 @@
-"""Say what a figure of bars or lines shows as plain records, draw it with matplotlib, and write it as PNG, PDF or SVG.
+"""Say what a figure of bars or lines shows as plain records, draw it with matplotlib, and write it as PNG or SVG.
 
 Without pyplot: no global state, no window. The same chart gives the same bytes (no dates, fixed ids). Colours are from
 the palette of M. Okabe and K. Ito, which colour-blind readers can tell apart; text in the page's SVG takes the page's
@@ -199,7 +199,6 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "encore",
-    "pdf.fonttype": 42,
 }
 _FINE_TICKS = (0.25, 0.35, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 4)
 _COARSE_TICKS = (0.01, 0.03, 0.06, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128)
@@ -235,11 +234,6 @@ def draw(chart: Chart | LineChart, provenance: Provenance) -> Figure:
 def to_png(figure: Figure) -> bytes:
     """Return the figure as PNG, 150 dots per inch, on white."""
     return _rendered(figure, "png", dpi=150, facecolor="white", metadata={"Software": None})
-
-
-def to_pdf(figure: Figure) -> bytes:
-    """Return the figure as PDF, with text as text."""
-    return _rendered(figure, "pdf", facecolor="white", metadata={"CreationDate": None})
 
 
 def to_svg(figure: Figure, name: str) -> str:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from suite.explain.records import Explanation
-from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, MODES, REFERENCE_MODE
-from suite.report.cell_tables import compile_conditions, host_median_us, replay_peak_bytes
+from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
+from suite.report.cell_tables import host_median_us
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.compare import Comparison, Kernels, Ratios, baselines
-from suite.report.explain_tables import (
-    explanation_label,
-    is_as_published,
-    lowerings_of,
-    settings,
-    total_bytes,
-)
+from suite.report.explain_tables import explanation_label, is_as_published, lowerings_of, settings
 from suite.report.published import Published
-from suite.report.runs import RowGroup, Run, cell_label, mode_order, row_groups
+from suite.report.runs import RowGroup, Run, cell_label, row_groups
 from suite.report.runs import is_as_published as cell_is_as_published
 from suite.results.schema import Cell, Status
 from suite.results.stats import Verdict
@@ -31,7 +26,7 @@ BASELINES = {f"over_{mode}": mode for mode in (GRAPH_MODE, REFERENCE_MODE)}
 
 
 def of_run(ratios: Ratios, published: Published) -> tuple[Chart, ...]:
-    """Make every figure this run has values for: speed-ups of each group of rows, the others of its first group."""
+    """Make every figure this run has values for: speed-ups of each group of rows, and times of the first group."""
     run = ratios.run
     groups = row_groups(run, published)
     charts = [
@@ -39,7 +34,7 @@ def of_run(ratios: Ratios, published: Published) -> tuple[Chart, ...]:
     ]
     if groups:
         rows = replace(run, cells=tuple(cell for cell in run.cells if cell_label(cell) in groups[0].labels))
-        charts += of_cells(rows, published)
+        charts.append(time_split(rows))
     return tuple(chart for chart in charts if chart.has_values)
 
 
@@ -91,59 +86,27 @@ def _ratio_bar(item: Comparison, published: Published) -> Bar:
     return Bar(item.ratio.value, interval, published=paper, undecided=undecided, label=f"{item.ratio.value:.2f}")
 
 
-def of_cells(run: Run, published: Published) -> list[Chart]:
-    """Return what was measured of each cell: time, coverage, copies, memory and compile time."""
-    setting = published.sources["grace"].setting
-    graphs = tuple(mode for mode in run.modes if mode not in MODES or MODES[mode].needs_gpu)
-    others = tuple(mode for mode in run.modes if mode != REFERENCE_MODE)
-    chooses = f"In {DEFAULT_MODE} selection chooses: no graph (0), a graph with copies, or one without."
-    chooses = chooses if DEFAULT_MODE in run.modes else ""
-    split = Chart(
+def time_split(run: Run) -> Chart:
+    """Draw kernel time and the rest of the host time for each cell; of a failed cell the bar is its status."""
+    bars = {
+        (cell_label(cell), cell.mode): _split_bar(run, cell)
+        if cell.status is Status.PASS
+        else Bar(failure=cell.status.value)
+        for cell in run.cells
+    }
+    return Chart(
         "time_split",
         "Host time of one iteration: kernel time and the rest",
         f"% of {REFERENCE_MODE}'s host time",
         Scale.LINEAR,
         run.labels,
         run.modes,
-        {},
+        bars,
         parts=("kernel time", "the rest"),
         note="The rest: launches, copies, checks, waiting. Where kernels overlap, the sum of their times may pass "
         "the host time; the bar then has no rest. Times in microseconds are in the table.",
         shown=(0, 200),
     )
-    title, axis = "Coverage: kernels launched by CUDA graphs", "% of kernels in one iteration"
-    coverage = Chart("coverage", title, axis, Scale.PERCENT, run.labels, graphs, {}, published=setting, note=chooses)
-    title, axis = "Bytes copied for replay: placeholder data and pointers", "bytes per iteration"
-    note = f"Published bytes next to stock modes are GraCE's before indirection, with its placement. {chooses}".strip()
-    copies = Chart("copies", title, axis, Scale.BYTES, run.labels, graphs, {}, published=setting, note=note)
-    title, axis = f"Peak memory of steady replay over that of {REFERENCE_MODE}", f"times {REFERENCE_MODE}'s bytes"
-    note = "Bytes that PyTorch's allocator has reserved, graph pools included; below 1 is less."
-    memory = Chart("memory", title, axis, Scale.RATIO, run.labels, others, {}, note=note)
-    parts = ("to the first result", "rest of warm-up and recording")
-    note = _compile_conditions(run)
-    compiling = Chart(
-        "compile_time",
-        "Compile time",
-        "seconds",
-        Scale.LINEAR,
-        run.labels,
-        run.modes,
-        {},
-        parts=parts,
-        note=note,
-        shown=(0, 120),
-    )
-    return [
-        _per_cell(run, split, lambda cell: _split_bar(run, cell)),
-        _per_cell(run, coverage, lambda cell: _coverage_bar(cell, published)),
-        _per_cell(run, copies, lambda cell: _copies_bar(cell, published)),
-        _per_cell(run, memory, lambda cell: _memory_bar(run, cell)),
-        _per_cell(
-            run,
-            compiling,
-            lambda cell: Bar(cell.compile.first_call_s, total=cell.compile.warm_up_s) if cell.compile else Bar(),
-        ),
-    ]
 
 
 def _split_bar(run: Run, cell: Cell) -> Bar:
@@ -155,46 +118,6 @@ def _split_bar(run: Run, cell: Cell) -> Bar:
     return Bar(value=100 * kernel / whole, total=100 * host / whole)
 
 
-def _coverage_bar(cell: Cell, published: Published) -> Bar:
-    paper = published.coverage("grace", cell.workload, cell.mode) if cell_is_as_published(cell) else None
-    measured = cell.metrics.coverage if cell.metrics else None
-    return Bar(measured.percent if measured else None, published=paper)
-
-
-def _copies_bar(cell: Cell, published: Published) -> Bar:
-    paper = published.copied_bytes("grace", cell.workload, cell.mode) if cell_is_as_published(cell) else None
-    measured = cell.metrics.copies if cell.metrics else None
-    if measured is None or measured.placeholder_bytes is None:
-        return Bar(published=paper)
-    return Bar(float(measured.placeholder_bytes + (measured.pointer_bytes or 0)), published=paper)
-
-
-def _memory_bar(run: Run, cell: Cell) -> Bar:
-    whole, own = replay_peak_bytes(run.find(cell_label(cell), REFERENCE_MODE)), replay_peak_bytes(cell)
-    return Bar(own / whole) if own is not None and whole else Bar()
-
-
-def _compile_conditions(run: Run) -> str:
-    """Return how compile times were measured, each way with its modes, in the order of the modes."""
-    found: dict[str, list[str]] = {}
-    for cell in sorted(run.cells, key=lambda cell: mode_order(cell.mode)):
-        if cell.compile is not None and cell.status is Status.PASS:
-            modes = found.setdefault(compile_conditions(cell.compile), [])
-            modes += [cell.mode] if cell.mode not in modes else []
-    ways = [f"{way} ({', '.join(modes)})" for way, modes in found.items()]
-    return f"Measured: {'; '.join(ways)}." if ways else ""
-
-
-def _per_cell(run: Run, empty: Chart, bar: Callable[[Cell], Bar]) -> Chart:
-    """Return the chart with a bar for every cell in one of its modes; of a failed cell the bar is its status."""
-    bars = {
-        (cell_label(cell), cell.mode): bar(cell) if cell.status is Status.PASS else Bar(failure=cell.status.value)
-        for cell in run.cells
-        if cell.mode in empty.series
-    }
-    return replace(empty, bars=bars)
-
-
 def _interval(low: float, high: float) -> tuple[float, float] | None:
     """Return an interval to draw; none where it is open (a single block)."""
     return (low, high) if math.isfinite(high) else None
@@ -202,8 +125,8 @@ def _interval(low: float, high: float) -> tuple[float, float] | None:
 
 def of_explanations(explanations: Sequence[Explanation], published: Published) -> tuple[Chart, ...]:
     """Return every figure these explanations have values for."""
-    charts = (kernels_in_graphs(explanations, published), copied_bytes(explanations, published))
-    return tuple(chart for chart in charts if chart.has_values)
+    chart = kernels_in_graphs(explanations, published)
+    return (chart,) if chart.has_values else ()
 
 
 def kernels_in_graphs(explanations: Sequence[Explanation], published: Published) -> Chart:
@@ -216,7 +139,8 @@ def kernels_in_graphs(explanations: Sequence[Explanation], published: Published)
             parts = lowerings_of(explanation, setting)
             inside = sum(one.kernels_in_graphs for one in parts)
             kernels = inside + sum(one.kernels_outside for one in parts)
-            paper = published.coverage("grace", explanation.target, setting) if is_as_published(explanation) else None
+            system: Literal["stock", "placement"] = "placement" if setting == PLACEMENT_MODE else "stock"
+            paper = published.coverage("grace", explanation.target, system) if is_as_published(explanation) else None
             bar = Bar(100 * inside / kernels, total=100.0, published=paper) if kernels else Bar(None, published=paper)
             if not parts:
                 bar = Bar(failure="failed" if explanation.error else NOT_LOWERED, published=paper)
@@ -239,33 +163,4 @@ def kernels_in_graphs(explanations: Sequence[Explanation], published: Published)
         parts=("in CUDA graphs", "outside"),
         published=f"measured coverage, {published.sources['grace'].setting}",
         note=note,
-    )
-
-
-def copied_bytes(explanations: Sequence[Explanation], published: Published) -> Chart:
-    """Return bytes per call that stock would copy into placeholders, next to published ones, and from host to
-    device."""
-    inputs, transfers = "non-static inputs", "host to device"
-    bars: dict[tuple[str, str], Bar] = {}
-    for explanation in explanations:
-        label, as_published = explanation_label(explanation), is_as_published(explanation)
-        if explanation.error and not explanation.graphs:
-            bars[label, inputs] = bars[label, transfers] = Bar(failure="failed")
-            continue
-        transferred = total_bytes(explanation.host_to_device)
-        paper = published.copied_bytes("grace", explanation.target, GRAPH_MODE) if as_published else None
-        copied = sum(graph.non_static_input_bytes for graph in explanation.graphs)
-        bars[label, inputs] = Bar(float(copied), published=paper)
-        bars[label, transfers] = Bar(failure="size unknown") if transferred is None else Bar(float(transferred))
-    return Chart(
-        "explain_bytes",
-        "Bytes that one call copies under stock CUDA graphs, from the FX graphs",
-        "bytes per call",
-        Scale.BYTES,
-        tuple(explanation_label(explanation) for explanation in explanations),
-        (inputs, transfers),
-        bars,
-        published=f"copied before indirection, {published.sources['grace'].setting}",
-        note="Non-static inputs are copied into placeholders before each replay, if the graph is captured at all. "
-        "Training: of forward graphs alone, while published values count backward graphs too.",
     )

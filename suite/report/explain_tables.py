@@ -105,8 +105,8 @@ def _obstacle_rows(explanation: Explanation, _: Sequence[str], published: Publis
     row: Row = {"task": explanation.task, "batch": explanation.batch, "error": explanation.error}
     if is_as_published(explanation):
         row |= {
-            "grace_bytes": published.copied_bytes("grace", explanation.target, GRAPH_MODE),
-            "grace_stock_percent": published.coverage("grace", explanation.target, GRAPH_MODE),
+            "grace_bytes": published.copied_bytes("grace", explanation.target),
+            "grace_stock_percent": published.coverage("grace", explanation.target, "stock"),
             "grace_placement_percent": published.coverage("grace", explanation.target, "placement"),
         }
     graphs = explanation.graphs

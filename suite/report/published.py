@@ -7,11 +7,11 @@ PyTorch 2.4, so their stock CUDA graphs are those of its time: the whole FX grap
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ValidationError
 
 from optimizations.byte_units import parse_bytes
-from suite.measure.modes import MODES
 from suite.results.errors import EncoreError
 from suite.results.schema import Record
 
@@ -90,17 +90,15 @@ class Published(Record):
         row = self.workloads.get(source, {}).get(workload)
         return workload if row is None or row.printed is None else row.printed
 
-    def coverage(self, source: str, workload: str, mode: str) -> float | None:
-        """Return the coverage in percent of `mode`'s counterpart."""
+    def coverage(self, source: str, workload: str, system: Literal["stock", "placement"]) -> float | None:
+        """Return the coverage in percent of stock's graphs, or of those after placement."""
         row = self.coverage_percent.get(source, {}).get(workload)
-        system = MODES[mode].published_coverage if mode in MODES else None
-        return None if row is None or system is None else getattr(row, system)
+        return None if row is None else getattr(row, system)
 
-    def copied_bytes(self, source: str, workload: str, mode: str) -> int | None:
-        """Return bytes copied (or pointer bytes written) per iteration by `mode`'s counterpart."""
+    def copied_bytes(self, source: str, workload: str) -> int | None:
+        """Return bytes copied per iteration before indirection."""
         row = self.bytes_copied.get(source, {}).get(workload)
-        system = MODES[mode].published_copies if mode in MODES else None
-        return None if row is None or system is None else parse_bytes(getattr(row, system))
+        return None if row is None else parse_bytes(row.before)
 
     def caption(self, *sources: str) -> str:
         """Return one sentence that names the sources and what they measured on."""

@@ -25,7 +25,7 @@ from suite.report.compare import (
     samples_by_process,
 )
 from suite.report.published import Published
-from suite.report.runs import Run, cell_label, is_as_published, row_groups
+from suite.report.runs import Run, cell_label, row_groups
 from suite.report.table import Detailed, Table, make_table
 from suite.results import stats
 from suite.results.schema import Cell, Status
@@ -46,7 +46,7 @@ def all_tables(ratios: Ratios, published: Published) -> tuple[Table, ...]:
     return (
         headline(ratios, published),
         *(overview(ratios, published, baseline) for baseline in OVERVIEWS.values()),
-        speedups(ratios, published),
+        speedups(ratios),
     )
 
 
@@ -151,18 +151,18 @@ def _mean_cell(mean: GeometricMean) -> Detailed:
     return Detailed(mean_text(mean), {"speedup": mean.value, "low": mean.low, "high": mean.high})
 
 
-def speedups(ratios: Iterable[Comparison], published: Published) -> Table:
+def speedups(ratios: Iterable[Comparison]) -> Table:
     """List each mode over each of its baselines, in all metrics."""
     columns = ["workload", "mode", "baseline", "metric", "speedup", "low", "high", "verdict"]
-    columns += ["kernels", "processes", "blocks", "alternating", "missing", "grace_speedup"]
+    columns += ["kernels", "processes", "blocks", "alternating", "missing"]
     return make_table(
         "speedups",
         "Every mode over its baselines",
         "latency: host time to completion; device: CUDA events around it; throughput: iterations issued back to back. "
         "low and high bound the 95 % interval; blocks: the fewest of a process. Where modes were not measured in turn, "
-        "drift is in the ratio. " + published.caption("grace"),
+        "drift is in the ratio.",
         columns,
-        (_speedup_row(item, published) for item in ratios),
+        map(_speedup_row, ratios),
     )
 
 
@@ -188,7 +188,7 @@ def ratio_text(ratios: Ratios, label: str, mode: str, baseline: str) -> Detailed
     )
 
 
-def _speedup_row(item: Comparison, published: Published) -> Row:
+def _speedup_row(item: Comparison) -> Row:
     row: Row = {
         "workload": cell_label(item.cell),
         "mode": item.cell.mode,
@@ -196,8 +196,6 @@ def _speedup_row(item: Comparison, published: Published) -> Row:
         "metric": item.metric.value,
         "missing": item.missing,
     }
-    if is_as_published(item.cell) and item.metric is TimeKind.LATENCY:
-        row["grace_speedup"] = published.speedup("grace", item.cell.workload, item.cell.mode, item.baseline)
     if item.ratio is not None:
         row |= {
             "speedup": item.ratio.value,

@@ -836,7 +836,7 @@ def test_report_of_a_run_without_rows_is_no_success(fake: Fake) -> None:
     done = fake("report", "empty")
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "run empty has no row" in done.stderr and f"`encore run --resume {empty}`" in done.stderr
-    assert "not run" in (empty / "report" / "tables" / "failed.md").read_text(), "what is missing is shown"
+    assert "not run" in (empty / "report" / "tables" / "failed.csv").read_text(), "what is missing is shown"
     alone = fake("report", "empty", "--only", "fig4", "--out", str(fake.folder / "out"))
     assert alone.returncode == 2 and "run empty has no row" in alone.stderr
     assert not (fake.folder / "out").exists()

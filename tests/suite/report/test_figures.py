@@ -16,14 +16,13 @@ from fixtures.synthetic_results import (
     in_processes,
     large_run_cells,
     lowering,
-    metrics,
 )
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 from suite.measure.modes import MODES
 from suite.report import charts, compare, provenance
-from suite.report.chart import Bar, Chart, Scale, colour, draw, to_pdf, to_png, to_svg
+from suite.report.chart import Bar, Chart, Scale, colour, draw, to_png, to_svg
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
 from suite.report.runs import Run
@@ -84,7 +83,7 @@ def test_speed_ups_of_each_group_have_figures_of_their_own():
         )
     }  # fmt: skip
     assert found["over_graph"].series == ("encore",) and found["over_compile"].series == ("graph", "encore")
-    assert found["coverage"].groups == ("EOS",), "the other figures are of the first group"
+    assert found["time_split"].groups == ("EOS",), "times are of the first group"
     texts_of = [tick.get_text() for tick in draw(found["over_graph_optimizer"], ORIGIN).axes[0].get_xticklabels()]
     assert texts_of == ["DCGAN", "geomean"]
 
@@ -153,53 +152,20 @@ def test_time_split_is_relative_to_the_reference():
     assert (chart.bars["EOS", "compile"].value, chart.bars["EOS", "compile"].total) == (40.0, 100.0)
 
 
-def test_coverage_and_copies_show_graph_modes_and_papers_marks():
-    charts = charts_of(cell("ST", "compile"), cell("ST", "graph"))
-    assert charts["coverage"].series == charts["copies"].series == ("graph",)
-    assert charts["coverage"].bars["ST", "graph"] == Bar(75.0, published=5.14)
-    assert charts["copies"].bars["ST", "graph"] == Bar(8192.0, published=round(1.3 * 2**20))
-
-
-@pytest.mark.parametrize("mode", ["step", "callables"])
-def test_coverage_and_copies_are_of_whole_captures_too(mode):
-    charts = charts_of(cell("DCGAN", "compile"), cell("DCGAN", "graph"), cell("DCGAN", mode))
-    for name, value in (("coverage", 75.0), ("copies", 8192.0)):
-        assert charts[name].series == ("graph", mode)
-        assert charts[name].bars["DCGAN", mode].value == value
-
-
-def test_figures_say_why_encore_may_have_no_kernels_in_graphs():
-    stock = charts_of(cell("ST", "compile"), cell("ST", "graph"))
-    ours = charts_of(cell("ST", "compile"), cell("ST", "graph"), cell("ST", "encore"))
-    for name in ("coverage", "copies"):
-        assert "selection chooses: no graph (0)" in ours[name].note
-        assert "selection" not in stock[name].note
-
-
-def test_memory_is_relative_and_compile_time_in_two_parts():
-    charts = charts_of(
-        cell("EOS", "compile", metrics=metrics(reserved_bytes=2**30)),
-        cell("EOS", "graph", metrics=metrics(reserved_bytes=3 * 2**29)),
-    )
-    assert charts["memory"].bars["EOS", "graph"].value == 1.5
-    assert charts["compile_time"].bars["EOS", "graph"] == Bar(4.0, total=6.0)
-
-
 def test_failed_cells_are_bars_with_their_status():
     charts = charts_of(cell("EOS", "compile"), cell("EOS", "graph"), failed_cell("ST", "graph", Status.OOM))
-    for name in ("time_split", "coverage", "copies", "memory", "compile_time"):
+    for name in ("time_split", "over_compile"):
         assert charts[name].bars["ST", "graph"].failure == "oom", name
-    assert charts["over_compile"].bars["ST", "graph"].failure == "oom"
-    assert "oom" in texts(draw(charts["coverage"], ORIGIN))
+    assert "oom" in texts(draw(charts["time_split"], ORIGIN))
 
 
 def test_a_figure_without_a_value_is_left_out():
-    assert "coverage" not in charts_of(cell("EOS", "compile"), cell("EOS", "eager"))
+    assert "over_graph" not in charts_of(cell("EOS", "compile"), cell("EOS", "eager"))
     assert charts_of(failed_cell("EOS", "graph", Status.OOM)) == {}
 
 
 def test_kernels_in_graphs_are_shares_with_the_papers_coverage():
-    chart, _ = charts.of_explanations([explanation("ST")], PUBLISHED)
+    (chart,) = charts.of_explanations([explanation("ST")], PUBLISHED)
     assert chart.series == ("graph", "graph-unpartitioned")
     assert chart.bars["ST", "graph"] == Bar(90.0, total=100.0, published=5.14)
     assert chart.bars["ST", "graph-unpartitioned"] == Bar(60.0, total=100.0, published=5.14)
@@ -222,30 +188,21 @@ def test_failed_cell_has_a_colour_of_its_own():
 def test_fully_covered_models_are_named_and_not_drawn():
     _, second = explanation().graphs
     whole = explanation("EOS", graphs=[second])
-    chart, _ = charts.of_explanations([whole, explanation("ST")], PUBLISHED)
+    (chart,) = charts.of_explanations([whole, explanation("ST")], PUBLISHED)
     assert chart.groups == ("ST",)
     assert {group for group, _ in chart.bars} == {"ST"}
     assert chart.note.endswith("All kernels are inside in each setting, and left out here: EOS.")
-    alone, _ = charts.of_explanations([whole], PUBLISHED)
+    (alone,) = charts.of_explanations([whole], PUBLISHED)
     assert alone.groups == ("EOS",), "if there is nothing else, that is what the figure shows"
-
-
-def test_bytes_of_non_static_inputs_stand_beside_the_papers():
-    _, chart = charts.of_explanations([explanation("ST"), explanation("ST", size="tiny")], PUBLISHED)
-    assert chart.bars["ST", "non-static inputs"] == Bar(32.0, published=round(1.3 * 2**20))
-    assert chart.bars["ST", "host to device"] == Bar(1024.0)
-    assert chart.bars["ST (tiny)", "non-static inputs"] == Bar(32.0)
 
 
 def test_models_that_were_not_lowered_or_failed_are_marked():
     first, second = explanation().graphs
     part = [first, second.model_copy(update={"lowerings": [lowering("graph", 1, 0)]})]
     found = [explanation("EOS", graphs=part), explanation("ST", graphs=[], error="ValueError: no")]
-    kernels, copied = charts.of_explanations(found, PUBLISHED)
+    (kernels,) = charts.of_explanations(found, PUBLISHED)
     assert kernels.bars["EOS", "graph-unpartitioned"].failure == "not lowered"
     assert kernels.bars["ST", "graph"].failure == "failed"
-    assert copied.bars["ST", "non-static inputs"].failure == "failed"
-    assert copied.bars["EOS", "host to device"].value == 1024.0
 
 
 def test_bars_are_drawn_from_the_base_of_their_scale():
@@ -340,10 +297,9 @@ def test_modes_have_colours_of_their_own_in_every_figure():
 
 def test_same_chart_gives_the_same_files():
     chart = chart_of({("a", "graph"): Bar(2.0, (1.5, 2.5), published=1.0)}, Scale.RATIO, published="P")
-    first, second = ([to_png(f), to_pdf(f), to_svg(f, "x")] for f in (draw(chart, ORIGIN), draw(chart, ORIGIN)))
+    first, second = ([to_png(f), to_svg(f, "x")] for f in (draw(chart, ORIGIN), draw(chart, ORIGIN)))
     assert first == second
     assert first[0].startswith(b"\x89PNG")
-    assert first[1].startswith(b"%PDF")
 
 
 def test_svg_is_well_formed_and_keeps_names_inert():

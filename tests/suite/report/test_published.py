@@ -27,20 +27,11 @@ def test_the_papers_tables_are_complete(published):
     assert len(published.coverage_percent["grace"]) == len(published.coverage_percent["pygraph"]) == 6
 
 
-@pytest.mark.parametrize(
-    ("mode", "percent"),
-    [("graph", 5.14), ("graph-unpartitioned", 5.14), ("placement", 74.22), ("lean", 74.22), ("compile", None)],
-)
-def test_coverage_stands_beside_the_mode_it_belongs_to(published, mode, percent):
-    assert published.coverage("grace", "ST", mode) == percent
-
-
-@pytest.mark.parametrize(
-    ("workload", "mode", "expected_bytes"),
-    [("XLNET-I", "graph", 8192), ("XLNET-I", "lean", 16), ("DR-I", "graph", 3 * 2**30), ("EOS", "eager", None)],
-)
-def test_bytes_are_binary_and_pointers_stand_beside_indirection(published, workload, mode, expected_bytes):
-    assert published.copied_bytes("grace", workload, mode) == expected_bytes
+def test_coverage_and_binary_bytes_are_those_of_the_tables(published):
+    assert [published.coverage("grace", "ST", system) for system in ("stock", "placement")] == [5.14, 74.22]
+    assert published.coverage("grace", "EOS", "stock") is None
+    assert published.copied_bytes("grace", "XLNET-I") == 8192
+    assert published.copied_bytes("grace", "DR-I") == 3 * 2**30
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def comparisons(run):
 def all_run_tables(run, comparisons):
     return [
         *speedup_tables.all_tables(comparisons, PUBLISHED),
-        *cell_tables.all_tables(run, PUBLISHED),
+        *cell_tables.all_tables(run),
     ]
 
 
@@ -122,24 +122,23 @@ def test_coverage_counts_graphs_of_whole_captures() -> None:
         return cell("DCGAN", mode, metrics=found.model_copy(update=changes))
 
     cells = (captured("graph", 3, 2), captured("step", 0, 1), captured("callables", 4, 2))
-    table = cell_tables.table("coverage", Run(environment(), cells), PUBLISHED)
+    table = cell_tables.table("coverage", Run(environment(), cells))
     assert [row(table, mode=mode)["cuda_graphs"] for mode in ("graph", "step", "callables")] == [3, 1, 4]
 
 
-def test_speedups_have_numbers_and_the_published_value(comparisons):
-    table = speedup_tables.speedups(comparisons, PUBLISHED)
+def test_speedups_have_numbers_of_each_metric(comparisons):
+    table = speedup_tables.speedups(comparisons)
     found = row(table, workload="EOS", mode="graph", metric="latency")
     assert found["speedup"] == pytest.approx(2.0)
     assert found["low"] == pytest.approx(2.0) == found["high"]
     assert (found["verdict"], found["kernels"], found["processes"], found["blocks"]) == ("FAST", "same", 3, 6)
-    assert (found["alternating"], found["missing"], found["grace_speedup"]) == (True, None, 0.71)
+    assert (found["alternating"], found["missing"]) == (True, None)
     throughput = row(table, workload="EOS", mode="graph", metric="throughput")
     assert throughput["speedup"] == pytest.approx(90 / 45)
-    assert throughput["grace_speedup"] is None
 
 
 def test_times_split_host_time_into_kernel_time_and_the_rest(run):
-    found = row(cell_tables.table("times", run, PUBLISHED), workload="EOS", mode="compile")
+    found = row(cell_tables.table("times", run), workload="EOS", mode="compile")
     # three times six blocks of 100, 101, 99; device one less; throughput 90; kernels 40
     assert (found["host_us"], found["device_us"], found["throughput_us"]) == (100.0, 99.0, 90.0)
     assert (found["kernel_us"], found["rest_us"], found["host_to_kernel_ratio"]) == (40.0, 60.0, 2.5)
@@ -147,15 +146,9 @@ def test_times_split_host_time_into_kernel_time_and_the_rest(run):
     assert (found["samples"], found["blocks"], found["processes"], found["grouping"]) == (54, 18, 3, "together")
 
 
-def test_coverage_has_the_papers_values_beside_it(run):
-    found = row(cell_tables.table("coverage", run, PUBLISHED), workload="EOS", mode="graph")
+def test_coverage_is_the_share_of_kernels_in_graphs(run):
+    found = row(cell_tables.table("coverage", run), workload="EOS", mode="graph")
     assert (found["coverage_percent"], found["graph_kernels"], found["other_kernels"]) == (75.0, 75, 25)
-    assert found["grace_coverage_percent"] is None
-    st = Run(run.environment, (cell("ST", "graph"), cell("ST", "graph", variant="current")))
-    table = cell_tables.table("coverage", st, PUBLISHED)
-    assert row(table, workload="ST")["grace_coverage_percent"] == 5.14
-    assert row(table, workload="ST")["pygraph_coverage_percent"] == 4.66
-    assert row(table, workload="ST (current)")["grace_coverage_percent"] is None
 
 
 def test_uncounted_values_of_older_rows_are_no_zeros():
@@ -173,17 +166,15 @@ def test_uncounted_values_of_older_rows_are_no_zeros():
                 copied("graph", placeholder_bytes=0, placeholder_tensors=0, pointer_bytes=0),
             ),
         ),
-        PUBLISHED,
     )
     found = {each["mode"]: (each["placeholder_tensors"], each["pointer_bytes"]) for each in rows(table)}
     assert found == {"callables": (None, None), "step": (0, 16), "graph": (0, 0)}
 
 
 def test_copies_are_summed_and_blocking_ones_counted(run):
-    found = row(cell_tables.table("copies", run, PUBLISHED), workload="EOS", mode="graph")
+    found = row(cell_tables.table("copies", run), workload="EOS", mode="graph")
     assert (found["placeholder_bytes"], found["placeholder_tensors"], found["pointer_bytes"]) == (8192, 2, None)
     assert (found["host_to_device_bytes"], found["host_to_device_copies"], found["blocking_copies"]) == (3072, 3, 2)
-    assert found["grace_bytes"] == round(4.1 * 2**20)
 
 
 def test_each_graph_has_its_times_and_what_is_kept() -> None:
@@ -202,7 +193,7 @@ def test_each_graph_has_its_times_and_what_is_kept() -> None:
     )
     report = [{"index": 0, "selection": []}, {"index": 1, "selection": [record]}]
     chosen = cell("EOS", "encore", metrics=metrics().model_copy(update={"encore_report": report}))
-    table = cell_tables.table("selection", Run(environment(), (chosen, cell("EOS", "graph"))), PUBLISHED)
+    table = cell_tables.table("selection", Run(environment(), (chosen, cell("EOS", "graph"))))
     found = row(table, workload="EOS")
     assert (found["graph"], found["group"], found["direction"], found["kernels"]) == (1, 7, "backward", 3)
     assert [found[f"{name}_us"] for name, _, _ in times] == [10.0, 8.0, 8.1]
@@ -231,11 +222,11 @@ def test_headline_has_means_and_counts_of_verdicts() -> None:
 
 
 def test_memory_and_compile_times_are_the_recorded_ones(run):
-    memory = row(cell_tables.table("memory", run, PUBLISHED), workload="EOS", mode="graph")
+    memory = row(cell_tables.table("memory", run), workload="EOS", mode="graph")
     assert memory["replay_peak_reserved_bytes"] == 2**30
     assert memory["compile_peak_reserved_bytes"] == 2**31
     assert set(memory) == {"workload", "mode", "status", *Memory.model_fields}
-    times = row(cell_tables.table("compile_times", run, PUBLISHED), workload="EOS", mode="graph")
+    times = row(cell_tables.table("compile_times", run), workload="EOS", mode="graph")
     assert (times["first_call_s"], times["warm_up_s"], times["inductor_s"]) == (4.0, 6.0, 2.5)
 
 
@@ -245,7 +236,7 @@ def test_conditions_are_the_range_over_all_readings(run):
     )
     blocks = [block(0, [50.0]), block(1, [50.0]).model_copy(update={"gpu_after": hot})]
     found = row(
-        cell_tables.table("conditions", Run(run.environment, (cell("EOS", "graph", blocks=blocks),)), PUBLISHED),
+        cell_tables.table("conditions", Run(run.environment, (cell("EOS", "graph", blocks=blocks),))),
         workload="EOS",
     )
     assert (found["sm_clock_low_mhz"], found["sm_clock_high_mhz"], found["temperature_high_c"]) == (1200, 1980, 84)
@@ -255,10 +246,10 @@ def test_conditions_are_the_range_over_all_readings(run):
 def test_other_programs_on_the_host_are_among_the_conditions():
     loud = HostUse(cpu_cores=3.5, gpus_at_work=1, gpu_processes=2)
     cells = (cell("BERT", "compile", others=loud), cell("BERT", "graph"), cell("DBV2", "compile"))
-    table = cell_tables.table("conditions", Run(environment(), cells), PUBLISHED)
+    table = cell_tables.table("conditions", Run(environment(), cells))
     assert [(each["other_cores"], each["other_gpus"]) for each in rows(table)] == [(3.5, 1), (None, None), (None, None)]
     assert "1 workloads were measured while other programs kept a core or another GPU of the host busy" in table.note
-    assert "while other programs" not in cell_tables.table("conditions", Run(environment(), cells[1:]), PUBLISHED).note
+    assert "while other programs" not in cell_tables.table("conditions", Run(environment(), cells[1:])).note
 
 
 def test_simultaneous_workloads_are_among_the_conditions():
@@ -266,7 +257,7 @@ def test_simultaneous_workloads_are_among_the_conditions():
         return cell(label, "graph", started_at=f"2026-01-01T00:{minute:02d}:00+00:00", wall_s=61.0)
 
     def told(run: Run) -> str:
-        return cell_tables.table("conditions", run, PUBLISHED).note.partition("left out.")[2]
+        return cell_tables.table("conditions", run).note.partition("left out.")[2]
 
     cells = (one("BERT", 1), one("DBV2", 1), one("EOS", 2), one("LP", 5))
     whole = environment(settings={"parts": ["1/2 by seconds", "2/2 by seconds"]})
@@ -282,7 +273,7 @@ def test_simultaneous_workloads_are_among_the_conditions():
 
 def test_correctness_of_a_wrong_cell_is_shown(run):
     wrong = cell("EOS", "graph", status=Status.FAIL_ACCURACY)
-    found = row(cell_tables.table("correctness", Run(run.environment, (wrong,)), PUBLISHED), workload="EOS")
+    found = row(cell_tables.table("correctness", Run(run.environment, (wrong,))), workload="EOS")
     assert (found["status"], found["inputs"], found["max_relative_error"]) == ("fail_accuracy", 2, 0.001)
 
 
@@ -291,7 +282,6 @@ def test_reasons_for_not_capturing_are_listed(run):
     table = cell_tables.table(
         "not_captured",
         Run(run.environment, (cell("EOS", "graph", metrics=metrics(not_captured=[reason])), cell("ST", "graph"))),
-        PUBLISHED,
     )
     assert rows(table) == [
         {
@@ -305,7 +295,7 @@ def test_reasons_for_not_capturing_are_listed(run):
 
 
 def test_failed_and_missing_cells_are_listed_with_their_error(run):
-    assert rows(cell_tables.table("failed", run, PUBLISHED)) == [
+    assert rows(cell_tables.table("failed", run)) == [
         {"workload": "ST", "mode": "graph", "status": "oom", "error": "CUDA out of memory | tried 2 GB"},
         {"workload": "ST", "mode": "eager", "status": "not run", "error": None},
     ]
@@ -316,12 +306,11 @@ def test_a_failed_cell_has_its_status_in_every_table_of_cells(run, comparisons):
         if "status" in table.frame and table.name not in ("failed", "superseded"):
             found = row(table, workload="ST", mode="graph")
             assert found.pop("status") == "oom", table.name
-            measured = {name: value for name, value in found.items() if not name.startswith(("grace", "pygraph"))}
-            assert [name for name, value in measured.items() if value is not None] == ["workload", "mode"], table.name
+            assert [name for name, value in found.items() if value is not None] == ["workload", "mode"], table.name
 
 
 def test_csv_reads_back_with_raw_values_and_provenance(run):
-    text = to_csv(cell_tables.table("times", run, PUBLISHED), provenance.of_run(run))
+    text = to_csv(cell_tables.table("times", run), provenance.of_run(run))
     first = next(entry for entry in csv.DictReader(io.StringIO(text)) if entry["mode"] == "compile")
     assert (first["workload"], first["host_us"], first["samples"]) == ("EOS", "100.0", "54")
     assert (first["device"], first["commit"], first["warning"]) == ("SYNTHETIC GPU", "0123456789", "")
@@ -451,7 +440,7 @@ def test_what_rows_lack_for_want_of_memory_is_told():
         Shortage(mode="compile", process=1, phase="measure", error="none left"),
     ]
     made = cell_tables.table(
-        "shortages", Run(environment(), (cell("EOS", "compile"), cell("EOS", "graph", shortages=short)), ()), PUBLISHED
+        "shortages", Run(environment(), (cell("EOS", "compile"), cell("EOS", "graph", shortages=short)), ())
     )
     names = ("workload", "mode", "of", "process", "phase", "error")
     assert [tuple(row[name] for name in names) for row in rows(made)] == [
@@ -474,9 +463,7 @@ def test_differences_of_later_processes_have_one_row_each():
         process=2, compile=times.model_copy(update={"parts": {}, "settled": False}), retuned=[], selection=[]
     )
     made = cell_tables.table(
-        "later_processes",
-        Run(environment(), (cell("EOS", "compile"), cell("EOS", "encore", later=[whole, quiet])), ()),
-        PUBLISHED,
+        "later_processes", Run(environment(), (cell("EOS", "compile"), cell("EOS", "encore", later=[whole, quiet])), ())
     )
     assert row(made, process=2) == {
         "workload": "EOS", "mode": "encore", "process": 2, "first_call_s": 1.5, "tuning_s": 0.3,
