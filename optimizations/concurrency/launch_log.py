@@ -12,7 +12,9 @@ an operator returns: attention returns a part of a padded tensor, and writes the
 Note [Memory that is kept]. The next operator of the same kind gets the same workspace, and would wait for the first. A
 tensor that is freed makes room for one that has nothing to do with it. So what was freed last, and as much as an
 operator allocated for itself, is kept from being used again, within a limit. Large tensors are not kept: a few would
-take the whole limit, and the reuse that remains makes longer chains than no limit at all.
+take the whole limit, and the reuse that remains makes longer chains than no limit at all. Nor is a small one kept that
+lies in a large segment of the allocator: the next large tensor would not fit there any more, and take a segment of its
+own.
 """
 
 from __future__ import annotations
@@ -87,6 +89,7 @@ class LaunchLog:
         moving: those of them that are not at a fixed address. Note [Inputs that move] in `hidden_memory`.
         keep_bytes: of the memory that is freed during the capture, so many bytes are not used again. Note [Memory that
             is kept].
+        may_be_kept: returns whether memory at an address may be kept.
         allocated_bytes: returns how much was ever allocated on the device; None where that is not known.
         line: returns the line of the generated code that runs now; None where none does.
         device_type: of the device whose memory counts.
@@ -107,6 +110,7 @@ class LaunchLog:
         given: Sequence[torch.Tensor] | None = (),
         moving: Iterable[torch.Tensor] = (),
         keep_bytes: int = 0,
+        may_be_kept: Callable[[int], bool] = lambda address: True,
         allocated_bytes: Callable[[], int] | None = None,
         line: Callable[[], int | None] = lambda: None,
         device_type: str = "cuda",
@@ -129,6 +133,7 @@ class LaunchLog:
         self._live: dict[int, tuple[Any, Span]] = {}
         self._noted_live = 0
         self._keep_bytes = keep_bytes
+        self._may_be_kept = may_be_kept
         self._kept: dict[int, torch.UntypedStorage] = {}
         self._kept_now = 0
         self.kept_bytes = 0
@@ -325,13 +330,18 @@ class LaunchLog:
                 key = storage._cdata
                 if key in self._kept:
                     self._kept[key] = self._kept.pop(key)  # the latest use counts
-                elif key not in self._given and storage.nbytes() <= self._keep_bytes // LEAST_KEPT:
+                elif self._is_worth_keeping(storage):
                     self._kept[key] = storage
                     self._kept_now += storage.nbytes()
         while self._kept_now > self._keep_bytes:
             oldest = next(iter(self._kept))
             self._kept_now -= self._kept.pop(oldest).nbytes()
         self.kept_bytes = max(self.kept_bytes, self._kept_now)
+
+    def _is_worth_keeping(self, storage: torch.UntypedStorage) -> bool:
+        if storage._cdata in self._given or storage.nbytes() > self._keep_bytes // LEAST_KEPT:
+            return False
+        return self._may_be_kept(storage.data_ptr())
 
     def _keep_workspace(self, size_bytes: int) -> None:
         """Take memory where an operator's workspace lay, so that the next one lies elsewhere."""

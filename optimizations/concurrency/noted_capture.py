@@ -13,7 +13,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.concurrency.branches import Noted
 from optimizations.concurrency.launch_log import LaunchLog
-from optimizations.graph.pools import used_blocks
+from optimizations.graph.pools import SmallSegments, used_blocks
 from optimizations.graph.read import captured_nodes
 from optimizations.torch_internals.generated_modules import source_line
 
@@ -23,6 +23,9 @@ Concurrency = Literal["auto", "off"]
 KEPT_SHARE = 0.02
 """The share of PyTorch's reserved memory that a recording may keep from being used again, up to an eighth of what is
 free on the device. Note [Memory that is kept] in `launch_log`."""
+
+LARGEST_SEGMENT_BYTES = 20 << 20
+"""Of a segment in which memory may be kept: PyTorch's allocator takes such segments for tensors of 1 to 10 MiB."""
 
 SWITCHED_OFF = "the option concurrency is 'off'"
 HAS_COLLECTIVES = "the function has collectives, which must run in the same order on all ranks"
@@ -64,6 +67,7 @@ class NotedCapture:
             given,
             [inputs[index] for index in moving if _is_on(inputs[index], device)],
             int(min(KEPT_SHARE * torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)[0] / 8)),
+            SmallSegments(pool, LARGEST_SEGMENT_BYTES).hold,
             lambda: int(torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["allocated"]),
             lambda: _line_in(self._file),
         )

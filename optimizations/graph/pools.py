@@ -201,6 +201,29 @@ def used_blocks(pool: Any) -> tuple[MemoryRange, ...]:
     return tuple(found)
 
 
+class SmallSegments:
+    """Hold the segments of a memory pool up to a size. The allocator is queried where an address is in none so far."""
+
+    def __init__(self, pool: Any, most_bytes: int) -> None:
+        self._pool = tuple(pool)
+        self._most_bytes = most_bytes
+        self._known = MemoryRanges(())
+        self._small = MemoryRanges(())
+        self._elsewhere: set[int] = set()
+
+    def hold(self, address: int) -> bool:
+        """Return whether an address lies in one of them."""
+        if address not in self._known and address not in self._elsewhere:
+            found = [(one["address"], one["total_size"]) for one in memory_segments(self._pool)]
+            self._known = MemoryRanges(MemoryRange(address=start, size_bytes=size) for start, size in found)
+            self._small = MemoryRanges(
+                MemoryRange(address=start, size_bytes=size) for start, size in found if size <= self._most_bytes
+            )
+            if address not in self._known:
+                self._elsewhere.add(address)
+        return address in self._small
+
+
 def are_allocated(memory: Iterable[MemoryRange]) -> list[bool]:
     """Return for each of these ranges whether PyTorch's allocator has all of it, in use or not, so that it can be read.
 

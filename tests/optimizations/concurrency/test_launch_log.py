@@ -241,6 +241,20 @@ def test_freed_memory_is_kept_up_to_the_limit(graph: Graph) -> None:
     assert log.kept_bytes == 400
 
 
+@pytest.mark.parametrize("is_large", [True, False])
+def test_memory_of_large_segments_is_not_kept(graph: Graph, is_large: bool) -> None:
+    made = torch.zeros(10)
+    module: dict[str, Any] = {"k0": Kernel(graph, "out_ptr0")}
+    log = LaunchLog(
+        graph.count, keep_bytes=400, device_type="cpu",
+        may_be_kept=lambda address: address == made.data_ptr() and not is_large,
+    )  # fmt: skip
+    with log.noting(module):
+        module["k0"].run(made, stream=0)
+        module["k0"].run(torch.zeros(10), stream=0)
+    assert log.kept_bytes == (0 if is_large else 40)
+
+
 def test_workspace_of_an_operator_is_measured(graph: Graph) -> None:
     allocated = iter(range(0, 1 << 20, 256))
     log = LaunchLog(graph.count, allocated_bytes=lambda: next(allocated), keep_bytes=1 << 16, device_type="cpu")

@@ -14,6 +14,7 @@ from simulated_gpu.runtime import FakeStream
 from optimizations import torch_internals
 from optimizations.graph.pools import (
     Pool,
+    SmallSegments,
     are_allocated,
     end_failed_capture,
     failed_in_cusolver,
@@ -99,6 +100,19 @@ def test_memory_is_read_only_where_the_allocator_has_all_of_it(
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda *_, **__: asked.append(None) or segments)
     assert are_allocated([MemoryRange(address=address, size_bytes=size)] * 3) == [expected] * 3
     assert len(asked) == 1
+
+
+def test_small_segments_are_queried_for_new_addresses_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = [{"address": 4096, "total_size": 4096}, {"address": 8192, "total_size": 8192}]
+    asked: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda pool, **_: asked.append(pool) or segments)
+    small = SmallSegments((0, 7), 4096)
+    assert [small.hold(address) for address in (5000, 9000, 4096, 16383)] == [True, False, True, False]
+    assert asked == [(0, 7)]
+    assert not small.hold(1 << 20) and not small.hold(1 << 20)
+    assert len(asked) == 2, "an address in no segment is looked for once"
+    segments.append({"address": 1 << 21, "total_size": 512})
+    assert small.hold(1 << 21)
 
 
 def test_a_pool_is_one_reference_until_it_goes(allocator: Allocator) -> None:
