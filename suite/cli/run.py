@@ -111,9 +111,6 @@ class RunOptions:
         Path | None, typer.Option(metavar="DIR", help="Folder of the run; default: a new one in results/runs.")
     ] = None
     tag: Annotated[str | None, typer.Option(help="Word to add to the run's name.")] = None
-    host_check: Annotated[
-        bool, typer.Option("--host-check", help="Warn of what disturbs measurements on this host; stored with the run.")
-    ] = False
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Only show what would be measured, and for how long. Needs no GPU."),
@@ -157,7 +154,6 @@ def run(context: typer.Context, options: RunOptions) -> None:
         timeout_s=parse_duration(options.timeout, "--timeout"),
         out=options.out,
         tag=options.tag,
-        host_check=options.host_check,
         tp=parse_degrees(options.tp) if options.tp is not None else None,
     )
     if options.dry_run:

@@ -3,30 +3,21 @@
 Looked at right before the blocks of a process and right after them, by the runner, while nothing is timed. Programs
 are told apart by the processes that this one has started. A container may hide other programs' processes, but the
 kernel's own counts of a host's processor time are of the whole host in most.
-
-`encore run --host-check`: what disturbs measurements on this host, warned of and stored with the run.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TypeVar
 
 import psutil
 import pynvml
-from rich.console import Console
 
-from host_tuning import Disturbance, Finding, check
 from suite.measure.gpu import GpuBeside, NoGpu, gpus_beside
 from suite.results.schema import HostUse
-from suite.results.store import write_error
 
 Number = TypeVar("Number", int, float)
 
@@ -100,35 +91,3 @@ def _gpus(own: int) -> Sequence[GpuBeside] | None:
 
 def _most(numbers: Iterable[Number | None]) -> Number | None:
     return max((one for one in numbers if one is not None), default=None)
-
-
-HOST_CHECK = "host_check.jsonl"
-"""File in a run's folder: one line for each start of the run with a check of the host."""
-
-
-def record_host_check(run: Path, console: Console) -> tuple[Finding, ...]:
-    """Check the host, print a warning for each disturbance, and add a line with all findings to the run.
-
-    Raises:
-        CannotWrite: the disk is full.
-        OSError: the file cannot be written for another reason.
-    """
-    findings = check()
-    for finding in findings:
-        if finding.verdict is Disturbance.WARN:
-            console.print(f"host: {finding.item}: {finding.value}. {finding.why}", markup=False)
-    if any(finding.verdict is Disturbance.WARN for finding in findings):
-        console.print("host: `python -m host_tuning tune --help` shows what can be changed, and undone")
-    line = {
-        "checked_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "findings": [finding.as_json() for finding in findings],
-    }
-    path = run / HOST_CHECK
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise write_error(path, error) from error
-    return findings

@@ -24,7 +24,6 @@ from suite.results.errors import EXIT_FINDING, EXIT_OK, WrongUse
 from suite.results.run_writer import RunWriter
 from suite.results.schema import Cell, Environment, Status
 from suite.results.store import InvalidResults, RecordedRun, describe
-from suite.run.host_use import record_host_check
 from suite.run.matrix import matching, select_modes_for, select_workloads, split_names
 from suite.run.own_program import examine_programs, name_programs
 from suite.run.process import WORKER_COMMAND
@@ -59,7 +58,6 @@ class Request:
     timeout_s: float = 600.0
     out: Path | None = None
     tag: str | None = None
-    host_check: bool = False
     tp: Sequence[int] | None = None
     starts: bool = True
     """True if anything is measured: what is only planned needs no GPU."""
@@ -104,8 +102,6 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
     run = _open(request, console)
     with run.writer:
         where = describe(run.writer.path)
-        if request.host_check:
-            record_host_check(run.writer.path, console)
         jobs = plan_jobs(
             # A plan without a workload is not one of all workloads.
             select_workloads(run.plan.workloads, run.plan.variant, planned=True) if run.plan.workloads else (),

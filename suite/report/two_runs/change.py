@@ -29,7 +29,6 @@ from suite.report.compare import (
     compare_kernels,
     has_settled,
     ratios_by_process,
-    spread_of,
 )
 from suite.report.runs import Run, cell_label
 from suite.results import stats
@@ -69,21 +68,13 @@ def own_variance(*sides: LogRatios) -> tuple[float, int]:
 
 def change_between(base: LogRatios, new: LogRatios, spread: Spread) -> Change | None:
     """Return the change from the log ratios of BASE's processes to those of NEW's; None if nothing tells its error."""
-    return _estimate(float(new.mean() - base.mean()), (base, new), spread)
-
-
-def change_within(new_over_base: LogRatios, spread: Spread) -> Change | None:
-    """Return the change between two modes of one run, from their log ratios by process; None as `change_between`."""
-    return _estimate(float(new_over_base.mean()), (new_over_base,), spread)
-
-
-def _estimate(log_change: float, sides: Sequence[LogRatios], spread: Spread) -> Change | None:
-    own, degrees = own_variance(*sides)
+    own, degrees = own_variance(base, new)
     freedom = degrees + spread.freedom
     if not freedom:
         return None
     variance = max(own, (degrees * own + spread.freedom * spread.variance) / freedom)
-    return _with_interval(log_change, math.sqrt(variance * sum(1 / len(side) for side in sides)), freedom, 1)
+    error = math.sqrt(variance * (1 / len(base) + 1 / len(new)))
+    return _with_interval(float(new.mean() - base.mean()), error, freedom, 1)
 
 
 def mean_change(changes: Sequence[Change]) -> Change:
@@ -124,7 +115,7 @@ _VOID = (Kernels.RETUNED, Kernels.OTHER)
 class Found:
     """Hold a change with what it was made from: the baseline and the ratios over it in BASE and in NEW.
 
-    `reason` says why there is no change. Two modes of one run have no baseline: one is compared with the other.
+    `reason` says why there is no change.
     """
 
     change: Change | None
@@ -136,37 +127,21 @@ class Found:
 class WithinRuns:
     """Hold log ratios of all rows of two runs over baselines of the same run, each computed once."""
 
-    def __init__(self, base: Run, new: Run, metric: TimeKind, *, same_run: bool) -> None:
+    def __init__(self, base: Run, new: Run, metric: TimeKind) -> None:
         self._rows = [{(cell_label(cell), cell.mode): cell for cell in run.cells} for run in (base, new)]
-        self._metric, self._same_run = metric, same_run
+        self._metric = metric
         self._ratios: dict[tuple[int, str, str, str], LogRatios | str] = {}
         self._spreads: dict[str, stats.Spread] = {}
 
-    def change(self, label: str, base_mode: str, new_mode: str) -> Found:
-        """Return the change of a row from a mode in BASE to a mode in NEW.
+    def change(self, label: str, mode: str) -> Found:
+        """Return the change of a row in this mode, over the first baseline that both runs have.
 
         Raises:
             EncoreError: a recorded time is not positive.
         """
-        return self._same(label, base_mode, new_mode) if self._same_run else self._apart(label, base_mode, new_mode)
-
-    def _same(self, label: str, base_mode: str, new_mode: str) -> Found:
-        """Compare two modes of one run. A mode that ran again as the other's baseline has these blocks in its row."""
-        row = self._rows[0].get((label, base_mode))
-        back = row is not None and new_mode in row.baseline_blocks
-        found = self._of_run(0, label, *((base_mode, new_mode) if back else (new_mode, base_mode)))
-        if isinstance(found, str):
-            return Found(None, reason=found)
-        change = change_within(-found if back else found, self._spread(label))
-        return Found(change, reason=None if change else ONE_PROCESS)
-
-    def _apart(self, label: str, base_mode: str, new_mode: str) -> Found:
-        """Compare over the first baseline that both runs have."""
         whys = []
-        for baseline in BASELINES[BASELINES.index(base_mode) + 1 :] if base_mode in BASELINES else BASELINES:
-            if baseline == new_mode:
-                continue
-            base, new = self._of_run(0, label, base_mode, baseline), self._of_run(1, label, new_mode, baseline)
+        for baseline in BASELINES[BASELINES.index(mode) + 1 :] if mode in BASELINES else BASELINES:
+            base, new = self._of_run(0, label, mode, baseline), self._of_run(1, label, mode, baseline)
             if isinstance(base, str) or isinstance(new, str):
                 named = {name: side for side, name in ((base, "BASE"), (new, "NEW")) if isinstance(side, str)}
                 whys += (
@@ -205,13 +180,12 @@ class WithinRuns:
     def _spread(self, label: str) -> stats.Spread:
         """Return what all ratios of a workload tell of how much processes differ: see Note [Both intervals]."""
         if label not in self._spreads:
-            row = [cell for (name, _), cell in self._rows[0].items() if name == label]
-            self._spreads[label] = spread_of(row, self._metric) if self._same_run else self._spread_of_both(label, row)
+            self._spreads[label] = self._spread_of_both(label)
         return self._spreads[label]
 
-    def _spread_of_both(self, label: str, row: Sequence[Cell]) -> stats.Spread:
+    def _spread_of_both(self, label: str) -> stats.Spread:
         variances, modes = [], set()
-        for cell in row:
+        for cell in (cell for (name, _), cell in self._rows[0].items() if name == label):
             for baseline in baselines(cell):
                 found = [self._of_run(side, label, cell.mode, baseline) for side in (0, 1)]
                 sides = [side for side in found if not isinstance(side, str)]

@@ -1,4 +1,4 @@
-"""Pair rows of two runs, or of two modes, and decide whether NEW is slower.
+"""Pair rows of two runs, and decide whether NEW is slower.
 
 Note [Decision]: a row is a regression if the whole 95 % interval of its change is slower by more than the threshold, if
 the same kernels take longer by more than it, or if it passed and now fails. A mode's geometric mean over workloads is
@@ -17,7 +17,6 @@ agree within 1 %.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,40 +46,20 @@ from suite.results.store import find_run
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Hold one side of a comparison. `mode` is set where only this mode of the run is meant."""
+    """Hold one side of a comparison: a run, and what the user calls it."""
 
     name: str
     run: Run
-    mode: str | None = None
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        return tuple(cell for cell in self.run.cells if self.mode in (None, cell.mode))
-
-    @property
-    def missing(self) -> tuple[tuple[str, str], ...]:
-        """Return the (workload, mode) pairs that the run set out to measure and has not."""
-        return tuple(pair for pair in self.run.missing if self.mode in (None, pair[1]))
 
 
-def find_side(text: str) -> Side:
-    """Find the run of this name or folder, or after a colon one of its modes: "nightly" or "nightly:graph".
+def find_side(name: str) -> Side:
+    """Find the run of this name or folder.
 
     Raises:
-        WrongUse: there is no such run, or the run has no such mode; the message names the nearest ones.
+        WrongUse: there is no such run; the message names the nearest ones.
         InvalidResults: a file of the run has wrong fields.
     """
-    try:
-        return Side(text, load_run(find_run(text)))
-    except WrongUse:
-        name, colon, mode = text.rpartition(":")
-        if not colon or not name:
-            raise
-    run = load_run(find_run(name))
-    if mode not in run.modes:
-        near = difflib.get_close_matches(mode, run.modes, n=3) or run.modes
-        raise WrongUse(f"run {name!r} has no mode {mode!r}; it has {', '.join(near) or 'no cell yet'}")
-    return Side(text, run, mode)
+    return Side(name, load_run(find_run(name)))
 
 
 STOCK_SOFTWARE = ("PyTorch", "CUDA of PyTorch", "cuDNN", "driver", "Python", "package triton")
@@ -165,8 +144,7 @@ class Pair:
     """
 
     label: str
-    base_mode: str
-    new_mode: str
+    mode: str
     outcome: Outcome
     baseline: str | None = None
     ratios: tuple[float, ...] = ()
@@ -176,10 +154,6 @@ class Pair:
     new_us: float | None = None
     reason: str | None = None
     remarks: tuple[str, ...] = ()
-
-    @property
-    def modes(self) -> str:
-        return self.base_mode if self.base_mode == self.new_mode else f"{self.base_mode} to {self.new_mode}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +181,8 @@ class Comparison:
     @property
     def regressions(self) -> tuple[str, ...]:
         """Return the names of the rows, and of the modes in the mean, that are slower or fail now."""
-        rows = [f"{pair.label} {pair.modes}" for pair in self.pairs if pair.outcome is Outcome.REGRESSION]
-        means = [f"{modes} in the mean" for modes, mean in self.means.items() if mean.outcome is Outcome.REGRESSION]
+        rows = [f"{pair.label} {pair.mode}" for pair in self.pairs if pair.outcome is Outcome.REGRESSION]
+        means = [f"{mode} in the mean" for mode, mean in self.means.items() if mean.outcome is Outcome.REGRESSION]
         return (*means, *rows)
 
     @property
@@ -223,7 +197,7 @@ class Comparison:
 def compare_sides(
     base: Side, new: Side, metric: TimeKind = TimeKind.LATENCY, threshold: float = DEFAULT_THRESHOLD
 ) -> Comparison:
-    """Compare two runs mode by mode, or one mode with another, and decide.
+    """Compare two runs mode by mode, and decide.
 
     Args:
         base: the side that was there before.
@@ -232,20 +206,14 @@ def compare_sides(
         threshold: how much slower a row must be to be a regression, 0.05 = 5 %; see Note [Decision].
 
     Raises:
-        WrongUse: the threshold is not a share, one side names a mode and the other does not, both are the same, the
-            devices differ, or no row is in both; the message says what to do.
+        WrongUse: the threshold is not a share, both runs are the same, the devices differ, or no row is in both; the
+            message says what to do.
         EncoreError: a recorded time is not positive.
     """
     if not (math.isfinite(threshold) and 0 <= threshold < 1):
         raise WrongUse(f"--threshold {threshold:g} is not a share between 0 and 1; 0.05 is 5 %")
-    if (base.mode is None) != (new.mode is None):
-        named, other = (base, new) if base.mode else (new, base)
-        raise WrongUse(
-            f"{named.name} names a mode and {other.name} does not; compare runs, or modes: {other.name}:MODE"
-        )
-    same_run = _is_same_run(base, new)
-    if same_run and base.mode == new.mode:
-        raise WrongUse(f"{base.name} and {new.name} are the same; name two runs, or two modes of one: {base.name}:MODE")
+    if _identity(base.run) == _identity(new.run):
+        raise WrongUse(f"{base.name} and {new.name} are the same run; name two")
     if base.run.device != new.run.device:
         raise WrongUse(
             f"{base.name} was measured on {base.run.device} and {new.name} on {new.run.device}: times of different "
@@ -254,9 +222,9 @@ def compare_sides(
     matched = list(_matched(base, new))
     if not any(ours and theirs for _, ours, theirs in matched):
         raise WrongUse(_nothing_in_common(base, new))
-    differ = () if same_run else differences(base.run, new.run)
+    differ = differences(base.run, new.run)
     other_programs = [each.what for each in differ if each.what in STOCK_SOFTWARE]
-    rows = _Compared(base.run, new.run, metric, threshold, same_run=same_run, other_programs=bool(other_programs))
+    rows = _Compared(base.run, new.run, metric, threshold, other_programs=bool(other_programs))
     pairs = [
         rows.pair(label, ours, theirs)
         if ours and theirs and _comparable(ours, theirs)
@@ -264,7 +232,7 @@ def compare_sides(
         for label, ours, theirs in matched
     ]
     means = _means(pairs, threshold)
-    remarks = [*_about_side("BASE", base), *([] if same_run else _about_side("NEW", new))]
+    remarks = [*_about_side("BASE", base), *_about_side("NEW", new)]
     if other_programs:
         remarks.append(f"{', '.join(other_programs)} differ, so no mode is known to be the same program in both runs")
     return Comparison(
@@ -275,12 +243,9 @@ def compare_sides(
 class _Compared:
     """Compare rows that passed in both runs."""
 
-    def __init__(
-        self, base: Run, new: Run, metric: TimeKind, threshold: float, *, same_run: bool, other_programs: bool
-    ) -> None:
-        self._within = WithinRuns(base, new, metric, same_run=same_run)
-        self._metric, self._threshold = metric, threshold
-        self._same_run, self._other_programs = same_run, other_programs
+    def __init__(self, base: Run, new: Run, metric: TimeKind, threshold: float, *, other_programs: bool) -> None:
+        self._within = WithinRuns(base, new, metric)
+        self._metric, self._threshold, self._other_programs = metric, threshold, other_programs
         after = {(cell_label(cell), cell.mode): cell for cell in new.cells}
         both = ((cell, after.get((cell_label(cell), cell.mode))) for cell in base.cells if self._is_control(cell.mode))
         drift = (_kernel_change(ours, theirs) for ours, theirs in both if theirs)
@@ -288,18 +253,17 @@ class _Compared:
 
     def pair(self, label: str, ours: Cell, theirs: Cell) -> Pair:
         """Compare `ours` of BASE with `theirs` of NEW."""
-        found = self._within.change(label, ours.mode, theirs.mode)
+        found = self._within.change(label, ours.mode)
         outcome, reason = _outcome(found.change, self._threshold), found.reason
-        kernels = None if self._same_run else _kernel_change(ours, theirs)
+        kernels = _kernel_change(ours, theirs)
         kernels = kernels and kernels / self._kernel_drift
-        if self._is_control(ours.mode) and ours.mode == theirs.mode:
+        if self._is_control(ours.mode):
             outcome = Outcome.CONTROL
         elif kernels is not None and kernels < 1 / (1 + self._threshold):
             outcome, reason = Outcome.REGRESSION, f"the same kernels take {1 / kernels - 1:.0%} longer"
         return Pair(
             label,
             ours.mode,
-            theirs.mode,
             outcome,
             found.baseline,
             found.ratios,
@@ -313,7 +277,7 @@ class _Compared:
 
     def _is_control(self, mode: str) -> bool:
         """Tell whether a mode is the same program in both runs: see Note [Controls]."""
-        return not (self._other_programs or self._same_run) and mode in MODES and not MODES[mode].is_encores
+        return not self._other_programs and mode in MODES and not MODES[mode].is_encores
 
 
 def _outcome(change: Change | None, threshold: float) -> Outcome:
@@ -331,12 +295,12 @@ def _outcome(change: Change | None, threshold: float) -> Outcome:
 def _means(pairs: Sequence[Pair], threshold: float) -> dict[str, Mean]:
     """Return the mean of each mode over the workloads that have a change, judged by Note [Decision]."""
     changes: dict[str, list[Change]] = {}
-    controls = {pair.modes for pair in pairs if pair.outcome is Outcome.CONTROL}
+    controls = {pair.mode for pair in pairs if pair.outcome is Outcome.CONTROL}
     for pair in pairs:
         if pair.change is not None:
-            changes.setdefault(pair.modes, []).append(pair.change)
+            changes.setdefault(pair.mode, []).append(pair.change)
     found = {}
-    for modes, of_mode in changes.items():
+    for mode, of_mode in changes.items():
         mean = mean_change(of_mode)
         outcome = _outcome(mean, threshold)
         if mean.high < 1 and mean.value < 1 / (1 + threshold / 2):
@@ -345,7 +309,7 @@ def _means(pairs: Sequence[Pair], threshold: float) -> dict[str, Mean]:
             outcome = Outcome.FASTER
         if len(of_mode) < LEAST_IN_MEAN:
             outcome = Outcome.UNDECIDED
-        found[modes] = Mean(mean, Outcome.CONTROL if modes in controls else outcome)
+        found[mode] = Mean(mean, Outcome.CONTROL if mode in controls else outcome)
     return found
 
 
@@ -394,9 +358,8 @@ def _median_us(cell: Cell, metric: TimeKind) -> float | None:
     return median(samples) if samples else None
 
 
-def _is_same_run(base: Side, new: Side) -> bool:
-    one, other = base.run.environment, new.run.environment
-    return (one.run_id, one.created_at) == (other.run_id, other.created_at)
+def _identity(run: Run) -> tuple[str, str]:
+    return run.environment.run_id, run.environment.created_at
 
 
 def _about_side(side: str, of: Side) -> list[str]:
@@ -404,7 +367,7 @@ def _about_side(side: str, of: Side) -> list[str]:
     remarks = [f"{side} is a {warning}"] if (warning := of_run(of.run).warning) else []
     remarks += [f"{side}: {remark}" for remark in of.run.remarks]
     missing: dict[str, list[str]] = {}
-    for workload, mode in of.missing:
+    for workload, mode in of.run.missing:
         missing.setdefault(workload, []).append(mode)
     if missing:
         names = "; ".join(f"{workload} in {', '.join(modes)}" for workload, modes in missing.items())
@@ -413,18 +376,18 @@ def _about_side(side: str, of: Side) -> list[str]:
 
 
 def _nothing_in_common(base: Side, new: Side) -> str:
-    rows = [sorted({cell_label(cell) for cell in side.cells}) for side in (base, new)]
-    modes = [sorted({cell.mode for cell in side.cells}, key=mode_order) for side in (base, new)]
+    rows = [sorted({cell_label(cell) for cell in side.run.cells}) for side in (base, new)]
+    modes = [sorted({cell.mode for cell in side.run.cells}, key=mode_order) for side in (base, new)]
     return (
         f"{base.name} and {new.name} have no row in common: BASE has {', '.join(rows[0]) or 'no workload'} in "
         f"{', '.join(modes[0]) or 'no mode'}, NEW has {', '.join(rows[1]) or 'no workload'} in "
-        f"{', '.join(modes[1]) or 'no mode'}. To compare two modes, name them: RUN:MODE"
+        f"{', '.join(modes[1]) or 'no mode'}"
     )
 
 
 def _matched(base: Side, new: Side) -> Iterator[tuple[str, Cell | None, Cell | None]]:
     """Yield (label, row of BASE, row of NEW) for every workload and mode that either side has, in their order."""
-    by_key = [{(cell_label(cell), "" if side.mode else cell.mode): cell for cell in side.cells} for side in (base, new)]
+    by_key = [{(cell_label(cell), cell.mode): cell for cell in side.run.cells} for side in (base, new)]
     for key in sorted(by_key[0].keys() | by_key[1].keys(), key=lambda key: (key[0], mode_order(key[1]))):
         yield key[0], by_key[0].get(key), by_key[1].get(key)
 
@@ -451,11 +414,10 @@ def _remarks(ours: Cell, theirs: Cell) -> tuple[str, ...]:
 def _without_ratio(label: str, base: Side, new: Side, ours: Cell | None, theirs: Cell | None) -> Pair:
     either = ours or theirs
     assert either is not None, "a row is matched because a side has it"
-    modes = [side.mode or (cell or either).mode for side, cell in ((base, ours), (new, theirs))]
     outcome = Outcome.NOT_COMPARABLE
     if ours is None or theirs is None:
-        here, lacking, mode = ("BASE", new, modes[1]) if theirs is None else ("NEW", base, modes[0])
-        planned = (either.workload, mode) in lacking.missing
+        here, lacking = ("BASE", new) if theirs is None else ("NEW", base)
+        planned = (either.workload, either.mode) in lacking.run.missing
         reason = f"only in {here}{', not run yet in the other' if planned else ''}"
     elif shape := _shape_differences(ours, theirs):
         reason = "; ".join(shape)
@@ -463,4 +425,4 @@ def _without_ratio(label: str, base: Side, new: Side, ours: Cell | None, theirs:
         outcome, reason = Outcome.REGRESSION, f"passed in BASE, {theirs.status.value} in NEW"
     else:
         reason = f"{ours.status.value} in BASE, {theirs.status.value} in NEW"
-    return Pair(label, modes[0], modes[1], outcome, reason=reason)
+    return Pair(label, either.mode, outcome, reason=reason)

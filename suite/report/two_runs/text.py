@@ -135,11 +135,11 @@ def _tables(comparison: Comparison) -> list[_Table]:
         for modes, mean in comparison.means.items()
     ]
     without = [pair for pair in comparison.pairs if pair.base_us is None]
-    failed = [(pair.label, pair.modes, pair.reason or "") for pair in without if pair.outcome is Outcome.REGRESSION]
+    failed = [(pair.label, pair.mode, pair.reason or "") for pair in without if pair.outcome is Outcome.REGRESSION]
     modes: dict[tuple[str, str], list[str]] = {}
     for pair in without:
         if pair.outcome is Outcome.NOT_COMPARABLE:
-            modes.setdefault((pair.label, pair.reason or ""), []).append(pair.modes)
+            modes.setdefault((pair.label, pair.reason or ""), []).append(pair.mode)
     labels: dict[tuple[str, str], list[str]] = {}
     for (label, reason), of_label in modes.items():
         labels.setdefault((", ".join(of_label), reason), []).append(label)
@@ -158,7 +158,7 @@ def _row(pair: Pair) -> tuple[str, ...]:
     kernels = [] if pair.kernel_change is None else [f"same kernels: {pair.kernel_change:.3f}"]
     return (
         pair.label,
-        pair.modes,
+        pair.mode,
         format_value("base_us", pair.base_us),
         format_value("new_us", pair.new_us),
         pair.baseline or NOTHING,

@@ -82,7 +82,7 @@ def changed(name: str, split: tuple[int, ...], mode: str, factor: float) -> Comp
 
 
 def pairs_of(made: Comparison, mode: str) -> dict[str, Pair]:
-    return {pair.label: pair for pair in made.pairs if pair.new_mode == mode}
+    return {pair.label: pair for pair in made.pairs if pair.mode == mode}
 
 
 def cases() -> Iterator[tuple[str, tuple[int, ...], str]]:
