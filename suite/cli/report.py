@@ -112,7 +112,8 @@ def further_results(micro: Path | None = None, *, recorded: bool) -> Further:
         return Further(micro)
     nanogpt = max((path.parent for path in RECORDED.glob(f"nanogpt-*/*/{ENVIRONMENT}")), default=None)
     programs = tuple(sorted(RECORDED.glob("programs-*/*.jsonl.gz")))
-    return Further(micro or recorded_file("indirection.json"), nanogpt, programs)
+    proofs = tuple(sorted(RECORDED.glob("concurrency-*/*.jsonl.gz")))
+    return Further(micro or recorded_file("indirection.json"), nanogpt, programs, proofs)
 
 
 def build_report(

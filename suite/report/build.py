@@ -28,6 +28,7 @@ from suite.report.chart import Chart, LineChart, draw, to_png, to_svg
 from suite.report.conclusion import Conclusion
 from suite.report.markdown_pages import check_page, generated_names, paper_part, update_page
 from suite.report.page import Log, Page, PageFigure, Section, render
+from suite.report.paper.concurrency import read_proof
 from suite.report.paper.costs import read_programs
 from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
@@ -73,12 +74,13 @@ class Report(Record):
 
 @dataclass(frozen=True, slots=True)
 class Further:
-    """Hold results next to runs, for the papers' exhibits: what `encore micro indirection` and `tests/gpu/programs.py`
-    wrote, and the run of nanoGPT from before it was workloads of the suite."""
+    """Hold results next to runs, for the papers' exhibits: what `encore micro indirection`, `tests/gpu/programs.py` and
+    `tests/gpu/concurrency_proof.py` wrote, and the run of nanoGPT from before it was workloads of the suite."""
 
     micro: Path | None = None
     nanogpt: Path | None = None
     programs: tuple[Path, ...] = ()
+    proofs: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,7 @@ def paper_results(ratios: compare.Ratios | None, further: Further, published: Pu
         None if further.micro is None else read_micro_run(further.micro),
         None if further.nanogpt is None else load_run(further.nanogpt),
         dict(map(read_programs, further.programs)),
+        {label: found for path in further.proofs for label, found in read_proof(path).items()},
     )
 
 

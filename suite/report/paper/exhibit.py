@@ -41,6 +41,25 @@ _VERDICTS = {
 Means = dict[tuple[str, str], stats.GeometricMean]
 
 
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """Hold what `tests/gpu/concurrency_proof.py` found of one workload.
+
+    Attributes:
+        gain: device time of its graphs as chains over that with branches; None where no kernels are independent.
+        branched: of its `graphs`, those that Encore would serve by branches.
+        same_bits: whether results are the chain's; None where there were no branches.
+        memory_ratio: reserved memory over that of a compilation without branches.
+    """
+
+    gain: float | None
+    graphs: int
+    branched: int
+    same_bits: bool | None
+    memory_ratio: float | None
+    device: str
+
+
 @dataclass(frozen=True)
 class Results:
     """Hold everything exhibits are made of. Whatever was not given is missing, and is marked so."""
@@ -52,6 +71,8 @@ class Results:
     """Rows of nanoGPT from before it was workloads of the suite; `run` has newer ones."""
     programs: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     """Peak memory of small programs over stock's, by GPU and phase: `costs.read_programs`."""
+    proved: Mapping[str, Proved] = field(default_factory=dict)
+    """Chains against branches by workload: `concurrency.read_proof`."""
 
     @property
     def run(self) -> Run | None:

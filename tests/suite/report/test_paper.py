@@ -18,6 +18,7 @@ from suite.report.build import build_exhibits
 from suite.report.chart import Bar, Chart, Line, LineChart, Scale, draw
 from suite.report.compare import Ratios
 from suite.report.paper import EXHIBITS, Results, find_exhibits
+from suite.report.paper.concurrency import read_proof
 from suite.report.paper.costs import read_programs
 from suite.report.paper.exhibit import NOT_MEASURED, Made
 from suite.report.provenance import Provenance
@@ -31,13 +32,14 @@ from suite.results.store import RECORDED
 PUBLISHED = load_published()
 EXPECTED = [
     "fig3", "fig4", "fig4b", "fig9", "fig10", "fig11", "fig12", "fig13", "table1", "table2", "table3",
-    "memory", "copy-share", "graphs-enabled", "pygraph-fig2", "pygraph-fig7", "pygraph-fig8",
+    "memory", "copy-share", "concurrency", "graphs-enabled", "pygraph-fig2", "pygraph-fig7", "pygraph-fig8",
     "pygraph-table1",
     "pygraph-table2", "pygraph-table3", "pygraph-table4", "pygraph-section3", "nanogpt-table1", "nanogpt-table2",
     "nanogpt-costs",
 ]  # fmt: skip
 ORIGIN = Provenance("run synthetic", "SYNTHETIC GPU", "0123456789", "0.0", None)
 MICRO = RECORDED / "micro-indirection" / "indirection.json.gz"
+PROOF = min(RECORDED.glob("concurrency-*/*.jsonl.gz"))
 
 
 def made(name: str, results: Results) -> Made:
@@ -55,7 +57,7 @@ def row(table: Made, label: str, column: str = "workload") -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def recorded() -> Results:
-    return Results(PUBLISHED, comparisons(), read_micro_run(MICRO))
+    return Results(PUBLISHED, comparisons(), read_micro_run(MICRO), proved=read_proof(PROOF))
 
 
 def test_exhibits_are_those_of_the_papers() -> None:
