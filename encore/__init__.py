@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         report,
         reset,
         settled,
+        static_loader,
     )
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "report",
     "reset",
     "settled",
+    "static_loader",
 ]
 
 

@@ -10,7 +10,7 @@ Importing this package imports no torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from optimizations.capture.callables.order import WrongOrder
@@ -20,6 +20,9 @@ from optimizations.report.steps import Refusal, StepChanged, StepRefused, StepRe
 from optimizations.torch_internals import UnsupportedTorch
 
 if TYPE_CHECKING:
+    import torch
+
+    from optimizations.capture.static_loader import StaticLoader
     from optimizations.report.explanation import PlacementExplanation
 
 __all__ = [
@@ -39,6 +42,7 @@ __all__ = [
     "report",
     "reset",
     "settled",
+    "static_loader",
 ]
 
 
@@ -130,6 +134,35 @@ def graph_step(
         on_change=on_change,
         concurrency=concurrency,
     )
+
+
+def static_loader(loader: Iterable[Any], device: torch.device | str | int | None = None) -> StaticLoader:
+    """Return an iterator over the batches of `loader` that copies each to fixed addresses on a GPU, ahead of its use.
+
+    A step that fetches its own batches can then be recorded:
+
+        batches = encore.static_loader(DataLoader(dataset, batch_size=32, pin_memory=True))
+
+        @encore.graph_step
+        def step():
+            inputs, labels = next(batches)
+            ...
+
+    `iter(batches)` begins an epoch, and `next` raises StopIteration at its end. Inside of a step each batch of a call
+    has buffers of its own. Elsewhere a batch is overwritten by the next one: clone what you keep.
+
+    Args:
+        loader: yields tensors of any device, numbers and strings, in tuples, lists, dicts and nests of them. Batches of
+            equal structure, shapes and dtypes share their buffers; each other kind gets its own, and a graph.
+        device: the GPU; the current one where it is None.
+
+    Raises:
+        TypeError: `loader` cannot be iterated over.
+        ValueError: `device` is no CUDA device.
+    """
+    from optimizations.capture.static_loader import static_loader as make
+
+    return make(loader, device)
 
 
 def graph_callables(

@@ -24,6 +24,7 @@ import torch
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.signature import texts
+from optimizations.capture.static_loader import Fetches
 from optimizations.capture.step.audit import Audits
 from optimizations.capture.step.call import Call, refused_iterators
 from optimizations.capture.step.changes import Changes, tokens_of, with_changed
@@ -63,7 +64,13 @@ class CallRecorder(ABC):
         self._step = step
         self._options = options
         self._device = device
+        self._fetches = Fetches()
         self._start()
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step's Python."""
+        with self._fetches.run():
+            return self._step(*args, **kwargs)
 
     def _start(self) -> None:
         self._rates = LearningRates()
@@ -128,7 +135,7 @@ class CallRecorder(ABC):
 
         def step(*args: Any, **kwargs: Any) -> Any:
             with ran:
-                return self._step(*args, **kwargs)
+                return self._run(*args, **kwargs)
 
         with alone():
             seen = observe(
@@ -143,7 +150,9 @@ class CallRecorder(ABC):
             )
         if self._changes.take_in_names(ran, call.state, texts((call.args, call.kwargs))):
             self._recordings.look_again()
-        seen.findings.extend(refused_iterators(call.state, self._changes.names.has_path))
+        named = self._changes.names.has_path
+        static = call.state.static_loaders
+        seen.findings.extend(refused_iterators(call.state, lambda path: path not in static and named(path)))
         self._drawn.update(seen.host_draws.states)
         return seen
 
@@ -193,7 +202,7 @@ class CallRecorder(ABC):
             with alone():
                 recording = capture(
                     device,
-                    self._step,
+                    self._run,
                     captured,
                     graph,
                     pool,
@@ -321,7 +330,7 @@ class CallRecorder(ABC):
         if refusal is not None and self._options.on_refusal == "raise":
             raise StepRefused(refusal)
         self._eager += 1
-        return self._step(*args, **kwargs)
+        return self._run(*args, **kwargs)
 
     def _refuse_and_run(
         self, key: Hashable, refusal: Refusal, args: Any, kwargs: Any, progress: Progress | None = None

@@ -161,11 +161,18 @@ class GraphedStep(CallRecorder):
             try:
                 self._thread = _this_thread()
                 self._calls += 1
-                if self._options.key is not None:
-                    self._key_value = _hashable(self._options.key())
+                key = None if self._options.key is None else _hashable(self._options.key())
+                if self._fetches:
+                    if not self._fetches.take():  # the step sees to the end of the epoch
+                        self._changes_streams(self._device, observes=False)
+                        return self._as_it_is(args, kwargs, None)
+                    key = key, self._fetches.key
+                self._key_value = key
                 return self._call(args, kwargs)
             finally:
                 self._thread = None
+                if self._fetches.is_open:
+                    self._fetches.end()
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         if self._recordings.steady and not self._recordings.follow():
@@ -256,7 +263,7 @@ class GraphedStep(CallRecorder):
             self._eager += 1
             self._changes_streams(device, observes=True)
             with alone(), device.warming_up():
-                return self._step(*args, **kwargs)
+                return self._run(*args, **kwargs)
         for recording in self._recordings.of(key):  # with other containers, which hold what those of before held
             if self._changes.drop_unnamed(recording.watch.differences(state)) and recording.fits(tensors, state):
                 return self._serve_again(key, recording, args, kwargs, tensors)
@@ -315,7 +322,7 @@ class GraphedStep(CallRecorder):
         with alone(), device.warming_up(), self._rates.as_tensors():
             device.may_read(gradients(call.parameters))
             snapshot = state.snapshot() if self._rates.standing else []
-            returned = self._step(*args, **kwargs)
+            returned = self._run(*args, **kwargs)
         if self._rates.standing:
             self._rates.left_as_numbers(state, snapshot)
         return self._rates.as_numbers(returned)

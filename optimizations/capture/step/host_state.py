@@ -158,7 +158,7 @@ class HostState:
 
     Attributes:
         tensors, modules, optimizers: by path.
-        iterators: paths of objects that `next` changes.
+        iterators: paths of objects that `next` changes; `static_loaders`: of those that fetch for the step.
         generators: sources of random numbers on the host, by path.
         device_generators: those of the GPU.
         code: that of the program's own functions among what is reached.
@@ -171,6 +171,7 @@ class HostState:
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
     iterators: list[str] = field(default_factory=list)
+    static_loaders: set[str] = field(default_factory=set)
     generators: dict[str, Any] = field(default_factory=dict)
     device_generators: list[torch.Generator] = field(default_factory=list)
     code: list[types.CodeType] = field(default_factory=list)

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from optimizations.capture.signature import PLAIN, containers, objects
+from optimizations.capture.static_loader import StaticLoader
 from optimizations.capture.step.host_state import (
     KEPT_BY_MODULES,
     MODULE_HOOKS,
@@ -172,6 +173,10 @@ class _Walk:
             yield from self._of_container(path, value, depth)
         elif isinstance(value, Iterator):
             state.iterators.append(path)
+            if isinstance(value, StaticLoader):
+                state.static_loaders.add(path)
+                lent = [tensor for batch in value.lent for tensor in batch.buffers]
+                yield from ((f"{path}.buffers[{index}]", tensor, depth) for index, tensor in enumerate(lent))
         elif isinstance(value, type):
             if is_users(value.__module__):
                 yield from self._of_class(path, value, depth)

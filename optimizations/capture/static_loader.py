@@ -1,0 +1,310 @@
+"""Copy batches to fixed addresses ahead of their use, so that a step that fetches its own batches can be recorded.
+
+Note [Batches of a step]. A graph runs no Python, so `next(loader)` in a recorded step fetches nothing. `Fetches` does
+it for the step: it notes from which loaders a call fetched, and takes as many batches before each later call. If the
+call runs Python, `next` returns these batches; if it replays a graph, the graph reads them from the same addresses.
+The n-th batch that a call takes from a loader has buffers of its own, so it does not overwrite the one before.
+
+Note [Ahead of use]. The next batch is copied to the GPU on a side stream while the step computes, and from there to
+the buffers, which takes no longer than reading the batch once. The buffers themselves cannot be filled earlier: the
+step before may still read them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from optimizations import torch_internals
+
+
+class Transfer(Protocol):
+    """Describe how batches come to a device."""
+
+    def stage(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Begin to copy tensors to the device, and return the copies."""
+
+    def fill(self, buffers: Sequence[torch.Tensor], staged: Sequence[torch.Tensor]) -> None:
+        """Copy what `stage` returned into buffers, in the order of the calling stream."""
+
+    def buffer(self, staged: torch.Tensor) -> torch.Tensor:
+        """Return memory for tensors like this one."""
+
+    def is_capturing(self) -> bool:
+        """Return whether the calling stream is being captured."""
+
+
+class CudaTransfer:
+    """Copy batches to one GPU on a stream of their own. See `Transfer`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._done: torch.cuda.Event | None = None
+
+    def stage(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if any(one.is_cuda for one in tensors):  # computed on the calling stream
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            staged = [one.to(self._device, non_blocking=True, copy=True) for one in tensors]
+            self._done = torch.cuda.Event()
+            self._done.record()
+        return staged
+
+    def fill(self, buffers: Sequence[torch.Tensor], staged: Sequence[torch.Tensor]) -> None:
+        stream = torch.cuda.current_stream(self._device)
+        if self._done is not None:
+            stream.wait_event(self._done)
+        for buffer, one in zip(buffers, staged, strict=True):
+            buffer.copy_(one)
+            one.record_stream(stream)
+
+    def buffer(self, staged: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(staged)
+
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Hold one batch in its buffers.
+
+    Attributes:
+        value: the loader's batch, with buffers in place of its tensors.
+        buffers: these tensors. They are the same for every batch of this `key`.
+        key: the place of the batch in the step, its structure, shapes, dtypes and other values, and the addresses.
+    """
+
+    value: Any
+    buffers: tuple[torch.Tensor, ...]
+    key: tuple[Hashable, ...]
+
+
+class StaticLoader(Iterator[Any]):
+    """Yield the batches of a loader in buffers at fixed addresses. `static_loader` documents it."""
+
+    def __init__(self, loader: Iterable[Any], transfer: Transfer) -> None:
+        self._loader = loader
+        self._transfer = transfer
+        self._iterator: Iterator[Any] | None = None
+        self._ahead: deque[Any] = deque(maxlen=1)
+        self._error: Exception | None = None
+        self._given_back: deque[Batch] = deque()
+        self._buffers: dict[Hashable, tuple[torch.Tensor, ...]] = {}
+        self.lent: tuple[Batch, ...] = ()
+
+    def __len__(self) -> int:
+        """Return how many batches an epoch has, if the loader knows it."""
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> StaticLoader:
+        """Begin a new epoch. Batches of the last one that were copied ahead are dropped."""
+        self._iterator, self._error = iter(self._loader), None
+        self._ahead.clear()
+        self._given_back.clear()
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch. Outside of a step it overwrites the batch before.
+
+        Raises:
+            StopIteration: the epoch is over.
+            RuntimeError: the calling stream is being captured, for something else than a step.
+        """
+        fetches = _running.fetches
+        if fetches is not None:
+            return fetches.next(self)
+        if self.is_capturing():
+            raise RuntimeError("a graph fetches no batches; call next() before what is captured, or use graph_step")
+        batch = self.take(0)
+        self.prefetch()
+        return batch.value
+
+    def take(self, place: int) -> Batch:
+        """Return the next batch in the buffers for the n-th batch of a step.
+
+        Raises:
+            StopIteration: the epoch is over.
+        """
+        if not self.is_ready():
+            error = self._error
+            assert error is not None
+            if not isinstance(error, StopIteration):
+                self._error = None  # the loader says what comes after it
+            raise error
+        if self._given_back:
+            batch = self._given_back.popleft()
+            if batch.key[0] == place:
+                return batch
+            members, structure = torch_internals.pytree.tree_flatten(batch.value)
+            staged: Sequence[torch.Tensor] = batch.buffers
+        else:
+            members, structure, staged = self._ahead.popleft()
+        kinds = ((one.shape, one.dtype) if isinstance(one, torch.Tensor) else _hashable(one) for one in members)
+        key = place, structure, *kinds
+        if key not in self._buffers:
+            self._buffers[key] = tuple(map(self._transfer.buffer, staged))
+        buffers = self._buffers[key]
+        self._transfer.fill(buffers, staged)
+        filled = iter(buffers)
+        members = [next(filled) if isinstance(one, torch.Tensor) else one for one in members]
+        value = torch_internals.pytree.tree_unflatten(members, structure)
+        return Batch(value, buffers, (*key, *(one.data_ptr() for one in buffers)))
+
+    def is_ready(self) -> bool:
+        """Return whether `take` returns a batch, and does not raise."""
+        if not self._given_back:
+            self.prefetch()
+        return bool(self._given_back or self._ahead)
+
+    def give_back(self, batches: Sequence[Batch]) -> None:
+        """Let the next calls of `take` return these batches."""
+        self._given_back.extendleft(reversed(batches))
+
+    def prefetch(self) -> None:
+        """Begin to copy the next batch. What the loader raises is raised by `take`."""
+        if self._ahead or self._error is not None:
+            return
+        if self._iterator is None:
+            iter(self)
+        assert self._iterator is not None
+        try:
+            members, structure = torch_internals.pytree.tree_flatten(next(self._iterator))
+            staged = self._transfer.stage([one for one in members if isinstance(one, torch.Tensor)])
+        except Exception as error:
+            self._error = error
+        else:
+            self._ahead.append((members, structure, staged))
+
+    def is_capturing(self) -> bool:
+        """Return whether the calling stream is being captured."""
+        return self._transfer.is_capturing()
+
+
+class Fetches:
+    """Take the batches that calls of one step fetch. Note [Batches of a step].
+
+    Attributes:
+        key: tells apart calls whose batches have other buffers.
+        is_open: whether `end` has work to do after the call.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._order: tuple[StaticLoader, ...] = ()
+        self._noted: list[StaticLoader] | None = None
+        self._is_cut_short = False
+        self._lent: dict[StaticLoader, list[Batch]] = {}
+        self.key: Hashable = ()
+
+    def __bool__(self) -> bool:
+        """Return whether calls fetch batches."""
+        return bool(self._order)
+
+    def take(self) -> bool:
+        """Take the batches of the next call; False if the epoch ends before it has them all, or a loader raises."""
+        self.is_open = True
+        for loader in self._order:
+            if not loader.is_ready():
+                return False
+            lent = self._lent.setdefault(loader, [])
+            lent.append(loader.take(len(lent)))
+        self._lend()
+        return True
+
+    def run(self) -> AbstractContextManager[Any]:
+        """Return the block in which Python of the step runs, and fetches its batches from the first on."""
+        self.is_open, self._is_cut_short, self._noted = True, False, []
+        return _Running(self)
+
+    def next(self, loader: StaticLoader) -> Any:
+        """Return the batch that the step fetches now.
+
+        Raises:
+            StopIteration: the epoch is over.
+            RuntimeError: a capture fetches more than the calls before.
+        """
+        assert self._noted is not None
+        lent, at = self._lent.setdefault(loader, []), self._noted.count(loader)
+        if at == len(lent):
+            if loader.is_capturing():
+                raise RuntimeError("the step fetches more batches than in the call before")
+            self._is_cut_short = True
+            lent.append(loader.take(at))
+            self._is_cut_short = False
+            self._lend()
+        self._noted.append(loader)
+        return lent[at].value
+
+    def end(self) -> None:
+        """Note what the call fetched, give back what it did not, and begin to copy the next batches."""
+        if self._noted is not None:
+            for loader, lent in self._lent.items():
+                loader.give_back(lent[self._noted.count(loader) :])
+            if not self._is_cut_short:
+                self._order = tuple(self._noted)
+            self._noted = None
+        loaders, self._lent, self.is_open = list(self._lent), {}, False
+        for loader in loaders:
+            loader.lent = ()
+            loader.prefetch()
+
+    def _lend(self) -> None:
+        for loader, lent in self._lent.items():
+            loader.lent = tuple(lent)
+        self.key = tuple(one.key for lent in self._lent.values() for one in lent)
+
+
+class _Thread(threading.local):
+    fetches: Fetches | None = None
+
+
+_running = _Thread()
+
+
+class _Running:
+    def __init__(self, fetches: Fetches) -> None:
+        self._fetches = fetches
+
+    def __enter__(self) -> None:
+        self._before, _running.fetches = _running.fetches, self._fetches
+
+    def __exit__(self, *error: object) -> None:
+        _running.fetches = self._before
+
+
+def _hashable(value: Any) -> Hashable:
+    """Return a value that tells batches apart which are not tensors alone.
+
+    Raises:
+        TypeError: it cannot be compared.
+    """
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(
+            f"a batch of a static loader holds a {type(value).__name__}, which has no hash; "
+            "yield tensors, numbers and strings in tuples, lists and dicts"
+        ) from None
+    return type(value), value
+
+
+def static_loader(loader: Iterable[Any], device: torch.device | str | int | None = None) -> StaticLoader:
+    """Make a static loader. `optimizations.static_loader` documents it."""
+    if not isinstance(loader, Iterable):
+        raise TypeError(
+            f"static_loader needs an iterable of batches, such as a DataLoader, not {type(loader).__name__}"
+        )
+    found = torch.device("cuda" if device is None else device if not isinstance(device, int) else f"cuda:{device}")
+    if found.type != "cuda":
+        raise ValueError(f"static_loader copies batches to a CUDA device, not to {found}")
+    if found.index is None:
+        found = torch.device("cuda", torch.cuda.current_device())
+    return StaticLoader(loader, CudaTransfer(found))
