@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
+from unittest import mock
 
 import numpy
 import torch
@@ -57,6 +58,8 @@ def case(task: Task, device: str, misaligned: Sequence[int] = MISALIGNED) -> Cas
         return _module_case(entry, task, device, misaligned)
     if task.database == "optim_db":
         return _optimizer_case(entry, task, device)
+    if task.variant == "opcheck":
+        return _opcheck_case(entry, task, device)
     return _operator_case(entry, task, device, misaligned)
 
 
@@ -152,7 +155,28 @@ def _optimizer_case(info: Any, task: Task, device: str) -> Case:
                 kept.append(parameter.grad)
             session.begin(number)
             step()
-            session.note(parameters, [list(optimizer.state[one].values()) for one in parameters])
+            state = [value for one in parameters for value in optimizer.state[one].values()]
+            # A compiled step has its count of steps on the GPU, as `capturable` would have it.
+            session.note(parameters, [value.cpu() if torch.is_tensor(value) else value for value in state])
+
+    return run
+
+
+def _opcheck_case(entry: Any, task: Task, device: str) -> Case:
+    """Return the checks of `torch.library.opcheck`, whose comparison under AOTAutograd compiles with the session."""
+    from torch.testing._internal.optests import aot_autograd
+
+    seed_all(0)
+    drawn = entry.sample_inputs(device, getattr(torch, task.dtype), requires_grad=entry.supports_autograd)
+    samples = list(itertools.islice(drawn, PER_ENTRY))
+
+    def run(session: Session) -> None:
+        for number, sample in enumerate(samples):
+            session.begin(number)
+            with mock.patch.object(aot_autograd, "compiled_function") as compiles:
+                compiles.side_effect = lambda function, *_, **__: session.compile(function)
+                session.note(torch.library.opcheck(entry.op, (sample.input, *sample.args), sample.kwargs))
+            assert compiles.called, "this PyTorch's opcheck compiles otherwise"
 
     return run
 

@@ -25,6 +25,7 @@ OTHER_DTYPES = (
 
 RANKS = (
     ("function", "main", 0),
+    ("opcheck", "main", 0),
     ("function", "complex64", 0),
     ("inplace", "main", 0),
     ("function", "bfloat16", 0),
@@ -40,7 +41,7 @@ RANKS = (
 
 @dataclass(frozen=True)
 class Task:
-    """One sample of an entry of a database. `variant`: "function", "inplace" or "out"."""
+    """One sample of an entry of a database. `variant`: "function", "inplace", "out"; of custom operators "opcheck"."""
 
     database: str
     name: str
@@ -105,6 +106,8 @@ def _name(database: str, entry: Any) -> str:
 
 def _dtype(database: str, entry: Any, variant: str, dtype: str, device_type: str) -> str | None:
     """Return the name of the dtype that is meant; None if the entry has no such sample."""
+    if variant == "opcheck" and database != "custom_op_db":
+        return None
     if database == "optim_db":
         return "float32" if variant == "function" and dtype == "main" else None
     if database == "module_db":
