@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from suite.measure.metrics import Metric, metrics
-from suite.measure.modes import MODES
 from suite.report.runs import Run, cell_label, said_of_others
 from suite.report.selected import CANDIDATES, selected_functions
 from suite.report.table import Table, make_table
@@ -98,18 +97,6 @@ def replay_peak_bytes(cell: Cell | None) -> int | None:
     return cell.metrics.memory.replay_peak_reserved_bytes
 
 
-def recorded_graphs(cell: Cell) -> int | None:
-    """Return how many CUDA graphs were recorded. Until 2026-11-26 rows had 0 of what Encore captures around the module:
-    those are the graphs that an iteration launches, each once."""
-    coverage, graphs = (cell.metrics.coverage, cell.metrics.graphs) if cell.metrics else (None, None)
-    counted = graphs.cuda_graphs if graphs is not None else None
-    return coverage.graph_launches if _captures_more(cell.mode) and not counted and coverage is not None else counted
-
-
-def _captures_more(mode: str) -> bool:
-    return mode in MODES and MODES[mode].captures_more
-
-
 def _times_of(cell: Cell) -> Row:
     host = _all_samples(cell, lambda block: block.host_us)
     device = _all_samples(cell, lambda block: block.device_us or [])
@@ -145,7 +132,7 @@ def _coverage_of(cell: Cell) -> Row:
             "graph_launches": measured.graph_launches,
         }
     if cell.metrics and cell.metrics.graphs:
-        row |= cell.metrics.graphs.model_dump(exclude={"not_captured"}) | {"cuda_graphs": recorded_graphs(cell)}
+        row |= cell.metrics.graphs.model_dump(exclude={"not_captured"})
     return row
 
 
@@ -159,11 +146,6 @@ def _copies_of(cell: Cell) -> Row:
             "host_to_device_copies": sum(transfer.count for transfer in transfers),
             "blocking_copies": sum(transfer.count for transfer in transfers if transfer.blocking),
         }
-        # Until 2026-11-26 rows of modes that capture more had 0 of what was not counted there.
-        if measured.placeholder_bytes and not measured.placeholder_tensors:
-            row["placeholder_tensors"] = None
-        if _captures_more(cell.mode) and not measured.pointer_bytes:
-            row["pointer_bytes"] = None
     return row
 
 
@@ -181,9 +163,7 @@ def _compile_times_of(cell: Cell) -> Row:
 
 def compile_conditions(times: CompileTimes) -> str:
     """Return how compile times were measured, in words."""
-    if times.conditions is not None:
-        return times.conditions.value
-    return "cached, side by side" if times.warm_cache else "cold, side by side"
+    return "unknown" if times.conditions is None else times.conditions.value
 
 
 def throttling(run: Run) -> str | None:

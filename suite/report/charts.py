@@ -11,7 +11,7 @@ from suite.explain.records import Explanation
 from suite.measure.modes import DEFAULT_MODE, GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
 from suite.report.cell_tables import host_median_us
 from suite.report.chart import Bar, Chart, Scale
-from suite.report.compare import Comparison, Kernels, Ratios, baselines
+from suite.report.compare import Comparison, Ratios, baselines
 from suite.report.explain_tables import explanation_label, is_as_published, lowerings_of, settings
 from suite.report.published import Published
 from suite.report.runs import RowGroup, Run, cell_label, row_groups
@@ -79,8 +79,8 @@ def _ratio_bar(item: Comparison, published: Published) -> Bar:
     cell = item.cell
     as_published = cell_is_as_published(cell)
     paper = published.speedup("grace", cell.workload, cell.mode, item.baseline) if as_published else None
-    if item.ratio is None or item.kernels is Kernels.OTHER:
-        return Bar(failure=item.missing or "other kernels", published=paper)
+    if item.ratio is None:
+        return Bar(failure=item.missing, published=paper)
     undecided = item.verdict in (Verdict.AMBG, None)
     interval = _interval(item.ratio.low, item.ratio.high)
     return Bar(item.ratio.value, interval, published=paper, undecided=undecided, label=f"{item.ratio.value:.2f}")

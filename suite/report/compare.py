@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.measure.kernels import difference, only_moves
+from suite.measure.kernels import difference
 from suite.measure.modes import MODES, REFERENCE_MODE
 from suite.report.runs import Run, cell_label
 from suite.results import stats
@@ -54,12 +53,8 @@ class Kernels(StrEnum):
     """The same, and one side has generated kernels that the other lacks: placement changed the program, say."""
     RETUNED = "tuned otherwise"
     """A kernel that both have is launched differently, or one side has another kernel of a library."""
-    UNKNOWN = "tuned apart"
-    """Each side tuned its kernels by itself, and which ones it ran was not recorded."""
     UNSEEN = "kernels not seen"
-    """The kernels of a process that samples are of were not recorded: memory was short, or the run ended."""
-    OTHER = "void: other kernels"
-    """The ratio follows that of the kernel times, or is over a process whose kernels were not timed."""
+    """The kernels of a process that samples are of were not recorded: memory was short, or the run is on a CPU."""
 
 
 COMPARABLE = (Kernels.EAGER, Kernels.SAME, Kernels.GENERATED)
@@ -68,11 +63,6 @@ COMPARABLE = (Kernels.EAGER, Kernels.SAME, Kernels.GENERATED)
 UNSETTLED = "unsettled"
 """The mark of a ratio without a verdict, because a side still recorded graphs, or looked for places to read in place,
 when it was timed."""
-
-FOLLOWS_KERNELS = 0.5
-"""A ratio follows that of the kernel times if these explain this share of its logarithm."""
-LEAST_KERNEL_RATIO = 1.02
-"""Kernel times that differ by less are taken for equal: the profiler's own scatter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,19 +264,10 @@ def _compare_cell(
     seed = zlib.crc32(f"{_name(cell, reference)} {metric}".encode())
     with _naming(cell, reference, metric):
         ratio = stats.speed_up(theirs, ours, seed=(seed,), spread=spread)
-    kernels = compare_kernels(cell, reference, ratio.value)
+    kernels = compare_kernels(cell, reference)
     settled = has_settled(cell) and has_settled(reference)
     verdict = stats.judge(ratio) if kernels in COMPARABLE and settled else None
     return Comparison(cell, baseline, metric, ratio, verdict, alternating, None, kernels, settled)
-
-
-def _ran_others(cell: Cell) -> bool:
-    """Return whether the processes of this row, and those of baselines measured with it, ran different kernels.
-
-    Older rows also counted kernels that only move data. Their later processes name what was counted.
-    """
-    told = {later.process: later.retuned for later in cell.later}
-    return any(not told.get(process) or not all(map(only_moves, told[process])) for process in cell.other_kernels)
 
 
 def _unseen(cell: Cell, reference: Cell) -> bool:
@@ -296,30 +277,17 @@ def _unseen(cell: Cell, reference: Cell) -> bool:
     return any(one.mode in modes and one.phase != "prepare" for one in shortages)
 
 
-def compare_kernels(cell: Cell, reference: Cell, ratio: float) -> Kernels:
-    """Return whether both ran the same kernels, as far as their rows tell.
-
-    Rows without names of kernels have the sum of their times. Where a ratio follows that sum, it is unknown what the
-    mode did from what tuning did. Of a baseline that ran again in another group, the row has not even that sum.
-    """
+def compare_kernels(cell: Cell, reference: Cell) -> Kernels:
+    """Return whether both ran the same kernels, as far as their rows tell."""
     if any(side.mode in MODES and MODES[side.mode].backend is None for side in (cell, reference)):
         return Kernels.EAGER
-    if _ran_others(cell) or _ran_others(reference):
+    if cell.other_kernels or reference.other_kernels:
         return Kernels.RETUNED
-    if _unseen(cell, reference):
+    ours, theirs = (side.metrics.kernels if side.metrics else None for side in (cell, reference))
+    if not ours or not theirs or _unseen(cell, reference):
         return Kernels.UNSEEN
-    if cell.metrics and reference.metrics and cell.metrics.kernels and reference.metrics.kernels:
-        found = difference(cell.metrics.kernels, reference.metrics.kernels)
-        return Kernels.RETUNED if found.retuned else Kernels.GENERATED if found.generated else Kernels.SAME
-    ours, theirs = (side.metrics.kernel_time_us if side.metrics else None for side in (cell, reference))
-    if reference.mode in cell.baseline_blocks:
-        return Kernels.OTHER
-    if not ours or not theirs:
-        return Kernels.UNKNOWN
-    of_kernels = math.log(theirs / ours)
-    differ = abs(of_kernels) >= math.log(LEAST_KERNEL_RATIO)
-    follows = of_kernels * math.log(ratio) > 0 and abs(of_kernels) >= FOLLOWS_KERNELS * abs(math.log(ratio))
-    return Kernels.OTHER if differ and follows else Kernels.UNKNOWN
+    found = difference(ours, theirs)
+    return Kernels.RETUNED if found.retuned else Kernels.GENERATED if found.generated else Kernels.SAME
 
 
 def _missing(cell: Cell, baseline: str, reference: Cell | None) -> str | None:

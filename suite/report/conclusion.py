@@ -287,7 +287,7 @@ def _ratio(item: Comparison | None, baseline: str, cells: dict[str, Cell | None]
     said = (
         _SAID[item.verdict]
         if item.verdict is not None
-        else "not a gain of CUDA graphs: " + (item.kernels.value if item.kernels is not None else Kernels.UNKNOWN.value)
+        else "not a gain of CUDA graphs: " + (item.kernels.value if item.kernels is not None else Kernels.UNSEEN.value)
     )
     interval = f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
     return f"Encore is {interval} times as fast as {_CALLED[baseline]}: {said}"

@@ -32,11 +32,8 @@ from suite.results.schema import Cell, Status
 from suite.results.stats import GeometricMean, Verdict
 
 KERNELS_NOTE = (
-    f"{Kernels.RETUNED.value}: the modes do not run the same kernels; {Kernels.UNKNOWN.value}: each tuned its kernels "
-    f"by itself, and which ones it ran was not recorded; {Kernels.UNSEEN.value}: there was no memory to look at them; "
-    "such a ratio has no verdict and is in no mean. "
-    f"{Kernels.OTHER.value}: the ratio follows the kernel times, or its baseline ran in another process; it is "
-    "withdrawn."
+    f"{Kernels.RETUNED.value}: the modes do not run the same kernels; {Kernels.UNSEEN.value}: which kernels they ran "
+    "was not recorded; such a ratio has no verdict and is in no mean."
 )
 """Note under tables with ratios whose kernels are not known to be the same."""
 
@@ -173,8 +170,6 @@ def ratio_text(ratios: Ratios, label: str, mode: str, baseline: str) -> Detailed
         return Detailed("not run", {"missing": "not run"})
     if item.ratio is None:
         return Detailed(item.missing or "no samples", {"missing": item.missing or "no samples"})
-    if item.kernels is Kernels.OTHER:
-        return Detailed(item.kernels.value, {"missing": item.kernels.value})
     said = item.mark
     device = ratios.against(item.cell, baseline, TimeKind.DEVICE)
     if device.verdict is not None and device.verdict is not item.verdict:

@@ -7,15 +7,12 @@ fields are refused, so that a file of another schema version cannot be read by m
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 SCHEMA_VERSION = 2
-"""Version of rows and environments written now. Version 1 had no names of kernels and one process per cell."""
-
-READABLE_VERSIONS = (1, 2)
-"""Versions that can be read. Additions of a version are optional, so that recorded runs stay readable."""
+"""Version of rows and environments. Additions are optional, so that recorded runs stay readable."""
 
 EXPLANATION_VERSION = 1
 """Version of what `encore explain` writes."""
@@ -218,12 +215,12 @@ class CompileConditions(StrEnum):
 class CompileTimes(Record):
     """Hold seconds to the first result (`first_call_s`) and through all of warm-up; `parts` by Dynamo's timers.
 
-    `conditions` None: all modes compiled side by side, each with cold caches of its own, and the C++ toolchain started
-    in some of them only. `settle_calls` came after warm-up, until no CUDA graph of Encore's waited for more calls;
-    `settled` says whether that was reached. Until 2026-11-24 first processes spread Encore's work on its graphs over
-    these calls, as a user's do. `waited_s` is how long the mode waited for the kernels of the one that compiles first;
-    that is in no other of these times. `calls_s` has the first calls of warm-up and settling one by one, each with the
-    wait for its end, as many as `CALLS_OF_START`; `settle_s` is the sum of all that came after warm-up.
+    `conditions` None: they are not known. `settle_calls` came after warm-up, until no CUDA graph of Encore's waited for
+    more calls; `settled` says whether that was reached. Until 2026-11-24 first processes spread Encore's work on its
+    graphs over these calls, as a user's do. `waited_s` is how long the mode waited for the kernels of the one that
+    compiles first; that is in no other of these times. `calls_s` has the first calls of warm-up and settling one by
+    one, each with the wait for its end, as many as `CALLS_OF_START`; `settle_s` is the sum of all that came after
+    warm-up.
     """
 
     first_call_s: float
@@ -373,16 +370,6 @@ class Cell(Record):
     """Over how many GPUs the workload is split (tensor parallelism); None: it is not such a row."""
     ranks: list[RankPart] = []
     """All ranks, where there are several; correctness, compile times and metrics are those of the first process."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_single_baseline(cls, fields: Any) -> Any:
-        """Read rows from before there were halves: they have one baseline at most, in two fields."""
-        if not isinstance(fields, dict) or "paired_blocks" not in fields:
-            return fields
-        rest = {name: value for name, value in fields.items() if name not in ("paired_baseline", "paired_blocks")}
-        baseline = fields.get("paired_baseline")
-        return {**rest, "baseline_blocks": {} if baseline is None else {baseline: fields["paired_blocks"]}}
 
     @property
     def key(self) -> tuple[str, str, str, str]:

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from optimizations import atomic_file
 from optimizations.uncollected import uncollected
 from suite.results.errors import EncoreError, WrongUse
-from suite.results.schema import READABLE_VERSIONS, Cell, Environment, Record
+from suite.results.schema import SCHEMA_VERSION, Cell, Environment, Record
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RUNS = REPOSITORY / "results" / "runs"
@@ -36,8 +36,6 @@ ENVIRONMENT = "environment.json"
 CELLS = "cells.jsonl"
 PACKED = f"{CELLS}.gz"
 RETRIED = "retried.jsonl"
-
-_READABLE = " and ".join(map(str, READABLE_VERSIONS))
 
 _R = TypeVar("_R", bound=Record)
 
@@ -103,14 +101,14 @@ def _parse(kind: type[_R], text: bytes, place: str) -> _R:
             raise InvalidResults(f"{place} is damaged: {first['msg']}. {_WHAT_TO_DO[kind]}") from error
         raise InvalidResults(
             f"{place}: {f'field {where!r}: ' if where else ''}{first['msg']}{more}. The file was made by another "
-            f"version of Encore or edited; this one reads schema versions {_READABLE}."
+            f"version of Encore or edited; this one reads schema version {SCHEMA_VERSION}."
         ) from error
 
 
 def _check_version(record: Environment | Cell, place: str) -> None:
-    if record.schema_version not in READABLE_VERSIONS:
+    if record.schema_version != SCHEMA_VERSION:
         raise InvalidResults(
-            f"{place}: schema version {record.schema_version}, this Encore reads {_READABLE}; "
+            f"{place}: schema version {record.schema_version}, this Encore reads {SCHEMA_VERSION}; "
             "use the commit named in the run's environment.json"
         )
 
@@ -207,7 +205,7 @@ def _check_blocks(cell: Cell, place: str) -> None:
     for blocks in (cell.blocks, *cell.baseline_blocks.values()):
         seen = set()
         for block in blocks:
-            number = (getattr(block, "process", None), block.index)
+            number = (block.process, block.index)
             if number in seen:
                 raise InvalidResults(
                     f"{place}: {'/'.join(cell.key)} has two blocks of index {block.index}; each may be there once"

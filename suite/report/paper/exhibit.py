@@ -14,7 +14,7 @@ from suite.measure.modes import DEFAULT_MODE, INDIRECTION_MODE, REFERENCE_MODE, 
 from suite.micro.records import MicroRun
 from suite.report import compare, provenance
 from suite.report.chart import Bar, Chart, LineChart, Scale
-from suite.report.compare import COMPARABLE, Comparison, Kernels, Ratios
+from suite.report.compare import COMPARABLE, Comparison, Ratios
 from suite.report.provenance import Provenance
 from suite.report.published import Published
 from suite.report.runs import Run
@@ -26,7 +26,6 @@ from suite.results.stats import Verdict
 NOT_MEASURED = "not measured"
 NOT_HELD = "not known here"
 """Stands for values that a paper prints and `results/published.json` lacks."""
-VOID = "other kernels"
 NOTHING = Provenance("no run was given", "nothing measured", None, "none", None, count=0)
 """Provenance of what rests on no result at all."""
 _VERDICTS = {
@@ -104,9 +103,9 @@ class Results:
         return None if self.ratios is None else self.ratios.find(label, mode, baseline)
 
     def ratio(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> stats.Ratio | None:
-        """Return how many times faster than the baseline it is, where both ran and did not run other kernels."""
+        """Return how many times faster than the baseline it is, where both ran."""
         item = self.against(label, mode, baseline)
-        return None if item is None or item.kernels is Kernels.OTHER else item.ratio
+        return None if item is None else item.ratio
 
     def gain(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> stats.Ratio | None:
         """Return the ratio where it is one of modes; see `Ratios.gain`."""
@@ -120,7 +119,7 @@ class Results:
         if item.ratio is None:
             return item.missing
         if item.kernels is not None and item.kernels not in COMPARABLE:
-            return VOID if item.kernels is Kernels.OTHER else item.kernels.value
+            return item.kernels.value
         return None if item.settled else compare.UNSETTLED
 
     def published_ratio(self, source: str, label: str, mode: str, baseline: str) -> float | None:

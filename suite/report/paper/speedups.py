@@ -16,11 +16,10 @@ from suite.measure.modes import (
 )
 from suite.report.cell_tables import host_median_us
 from suite.report.chart import Scale
-from suite.report.compare import Kernels, TimeKind, compare_kernels, samples_by_process
+from suite.report.compare import TimeKind, samples_by_process
 from suite.report.paper.exhibit import (
     NOT_HELD,
     NOT_MEASURED,
-    VOID,
     Exhibit,
     Grid,
     Made,
@@ -193,8 +192,6 @@ def _rewritten(results: Results, label: str, mode: str) -> Value:
         ratio = stats.speed_up(slow[:count], fast[:count], seed=(seed,))
     except ValueError as error:
         raise EncoreError(f"the recorded samples of {label} in {mode} cannot be compared: {error}") from error
-    if compare_kernels(after, before, ratio.value) is Kernels.OTHER:
-        return Value(missing=VOID)
     return Value(ratio.value, (ratio.low, ratio.high))
 
 

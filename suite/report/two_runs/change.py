@@ -108,7 +108,6 @@ BASELINES = (GRAPH_MODE, REFERENCE_MODE, EAGER_MODE)
 ONE_PROCESS = "one process in each run, and nothing tells how much processes differ"
 NOT_SETTLED = "not settled when it was timed"
 OTHER_KERNELS = "other kernels than"
-_VOID = (Kernels.RETUNED, Kernels.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +172,7 @@ class WithinRuns:
         ratios = ratios_by_process(cell, reference, self._metric)
         if ratios is None:
             return f"no {self._metric.value} samples"
-        if compare_kernels(cell, reference, math.exp(ratios.mean())) in _VOID:
+        if compare_kernels(cell, reference) is Kernels.RETUNED:
             return f"{OTHER_KERNELS} {baseline}"
         return ratios
 

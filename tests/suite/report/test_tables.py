@@ -109,23 +109,6 @@ def test_overview_over_graph_has_the_modes_compared_with_it() -> None:
     assert len(speedup_tables.overview(compare.Ratios(without), PUBLISHED, "graph").frame) == 0
 
 
-def test_coverage_counts_graphs_of_whole_captures() -> None:
-    """Older rows count no graphs of callables and steps: those are the graphs that an iteration launches."""
-
-    def captured(mode: str, recorded: int, launches: int) -> Cell:
-        found = metrics()
-        assert found.coverage is not None and found.graphs is not None
-        changes = {
-            "coverage": found.coverage.model_copy(update={"graph_launches": launches}),
-            "graphs": found.graphs.model_copy(update={"cuda_graphs": recorded}),
-        }
-        return cell("DCGAN", mode, metrics=found.model_copy(update=changes))
-
-    cells = (captured("graph", 3, 2), captured("step", 0, 1), captured("callables", 4, 2))
-    table = cell_tables.table("coverage", Run(environment(), cells))
-    assert [row(table, mode=mode)["cuda_graphs"] for mode in ("graph", "step", "callables")] == [3, 1, 4]
-
-
 def test_speedups_have_numbers_of_each_metric(comparisons):
     table = speedup_tables.speedups(comparisons)
     found = row(table, workload="EOS", mode="graph", metric="latency")
@@ -149,26 +132,6 @@ def test_times_split_host_time_into_kernel_time_and_the_rest(run):
 def test_coverage_is_the_share_of_kernels_in_graphs(run):
     found = row(cell_tables.table("coverage", run), workload="EOS", mode="graph")
     assert (found["coverage_percent"], found["graph_kernels"], found["other_kernels"]) == (75.0, 75, 25)
-
-
-def test_uncounted_values_of_older_rows_are_no_zeros():
-    def copied(mode, **values):
-        found = metrics()
-        return cell("DCGAN", mode, metrics=found.model_copy(update={"copies": found.copies.model_copy(update=values)}))
-
-    table = cell_tables.table(
-        "copies",
-        Run(
-            environment(),
-            (
-                copied("callables", placeholder_tensors=0, pointer_bytes=0),
-                copied("step", placeholder_bytes=0, placeholder_tensors=0, pointer_bytes=16),
-                copied("graph", placeholder_bytes=0, placeholder_tensors=0, pointer_bytes=0),
-            ),
-        ),
-    )
-    found = {each["mode"]: (each["placeholder_tensors"], each["pointer_bytes"]) for each in rows(table)}
-    assert found == {"callables": (None, None), "step": (0, 16), "graph": (0, 0)}
 
 
 def test_copies_are_summed_and_blocking_ones_counted(run):

@@ -163,18 +163,6 @@ def test_wrong_fields_are_refused_with_file_and_line(tmp_path: Path, edit: objec
     assert caught.value.exit_code == EXIT_WRONG_USE
 
 
-@pytest.mark.parametrize("baseline", ["compile", None])
-def test_rows_from_before_there_were_halves_are_read(tmp_path: Path, baseline: str | None) -> None:
-    now = cell("EOS", "graph", baseline_blocks={baseline: cell().blocks} if baseline else {})
-    fields = json.loads(now.model_dump_json())
-    del fields["baseline_blocks"]
-    blocks = [block.model_dump() for block in cell().blocks] if baseline else []
-    fields |= {"paired_baseline": baseline, "paired_blocks": blocks}
-    path = make_run(tmp_path / "run")
-    (path / store.CELLS).write_text(json.dumps(fields) + "\n")
-    assert read_run(path).cells == (now,)
-
-
 @pytest.mark.parametrize("line", [b"{}", b"", b"[1, 2]", b'{"schema_version": 1', b"\xff\xff"])
 def test_a_whole_line_that_is_no_cell_is_refused(tmp_path: Path, line: bytes) -> None:
     path = make_run(tmp_path / "run")

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from noise_simulation import NOISE
 from recorded_runs import read_recorded
 
 from suite.cli.report import further_results, recorded_file
@@ -15,12 +14,10 @@ from suite.micro.records import read_micro_run
 from suite.report.history.recording import PAGE, PART, listing
 from suite.report.markdown_pages import generated_part
 from suite.report.runs import load_explanations, load_runs
-from suite.results.schema import READABLE_VERSIONS, SCHEMA_VERSION, Status
+from suite.results.schema import Status
 from suite.results.store import ENVIRONMENT, PACKED, RECORDED, read_unpacked
 
 RUNS = sorted(path.parent for path in RECORDED.glob(f"*/{PACKED}"))
-OLDEST = NOISE / "20261120-131935-h200"
-"""The first run that was recorded: of schema version 1, before rows named kernels or processes."""
 MOST_BYTES = 10_000_000
 
 
@@ -50,12 +47,6 @@ def test_recorded_page_lists_every_run_and_file() -> None:
 
 def test_recorded_runs_are_packed() -> None:
     assert [path.parent.name for path in RECORDED.glob(f"*/{ENVIRONMENT}") if path.parent not in RUNS] == []
-
-
-def test_first_schema_version_is_still_read() -> None:
-    assert load_runs([OLDEST]).cells
-    assert json.loads((OLDEST / ENVIRONMENT).read_text())["schema_version"] == 1
-    assert {1, SCHEMA_VERSION} <= set(READABLE_VERSIONS)
 
 
 def test_recorded_explanations_are_read_and_without_error() -> None:
