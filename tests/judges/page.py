@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import rows as rows_of
+from . import torchbench
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "judges.md"
@@ -39,6 +40,8 @@ def _tables(folder: Path) -> str:
     if left := rows_of.remain(rows):
         parts.append(f"{left:,} samples of the wheel remain to be judged.")
     parts += ["Fail under Encore and pass under plain compile:", "\n".join(found) if found else "none"]
+    if any(row.get("task", "").startswith("torchbench|") for row in rows):
+        parts += ["TorchBench's models, with random weights:", torchbench.table(rows)]
     return "\n\n".join(parts)
 
 

@@ -3,7 +3,9 @@
     ENCORE_JUDGE_COMPILER=encore ENCORE_JUDGE_ROWS=FILE python -m pytest -p judges.plugin TESTS
 
 Calls of `torch.compile` that name Inductor or no backend get the compiler's keywords; those that name another one, such
-as "eager", stay as they are.
+as "eager", stay as they are. With ENCORE_JUDGE_REPEATS=N each call of a compiled function is N calls with the same
+arguments, whose last result counts: most tests call a function once, and graphs would not be replayed. The first test
+of each class runs before any second one.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,12 +27,13 @@ from .worker import GONE, prepare
 COMPILER = os.environ.get("ENCORE_JUDGE_COMPILER", "compile")
 ROWS = os.environ.get("ENCORE_JUDGE_ROWS")
 PREFIX = os.environ.get("ENCORE_JUDGE_NAME", "project")
+REPEATS = int(os.environ.get("ENCORE_JUDGE_REPEATS", "1"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put the compiler into `torch.compile` and count graphs that are launched."""
     prepare()
-    torch.compile = given_compiler(torch.compile, dict(trial.COMPILERS[COMPILER]))
+    torch.compile = given_compiler(torch.compile, dict(trial.COMPILERS[COMPILER]), REPEATS)
     counting = trial.counted_replays()
     config.stash[REPLAYS] = counting.__enter__()
     config.add_cleanup(lambda: counting.__exit__(None, None, None))
@@ -38,7 +42,18 @@ def pytest_configure(config: pytest.Config) -> None:
 REPLAYS: Any = pytest.StashKey()
 
 
-def given_compiler(stock: Any, keywords: dict[str, Any]) -> Any:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the first test of each class or file before any second one."""
+    seen: Counter[str] = Counter()
+    places = {}
+    for item in items:
+        family = item.nodeid.rpartition("::")[0]
+        places[item] = seen[family]
+        seen[family] += 1
+    items.sort(key=places.__getitem__)
+
+
+def given_compiler(stock: Any, keywords: dict[str, Any], calls: int = 1) -> Any:
     """Return `torch.compile` with other keywords where the program leaves the backend to PyTorch."""
 
     @functools.wraps(stock)
@@ -48,9 +63,26 @@ def given_compiler(stock: Any, keywords: dict[str, Any]) -> Any:
         kept = {name: value for name, value in given.items() if name not in ("backend", "mode", "options")}
         if model is None:
             return lambda target: compile_(target, **given)
-        return stock(model, **kept, **keywords)
+        return _repeated(stock(model, **kept, **keywords), calls)
 
     return compile_
+
+
+def _repeated(compiled: Any, calls: int) -> Any:
+    if calls == 1:
+        return compiled
+    once = compiled.forward if isinstance(compiled, torch.nn.Module) else compiled
+
+    @functools.wraps(once)
+    def again(*args: Any, **given: Any) -> Any:
+        for _ in range(calls - 1):
+            once(*args, **given)
+        return once(*args, **given)
+
+    if not isinstance(compiled, torch.nn.Module):
+        return again
+    compiled.forward = again
+    return compiled
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,14 +10,14 @@ import json
 import os
 import tarfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from judges import page, projects, rows, trial
+from judges import page, plugin, projects, rows, trial
 from judges.cases import copied
 from judges.databases import Task
 from judges.plugin import given_compiler
@@ -219,6 +219,15 @@ def test_projects_compile_with_the_chosen_compiler() -> None:
     ]
 
 
+def test_calls_of_what_is_compiled_are_repeated() -> None:
+    calls: list[int] = []
+    compile_ = given_compiler(lambda model: model, {}, calls=4)
+    assert compile_(lambda value: calls.append(value) or len(calls))(7) == 4 and calls == [7] * 4
+    module = torch.nn.Identity()
+    module.register_forward_hook(lambda *given: calls.append(0))
+    assert compile_(module) is module and module(5) == 5 and len(calls) == 5
+
+
 @pytest.mark.parametrize("name", projects.PROJECTS)
 def test_cut_of_a_checkout_has_what_tests_need(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkout, needed = tmp_path / "checkout", projects.PROJECTS[name].needed
@@ -245,24 +254,42 @@ def test_cut_of_a_checkout_has_what_tests_need(name: str, tmp_path: Path, capsys
     assert f"has no {needed[0]}" in capsys.readouterr().err
 
 
-def test_torchbench_is_measured_by_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
+def test_only_files_with_tests_that_compile_are_run(tmp_path: Path) -> None:
+    (tmp_path / "tests" / "deep").mkdir(parents=True)
+    (tmp_path / "tests" / "test_plain.py").write_text("def test_smoke(): pass")
+    (tmp_path / "tests" / "deep" / "test_compiled.py").write_text("    def test_some_dynamo(self): pass")
+    assert projects.chosen_files(projects.PROJECTS["kornia"], tmp_path) == ["tests/deep/test_compiled.py"]
+    assert projects.chosen_files(projects.PROJECTS["tensordict"], tmp_path) == ["test/compile/test_compile.py"]
 
-    def run(command: list[str], *, env: dict[str, str], check: bool) -> Any:
-        calls.append((command[5:], env["PYTHONPATH"].split(os.pathsep)[0]))
-        return SimpleNamespace(returncode=3)
 
-    monkeypatch.setattr(projects.subprocess, "run", run)
-    for path in projects.PROJECTS["torchbench"].needed:
-        (tmp_path / path).mkdir()
-    out = tmp_path / "out"
-    options = ["torchbench", str(out), "--checkout", str(tmp_path), "--seconds", "60"]
-    assert projects.main([*options, "--only", "alexnet,vgg16"]) == 3
-    (out / "run").mkdir()
-    (out / "run" / "environment.json").write_text("{}")
-    projects.main(options)
-    names, end = ["torchbench:alexnet", "torchbench:vgg16"], ["--budget", "60s"]
-    assert calls == [
-        ([*names, "--modes", "compile,graph,encore", "--out", str(out / "run"), *end], str(tmp_path)),
-        (["--resume", str(out / "run"), *end], str(tmp_path)),
-    ]
+@dataclass(frozen=True)
+class Item:
+    nodeid: str
+
+
+def test_first_test_of_each_class_runs_first() -> None:
+    items: list[Any] = [Item(name) for name in ("a.py::A::1", "a.py::A::2", "a.py::B::1", "b.py::A::1")]
+    plugin.pytest_collection_modifyitems(items)
+    assert [one.nodeid for one in items] == ["a.py::A::1", "a.py::B::1", "b.py::A::1", "a.py::A::2"]
+
+
+def test_a_projects_tests_run_under_each_compiler(tmp_path: Path) -> None:
+    compilers = "compile,encore"
+    checkout, out = tmp_path / "checkout", tmp_path / "out"
+    for path in projects.PROJECTS["kornia"].needed:
+        (checkout / path).mkdir(parents=True) if "." not in path else (checkout / path).write_text("")
+    (checkout / "tests" / "test_it.py").write_text(
+        "import torch\n\ndef test_dynamo():\n    assert torch.compile.__wrapped__\n\n"
+        "def test_dynamo_fails():\n    raise ValueError('no')\n"
+    )
+    given = ["kornia", str(out), "--checkout", str(checkout), "--device", "cpu", "--compilers", compilers]
+    assert projects.main([*given, "--jobs", "1", "--seconds", "300"]) == 0
+    first, *found = rows.read(out / "rows.jsonl")
+    assert first["run"]["compilers"] == compilers.split(",")
+    passed = {(one["task"].rpartition("::")[2], one["compiler"]): one["passed"] for one in found}
+    assert passed == {
+        (name, compiler): name == "test_dynamo"
+        for name in ("test_dynamo", "test_dynamo_fails") for compiler in compilers.split(",")
+    }  # fmt: skip
+    assert projects.main([*given, "--jobs", "1", "--seconds", "300"]) == 0
+    assert rows.read(out / "rows.jsonl") == [first, *found], "nothing is run twice"

@@ -89,8 +89,11 @@ def _run(given: argparse.Namespace, databases: Sequence[str], compilers: tuple[s
             out.write(json.dumps(row) + "\n")
             out.flush()
 
-        everything, facts = tasks(DATABASES, _where(given)), _facts(given, compilers)
-        tell({"run": {**facts, "remain": len(remaining(everything, counted, compilers))}})
+        everything = tasks(DATABASES, _where(given))
+        here = {
+            **facts(given.device, compilers), "shard": "{}/{}".format(*given.shard), "calls": given.calls
+        }  # fmt: skip
+        tell({"run": {**here, "remain": len(remaining(everything, counted, compilers))}})
         pool = Pool(
             jobs, given.device, given.jobs, deadline - given.margin, given.timeout, given.out / "workers.log", tell,
             {
@@ -109,7 +112,7 @@ def _run(given: argparse.Namespace, databases: Sequence[str], compilers: tuple[s
         finally:
             left = len(remaining(chosen, counted, compilers))
             judged -= left
-            tell({"run": {**facts, "remain": len(remaining(everything, counted, compilers))}})
+            tell({"run": {**here, "remain": len(remaining(everything, counted, compilers))}})
             text = rows_of.summary(rows)
             (given.out / "summary.txt").write_text(text + "\n", "utf-8")
             keep_end(given.out / "workers.log")
@@ -167,7 +170,7 @@ def _where(given: argparse.Namespace) -> str:
     return "cpu" if given.device == "simulated" else str(given.device)
 
 
-def _facts(given: argparse.Namespace, compilers: Sequence[str]) -> dict[str, Any]:
+def facts(device: str, compilers: Sequence[str]) -> dict[str, Any]:
     """Return what a run says of where it was made."""
     import torch
 
@@ -176,15 +179,13 @@ def _facts(given: argparse.Namespace, compilers: Sequence[str]) -> dict[str, Any
 
     commit, dirty = git_state(REPOSITORY)
     return {
-        "device": torch.cuda.get_device_name() if given.device == "cuda" else given.device,
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "commit": commit,
         "code_changed": dirty,
         "torch": torch.__version__,
         "triton": _version("triton"),
         "python": platform.python_version(),
         "compilers": compilers,
-        "shard": "{}/{}".format(*given.shard),
-        "calls": given.calls,
     }
 
 

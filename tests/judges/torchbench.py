@@ -1,0 +1,225 @@
+"""Judges TorchBench's models by the suite: first whether each gives eager's results, then how long some of them take.
+
+    tests/judges/run.sh torchbench OUT --checkout DIR --jobs 3 --timed-seconds 200
+
+Models that nothing must be downloaded for are run in the variant `random-weights`. In the first part `--jobs` runs of
+the suite go on at once, each with a part of the models (OUT/part1 and so on); their times are no times. In the second
+part one run has the GPU to itself (OUT/run); it finds the kernels compiled. Both go on where they ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+MODES = {"compile": "compile", "stock": "graph", "encore": "encore"}
+"""The suite's modes by the judges' names of compilers."""
+
+TIMED = (
+    "pyhpc_turbulent_kinetic_energy", "pyhpc_equation_of_state", "BERT_pytorch", "dcgan-train", "hf_Bert", "resnet18",
+    "nanogpt", "LearningToPaint-train", "lennard_jones", "functorch_dp_cifar10", "hf_DistilBert", "llama", "alexnet",
+    "squeezenet1_1", "tts_angular", "phlippe_resnet", "mobilenet_v2", "hf_GPT2", "timm_vision_transformer", "demucs",
+)  # fmt: skip
+"""Models that are timed, in this order, as far as the time goes."""
+
+MODELS = (
+    *TIMED,
+    "pyhpc_isoneutral_mixing", "nvidia_deeprecommender", "hf_T5", "hf_Albert", "resnet50", "vgg16", "mnasnet1_0",
+    "mobilenet_v3_large", "resnet18-train", "hf_Bart", "shufflenet_v2_x1_0", "timm_vovnet", "hf_Whisper", "dlrm",
+    "microbench_unbacked_tolist_sum", "resnext50_32x4d", "timm_regnet", "timm_resnest", "pytorch_unet", "hf_Reformer",
+    "timm_efficientnet", "hf_Roberta_base", "phlippe_densenet", "hf_BigBird", "hf_Longformer", "timm_nfnet",
+    "densenet121", "resnet152", "hf_Bert_large", "simple_gpt", "timm_vision_transformer_large",
+)  # fmt: skip
+"""Models that build without network from a checkout, timm, torchvision and transformers, those of most interest first.
+"""
+
+LEFT_OUT: Mapping[str, str] = {
+    "another package is needed": "Background_Matting, DALLE2_pytorch, detectron2_*, doctr_*, drq, fastNLP_Bert, "
+    "lit_llama, maml_omniglot, opacus_cifar10, pytorch_CycleGAN_and_pix2pix, sam_fast, soft_actor_critic, "
+    "speech_transformer, stable_diffusion_*, tacotron2, timm_efficientdet, torch_multimodal_clip, torchrec_dlrm, "
+    "vision_maskrcnn",
+    "data are downloaded": "Super_SloMo, functorch_maml_omniglot, gat, gcn, pytorch_stargan, sage, sam, yolov3",
+    "the configuration is downloaded": "hf_MPT_7b_instruct, hf_clip, hf_distil_whisper, llava, moondream, phi_1_5 and "
+    "the other large language models",
+    "fails with torch_geometric 2.8": "basic_gnn_*",
+    "several GPUs": "moco, simple_gpt_tp_manual",
+    "generation takes minutes": "cm3leon_generate, hf_GPT2_generate, hf_T5_generate",
+    "too large for a short run": "hf_GPT2_large, hf_T5_base, hf_T5_large, llama_v2_7b_16h",
+    "differentiates in its forward": "maml",
+    "its kernels are its own": "modded_nanogpt",
+    "quantized on the CPU": "mobilenet_v2_quantized_qat, resnet50_quantized_qat",
+}
+"""Models of the checkout that are not run, by the reason."""
+
+
+def measure(
+    out: Path,
+    checkout: Path,
+    names: Sequence[str],
+    compilers: Sequence[str],
+    device: str,
+    jobs: int,
+    seconds: float,
+    timed: float,
+) -> int:
+    """Judge the models, then time some for `timed` of the `seconds`. Return 1 if Encore fails where compile passes."""
+    end = time.monotonic() + seconds
+    out, checkout = out.resolve(), checkout.resolve()
+    modes = [MODES[name] for name in compilers if device == "cuda" or name == "compile"]
+    where = [] if device == "cuda" else ["--device", device, "--size", "tiny"]
+    once = ["--processes", "1", "--blocks", "1", "--samples", "1", "--measure-s", "0"]
+    parts = [
+        _Run(out / f"part{part + 1}", checkout, names[part::jobs], modes, [*where, *once])
+        for part in range(min(jobs, len(names)))
+    ]
+    _go_on(parts, end - timed)
+    write_rows(out)
+    chosen = [name for name in names if name in TIMED] or list(names)
+    alone = [*where, "--processes", "1", "--measure-s", "2"]
+    _go_on([_Run(out / "run", checkout, chosen, ["eager", *modes], alone)], end)
+    return write_rows(out)
+
+
+class _Run:
+    """Start a run of the suite, or go on with it."""
+
+    def __init__(
+        self, folder: Path, checkout: Path, names: Sequence[str], modes: Sequence[str], settings: Sequence[str]
+    ) -> None:
+        chosen = [f"torchbench:{name}" for name in names]
+        first = [*chosen, "--modes", ",".join(modes), "--variant", "random-weights", "--warm-cache", *settings]
+        there = (folder / "environment.json").exists()
+        where = ["--resume", str(folder)] if there else [*first, "--out", str(folder)]
+        self.command = [sys.executable, "-P", "-m", "suite", "run", *where]
+        path = os.pathsep.join([str(checkout), str(ROOT), os.environ.get("PYTHONPATH", "")])
+        self.environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+        self.log = folder.with_suffix(".log")
+
+
+def _go_on(runs: Sequence[_Run], end: float) -> None:
+    """Run all at once, and interrupt them at `end`: what is measured until then is kept."""
+    if end <= time.monotonic():
+        return
+    started = []
+    for run in runs:
+        with run.log.open("a", encoding="utf-8") as log:
+            started.append(subprocess.Popen(run.command, env=run.environment, stdout=log, stderr=log, cwd=ROOT))
+    for one in started:
+        try:
+            one.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            one.send_signal(signal.SIGINT)
+    for one in started:
+        try:
+            one.wait(20)
+        except subprocess.TimeoutExpired:
+            one.kill()
+
+
+def write_rows(out: Path) -> int:
+    """Write OUT/rows.jsonl and OUT/summary.txt of what the runs have; return 1 if there is a finding, or nothing."""
+    from . import rows as rows_of
+
+    rows = rows_of_runs(sorted(path.parent for path in out.glob("*/environment.json")))
+    (out / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    text = f"{rows_of.summary(rows)}\n\n{table(rows)}"
+    (out / "summary.txt").write_text(text + "\n", "utf-8")
+    print(text)
+    return 1 if rows_of.findings(rows) or not any("passed" in row for row in rows) else 0
+
+
+def rows_of_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return a row for each model and compiler, of the last folder that has it, with times of the folder `run` only."""
+    from suite.results import store
+
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    facts = None
+    for folder in folders:
+        recorded = store.read_run(folder)
+        environment = recorded.environment
+        facts = {
+            "device": environment.gpu.name if environment.gpu else "cpu",
+            "commit": environment.git_commit,
+            "code_changed": environment.git_dirty,
+            "torch": environment.torch,
+            "triton": environment.packages.get("triton"),
+            "python": environment.python or platform.python_version(),
+        }
+        cells = {(cell.workload, cell.mode): cell for cell in recorded.cells}
+        for (workload, mode), cell in cells.items():
+            compiler = {value: key for key, value in MODES.items()}.get(mode)
+            if compiler is not None:
+                alone = folder.name == "run" and mode != MODES["compile"]
+                reference = cells.get((workload, MODES["compile"])) if alone else None
+                found[workload, compiler] = _row(cell, compiler, reference)
+    return [{"run": facts}, *found.values()] if facts else []
+
+
+def _row(cell: Any, compiler: str, reference: Any) -> dict[str, Any]:
+    """Return the row of a cell. `reference`: plain compile's, where the two were timed with no other mode's run beside.
+
+    Times count where other programs used less than one core of the host meanwhile.
+    """
+    from suite.results.schema import Status
+    from suite.results.stats import speed_up
+
+    name = cell.workload.removeprefix("torchbench:")
+    row: dict[str, Any] = {"task": f"torchbench|{name}", "compiler": compiler, "passed": cell.status is Status.PASS}
+    metrics = cell.metrics
+    row["replays"] = metrics.coverage.graph_launches if metrics and metrics.coverage else 0
+    row["seconds"] = cell.wall_s
+    if cell.status is not Status.PASS:
+        row["wrong"] = f"{cell.status}: {cell.first_error_line}"[:400]
+        row["crashed"] = cell.status is Status.CRASH
+    if metrics and metrics.kernels:
+        row["kernels"] = sum(metrics.kernels.values())
+        row["generated"] = sum(count for key, count in metrics.kernels.items() if key.startswith("triton_"))
+    if metrics and metrics.coverage and metrics.coverage.percent is not None:
+        row["in_graphs"] = round(metrics.coverage.percent, 1)
+    quiet = cell.others is not None and (cell.others.cpu_cores or 0) < 1
+    if reference is not None and reference.blocks and cell.blocks and quiet:
+        ratio = speed_up([[block.host_us for block in reference.blocks]], [[block.host_us for block in cell.blocks]])
+        row["over_compile"] = [round(each, 3) for each in (ratio.value, ratio.low, ratio.high)]
+    return row
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a Markdown table of the models: kernels, how many of them Triton's, and what graphs gain or cost."""
+    from .rows import by_task
+
+    lines = [
+        "| model | kernels | of Triton | in graphs, stock | in graphs, Encore | stock over compile | "
+        "Encore over compile |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for task, of in by_task(rows).items():
+        judge, name = task.split("|", 1)
+        if judge != "torchbench":
+            continue
+        plain, stock, encore = (of.get(compiler, {}) for compiler in MODES)
+        share = f"{100 * plain['generated'] / plain['kernels']:.0f} %" if plain.get("kernels") else ""
+        cells = [name, plain.get("kernels", ""), share]
+        cells += [f"{row['in_graphs']:g} %" if "in_graphs" in row else "" for row in (stock, encore)]
+        cells += [_over(row) for row in (stock, encore)]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def _over(row: Mapping[str, Any]) -> str:
+    if not row:
+        return "not run"
+    if not row["passed"]:
+        return str(row["wrong"]).split(":")[0]
+    if "over_compile" not in row:
+        return ""
+    value, low, high = row["over_compile"]
+    return f"{value:.2f} ({low:.2f} to {high:.2f})"
