@@ -77,7 +77,7 @@ def _compiled(
         inner_compile = asking(inner_compile, maker)
     lean = shortcuts(entry.note_shortcut) if settings.lean else contextlib.nullcontext()
     captured = contextlib.nullcontext() if maker is None else captured_by(maker)
-    refused = contextlib.nullcontext() if maker is None else double_backwards_refused()
+    refused = contextlib.nullcontext() if maker is None else double_backwards_refused(maker.forward_returns)
     with watched(entry.compiled.append), lean, refused, captured:
         compiled = torch_internals.compile_fx.compile_fx(
             placement.graph_module, inputs, inner_compile=inner_compile, config_patches=inductor

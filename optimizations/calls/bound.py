@@ -9,7 +9,6 @@ Note [Who keeps a weight alive]. A binding references the tensors it passes, and
 compared. It drops them as soon as any call finds a tensor exchanged: in the binding called, and in all others that
 reference the same tensor, whether they are called again or not. It also drops them when a root is collected, and at
 `reset`. There are no weak references to tensors instead: `torch.utils.swap_tensors` refuses tensors that have any.
-Callbacks run when a root is collected (`when_a_root_is_gone`).
 
 Note [Models that reference themselves]. Submodules may reference their root (`block.model = [self]`, bound methods). A
 binding would then keep the root alive by the submodules' dictionaries. So a full garbage collection first drops all
@@ -76,12 +75,6 @@ class InOrder:
 
 
 _all: WeakRegistry[BoundRoots] = WeakRegistry()
-_when_gone: list[Callable[[], None]] = []
-
-
-def when_a_root_is_gone(callback: Callable[[], None]) -> None:
-    """Register a callback that is called, in any thread, when a module whose parameters are bound is collected."""
-    _when_gone.append(callback)
 
 
 class BoundRoots:
@@ -182,8 +175,6 @@ class _ByRoots(dict[Any, BoundRoots]):
             roots_of = this()
             if roots_of is not None:
                 roots_of.pop(key, None)
-            for callback in _when_gone:
-                callback()
 
         made = self[key] = BoundRoots(binding)
         made.alive = tuple(weakref.ref(root, forget) for root in roots)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,10 @@ from optimizations.torch_internals import wrappers
 
 
 @contextlib.contextmanager
-def double_backwards_refused() -> Iterator[None]:
+def double_backwards_refused(forward_returns: Callable[[int], None]) -> Iterator[None]:
     """Make the autograd functions that AOTAutograd finishes in the block refuse to be differentiated twice, for good.
+
+    `forward_returns` is called for each with how many results of its forward callers get; the others are saved.
 
     Dynamo holds its compile lock meanwhile, so nothing else is compiled.
     """
@@ -34,6 +36,7 @@ def double_backwards_refused() -> Iterator[None]:
         function = wrappers.autograd_function(compiled) if wrapper.trace_joint else None
         if function is not None:
             _look_at_first_forward(function)
+            forward_returns(runtime_metadata.num_forward_returns)
         return stock(wrapper, compiled, config, runtime_metadata=runtime_metadata)
 
     with torch_internals.replaced("runtime_wrapper_post_compile", post_compile):

@@ -91,7 +91,6 @@ def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
             written = runtime_metadata.mutated_graph_handled_indices_seen_by_autograd
         if function is None:
             return functools.wraps(full)(_straight(graph, full, written, autocast_off=wrapper.disable_amp))
-        tell_what_callers_get(graph, runtime_metadata.num_forward_returns)
         straight = trained.straight_to(
             function,
             full,
@@ -104,17 +103,6 @@ def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
 
     with torch_internals.replaced("runtime_wrapper_post_compile", post_compile):
         yield
-
-
-def tell_what_callers_get(forward: Any, count: int) -> None:
-    """Report to what makes CUDA graphs of a forward that callers get its first `count` results. Others are saved."""
-    function, places = forward.current_callable, list(range(count))
-    found = only_partition(forward)
-    if found is not None:
-        runner, order = found
-        function, places = runner.partitions[0], [order.results[place] for place in places]
-    if tell := getattr(function, "tell_what_callers_get", None):
-        tell(frozenset(places))
 
 
 class Ordered:

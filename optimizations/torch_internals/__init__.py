@@ -159,6 +159,7 @@ NAMES: dict[str, Private] = {
     "set_cached_tensors_enabled": Private(
         "torch._inductor.cudagraph_trees:_set_cached_tensors_enabled", "run on after stock's managers were ended"
     ),
+    "new_over": Private("torch:Tensor._make_subclass", "return a new tensor over the same memory in each call"),
     "add_cached_tensor": Private("torch._C:_add_cached_tensor", "tell autograd of a tensor that is kept"),
     "remove_cached_tensor": Private("torch._C:_remove_cached_tensor", "tell it that one is kept no more"),
     "stash_obj_in_tls": Private("torch:_C._stash_obj_in_tls", "reach a thread's managers from its autograd threads"),
@@ -375,10 +376,6 @@ NAMES: dict[str, Private] = {
         "torch._inductor.cpu_vec_isa:valid_vec_isa_list", "lower CPU operations without a C++ compiler"
     ),
 }
-
-DYNAMIC_MARKS = frozenset(("_dynamo_weak_dynamic_indices", "_dynamo_propagated_dynamic_indices"))
-"""The attributes in which AOTAutograd notes the dynamic dimensions of a result. Before 2.14 it uses the first, which is
-also that of `maybe_mark_dynamic`; since then the second."""
 
 PURE_OPERATORS = ("aten", "prims", "inductor", "inductor_prims")
 """Namespaces of PyTorch whose operators keep no state of their own, and declare in their schemas what they write.

@@ -30,7 +30,7 @@ Note [What a fast call skips]. In the order of the slow path of PyTorch 2.11:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ from optimizations.one_line import one_line
 from optimizations.trees import inner_graphs
 from optimizations.trees.fast_calls import FastCall
 from optimizations.trees.function import RecordableFunction
-from optimizations.trees.liveness import Reference, any_alive
+from optimizations.trees.liveness import any_alive
 from optimizations.trees.manager import EncoreManager
 from optimizations.trees.node import EncoreNode
 from optimizations.trees.readable_seeds import any_on_host
@@ -140,7 +140,7 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                 if one.seeds and any_on_host(inputs, one.seeds):
                     why = SEEDS_ON_HOST
                     continue
-                if one.dead_before and still_alive(one.node, one.dead_before):
+                if one.dead_before and any_alive(one.dead_before):
                     why = EARLIER_RESULT_HELD
                     continue
                 tracker = one.tracker
@@ -164,7 +164,7 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                     return in_full(inputs, BACKWARD_PENDING)
                 if current.children and current.children.get(function_id):
                     return in_full(inputs, ANOTHER_FOLLOWS)
-                if still_alive(current, current.results_alive):
+                if any_alive(current.results_alive):
                     return in_full(inputs, RESULTS_HELD)
             session = chosen.session
             # One that is done may have been left with a graph that was not changed to the end.
@@ -174,7 +174,7 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
             node = chosen.node
             for index in chosen.dying:
                 inputs[index] = None
-            if chosen.dead_after and still_alive(node, chosen.dead_after):
+            if chosen.dead_after and any_alive(chosen.dead_after):
                 node.give_back_inputs(inputs)
                 function.went_the_full_way(INPUT_STILL_HELD)
                 return manager.run_without_graph(inputs, function_id, INPUT_STILL_HELD)
@@ -199,8 +199,6 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
             if tracker is not None and tracker.pending:
                 tracker.launched()
             outputs: list[Any] = node.results.of_call(inputs)
-            if not node.is_latest:
-                manager.replays_another(node)
             inputs.clear()
             if is_forward:
                 manager.running_forwards_with_pending_backwards = True
@@ -208,8 +206,6 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                 manager.running_forwards_with_pending_backwards = False
             if function.kept_outputs:
                 outputs = kept_copied(node, function, outputs)
-            if manager.forgetting_is_due:
-                manager.forget_due_histories()
             return outputs
 
     def in_full(inputs: list[Any], reason: str) -> Any:
@@ -217,8 +213,3 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
         return full(inputs)
 
     return call
-
-
-def still_alive(node: EncoreNode, references: Sequence[Reference]) -> bool:
-    """Return whether any of these results is live after unused results on the path of `node` freed their histories."""
-    return any_alive(references) and (not node.forget_histories() or any_alive(references))

@@ -67,9 +67,6 @@ class Recording(Protocol):
     def short_of_memory(self) -> str | None:
         """Return why a call should not be tried without the graph: memory is short. None where it may be."""
 
-    def let_another_serve(self) -> None:
-        """Callback: another recording of its function was replayed."""
-
     @property
     def in_place(self) -> bool:
         """Return whether it can read an input in place that stock copies."""
@@ -128,7 +125,6 @@ class RecordableFunction:
             gives the reason.
         median_us: measured time by alternative.
         serve_by: replaces what is called for it; None before its first call.
-        latest: the recording that was replayed last.
         turn: the lock that calls of its manager's functions hold; None until one has it.
         follow_streams: see `graphed_function`.
         geometry: of inputs at fixed addresses, as the function was compiled for it; None before its first call.
@@ -172,7 +168,6 @@ class RecordableFunction:
         self.median_us: Mapping[str, float] = {}
         self.serve_by: Callable[[Callable[[list[Any]], Any]], None] | None = None
         self.turn: AbstractContextManager[Any] | None = None
-        self.latest: weakref.ref[Recording] | None = None
         self.geometry: FixedGeometry | None = None
         self.follow_streams: Callable[[], None] = lambda: None
         self.calls_on_a_path = 1

@@ -42,6 +42,9 @@ class Maker(Protocol):
     def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
         """Callback: Inductor compiled or loaded `compiled_graph`, whose functions are run by CUDA graphs or not."""
 
+    def forward_returns(self, count: int) -> None:
+        """Callback: callers get so many results of the forward that was compiled last. The others are saved."""
+
 
 _asked: ContextVar[Maker | None] = ContextVar("encore_maker", default=None)
 

@@ -14,6 +14,7 @@ from optimizations.graph.plan import Choice
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
 from optimizations.selection import Selection
+from optimizations.torch_internals.only_partition import only_partition
 from optimizations.trees import containers, cudagraphify, manager
 from optimizations.trees.function import RecordableFunction, is_one_of_several, reading
 from optimizations.trees.graphed_function import GraphedFunction
@@ -44,6 +45,7 @@ class EncoreMaker:
         self._report = report
         self._selection: Selection = selection
         self._concurrency: Concurrency = concurrency
+        self._forward: Any = None  # the `CompiledFxGraph` of a forward, until its autograd function is made
         # Made in the thread that compiles, which hands it on to its autograd threads; made there it would not last.
         containers.thread_containers()
 
@@ -100,6 +102,26 @@ class EncoreMaker:
     def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
         """See `hook.Maker`."""
         give_readable_seeds(compiled_graph, graphed=graphed)
+        settings = compiled_graph.fx_kwargs
+        if graphed and not settings.get("is_backward") and not settings.get("is_inference"):
+            self._forward = compiled_graph
+
+    def forward_returns(self, count: int) -> None:
+        """See `hook.Maker`."""
+        forward, self._forward = self._forward, None
+        if forward is not None:
+            tell_what_callers_get(forward, count)
+
+
+def tell_what_callers_get(forward: Any, count: int) -> None:
+    """Tell the function of a `CompiledFxGraph` that callers get its first `count` results."""
+    function, places = forward.current_callable, list(range(count))
+    found = only_partition(forward)
+    if found is not None:
+        runner, order = found
+        function, places = runner.partitions[0], [order.results[place] for place in places]
+    if tell := getattr(function, "tell_what_callers_get", None):
+        tell(frozenset(places))
 
 
 def release_recordings() -> None:

@@ -43,12 +43,6 @@ graphs before them, and the graphs after them wait for them.
 Note [Functions inside of functions]. An operator of the program's own may call a compiled function. While such an
 operator is warmed up or recorded, as part of another function, the inner function is part of that one too: it runs as
 it is, and the outer graph holds its kernels.
-
-Note [Models that are gone]. Results that are not live refer to the backward of the last call, and that to weights. A
-model that is let go of may be the last that is called, so this is when they are let go of. But a collection of garbage
-lets go of models anywhere, also during a call: results that are found held would not be a moment later, or a capture
-would be under way. So a call that is under way does so at its end. What holds a result at that moment may be about to
-go as well (the model itself, or what is collected with it), so the next call looks once more.
 """
 
 from __future__ import annotations
@@ -59,7 +53,6 @@ import dataclasses
 import os
 import threading
 import warnings
-import weakref
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -67,7 +60,6 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.calls.bound import when_a_root_is_gone
 from optimizations.calls.turns import inside_a_function, is_lent
 from optimizations.graph.pools import Pool, claim, end_failed_capture, failed_in_cusolver, give_back, pool_memory
 from optimizations.one_line import one_line
@@ -119,7 +111,6 @@ class EncoreManager(CUDAGraphTreeManager):
         turn: held in each call. Note [Threads] in `streams`.
         running: whether a call is on the slow path.
         held_in_generation: the iteration that holds results of the one before; None where none does.
-        forgetting_is_due: whether a model is gone. Note [Models that are gone].
         streams, fast_calls, uncaptured_forwards: see their classes.
     """
 
@@ -139,7 +130,6 @@ class EncoreManager(CUDAGraphTreeManager):
         self.uncaptured_forwards = UncapturedForwards()
         self.running = False
         self.held_in_generation: int | None = None
-        self.forgetting_is_due = False
         self._held_iterations = 0
         self._checkpoint_due = False
         self._forwards_are_copied_out = False
@@ -195,10 +185,7 @@ class EncoreManager(CUDAGraphTreeManager):
                 return self._function(function_id)(new_inputs)
             if self.running:  # stock calls itself once more after it ended an iteration
                 return super().run(new_inputs, function_id)
-            outputs = self._run_in_turn(new_inputs, function_id)
-            if self.forgetting_is_due:
-                self.forget_due_histories()
-            return outputs
+            return self._run_in_turn(new_inputs, function_id)
 
     def _run_in_turn(self, new_inputs: list[Any], function_id: Any) -> Any:
         """Run a call of the program."""
@@ -251,8 +238,6 @@ class EncoreManager(CUDAGraphTreeManager):
         """Replay a node as stock does; the next call like this one may take the fast path."""
         with self._running_a_function():  # its session may capture it once more
             outputs = super().execute_node(node, new_inputs)
-        if not node.is_latest:
-            self.replays_another(node)
         self.fast_calls.expect(node)
         return outputs
 
@@ -264,19 +249,6 @@ class EncoreManager(CUDAGraphTreeManager):
     def may_begin_within_iteration(self) -> bool:
         """Return whether a fast call may begin a path after dead results: no forward has a pending backward."""
         return not self.running_forwards_with_pending_backwards
-
-    def replays_another(self, node: EncoreNode) -> None:
-        """Callback: a function was replayed by another recording than the last time.
-
-        Results of that one refer to the backward of its last call, which refers to the parameters it was made for. They
-        may have been swapped, and it may never be replayed again.
-        """
-        function = node.function
-        before = function.latest() if function.latest is not None else None
-        function.latest = weakref.ref(node)
-        if before is not None and before is not node:
-            before.let_another_serve()
-        node.is_latest = True
 
     def _against_a_graph(self, function_id: Any, function: RecordableFunction, inputs: Sequence[Any]) -> str | None:
         if self.current_node is not None and self._at_boundary() and not self.streams.inside_capture:
@@ -403,10 +375,6 @@ class EncoreManager(CUDAGraphTreeManager):
             self._note_uncaptured(function_id, refused)
             return function(new_inputs)
         replayed = self._checkpoint_due
-        self._histories_forgotten()
-        # A recording that is not replayed again, since a model is gone, would keep the parameters of its last call.
-        for node in self._recorded_behind(self.current_node, function_id):
-            node.results.forget_histories()
         self._apply_due_checkpoint()
         function.callers = self.streams.callers
         if in_a_process_group() and (function.code().collective or function.code().opaque):
@@ -585,8 +553,6 @@ class EncoreManager(CUDAGraphTreeManager):
     def _look_for_held_results(self) -> None:
         generation = self.get_curr_generation()
         live = list(self.current_node.path_live_weakrefs())
-        if live and self._histories_forgotten():
-            live = list(self.current_node.path_live_weakrefs())
         if not live:
             self.held_in_generation = None
             self._held_iterations = 0
@@ -600,23 +566,6 @@ class EncoreManager(CUDAGraphTreeManager):
             patience = PATIENCE_OF_THREADS
         if self._held_iterations > patience:
             self.leave_pool()
-
-    def _histories_forgotten(self) -> bool:
-        return isinstance(self.current_node, EncoreNode) and self.current_node.forget_histories()
-
-    def forget_all_histories(self) -> None:
-        """Detach dead results of all recordings from their backwards.
-
-        Called from anywhere, but not during a call.
-        """
-        if os.getpid() == self._owner and not _exiting.is_set():
-            for node in self.nodes():
-                node.results.forget_histories()
-
-    def forget_due_histories(self) -> None:
-        """Free the histories that are due, at the end of a call. Note [Models that are gone] in `manager`."""
-        self.forgetting_is_due = False
-        self.forget_all_histories()
 
     def _mark_kept(self, addresses: set[int]) -> None:
         for node in self.current_node._path_from_root:
@@ -730,22 +679,6 @@ def follow_streams(device_index: int) -> None:
         if moved and thread in one.streams.callers and not inside_a_function():
             with one.turn:
                 one.streams.follow(one.current_node)
-
-
-def _forget_all_histories() -> None:
-    """Detach dead results of all managers from their backwards. Note [Models that are gone]."""
-    for manager in managers():
-        manager.forgetting_is_due = True
-        in_a_call = manager.turn._is_owned()  # as `threading.Condition` asks
-        if not in_a_call and manager.turn.acquire(blocking=False):
-            try:
-                manager.forget_all_histories()
-            finally:
-                manager.turn.release()
-
-
-# Where a compiled frame is under way Dynamo would compile what is called, and hold what is asked about.
-when_a_root_is_gone(torch.compiler.disable(_forget_all_histories, reason="it counts references"))
 
 
 def free_all() -> None:

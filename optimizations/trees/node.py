@@ -97,7 +97,6 @@ class EncoreNode(CUDAGraphNode):
         copied_bytes: data copied into placeholders by these replays.
         copied_per_replay: the same for the next replay, inputs with a tracker left out.
         copies_parameters: whether a former parameter is copied or read in place, as other inputs are.
-        is_latest: whether it is the recording that served its function last, or one of an inference.
         state: changes whenever something is changed that a fast call relies on.
     """
 
@@ -130,10 +129,6 @@ class EncoreNode(CUDAGraphNode):
         self.full_replays = 0
         self.copied_bytes = 0
         self.copied_per_replay = 0
-        # Of an inference only the program can give results a backward, and stock lets go of none at all
-        # (`EncoreManager.replays_another`).
-        # And a function may serve another place of an iteration in each call.
-        self.is_latest = wrapped_function.model.direction == "inference"
         self.state = 0
         started = time.perf_counter()
         super().__init__(wrapped_function, *args, **kwargs)
@@ -360,17 +355,6 @@ class EncoreNode(CUDAGraphNode):
 
     # Results, and who holds them
 
-    def all_outputs_are_dead(self) -> bool:
-        """Return what stock does. Note [Held for a backward] in `results`."""
-        return bool(super().all_outputs_are_dead() or (self.forget_histories() and super().all_outputs_are_dead()))
-
-    def forget_histories(self) -> bool:
-        """Detach dead results on the path from their backwards. Return whether there was any."""
-        found = False
-        for node in self._path_from_root:
-            found |= node.results.forget_histories()
-        return found
-
     def reconstruct_outputs(self) -> Any:
         """Return results as stock does; what a caller changed of a result is not there the next time."""
         return self.results.reconstructed(super().reconstruct_outputs)
@@ -498,10 +482,12 @@ class EncoreNode(CUDAGraphNode):
         return status, describe
 
     def _check_liveness(self, indices: Any, output_refs: Any) -> bool:
-        """Check as stock does. Note [Held for a backward]."""
+        """Check as stock does.
+
+        Raises:
+            StillHeld: an input is live that must be dead when the graph runs.
+        """
         if CUDAGraphNode._check_liveness(indices, output_refs):
-            return True
-        if self.forget_histories() and CUDAGraphNode._check_liveness(indices, output_refs):
             return True
         if indices is self.expected_dead_indices_after_graph:
             raise StillHeld(self, INPUT_STILL_HELD)
@@ -544,11 +530,6 @@ class EncoreNode(CUDAGraphNode):
     def copy_recording_inputs(self, inputs: list[Any]) -> None:
         """Copy what is not read in place into the graph's placeholders, and let go of it in the list."""
         super()._copy_inputs_and_remove_from_src(self.reconstructed_inputs, inputs)
-
-    def let_another_serve(self) -> None:
-        """See `function.Recording`."""
-        self.is_latest = False
-        self.results.forget_histories()
 
     def release(self) -> None:
         """Give back what the node holds in addition to the graph. It cannot be run any more."""

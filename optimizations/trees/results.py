@@ -4,30 +4,23 @@ Note [A reset of stock's]. Stock tells autograd about tensors that its nodes kee
 switched off when stock's managers are ended (`torch.compiler.reset`), and raises an error if it is used after that.
 Encore's managers may still be alive, so they switch it on before they use it.
 
-Note [Held for a backward]. A replay returns the same tensor objects each time. Stock counts Python's references to tell
-whether one is live, and ignores a reference that C++ may have: after a forward, the results that the caller let go of
-still refer to its backward, which refers to all that was saved. But that reference alone keeps the saved tensors of a
-backward that is pending, or was told to retain its graph, and the next replay of the forward would write over them. So
-here that reference counts, once dead results have lost their history, which the next replay would take from them
-anyway. What was let go of during a recording, and is held in a call, speaks against the graph in that call.
-
-Note [Whatever the program does meanwhile]. A history is freed during whatever the program does: in inference mode or in
-an operator of its own, where `detach_` would do nothing; in a transform, where it is refused; in a mode, which would
-see it. So it is done apart from all that. And letting go may run anything, such as a finalizer of the program's that
-ends all graphs.
+Note [New tensors for callers]. Stock returns the same tensor objects in each call. A caller may change such an object's
+shape or memory in place, attach something to it, or give it a history, and all of that would be in the next call. And
+the object, which stock keeps, would keep the backward of the last call, and with that the weights of a model that is
+gone, and results of graphs that are saved for it. So what callers get of an inference or a forward is a new tensor over
+the same memory, which has the same storage and the same counter of versions. What is left to check is in `handed_out`.
 
 Note [Results without memory]. Stock returns the recorded object of a result that has no bytes. Its holder may have
 given it another shape, memory (`resize_`) or hooks, which would all be in the next call. So each call gets a new one.
 
-Note [Results that were changed]. The tensor objects that replays return again and again are also the caller's, who may
-have given one another shape, other memory or a history in place. `handed_out` finds those, and they are made again:
-when they are to be returned the next time, and on a query whether one is live that lies elsewhere by now.
+Note [Results that were changed]. Gradients, and what a forward saves, are the same objects in each call. `handed_out`
+finds those that a program changed, and they are made again: when they are to be returned the next time, and on a query
+whether one is live that lies elsewhere by now.
 """
 
 from __future__ import annotations
 
 import functools
-import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -70,8 +63,9 @@ class Results:
         self._function = function
         self.storages: list[Any] = []
         self.returned = ReturnedInPlace()
-        self._handed_out: HandedOut | None = None
-        self._kept_when_sorted: Sequence[bool] = ()  # what `unaliased_in_all_paths` was in `_sort_places`
+        self._handed_out: HandedOut | None = None  # None where callers get all tensors that stock keeps
+        self._for_callers: Sequence[int] = ()  # places of those that they get. Note [New tensors for callers]
+        self._kept_when_sorted: Sequence[bool] | None = None  # what `unaliased_in_all_paths` was in `_sort_places`
         # Outputs that are the same in each call, and no kept tensors: their places and what they are.
         self._constant: Sequence[tuple[int, Any]] = ()
         # Places of outputs that share memory with others. As in stock, each call gets new tensors.
@@ -159,8 +153,15 @@ class Results:
         for place, tensor in enumerate(node.cached_tensor_outputs):
             if tensor is not None:
                 node.outputs_weakrefs[place].extra_ref_check = functools.partial(_unused, weakref.ref(self), place)
-        function = self._function
-        self._handed_out = HandedOut(node.cached_tensor_outputs, function.direction, function.callers_get)
+        cached, function = node.cached_tensor_outputs, self._function
+        kept = [place for place, tensor in enumerate(cached) if tensor is not None]
+        if function.direction == "backward":
+            self._for_callers = []
+        else:
+            self._for_callers = [p for p in kept if function.callers_get is None or p in function.callers_get]
+        others = set(kept).difference(self._for_callers)
+        checked = [tensor if place in others else None for place, tensor in enumerate(cached)]
+        self._handed_out = HandedOut(checked, seen=function.direction == "backward") if others else None
         self._sort_places(node)
 
     def _sort_places(self, node: Any) -> None:
@@ -184,30 +185,12 @@ class Results:
     def uncached(self) -> None:
         """Callback: stock lets go of these tensors."""
         self._handed_out = None
-        self._constant = self._made = ()
+        self._constant = self._made = self._for_callers = ()
+        self._kept_when_sorted = None
         self.storages.clear()
         rearranged()
 
     # Who holds them
-
-    def forget_histories(self) -> bool:
-        """Detach dead results from their backwards. Return whether there was any.
-
-        Note [Whatever the program does meanwhile].
-        """
-        cached, storages = self._node.cached_tensor_outputs, self.storages
-        with torch_internals.disable_torch_function():
-            places = [place for place in range(len(cached)) if _is_last_of_its_history(cached, storages, place)]
-        if not places:
-            return False
-
-        def forget() -> None:
-            for place in places:
-                if place < len(cached) and _is_last_of_its_history(cached, storages, place):
-                    cached[place].detach_()
-
-        apart_from_the_program(forget)
-        return True
 
     def is_unused(self, place: int) -> bool:
         """Return whether the result at a place is unused. One that was given other memory counts as unused."""
@@ -221,11 +204,10 @@ class Results:
     def of_call(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of a replay on `inputs`, as `reconstruct_outputs` does, and the call's own parameters."""
         node = self._node
-        handed_out = self._handed_out
-        if handed_out is None or node.unaliased_in_all_paths != self._kept_when_sorted:
+        if node.unaliased_in_all_paths != self._kept_when_sorted:
             results: list[Any] = node.reconstruct_outputs()
         else:
-            results = self._by_place(node, handed_out)
+            results = self._by_place(node)
         self.put_in_the_calls_own(results, inputs)
         return results
 
@@ -242,44 +224,45 @@ class Results:
     def reconstructed(self, reconstruct: Callable[[], list[Any]]) -> list[Any]:
         """Return what stock's method reconstructs; what a caller changed of a result is not there the next time."""
         node = self._node
-        if self._handed_out is not None and node.cached_tensor_outputs:
-            self._restore(self._handed_out.changed(node.cached_tensor_outputs))
+        if node.cached_tensor_outputs:
+            self._restore_changed(node)
         results = reconstruct()
-        if self._handed_out is not None and _hooks_of_saved_tensors(False) is not None:
-            self._handed_out.ask_all()
+        self._replace_for_callers(node, results)
         self._repeat(node, results)
         return results
 
-    def _by_place(self, node: Any, handed_out: HandedOut) -> list[Any]:
+    def _by_place(self, node: Any) -> list[Any]:
         """Return the same as `reconstructed`, without a look at each output in Python."""
-        cached: list[Any] = node.cached_tensor_outputs
-        self._restore(handed_out.changed(cached))
-        if handed_out.asks_some and _hooks_of_saved_tensors(False) is not None:
-            handed_out.ask_all()
-        # `handed_out` checks others.
-        if self._function.direction == "forward":
-            tensors = handed_out.tensors(cached)
-            if list(map(_hooks, tensors)).count(None) != len(tensors):
-                for output in tensors:
-                    output._backward_hooks = None
-            del tensors
-        results = cached.copy()
+        self._restore_changed(node)
+        results: list[Any] = node.cached_tensor_outputs.copy()
         for place, value in self._constant:
             results[place] = value
         for place in self._made:
             _make(node, place, results)
+        self._replace_for_callers(node, results)
         self._repeat(node, results)
         return results
+
+    def _replace_for_callers(self, node: Any, results: list[Any]) -> None:
+        """Put new tensors in the place of those that callers get. Note [New tensors for callers]."""
+        places = self._for_callers
+        if self._handed_out is not None and _hooks_of_saved_tensors(False) is not None:
+            places = [place for place, tensor in enumerate(node.cached_tensor_outputs) if tensor is not None]
+        if _is_transformed():
+            apart_from_the_program(lambda: _replace(results, places))
+        else:
+            _replace(results, places)
 
     def _repeat(self, node: Any, results: list[Any]) -> None:
         for place, first in self._repeated:
             results[place] = results[first]
             _is_now(node, place, results[first])
 
-    def _restore(self, changed: Sequence[int]) -> None:
+    def _restore_changed(self, node: Any) -> None:
         """Make tensors again that a caller did something to beyond their values. Note [Results that were changed]."""
-        for place in changed:
-            self._make_again(place)
+        if self._handed_out is not None:
+            for place in self._handed_out.changed(node.cached_tensor_outputs):
+                self._make_again(place)
 
     def _make_again(self, place: int) -> None:
         node, handed_out = self._node, self._handed_out
@@ -375,14 +358,15 @@ def _is_now(node: Any, place: int, result: torch.Tensor) -> None:
 
 
 def _unused(reference: weakref.ref[Results], place: int) -> bool:
-    """Return whether a result is unused. Notes [Held for a backward] and [Results that were changed]."""
+    """Return whether a result is unused. Note [Results that were changed]."""
     results = reference()
     return results is not None and results._reference() is not None and results.is_unused(place)
 
 
-def _is_last_of_its_history(cached: list[Any], storages: list[Any], place: int) -> bool:
-    """Return whether a result refers to a backward and has no reference, not even of a local variable here."""
-    return cached[place] is not None and cached[place].grad_fn is not None and nobody_holds(cached, storages, place)
+def _replace(results: list[Any], places: Sequence[int]) -> None:
+    for place in places:
+        results[place] = _new_over(_Tensor, results[place])
 
 
-_hooks = operator.attrgetter("_backward_hooks")
+_new_over, _Tensor = torch_internals.new_over, torch.Tensor
+_is_transformed: Callable[[], bool] = torch_internals.are_functorch_transforms_active

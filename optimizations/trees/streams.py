@@ -24,7 +24,6 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.calls.turns import make_context_current, stream_of, wait_for_stream
-from optimizations.trees.node import EncoreNode
 
 
 class CallStreams:
@@ -74,8 +73,6 @@ class CallStreams:
             wait_for_stream(other, self._device_index)
         # Note [Results on other streams]
         self._left = _with_results(self._left)
-        if self._left and isinstance(node, EncoreNode) and node.forget_histories():
-            self._left = _with_results(self._left)
         if self._left:
             self.last, self._before_capture = None, stream
         else:

@@ -15,8 +15,9 @@ from torch import nn
 
 from optimizations import torch_internals
 from optimizations.calls.bound import FEW_ARGUMENTS, READS_BEFORE
-from optimizations.calls.shortcut import FULL_CALLS, tell_what_callers_get
+from optimizations.calls.shortcut import FULL_CALLS
 from optimizations.torch_internals.only_partition import Order, only_partition, order_of
+from optimizations.trees.maker import tell_what_callers_get
 
 PASSES_ON = """
 arg0_1, arg1_1, arg2_1 = args

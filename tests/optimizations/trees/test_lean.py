@@ -19,7 +19,6 @@ from optimizations.in_place import budget
 from optimizations.in_place.addresses import AddressTracker
 from optimizations.trees import fast_calls, manager, reasons
 from optimizations.trees.containers import managers
-from optimizations.trees.results import Results
 
 W = values(7)
 
@@ -91,23 +90,6 @@ def test_inputs_that_are_copied_are_copied(cuda_on_cpu: CudaOnCpu, full_ways: li
     check(compiled, W, calls=4)
     assert full_ways == []
     assert compiled.reports[0].copied_bytes == W.nbytes
-
-
-def test_marked_results_are_returned_again_without_the_mark(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where shapes are dynamic it marks each. To make them again takes longer than the launch."""
-    compiled = steady(cuda_on_cpu, full_ways)
-    made_again: list[int] = []
-    monkeypatch.setattr(Results, "_make_again", lambda self, place: made_again.append(place))
-    for _ in range(12):
-        torch.compiler.cudagraph_mark_step_begin()
-        (out,) = compiled.function([values(1), values(2), W])
-        assert not vars(out)
-        vars(out).update({mark: {0} for mark in torch_internals.DYNAMIC_MARKS})
-        del out
-    assert made_again == []
-    assert full_ways == []
 
 
 def test_lean_off_is_stocks_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:

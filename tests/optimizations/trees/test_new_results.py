@@ -1,0 +1,170 @@
+"""Callers get new tensors of an inference and a forward in each call, and none of them keeps a backward."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from simulated_gpu.compiler import CompiledOnCpu
+from simulated_gpu.runtime import CudaOnCpu
+from simulated_gpu.trees import Compiled, Model, check, values
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import optimizations
+from optimizations.trees.containers import managers
+from tests.optimizations.trees.test_handed_out import CHANGES
+from tests.optimizations.trees.test_parameters import Net
+from tests.optimizations.trees.test_parameters import values as rows
+
+W = values(7)
+
+
+def settled(cuda: CudaOnCpu, **options: Any) -> Compiled:
+    compiled = Compiled(Model(cuda), **options)
+    check(compiled, W, calls=8)
+    return compiled
+
+
+def result_of(compiled: Compiled, start: float) -> torch.Tensor:
+    """The very result of a call, with right values."""
+    torch.compiler.cudagraph_mark_step_begin()
+    x, y = values(start), values(start + 1)
+    (result,) = compiled.function([x, y, W])
+    assert torch.equal(result, 2 * x + y * W)
+    return result
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("inference", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_change_of_a_result_is_not_in_the_next_one(
+    cuda_on_cpu: CudaOnCpu, lean: bool, inference: bool, change: Callable[[torch.Tensor], Any]
+) -> None:
+    compiled = settled(cuda_on_cpu, lean=lean, is_inference=inference)
+    replays = cuda_on_cpu.replays
+    for start in range(3):
+        result = result_of(compiled, start)
+        assert type(result) is torch.Tensor and result.shape == W.shape and result.stride() == W.stride()
+        assert not (result.requires_grad or vars(result) or result._backward_hooks or result.grad is not None)
+        assert weakref.getweakrefcount(result) == 0
+        reference = weakref.ref(result)
+        change(result)
+        del result
+        assert reference() is None, "nothing else holds what a caller gets"
+    assert cuda_on_cpu.replays == replays + 3
+
+
+class SeesFunctions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        self.seen.append(function)
+        return function(*arguments, **(keywords or {}))
+
+
+class SeesOperators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        self.seen.append(function)
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("mode", [SeesFunctions, SeesOperators])
+def test_no_mode_sees_that_a_result_is_made(cuda_on_cpu: CudaOnCpu, mode: Any) -> None:
+    compiled = settled(cuda_on_cpu)
+    node = managers()[0].current_node
+    with mode() as sees:
+        results = node.results.of_call([])
+        sees.seen.clear()
+        again = node.results.of_call([])
+        assert sees.seen == []
+    assert type(again[0]) is torch.Tensor and again[0] is not results[0]
+    result_of(compiled, 3)
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.functionalize])
+def test_results_of_calls_inside_transforms_are_plain(cuda_on_cpu: CudaOnCpu, transform: Any) -> None:
+    compiled = settled(cuda_on_cpu)
+    node = managers()[0].current_node
+    inside: list[Any] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        inside.extend(node.results.of_call([]))
+        return x.sum()
+
+    transform(function)(torch.ones(2))
+    assert type(inside[0]) is torch.Tensor
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(inside[0])
+    del inside[:]
+    result_of(compiled, 3)
+
+
+def test_kept_tensors_have_no_history(compiled_on_cpu: CompiledOnCpu) -> None:
+    """Nothing of the last call stays: its backward refers to weights, and to results of graphs that it saved."""
+    net = Net()
+    model = torch.compile(net, backend="encore")
+    gone = weakref.ref(net.first)
+    for step in range(8):
+        torch.compiler.cudagraph_mark_step_begin()
+        result = model(rows(step))
+        assert result.grad_fn is not None
+        if step % 2:
+            result.sum().backward()
+            net.zero_grad()
+        del result
+    kept = [one for manager in managers() for node in manager.nodes() for one in node.cached_tensor_outputs]
+    assert any(one is not None for one in kept)
+    assert all(one is None or one.grad_fn is None for one in kept)
+    assert compiled_on_cpu.cuda.replays
+    model = None
+    del net
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_result_that_is_held_has_the_gradients_of_its_call(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
+    net, twin = Net(), Net()
+    model = torch.compile(net, backend="encore", options={"lean": lean})
+    for step in range(12):
+        torch.compiler.cudagraph_mark_step_begin()
+        x, other = rows(step).requires_grad_(), rows(step).requires_grad_()
+        part = model(x)[1:]
+        with torch.no_grad():
+            model(rows(step + 1))
+        part.square().sum().backward()
+        twin(other)[1:].square().sum().backward()
+        assert torch.equal(x.grad, other.grad), step
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.scale).sin() * self.scale
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_dropped_forward_keeps_no_other_model_off_its_graph(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
+    model, evaluated = (torch.compile(net, backend="encore", options={"lean": lean}) for net in (Net(), Scaled()))
+    for step in range(8):
+        torch.compiler.cudagraph_mark_step_begin()
+        model(rows(step))
+        with torch.inference_mode():
+            torch.compiler.cudagraph_mark_step_begin()
+            evaluated(rows(step))
+    uncaptured = [one.reason for report in optimizations.report() for one in report.uncaptured]
+    assert all("kernels" in one for one in uncaptured), "selection alone"
