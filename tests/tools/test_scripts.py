@@ -1,4 +1,4 @@
-"""run_all.sh, run_tests.sh, tests/gpu/run.sh and .ci/run with a Python that only writes down how it was called."""
+"""run_all.sh, run_tests.sh and .ci/run with a Python that only writes down how it was called."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import tarfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,6 @@ SCRIPTS = (
     "run_tests.sh",
     "suite/set_up.sh",
     "tests/gpu/pytest.sh",
-    "tests/gpu/run.sh",
-    "tests/gpu/ranks.sh",
-    "tests/gpu/round.sh",
-    "tests/gpu/shards.sh",
-    "tests/gpu/stages.sh",
     ".ci/run",
 )
 
@@ -41,9 +34,6 @@ esac
 printf -v call '<%s>' "$@"
 echo "$call" >>"$STUB_LOG"
 echo "${PYTHONPATH:-}" >>"$STUB_LOG.paths"
-case "$*" in
-"-m tests.fuzz"* | *"suite run"*) while [ -e "$STUB_LOG.hold" ]; do sleep 0.1; done ;; # until a test lets it go on
-esac
 case "$*" in
 "-m pip install"*) exit ${STUB_PIP:-0} ;;
 *"suite env --require-gpu")
@@ -109,9 +99,6 @@ def checkout(tmp_path: Path) -> Checkout:
         "run_all.sh",
         "run_tests.sh",
         "tests/gpu/pytest.sh",
-        "tests/gpu/run.sh",
-        "tests/gpu/ranks.sh",
-        "tests/gpu/shards.sh",
         "tests/versions.sh",
         ".ci/run",
     ],
@@ -425,64 +412,6 @@ def test_an_interrupt_ends_both_parts(checkout: Checkout) -> None:
     assert not any(ALONE in call for call in checkout.calls())
 
 
-def test_a_stay_may_bring_home_programs_and_nanogpt(checkout: Checkout) -> None:
-    done = stay(checkout, "--stages", "programs,nanogpt", "--minutes", "8")
-    assert done.returncode == 0, done.stdout + done.stderr
-    programs = next(call for call in checkout.calls() if "programs.py" in call)
-    budget = int(programs.split("<--seconds><")[1].split(">")[0])
-    assert budget == pytest.approx(480 - 50, abs=10)
-    assert "<--out><" in programs and "programs.jsonl>" in programs
-    assert any(call.startswith("<-P><-m><suite><run><--set><nanogpt><--modes>") for call in checkout.calls())
-    assert not any("<pytest>" in call or "<micro>" in call for call in checkout.calls())
-    assert "programs: exit code 0" in done.stdout and "nanogpt: exit code 0" in done.stdout
-
-
-def stay(checkout: Checkout, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """tests/gpu/run.sh with a GPU and a `timeout` that writes down its limit."""
-    tools = checkout.folder / "tools"
-    tools.mkdir(exist_ok=True)
-    (tools / "timeout").write_text('#!/bin/bash\necho "timeout $3" >>"$STUB_LOG"\nexec "${@:4}"\n')
-    (tools / "timeout").chmod(0o755)
-    path = f"{tools}:{os.environ['PATH']}"
-    out = checkout.folder / "brought home"
-    return checkout.run("tests/gpu/run.sh", str(out), *options, PATH=path, STUB_GPU="NVIDIA H200", **variables)
-
-
-def test_gpu_stay_runs_tests_microbenchmarks_and_workloads(checkout: Checkout) -> None:
-    (checkout.root / "tests" / "test_found.py").write_text("@pytest.mark.gpu\n")
-    (checkout.root / "tests" / "test_other.py").write_text("# of no GPU\n")
-    done = stay(checkout, "EOS")
-    assert done.returncode == 0, done.stdout + done.stderr
-    calls = [call for call in checkout.calls() if "<env>" not in call and "importlib" not in call]
-    limits = [int(call.removeprefix("timeout ")) for call in calls if call.startswith("timeout ")]
-    assert limits == pytest.approx([0.4 * 540, 0.1 * 540, 540 - 60], abs=10), (
-        "a share of what is left; a minute to pack"
-    )
-    toolchain, together, alone, micro, run = (call for call in calls if not call.startswith("timeout "))
-    assert "<tests.gpu.toolchain>" in toolchain, "for both parts"
-    assert together.startswith(TOGETHER) and "/together.xml>" in together
-    assert alone.startswith(ALONE) and "/alone.xml>" in alone
-    assert all(call.endswith("<-p><no:cacheprovider><tests/test_found.py>") for call in (together, alone))
-    assert "<micro><indirection>" in micro
-    assert "<suite><run>" in run and run.endswith("<EOS>")
-
-
-def test_what_is_brought_home_is_at_most_eight_files(checkout: Checkout) -> None:
-    done = stay(checkout, STUB_PYTEST="1")
-    assert done.returncode == 1
-    home = {path.name for path in (checkout.folder / "brought home").iterdir()}
-    assert home == {"summary.txt", "environment.json", "tests.log", "tests.tar.gz", "micro.log", "run.log"}
-    assert len(home | {"micro.tar.gz", "run.tar.gz"}) == 8
-    assert "tests: exit code 1" in (checkout.folder / "brought home" / "summary.txt").read_text()
-
-
-def test_stages_of_a_stay_can_be_chosen(checkout: Checkout) -> None:
-    assert stay(checkout, "--stages", "micro", "--minutes", "4").returncode == 0
-    (limit,) = [call for call in checkout.calls() if call.startswith("timeout ")]
-    assert int(limit.removeprefix("timeout ")) == pytest.approx(24, abs=4)
-    assert not any("<pytest>" in call for call in checkout.calls())
-
-
 @pytest.mark.parametrize(("locked", "newest", "code"), [(5, 0, 5), (0, 3, 3), (5, 3, 5), (0, 0, 0)])
 def test_ci_runs_both_rows(checkout: Checkout, locked: int, newest: int, code: int) -> None:
     row = checkout.root / "tests" / "versions.sh"
@@ -510,78 +439,6 @@ def test_help_is_shown_wherever_it_is_asked_for(checkout: Checkout, arguments: t
     assert checkout.calls() == []
 
 
-def sharded(
-    checkout: Checkout, *options: str, script: str = "shards.sh", **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """tests/gpu/shards.sh, or another one, with a `taskset` that writes down the GPU and the cores."""
-    variables = {**with_eight_cores(checkout), **variables}
-    return checkout.run(f"tests/gpu/{script}", str(checkout.folder / "out"), *options, **variables)
-
-
-def with_eight_cores(checkout: Checkout) -> dict[str, str]:
-    tools = checkout.folder / "tools"
-    tools.mkdir(exist_ok=True)
-    (tools / "taskset").write_text(
-        f'#!/bin/bash\necho "$CUDA_VISIBLE_DEVICES on $2" >>"{checkout.folder}/bound"\n"${{@:3}}"\n'
-    )
-    (tools / "nproc").write_text("#!/bin/bash\necho 8\n")
-    for tool in tools.iterdir():
-        tool.chmod(0o755)
-    return {"PATH": f"{tools}:{os.environ['PATH']}", "STUB_GPU": "NVIDIA H200"}
-
-
-def kill_once_packed(
-    checkout: Checkout, wanted: set[str], script: str, name: str, *options: str, **variables: str
-) -> None:
-    """Runs a script that does not come to its end, and kills it when the archive `name` has all that is wanted."""
-    archive = checkout.folder / "out" / name
-    # Its clock begins just before the first half minute has passed.
-    times = {"SECONDS": "28", "TMPDIR": str(checkout.folder)}
-    started = subprocess.Popen(
-        [str(checkout.root / "tests" / "gpu" / script), str(archive.parent), *options],
-        env=checkout.environment(**with_eight_cores(checkout), **times, **variables),
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        end = time.monotonic() + 100
-        while not (archive.exists() and wanted <= names_in(archive)):
-            assert started.poll() is None and time.monotonic() < end, "at work, and packing"
-            time.sleep(0.05)
-    finally:
-        started.kill()
-        started.wait()
-
-
-def names_in(archive: Path) -> set[str]:
-    with tarfile.open(archive) as packed:
-        return set(packed.getnames())
-
-
-def test_every_gpu_measures_its_shard_on_cores_of_its_own(checkout: Checkout) -> None:
-    done = sharded(checkout, "--gpus", "2", "EOS", "ALNET", "--measure-s", "6")
-    assert done.returncode == 0, done.stderr
-    runs = sorted(call for call in checkout.calls() if "<suite><run>" in call)
-    assert [re.findall(r"<--shard><(.*?)>", run) for run in runs] == [["1/2"], ["2/2"]]
-    assert all(run.endswith("<EOS><ALNET><--measure-s><6>") for run in runs)
-    assert sorted((checkout.folder / "bound").read_text().splitlines()) == ["0 on 0-3", "1 on 4-7"]
-    assert sorted(path.name for path in (checkout.folder / "out").iterdir()) == [
-        "environment.json",
-        "shard-1.log",
-        "shard-2.log",
-        "shards.tar.gz",
-        "summary.txt",
-    ]
-    assert "shard 2: exit code 0" in done.stdout
-
-
-def test_a_shard_that_fails_is_the_scripts_failure(checkout: Checkout) -> None:
-    done = sharded(checkout, "--gpus", "2", "EOS", "ALNET", STUB_RUN="1")
-    assert done.returncode == 1
-    assert done.stdout.count("exit code 1") == 2
-    for wrong in (("--gpus", "0"), ("--minutes", "x"), ("--runs", "missing.tar.gz")):
-        assert sharded(checkout, *wrong).returncode == 2
-
-
 def earlier_stay(checkout: Checkout) -> str:
     """The archive of a stay whose first shard has begun."""
     earlier = checkout.folder / "shards" / "shard-1"
@@ -592,124 +449,12 @@ def earlier_stay(checkout: Checkout) -> str:
     return str(archive)
 
 
-def test_shards_are_packed_while_they_are_measured(checkout: Checkout) -> None:
-    hold = checkout.folder / "calls.hold"
-    hold.touch()
-    runs = ("--gpus", "2", "--runs", earlier_stay(checkout))
-    try:
-        kill_once_packed(checkout, {"shards/shard-1/environment.json"}, "shards.sh", "shards.tar.gz", *runs)
-    finally:
-        hold.unlink()
-
-
-def test_shards_of_an_earlier_stay_are_resumed(checkout: Checkout) -> None:
-    archive = earlier_stay(checkout)
-    assert sharded(checkout, "--gpus", "2", "--runs", archive, "EOS", "ALNET").returncode == 0
-    resumed, new = sorted(
-        (call for call in checkout.calls() if "<suite><run>" in call), key=lambda call: "--out" in call
-    )
-    assert "<--resume>" in resumed and "EOS" not in resumed
-    assert "<--shard><2/2>" in new and "<EOS><ALNET>" in new
-
-
 ROUNDS = {
     1: ["0 on 0-1", "0 on 2-3", "0 on 4-5", "0 on 0-7", "0 on 0-7", "0 on 0-7", "0 on 0-7"],
     2: ["0 on 0-1", "1 on 2-3", "0 on 4-5", "0 on 0-3", "1 on 4-7", "0 on 0-3", "1 on 4-7"],
     4: ["0 on 0-1", "1 on 2-3", "2 on 4-5", "3 on 6-7", "0 on 0-1", "1 on 2-3", "2 on 4-5"],
 }
 """For each number of GPUs, where the tests and the random programs run on eight cores: all together, then alone."""
-
-
-@pytest.mark.parametrize("gpus", ROUNDS)
-def test_round_tests_three_times_fuzzes_and_measures_alone(checkout: Checkout, gpus: int) -> None:
-    state = checkout.folder / "round"
-    done = sharded(checkout, "--gpus", str(gpus), "EOS", "ALNET", script="round.sh", ENCORE_ROUND=str(state))
-    assert done.returncode == 0, done.stderr + (state / "round.log").read_text()
-    assert done.stdout.rstrip().endswith("all is done")
-    words = ("<gpu and not alone>", "<gpu and alone>", "fuzz", "<run>")
-    kinds = [next((kind for kind in words if kind in call), "") for call in checkout.calls()]
-    suite = min(gpus, 2) * ["<run>"]
-    assert sorted(filter(None, kinds)) == sorted([*3 * words[:2], "fuzz", *suite])
-    assert kinds[-len(suite) :] == suite
-    assert sum("<tests.gpu.toolchain>" in call for call in checkout.calls()) == 1
-    bound = (checkout.folder / "bound").read_text().splitlines()
-    assert sorted(bound[:7]) == sorted(ROUNDS[gpus])
-    assert sorted(bound[7:]) == (["0 on 0-7"] if gpus == 1 else ["0 on 0-3", "1 on 4-7"])
-    brought = {path.name for path in (checkout.folder / "out").iterdir()}
-    assert brought == {"environment.json", "suite.tar.gz", "summary.txt", "tests.tar.gz"}
-    packed = names_in(checkout.folder / "out" / "tests.tar.gz")
-    assert {"tests-1.log", "tests-2.log", "tests-3.log", "fuzz.log"} <= packed
-
-
-def test_round_times_programs_alone(checkout: Checkout) -> None:
-    state = str(checkout.folder / "round")
-    done = sharded(checkout, "--gpus", "2", "--stages", "times", script="round.sh", ENCORE_ROUND=state)
-    assert done.returncode == 0, done.stderr
-    assert (checkout.folder / "bound").read_text().splitlines() == ["0 on 0-7"]
-    assert sum("programs.py" in call for call in checkout.calls()) == 1
-    assert not any(word in call for call in checkout.calls() for word in ("<run>", "<gpu and alone>", "fuzz"))
-    assert sharded(checkout, "--stages", "time", script="round.sh", ENCORE_ROUND=state).returncode == 2
-
-
-def test_round_is_packed_while_running_and_resumed(checkout: Checkout) -> None:
-    state = str(checkout.folder / "round")
-    hold = checkout.folder / "calls.hold"
-    hold.touch()
-    options = ("--gpus", "4", "--stages", "tests")
-    logs = {"tests-1.log", "tests-2.log", "tests-3.log"}
-    try:
-        kill_once_packed(checkout, logs, "round.sh", "tests.tar.gz", *options, ENCORE_ROUND=state)
-        assert "fuzz" not in (checkout.folder / "out" / "summary.txt").read_text()
-    finally:
-        hold.unlink()
-    done = sharded(checkout, *options, script="round.sh", ENCORE_ROUND=state)
-    assert done.returncode == 0 and done.stdout.rstrip().endswith("all is done")
-    assert "fuzz: exit code 0" in done.stdout
-    packed = checkout.folder / "out" / "tests.tar.gz"
-    assert logs | {"fuzz.log"} <= names_in(packed)
-    assert {path.name for path in packed.parent.iterdir()} == {"environment.json", "summary.txt", "tests.tar.gz"}
-
-
-def test_round_packs_again_only_what_changed(checkout: Checkout) -> None:
-    state = checkout.folder / "round"
-    packed = checkout.folder / "out" / "tests.tar.gz"
-    options = ("--gpus", "2", "--stages", "tests")
-    sharded(checkout, *options, script="round.sh", ENCORE_ROUND=str(state))
-    files = [state, *state.rglob("*")]
-    for change in (None, state / "tests-2.log", state / "results" / "tests-1" / "new.xml"):
-        for file in files:
-            os.utime(file, (1, 1))
-        os.utime(packed, (1000, 1000))
-        if change is not None:
-            change.write_text("something new")
-        assert sharded(checkout, *options, script="round.sh", ENCORE_ROUND=str(state)).returncode == 0
-        assert (packed.stat().st_mtime == 1000) == (change is None)
-        assert change is None or str(change.relative_to(state)) in names_in(packed)
-
-
-def test_round_reports_failures_and_starts_nothing_twice(checkout: Checkout) -> None:
-    state = checkout.folder / "round"
-    for begun in (3, 0):
-        done = sharded(checkout, "--gpus", "3", "EOS", script="round.sh", ENCORE_ROUND=str(state), STUB_PYTEST="1")
-        assert done.returncode == 1
-        assert done.stdout.count("exit code 1") == 3 and "suite: exit code 0" in done.stdout
-        assert sum("<gpu and alone>" in call for call in checkout.calls()) == begun
-    assert sharded(checkout, "--timed", "no", script="round.sh", ENCORE_ROUND=str(state / "other")).returncode == 2
-
-
-def test_a_stay_with_several_gpus_says_how_it_is_used(checkout: Checkout) -> None:
-    assert checkout.run("tests/gpu/ranks.sh", "--help").returncode == 0
-    assert checkout.run("tests/gpu/ranks.sh").returncode == 2
-    out = str(checkout.folder / "out")
-    for wrong in (
-        ("--minutes", "0"),
-        ("--minutes", "many"),
-        ("--unknown",),
-        ("--stages",),
-        ("--run", "missing.tar.gz"),
-    ):
-        assert checkout.run("tests/gpu/ranks.sh", out, *wrong).returncode == 2
-    assert not checkout.calls()
 
 
 def test_gpu_tests_need_the_installed_package_and_say_so(tmp_path: Path) -> None:
