@@ -163,6 +163,7 @@ def _run(given: argparse.Namespace, project: Project) -> int:
             done = [key.split("|", 1)[1] for key, row in rows_of.by_task(rows).items() if {compiler, "eager"} & {*row}]
             command = [sys.executable, "-m", "pytest", "-q", "-p", "judges.plugin", "-p", "no:cacheprovider"]
             command += ["--rootdir=.", *(["-n", str(each)] if importlib.util.find_spec("xdist") else [])]
+            command += ["--timeout=150"] if importlib.util.find_spec("pytest_timeout") else []
             command += [*tests, *(f"--deselect={node}" for node in done)]
             with (given.out / f"{compiler}.log").open("a", encoding="utf-8") as log:
                 started.append(

@@ -45,9 +45,10 @@ def test_models_are_judged_side_by_side_and_timed_alone(tmp_path: Path, monkeypa
     given = ["torchbench", str(out), "--checkout", str(tmp_path), "--seconds", "60", "--timed-seconds", "20"]
     assert projects.main([*given, "--only", "alexnet,vgg16,hf_T5", "--jobs", "2"]) == 1, "nothing was judged"
     assert [one.words[:2] for one in started[:2]] == [
-        ["torchbench:alexnet", "torchbench:hf_T5"], ["torchbench:vgg16", "--modes"],
+        ["torchbench:alexnet", "torchbench:hf_T5"], ["torchbench:vgg16", "--variant"],
     ]  # fmt: skip
-    assert started[2].words[:3] == ["torchbench:alexnet", "--modes", "eager,compile,graph,encore"], "what is timed"
+    assert started[2].words[0] == "torchbench:alexnet" and started[2].words[1] == "--variant", "what is timed"
+    assert "eager,compile,graph,encore" in started[2].words
     assert all(one.checkout == str(tmp_path) and one.signals == [signal.SIGINT] for one in started)
     assert [Path(one.words[-1]).name for one in started] == ["part1", "part2", "run"]
     assert all("random-weights" in one.words for one in started)
@@ -57,6 +58,10 @@ def test_models_are_judged_side_by_side_and_timed_alone(tmp_path: Path, monkeypa
     monkeypatch.setattr(torchbench, "write_rows", lambda folder: 0)
     assert projects.main([*given, "--only", "alexnet", "--jobs", "1"]) == 0
     assert started[-1].words == ["--resume", str(out / "run")]
+    started.clear()
+    projects.main([*given, "--jobs", "3"])
+    begun = [f"torchbench:{name}" for name in torchbench.MODELS[:3]]
+    assert [one.words[0] for one in started] == [*begun, "EOS", "--resume"]
 
 
 def test_every_model_is_named_once() -> None:
@@ -106,4 +111,8 @@ def test_table_has_a_line_for_each_model(tmp_path: Path) -> None:
     lines = torchbench.table(list(rows_of(tmp_path).values())).splitlines()
     assert lines[2].startswith("| one | 4 | 75 % |") and " 2.0" in lines[2]
     assert lines[3].startswith("| two | 4 | 75 % |") and lines[3].endswith("| not run | fail_accuracy |")
-    assert len(lines) == 4
+    assert lines[4:] == [
+        "",
+        "Stock's graphs: of 0 timed, faster than plain compile none; slower none.",
+        "Encore: of 1 timed, faster than plain compile one; slower none.",
+    ]

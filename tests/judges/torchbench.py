@@ -42,6 +42,9 @@ MODELS = (
 """Models that build without network from a checkout, timm, torchvision and transformers, those of most interest first.
 """
 
+OWN = ("EOS", "TKE")
+"""The same programs as two of TorchBench's, as the suite has them: judged next to these, and not timed here."""
+
 LEFT_OUT: Mapping[str, str] = {
     "another package is needed": "Background_Matting, DALLE2_pytorch, detectron2_*, doctr_*, drq, fastNLP_Bert, "
     "lit_llama, maml_omniglot, opacus_cifar10, pytorch_CycleGAN_and_pix2pix, sam_fast, soft_actor_critic, "
@@ -76,12 +79,14 @@ def measure(
     out, checkout = out.resolve(), checkout.resolve()
     modes = [MODES[name] for name in compilers if device == "cuda" or name == "compile"]
     where = [] if device == "cuda" else ["--device", device, "--size", "tiny"]
+    where += ["--timeout", "3m"]
     once = ["--processes", "1", "--blocks", "1", "--samples", "1", "--measure-s", "0"]
     parts = [
         _Run(out / f"part{part + 1}", checkout, names[part::jobs], modes, [*where, *once])
         for part in range(min(jobs, len(names)))
     ]
-    _go_on(parts, end - timed)
+    own = [_Run(out / "own", checkout, OWN, modes, [*where, *once])] if names is MODELS else []
+    _go_on([*parts, *own], end - timed)
     write_rows(out)
     chosen = [name for name in names if name in TIMED] or list(names)
     alone = [*where, "--processes", "1", "--measure-s", "2"]
@@ -95,8 +100,11 @@ class _Run:
     def __init__(
         self, folder: Path, checkout: Path, names: Sequence[str], modes: Sequence[str], settings: Sequence[str]
     ) -> None:
-        chosen = [f"torchbench:{name}" for name in names]
-        first = [*chosen, "--modes", ",".join(modes), "--variant", "random-weights", "--warm-cache", *settings]
+        if names is OWN:
+            chosen = list(names)
+        else:
+            chosen = [*(f"torchbench:{name}" for name in names), "--variant", "random-weights"]
+        first = [*chosen, "--modes", ",".join(modes), "--warm-cache", *settings]
         there = (folder / "environment.json").exists()
         where = ["--resume", str(folder)] if there else [*first, "--out", str(folder)]
         self.command = [sys.executable, "-P", "-m", "suite", "run", *where]
@@ -172,7 +180,8 @@ def _row(cell: Any, compiler: str, reference: Any) -> dict[str, Any]:
     from suite.results.schema import Status
     from suite.results.stats import speed_up
 
-    name = cell.workload.removeprefix("torchbench:")
+    prefix, _, name = cell.workload.rpartition(":")
+    name = name if prefix else f"{name} of the suite"
     row: dict[str, Any] = {"task": f"torchbench|{name}", "compiler": compiler, "passed": cell.status is Status.PASS}
     metrics = cell.metrics
     row["replays"] = metrics.coverage.graph_launches if metrics and metrics.coverage else 0
@@ -211,7 +220,22 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         cells += [f"{row['in_graphs']:g} %" if "in_graphs" in row else "" for row in (stock, encore)]
         cells += [_over(row) for row in (stock, encore)]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_gains(rows)])
+
+
+def _gains(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return lines that say in which models graphs help and in which they hurt, by the interval of the ratio."""
+    lines = []
+    for compiler, text in (("stock", "Stock's graphs"), ("encore", "Encore")):
+        timed = {row["task"].split("|")[1]: row["over_compile"] for row in rows if row.get("compiler") == compiler
+                 and "over_compile" in row}  # fmt: skip
+        faster = [name for name, (_, low, _) in timed.items() if low > 1]
+        slower = [name for name, (_, _, high) in timed.items() if high < 1]
+        lines.append(
+            f"{text}: of {len(timed)} timed, faster than plain compile {', '.join(faster) or 'none'}; "
+            f"slower {', '.join(slower) or 'none'}."
+        )
+    return lines
 
 
 def _over(row: Mapping[str, Any]) -> str:
