@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from optimizations.capture.callables.order import WrongOrder
-from optimizations.options import Options, WrongOption
+from optimizations.options import CONCURRENCY, Concurrency, Options, WrongOption
 from optimizations.report import GraphReport, recordings, report
 from optimizations.report.steps import Refusal, StepChanged, StepRefused, StepReport
 from optimizations.torch_internals import UnsupportedTorch
@@ -77,7 +77,7 @@ def graph_step(
     ignore: Sequence[str] = (),
     check_every: int | Literal["auto"] | None = "auto",
     on_change: Literal["raise", "warn"] = "raise",
-    concurrency: Literal["off", "auto"] = "off",
+    concurrency: Concurrency = CONCURRENCY,
 ) -> Any:
     """Return `step`, replayed as one CUDA graph where that is possible; usable as a decorator, of methods too.
 

@@ -14,6 +14,13 @@ from optimizations.selection import Selection
 
 Attributes = Literal["hoist", "stage", "trust"]
 
+Concurrency = Literal["off", "auto"]
+"""The values of the option `concurrency`."""
+
+CONCURRENCY: Concurrency = "off"
+"""Its default, for compiled graphs, steps and callables. `tests/docs/test_default_concurrency.py` names the pages that
+say it."""
+
 
 class Choice(StrEnum):
     """Choose the option `indirection`. All but `off` and `auto` name a node updater of `optimizations.graph`.
@@ -81,7 +88,7 @@ class Options:
     indirection: str = Choice.AUTO.value
     lean: bool = True
     selection: Selection = "rule"
-    concurrency: Literal["off", "auto"] = "off"
+    concurrency: Concurrency = CONCURRENCY
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -16,9 +16,6 @@ from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.pools import SmallSegments, used_blocks
 from optimizations.graph.read import captured_nodes
 from optimizations.torch_internals.generated_modules import source_line
-
-Concurrency = Literal["auto", "off"]
-"""The values of the option `concurrency`."""
 
 KEPT_SHARE = 0.02
 """The share of PyTorch's reserved memory that a recording may keep from being used again, up to an eighth of what is

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from optimizations import torch_internals
 from optimizations.calls.turns import lending
-from optimizations.concurrency.noted_capture import Concurrency
 from optimizations.graph.plan import Choice
 from optimizations.in_place.budget import most_calls_between
 from optimizations.in_place.generated import GeneratedCode, read_generated
+from optimizations.options import Concurrency
 from optimizations.report.recordings import Direction, FullWay, KeptResults, RecordingReport, UncapturedCalls
 from optimizations.report.selection import SelectionReport
 from optimizations.selection import (

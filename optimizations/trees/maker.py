@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from optimizations.concurrency.noted_capture import Concurrency
 from optimizations.graph.device import unload_kernels
 from optimizations.graph.plan import Choice
+from optimizations.options import Concurrency
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
 from optimizations.selection import Selection

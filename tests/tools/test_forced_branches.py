@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from forced_branches import VARIABLE, BranchesAtOnce, concurrency, force_if_asked
 
+import optimizations
+from optimizations.capture import device
 from optimizations.concurrency.branches import BRANCHES
 from optimizations.in_place import budget
 from optimizations.trees import node
@@ -26,8 +28,10 @@ def test_environment_chooses_the_option(monkeypatch: pytest.MonkeyPatch, asked: 
         monkeypatch.delenv(VARIABLE, raising=False)
     else:
         monkeypatch.setenv(VARIABLE, asked)
-    race, fewest = node.Race, budget.FEWEST_REPLAYS
+    race, fewest, defaults = node.Race, budget.FEWEST_REPLAYS, dict(optimizations.graph_step.__kwdefaults__ or {})
     force_if_asked(monkeypatch.setattr)
     assert concurrency() == option
-    assert node.Race is (BranchesAtOnce if asked == BRANCHES else race)
+    assert node.Race is device.Race is (BranchesAtOnce if asked == BRANCHES else race)
+    forced = {"concurrency": "auto"} if asked == BRANCHES else {}
+    assert optimizations.graph_step.__kwdefaults__ == {**defaults, **forced}
     assert (fewest != budget.FEWEST_REPLAYS) is (asked == BRANCHES)

@@ -42,7 +42,7 @@ from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.recording import Recording
 from optimizations.capture.step.surroundings import alone, ambient, inside, saved_tensor_hooks, watched_by_others
 from optimizations.capture.step.watch import is_name_dropped, numbers_of
-from optimizations.concurrency.noted_capture import Concurrency
+from optimizations.options import CONCURRENCY, Concurrency
 from optimizations.report.steps import Refusal, StepChanged, StepReport
 from optimizations.weak_registry import WeakRegistry
 
@@ -505,7 +505,7 @@ def graph_step(
     ignore: Sequence[str] = (),
     check_every: CheckEvery = "auto",
     on_change: Literal["raise", "warn"] = "raise",
-    concurrency: Concurrency = "off",
+    concurrency: Concurrency = CONCURRENCY,
 ) -> Any:
     """Make a step that is replayed. `optimizations.graph_step` documents it."""
     make = functools.partial(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from optimizations.capture.step.audit import CheckEvery
 from optimizations.capture.step.progress import OBSERVED
-from optimizations.concurrency.noted_capture import Concurrency
+from optimizations.options import CONCURRENCY, Concurrency
 
 DEFAULT_WARM_UP = 3
 DEFAULT_LIMIT = 8
@@ -47,7 +47,7 @@ class StepOptions:
     ignore: tuple[str, ...] = ()
     check_every: CheckEvery = "auto"
     on_change: Literal["raise", "warn"] = "raise"
-    concurrency: Concurrency = "off"
+    concurrency: Concurrency = CONCURRENCY
 
     def __post_init__(self) -> None:
         for name in ("warm_up", "limit", "memory_budget_bytes"):

@@ -55,11 +55,11 @@ from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared, shared_with_written
-from optimizations.concurrency.noted_capture import Concurrency
 from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import memory_of
 from optimizations.graph.plan import PlannedNode
 from optimizations.in_place.addresses import Pointers, TrackedInput
+from optimizations.options import Concurrency
 from optimizations.report.steps import RecordedStep, Refusal
 from optimizations.torch_internals.generated_modules import loaded_modules
 

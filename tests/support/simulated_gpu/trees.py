@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.concurrency.noted_capture import Concurrency
 from optimizations.graph.plan import Choice
 from optimizations.in_place.generated import GeneratedCode
+from optimizations.options import Concurrency
 from optimizations.report.recordings import RecordingReport
 from optimizations.selection import Selection
 from optimizations.trees.containers import managers

@@ -1,0 +1,32 @@
+"""Pages say what the default of the option `concurrency` is. Whoever changes it changes these, too."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+import optimizations
+from optimizations.options import CONCURRENCY, Options
+
+ROOT = Path(__file__).parents[2]
+SAID = {
+    "README.md": ("side by side**: on request, independent", "side by side**: independent"),
+    "docs/capture.md": ('| `concurrency` | `"off"` |', '| `concurrency` | `"auto"` |'),
+    "docs/concurrency.md": ('# the default is "off"', '# the default is "auto"'),
+    "CHANGELOG.md": ('off unless `options={"concurrency": "auto"}`', 'on unless `options={"concurrency": "off"}`'),
+}
+"""What each page says where it is off, and where it is not."""
+
+
+@pytest.mark.parametrize("page", SAID)
+def test_page_says_what_the_default_is(page: str) -> None:
+    off, auto = SAID[page]
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert ((off in text), (auto in text)) == ((True, False) if CONCURRENCY == "off" else (False, True))
+
+
+def test_graphs_and_steps_have_the_same_default() -> None:
+    assert Options().concurrency == CONCURRENCY
+    assert inspect.signature(optimizations.graph_step).parameters["concurrency"].default == CONCURRENCY
