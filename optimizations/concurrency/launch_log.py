@@ -177,12 +177,18 @@ class LaunchLog:
 
     def _count(self) -> int:
         """Return how many nodes there are. A driver that does not say ends the log, never the capture."""
-        if self.failure is None:
-            try:
+        with self._sparing_the_capture():
+            if self.failure is None:
                 return self._count_nodes()
-            except Exception as error:
-                self.failure = one_line(error)
         return self._last
+
+    @contextlib.contextmanager
+    def _sparing_the_capture(self) -> Iterator[None]:
+        """Let an error in the block end the log, and not the capture."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = self.failure or one_line(error)
 
     # What the parts below call
 
@@ -204,7 +210,11 @@ class LaunchLog:
         """Run `call`, which is an operator on these arguments, and note it. `given` is read where it adds nodes."""
         if not self.is_noted():
             return call()
-        reads, writes, barrier = operator_memory(func, arguments, keywords)
+        reads: list[torch.Tensor] = []
+        writes: list[torch.Tensor] = []
+        barrier = None
+        with self._sparing_the_capture():
+            reads, writes, barrier = operator_memory(func, arguments, keywords)
         return self.note(str(func), call, reads, writes, barrier, is_operator=True, given=given)
 
     @contextlib.contextmanager
@@ -229,52 +239,57 @@ class LaunchLog:
         given: Iterable[int] = (),
     ) -> Any:
         """Run `call`, note the nodes that it adds, and return its result."""
-        self.note_others(f"before {name}")
+        live: tuple[Span, ...] = ()
+        freed: tuple[Span, ...] = ()
+        before = 0
         reads, writes = (list(reads), list(writes)) if self._notes_memory else ([], [])
-        live = self._spans_of_live(chain(reads, writes)) if is_operator else ()
-        freed = tuple(span for storage, span in self._moving.values() if storage.expired())
-        before = self._allocated_bytes() if is_operator else 0
+        with self._sparing_the_capture():
+            self.note_others(f"before {name}")
+            live = self._spans_of_live(chain(reads, writes)) if is_operator else ()
+            freed = tuple(span for storage, span in self._moving.values() if storage.expired())
+            before = self._allocated_bytes() if is_operator else 0
         self._depth += 1
         try:
             result = call()
         finally:
             self._depth -= 1
-        made = _tensors_in(result) if is_operator and self._notes_memory else []
-        own_bytes = None
-        if is_operator and self._knows_allocated:
-            own_bytes = max(0, self._allocated_bytes() - before - sum(self._new_bytes(made)))
-        now = self._count()
-        if now > self._last:
-            launch = Launch(
-                name,
-                self._last,
-                now - self._last,
-                tuple(span for one in reads if (span := self._span(one))),
-                (
-                    *(span for one in writes if (span := self._span(one))),
-                    *(span for one in made if (span := self._span(one, is_whole=True))),
-                ),
-                barrier,
-                self._line(),
-            )
-            self.logged.append(
-                Logged(
-                    launch,
-                    is_operator,
-                    live,
-                    own_bytes,
-                    any(map(self._is_moving, chain(reads, writes))),
-                    any(map(self._is_moving, writes)),
-                    freed,
-                    passed,
-                    frozenset(given),
+        with self._sparing_the_capture():
+            made = _tensors_in(result) if is_operator and self._notes_memory else []
+            own_bytes = None
+            if is_operator and self._knows_allocated:
+                own_bytes = max(0, self._allocated_bytes() - before - sum(self._new_bytes(made)))
+            now = self._count()
+            if now > self._last:
+                launch = Launch(
+                    name,
+                    self._last,
+                    now - self._last,
+                    tuple(span for one in reads if (span := self._span(one))),
+                    (
+                        *(span for one in writes if (span := self._span(one))),
+                        *(span for one in made if (span := self._span(one, is_whole=True))),
+                    ),
+                    barrier,
+                    self._line(),
                 )
-            )
-            self._last = now
-            self._keep(chain(reads, writes, made))
-            if own_bytes:
-                self._keep_workspace(own_bytes)
-        self._note_live(made)
+                self.logged.append(
+                    Logged(
+                        launch,
+                        is_operator,
+                        live,
+                        own_bytes,
+                        any(map(self._is_moving, chain(reads, writes))),
+                        any(map(self._is_moving, writes)),
+                        freed,
+                        passed,
+                        frozenset(given),
+                    )
+                )
+                self._last = now
+                self._keep(chain(reads, writes, made))
+                if own_bytes:
+                    self._keep_workspace(own_bytes)
+            self._note_live(made)
         return result
 
     def note_others(self, when: str) -> None:
@@ -286,7 +301,8 @@ class LaunchLog:
             self._last = now
 
     def _counts(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == self._device_type and tensor.layout is torch.strided and not tensor.is_nested
+        is_dense = tensor.layout is torch.strided and not tensor.is_nested
+        return is_dense and tensor.device.type == self._device_type and not tensor._is_zerotensor()
 
     def _span(self, tensor: torch.Tensor, *, is_whole: bool = False) -> Span | None:
         """Return the memory of a tensor that a launch may touch: the whole storage, or less. Note [Extents]."""

@@ -15,6 +15,7 @@ from optimizations.concurrency.branches import Noted
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.pools import SmallSegments, used_blocks
 from optimizations.graph.read import captured_nodes
+from optimizations.one_line import one_line
 from optimizations.torch_internals.generated_modules import source_line
 
 KEPT_SHARE = 0.02
@@ -76,16 +77,21 @@ class NotedCapture:
             log = self._log
             with log.noting(self._kernels):
                 outputs = model(inputs)
-            self.failure = log.failure
-            if log.failure is None:
-                uses_libraries = any(one.is_operator for one in log.logged)
-                in_use = used_blocks(self._pool) if uses_libraries else ()
-                never_freed = [(one.address, one.address + one.size_bytes) for one in in_use]
-                source = functools.partial(source_line, self._file) if self._file is not None else None
-                self.noted = Noted(log.logged, log.inputs, never_freed, log.kept_bytes, source)
+            try:
+                self.noted = self._notes() if log.failure is None else None
+                self.failure = log.failure
+            except Exception as error:
+                self.failure = one_line(error)
             return outputs
 
         return noted
+
+    def _notes(self) -> Noted:
+        log = self._log
+        in_use = used_blocks(self._pool) if log.logged else ()
+        never_freed = [(one.address, one.address + one.size_bytes) for one in in_use]
+        source = functools.partial(source_line, self._file) if self._file is not None else None
+        return Noted(log.logged, log.inputs, never_freed, log.kept_bytes, source)
 
 
 def _line_in(file: str | None) -> int | None:

@@ -275,7 +275,10 @@ class EncoreNode(CUDAGraphNode):
         else:
             driver = device_tools(self.device).driver
             moving, pool = [*self.non_static_input_idx, *self._without_placeholder], self.cuda_graphs_pool
-            return NotedCapture(function.generated, inputs, moving, pool, self.device, driver)
+            try:
+                return NotedCapture(function.generated, inputs, moving, pool, self.device, driver)
+            except Exception as error:
+                self._chain = one_line(error)
         return None
 
     def _branches(self) -> Branches | None:

@@ -222,6 +222,31 @@ def test_driver_that_cannot_count_ends_the_log_only() -> None:
     assert log.logged == []
 
 
+def test_error_of_the_log_spares_the_capture(graph: Graph) -> None:
+    def allocated() -> int:
+        raise torch.OutOfMemoryError("no statistics")
+
+    log = LaunchLog(graph.count, allocated_bytes=allocated, device_type="cpu")
+    x = torch.zeros(2)
+    with log.noting({}):
+        assert log.operator(torch.ops.aten.relu.default, (x,), {}, lambda: 3) == 3
+        assert log.operator(object(), (x,), {}, lambda: 4) == 4
+    assert "no statistics" in str(log.failure) and log.logged == []
+
+
+def test_tensor_without_memory_is_in_no_launch(graph: Graph) -> None:
+    def run() -> torch.Tensor:
+        graph.nodes += 1
+        return zeros
+
+    zeros = torch._efficientzerotensor((4,))
+    log = LaunchLog(graph.count, device_type="cpu")
+    with log.noting({}):
+        log.operator(torch.ops.aten.add.Tensor, (zeros, zeros), {}, run)
+    assert log.failure is None
+    assert (log.logged[0].launch.reads, log.logged[0].launch.writes) == ((), ())
+
+
 def test_view_that_was_given_counts_with_its_whole_storage(graph: Graph) -> None:
     whole = torch.zeros(16)
     module: dict[str, Any] = {"k0": Kernel(graph, "in_ptr0", "out_ptr0")}

@@ -108,10 +108,10 @@ def test_missing_edges_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         compared(sgd)
 
 
-def test_steps_stay_chains_unless_asked() -> None:
+def test_steps_stay_chains_where_it_is_off() -> None:
     step, _ = training(sgd)
     device = CpuDevice()
-    graphed = GraphedStep(step, device=device)
+    graphed = GraphedStep(step, device=device, concurrency="off")
     for batch in batches(6):
         graphed(*batch)
     (recording,) = graphed.report().recordings
