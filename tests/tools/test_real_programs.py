@@ -311,6 +311,9 @@ def test_program_is_slow_by_its_interval_over_processes():
     text = floor.text(speeds)
     assert "slow, encore/compile: 0.81 [0.79, 0.84] (0.80 0.82 0.81)" in text
     assert "encore over compile: 0.94 [" in text and "encore over graph: 1.89 [" in text
+    assert "in the geometric mean of 3" in text
+    text = floor.text(floor.speeds(floor.by_process([[*rows, *processes(once=(9.0,))]])))
+    assert "encore over compile: 0.94 [" in text and "in the geometric mean of 4" not in text
 
 
 def test_speed_over_two_processes_has_no_interval():

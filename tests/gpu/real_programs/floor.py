@@ -77,9 +77,13 @@ def speeds(processes: Iterable[Sequence[Row]]) -> list[Speed]:
 
 def mean(speeds: Sequence[Speed]) -> Interval:
     """Return the geometric mean over programs: of each process over those that all processes have, then over these."""
+    return log_interval([statistics.geometric_mean(values) for values in zip(*_complete(speeds), strict=True)])
+
+
+def _complete(speeds: Sequence[Speed]) -> list[tuple[float, ...]]:
+    """Return the ratios of the programs that were measured in all processes."""
     most = max(len(one.ratios) for one in speeds)
-    complete = [one.ratios for one in speeds if len(one.ratios) == most]
-    return log_interval([statistics.geometric_mean(values) for values in zip(*complete, strict=True)])
+    return [one.ratios for one in speeds if len(one.ratios) == most]
 
 
 def text(found: Sequence[Speed]) -> str:
@@ -90,7 +94,8 @@ def text(found: Sequence[Speed]) -> str:
         lines.append(f"{one.program}, {one.mode}/{REFERENCES[one.reference]}: {_bounds(one.interval)} ({each})")
     for mode, reference in dict.fromkeys((one.mode, one.reference) for one in found):
         of = [one for one in found if (one.mode, one.reference) == (mode, reference)]
-        lines.append(f"{mode} over {REFERENCES[reference]}: {_bounds(mean(of))} in the geometric mean of {len(of)}")
+        count = len(_complete(of))
+        lines.append(f"{mode} over {REFERENCES[reference]}: {_bounds(mean(of))} in the geometric mean of {count}")
     judged = [one for one in found if one.reference == PLAIN]
     if judged and max(len(one.ratios) for one in judged) < FEWEST:
         lines.append(f"no program is judged as slow: that takes {FEWEST} processes of it (--processes {FEWEST})")
