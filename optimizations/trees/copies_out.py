@@ -59,44 +59,23 @@ def copies_out(results: Sequence[Any], kept: Collection[int], pool: Collection[i
         else:
             shared.append(places)
             size_bytes += first.untyped_storage().nbytes()
-    make = _copying_all(alone, shared) if shared else _copying(alone)
-    return CopiesOut(len(kept), len(alone) + len(shared), size_bytes, make)
 
-
-def _copying_all(alone: Sequence[int], shared: Sequence[Sequence[int]]) -> Callable[[list[Any]], None]:
-    copy_alone = _copying(alone)
-
-    def copy_all(results: list[Any]) -> None:
-        copied = results.copy()
+    def make(results: list[Any]) -> None:
+        made: dict[int, torch.Tensor] = {}
         for places in shared:
             storage = results[places[0]].untyped_storage().clone()
-            made: dict[int, torch.Tensor] = {}
             for place in places:
                 result = results[place]
                 if id(result) not in made:
                     made[id(result)] = over(storage, result, int(result.storage_offset()))
-                copied[place] = made[id(result)]
-        copy_alone(copied)
-        results[:] = copied
+        copied = copies_of([results[place] for place in alone])
+        for places in shared:
+            for place in places:
+                results[place] = made[id(results[place])]
+        for place, one in zip(alone, copied, strict=True):
+            results[place] = one
 
-    return copy_all
-
-
-def _copying(places: Sequence[int]) -> Callable[[list[Any]], None]:
-    if len(places) == 1:
-        (place,) = places
-
-        def copy_one(results: list[Any]) -> None:
-            results[place] = results[place].clone()
-
-        return copy_one
-
-    def copy_each(results: list[Any]) -> None:
-        made = copies_of([results[place] for place in places])
-        for place, copied in zip(places, made, strict=True):
-            results[place] = copied
-
-    return copy_each
+    return CopiesOut(len(kept), len(alone) + len(shared), size_bytes, make)
 
 
 def copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,7 +1,7 @@
 """Check whether the program still holds results of recordings, from counts of references.
 
 Stock asks one result at a time, in Python. Where there are many, the counts that they have while none is live are kept,
-and compared in few calls.
+and compared in few calls. A reference of C++ to a tensor shows in the count of its object of Python.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ _cdata = operator.attrgetter("cdata")
 
 def any_alive(references: Sequence[Reference]) -> bool:
     """Return whether one of these references is to a live result."""
-    many = type(references) is Many and _HOLDERS_ARE_COUNTED
+    many = type(references) is Many
     if many and references.idle():  # type: ignore[attr-defined]
         return False
     for held, place, cached, storages in references:
@@ -117,8 +117,7 @@ def any_alive(references: Sequence[Reference]) -> bool:
             continue
         # What only stock's list refers to needs no closer check, which takes longer.
         if (
-            _HOLDERS_ARE_COUNTED
-            and place < len(cached)
+            place < len(cached)
             and _references(cached, place) == _UNUSED
             and _references(storages, place) == _UNUSED_STORAGE
         ):
@@ -147,16 +146,6 @@ def _references(values: list[Any], place: int) -> int:
     return sys.getrefcount(values[place])
 
 
-def _holders_are_counted() -> bool:
-    """Return whether references to a tensor in C++ show in the reference count of its Python object."""
-    held = [torch.zeros(1, device="cpu")]
-    before = _references(held, 0)
-    product = torch.ones(1, device="cpu", requires_grad=True) * held[0]  # saves it for a backward
-    counted = _references(held, 0) > before
-    del product
-    return counted
-
-
 def _references_to_storage() -> int:
     held = torch.zeros(1, device="cpu")
     return _references([held.untyped_storage()], 0)
@@ -166,5 +155,4 @@ _storage_use_count = torch_internals.storage_use_count
 _UNUSED = _references([object()], 0)
 """References to something that only a list refers to, as this Python counts them."""
 _UNUSED_STORAGE = in_a_new_thread(_references_to_storage)
-"""The same for the storage of a tensor, to whose object C++ may refer as well."""
-_HOLDERS_ARE_COUNTED = in_a_new_thread(_holders_are_counted)
+"""The same for the storage of a tensor, to whose object C++ refers as well."""

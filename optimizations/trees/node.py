@@ -317,7 +317,7 @@ class EncoreNode(CUDAGraphNode):
 
         self._session = Session(
             recorded,
-            _Host(self),
+            weakref.proxy(self),  # a reference would be a cycle
             function.choice,
             function.code,
             lambda inputs: recapture(
@@ -586,8 +586,8 @@ class EncoreNode(CUDAGraphNode):
             if isinstance(metadata, dict)
         }
 
-    def borrowed_at(self, index: int, address: int) -> torch.Tensor:
-        """Return recording input `index` as if it lay at `address`."""
+    def at_address(self, index: int, address: int) -> torch.Tensor:
+        """See `session.Host`. Return recording input `index` as if it lay at `address`."""
         metadata = self._tensor_metadata(self._seen[index])
         moved = {"data_ptr": address, "storage_offset": 0}
         return self._reconstruct_from_tensor_metadata({**metadata, **moved})
@@ -684,29 +684,3 @@ class EncoreNode(CUDAGraphNode):
     def waiting(self) -> str | None:
         """See `function.Recording`."""
         return self._session.waits_for if self._session is not None and self._session.pending else None
-
-
-class _Host:
-    """Implement `session.Host` by a weak reference, so that the session does not keep its node."""
-
-    def __init__(self, node: EncoreNode) -> None:
-        self._reference = weakref.ref(node)
-
-    @property
-    def _node(self) -> EncoreNode:
-        node = self._reference()
-        if node is None:
-            raise ReferenceError("the recording is gone")
-        return node
-
-    def effects(self, inputs: Sequence[Any]) -> Effects:
-        return self._node.effects(inputs)
-
-    def fill(self, values: Mapping[int, torch.Tensor]) -> None:
-        self._node.fill(values)
-
-    def at_address(self, index: int, address: int) -> torch.Tensor:
-        return self._node.borrowed_at(index, address)
-
-    def use_tracker(self, tracker: AddressTracker, unused: frozenset[int]) -> None:
-        self._node.use_tracker(tracker, unused)

@@ -83,15 +83,6 @@ def test_the_way_to_steady_calls_is_counted(cuda_on_cpu: CudaOnCpu) -> None:
     assert sum(ways.values()) == 11 - report.steady_replays, "the first call of all is made by who records"
 
 
-def test_inputs_that_are_copied_are_copied(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
-    compiled = Compiled(Model(cuda_on_cpu, hides_y=True))
-    check(compiled, W, calls=30)
-    full_ways.clear()
-    check(compiled, W, calls=4)
-    assert full_ways == []
-    assert compiled.reports[0].copied_bytes == W.nbytes
-
-
 def test_lean_off_is_stocks_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     compiled = steady(cuda_on_cpu, full_ways, lean=False)
     check(compiled, W, calls=4)
@@ -170,40 +161,6 @@ def test_repeated_calls_of_an_iteration_are_fast_in_each_place(
     assert slow_reasons(compiled) == [] and full_ways == []
     assert cuda_on_cpu.replays == replays + 5 * places
     assert len(list(nodes())) == places
-
-
-def test_a_held_result_goes_the_full_way_and_stays_valid(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
-    compiled = steady(cuda_on_cpu, full_ways)
-    torch.compiler.cudagraph_mark_step_begin()
-    x, y = values(1), values(2)
-    (held,) = compiled.function([x, y, W])
-    assert full_ways == []
-    call(compiled)
-    assert torch.equal(held, 2 * x + y * W)
-    assert compiled.functions[0].uncaptured(), "the next call ran without its graph"
-    assert slow_reasons(compiled) == [reasons.RESULTS_HELD]
-
-
-def test_a_view_of_a_result_holds_it_too(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
-    compiled = steady(cuda_on_cpu, full_ways)
-    torch.compiler.cudagraph_mark_step_begin()
-    x, y = values(1), values(2)
-    part = compiled.function([x, y, W])[0][4:8]
-    call(compiled)
-    assert torch.equal(part, (2 * x + y * W)[4:8])
-
-
-def test_kept_results_are_copied_in_steady_calls(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
-    compiled = Compiled(Model(cuda_on_cpu))
-    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for step in range(40):
-        if step == 30:
-            full_ways.clear()
-        x, y = values(step), values(2 * step)
-        torch.compiler.cudagraph_mark_step_begin()
-        kept.append((compiled.function([x, y, W])[0], 2 * x + y * W))
-    assert full_ways == []
-    assert all(torch.equal(out, expected) for out, expected in kept)
 
 
 def test_a_moved_parameter_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:

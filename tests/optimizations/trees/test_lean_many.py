@@ -140,26 +140,13 @@ def test_counts_are_those_of_the_references_that_stock_keeps_now(cuda_on_cpu: Cu
     assert not references.idle() and not liveness.any_alive(references)
 
 
-@pytest.mark.parametrize("many", [True, False])
-def test_backward_missing_in_python_counts_is_found_in_cpp(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, many: bool
-) -> None:
-    """As in a PyTorch in which a reference of C++'s to a tensor is none to its object of Python."""
-    training = Training(cuda_on_cpu)
-
-    def references(values: list[Any], place: int) -> int:
-        return liveness._UNUSED_STORAGE if isinstance(values[place], torch.UntypedStorage) else liveness._UNUSED
-
-    node = next(one for one in nodes() if one.function is training.functions[0])
-    asked = node.references([(0, place) for place in (range(RESULTS) if many else range(3, 4))])
-    assert (type(asked) is liveness.Many) == many
-    assert not liveness.any_alive(asked)
-    monkeypatch.setattr(liveness, "_HOLDERS_ARE_COUNTED", False)
-    monkeypatch.setattr(liveness, "_references", references)
-    monkeypatch.setattr(liveness.Idle, "stand", lambda idle: True)
-    assert not liveness.any_alive(asked)
-    seen = training.step(1, HOLDS["a backward"])
-    assert liveness.any_alive(asked)
-    assert reasons.INPUT_STILL_HELD in training.ways()
-    del seen
-    assert not liveness.any_alive(asked)
+def test_reference_of_cpp_shows_in_the_count_of_python() -> None:
+    """Counts of many results rely on it, on any version of PyTorch."""
+    held = [torch.zeros(1)]
+    unused = liveness._references(held, 0)
+    product = torch.ones(1, requires_grad=True) * held[0]
+    assert liveness._references(held, 0) > unused == liveness._UNUSED
+    del product
+    assert liveness._references(held, 0) == unused
+    held[0].untyped_storage()
+    assert liveness._references([held[0].untyped_storage()], 0) == liveness._UNUSED_STORAGE

@@ -139,15 +139,6 @@ def test_output_in_memory_of_a_dead_input_is_not_the_input(cuda_on_cpu: CudaOnCp
         assert torch.equal(out, 2 * x + y * w), step
 
 
-def test_hidden_address_is_found_and_its_input_copied(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled, w = Compiled(Model(cuda_on_cpu, hides_y=True)), values(7)
-    check(compiled, w, calls=20)
-    (node,) = nodes()
-    assert node.tracker is None or 1 not in node.tracker.indices
-    assert 1 in node.non_static_input_idx
-    assert not compiled.reports[0].inputs[1].indirect
-
-
 def test_without_a_difference_between_calls_nothing_is_proven(cuda_on_cpu: CudaOnCpu) -> None:
     """The same data in each call: a pointer that was missed would not show."""
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
@@ -174,26 +165,6 @@ def test_kept_results_stay_valid_and_are_copied_from_then_on(cuda_on_cpu: CudaOn
     assert 20 < report.copies < 30
     assert sum(calls.calls for calls in function.uncaptured()) <= manager.PATIENCE
     assert model.runs.count("plain") <= 1 + manager.PATIENCE
-
-
-def test_kept_results_that_share_memory_share_their_copy(cuda_on_cpu: CudaOnCpu) -> None:
-    model, w = Model(cuda_on_cpu), values(7)
-
-    def with_view(inputs: list[Any]) -> list[Any]:
-        (out,) = model(inputs)
-        return [out, out[4:8]]
-
-    compiled = Compiled(with_view, outputs=2)
-    kept = []
-    for step in range(20):
-        x, y = values(step), values(2 * step)
-        torch.compiler.cudagraph_mark_step_begin()
-        out, part = compiled.function([x, y, w])
-        kept.append((out, part, 2 * x + y * w))
-    assert all(torch.equal(out, expected) and torch.equal(part, expected[4:8]) for out, part, expected in kept)
-    out, part, _ = kept[-1]
-    part.fill_(-1.0)
-    assert torch.equal(out[4:8], part), "one memory, as without a graph"
 
 
 def test_result_held_from_a_replay_moves_to_a_new_pool(cuda_on_cpu: CudaOnCpu) -> None:
@@ -308,15 +279,6 @@ def test_parameter_at_third_address_is_an_ordinary_input(cuda_on_cpu: CudaOnCpu)
     assert old() is None, "old weights are not kept"
 
 
-def test_two_sets_of_parameters_in_turns_have_a_recording_each(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled = Compiled(Model(cuda_on_cpu))
-    weights = [values(7), values(9)]
-    for _ in range(4):
-        for w in weights:
-            check(compiled, w, calls=2)
-    assert [len(report.inputs) for report in compiled.reports] == [2, 2]
-
-
 def test_earlier_recordings_serve_their_addresses(cuda_on_cpu: CudaOnCpu) -> None:
     """They read the parameter where it is, the later one may have to copy it."""
     compiled = Compiled(Model(cuda_on_cpu))
@@ -378,22 +340,6 @@ def test_parameter_is_not_copied_where_memory_is_short(cuda_on_cpu: CudaOnCpu, m
         cuda_on_cpu.memory["kept"].append(values(swap))
     assert len(compiled.reports) <= moved_inputs.MOST_RECORDINGS
     assert all(len(report.inputs) == 2 for report in compiled.reports)
-
-
-@pytest.mark.usefixtures("weights_let_go")
-def test_parameter_whose_address_hides_is_copied(cuda_on_cpu: CudaOnCpu) -> None:
-    """`y` stands for a parameter here: its address is found in memory, so that a patched graph reads the old one."""
-    compiled = Compiled(Model(cuda_on_cpu, hides_y=True), static_inputs=(1, 2))
-    parameters = [values(3 * swap) for swap in range(6)]
-    w = values(7)
-    kept = []
-    for step in range(40):
-        x, y = values(step), parameters[step % 6]
-        kept.append(x)
-        (out,) = compiled(x, y, w)
-        assert torch.equal(out, 2 * x + y * w), step
-    assert len(compiled.reports) == 3
-    assert {one.index: one.indirect for one in compiled.reports[2].inputs} == {0: True, 1: False}
 
 
 class HasTwoUses(Model):
