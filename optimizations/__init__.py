@@ -167,44 +167,44 @@ def static_loader(loader: Iterable[Any], device: torch.device | str | int | None
 
 def graph_callables(
     callables: Any,
-    sample_args: Sequence[Any],
+    sample_args: Sequence[Any] | None = None,
     *,
     order: Sequence[int] | None = None,
-    sample_kwargs: Sequence[Mapping[str, Any]] | None = None,
+    sample_kwargs: Sequence[Mapping[str, Any] | list[Mapping[str, Any]]] | None = None,
     warm_up: int = 3,
     outputs: Literal["static", "copied"] = "static",
-    after_step: Callable[[], None] | None = None,
+    share_io: bool = False,
     host_draws: Literal["refused", "unused"] = "refused",
 ) -> Any:
-    """Return modules and functions, each with a forward and a backward CUDA graph for each micro-batch of a schedule.
+    """Return modules and functions, each with forward and backward CUDA graphs for the micro-batches of a schedule.
 
     Returns a sequence of the callables: modules as they are, which run their graphs from now on wherever they stand in
-    a model, and functions as new ones. They must be called in `order`; a call out of order is an error, because graphs
-    whose micro-batches are never alive together share memory. A call with other shapes, or in another mode, runs as it
-    is, and so do calls without gradients, such as validation. `.restart()` begins the order again after an iteration
-    that was left early, `.report()` lists the graphs, `.close()` frees them.
+    a model, and functions as new ones. A call runs as it is where no graph fits its arguments, its mode or what it
+    uses, or where the backwards of earlier calls still need the graphs' memory. So do calls without gradients, such as
+    validation. `.report()` lists the graphs, `.end_iteration()` ends the first iteration of a program without an
+    optimizer, `.restart()` gives up backwards that did not come, `.close()` frees the graphs.
 
     Args:
         callables: a module or function, or a list of them; a list or `ModuleList` within is a chunk of layers.
         sample_args: a tuple of arguments for each, nests of tensors on the GPU; or one sequence of tensors for all.
+            Default: samples and order are found in the first iteration, which runs as it is and ends when an optimizer
+            of PyTorch's has made its step.
         order: forwards as 1, 2, ..., their backwards as -1, -2, ..., micro-batch after micro-batch, as
-            `[1, 1, 2, -2, -1, 2, -2, -1]`; numbers stand for the entries of `callables`. Default: all forwards, then
-            all backwards in reverse; without the latter under `torch.no_grad()`. Where the default is taken, and no
-            `after_step` given, events may be left out and come in any order, and a forward runs as it is while the
-            backward of the callable's last one may still come.
-        sample_kwargs: keyword arguments of each, where it is called with such.
+            `[1, 1, 2, -2, -1, 2, -2, -1]`; numbers stand for the entries of `callables`. It tells how many
+            micro-batches are alive at one time. Default: one, with a backward unless under `torch.no_grad()`.
+        sample_kwargs: keyword arguments of each, where it is called with such. A list of dicts is for its micro-batches
+            in turn, the last for all that follow: each value of a flag has graphs of its own.
         warm_up: runs of each before its capture, at least 1. What they change (buffers, the random state) is put back.
         outputs: "static" returns results where the graph writes them, and gives live ones memory of their own before
-            the next launch; "copied" copies all of them. The same goes for gradients of parameters, where the program
-            sets them to None before the next launch; else they are copied.
-        after_step: what updates extra state once per step, such as the scales of an FP8 recipe from its amax history;
-            captured, and launched after the last graph of each step.
+            the next launch; "copied" copies all of them.
+        share_io: a callable reads the results of the one before where they lie, and copies none.
         host_draws: as of `graph_step`. With "unused", `.drawn_on_the_host` names the generators that were drawn from.
 
     Raises:
-        WrongOrder: no training loop can follow `order`; later, a call or backward that is not the next of the order.
+        WrongOrder: no training loop can follow `order`.
         ValueError, TypeError: an argument is wrong; the message says what is allowed.
-        StepRefused: a graph could not repeat what a callable does; nothing was recorded.
+        StepRefused: a graph could not repeat what a callable does; nothing was recorded. Without samples it is raised
+            by the first call after the first iteration, and later calls run as they are.
     """
     from optimizations.capture.callables.graph_callables import graph_callables as make
 
@@ -215,7 +215,7 @@ def graph_callables(
         sample_kwargs=sample_kwargs,
         warm_up=warm_up,
         outputs=outputs,
-        after_step=after_step,
+        share_io=share_io,
         host_draws=host_draws,
     )
 

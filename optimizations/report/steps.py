@@ -115,23 +115,23 @@ class CallableReport:
     """Report one forward or backward graph of `graph_callables`.
 
     Attributes:
-        callable: its number, from 1; `micro_batch` counts from 0.
-        direction: "forward" or "backward".
+        callable: its number, from 1; `variant` is the number of the sample that its calls are like, from 0.
+        index: which of the micro-batches that are alive at one time the graph serves, from 0.
         pool: graphs of one number share memory.
+        direction: "forward" or "backward".
         copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
         copied_gradient_bytes: gradients that were copied out of the graphs' memory after the last backward.
-        times_put_back: launches that overwrote gradients of this callable which the program held, and were put back.
-        without_graph: of a forward, how many of its calls ran as they are, by the reason. Calls that are not part of
-            the order, such as those without gradients, are not among them.
+        without_graph: of the first forward of a callable, how many of its calls ran as they are, by the reason. Calls
+            without gradients are not among them.
     """
 
     callable: int
-    micro_batch: int
-    direction: str
+    variant: int
+    index: int
     pool: int
+    direction: str
     copied_bytes: int
     copied_tensors: int
     replays: int
     copied_gradient_bytes: int = 0
-    times_put_back: int = 0
     without_graph: Mapping[str, int] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from typing import Any
 import callable_programs
 import pytest
 import torch
-from callable_programs import differences, drawn, give_from_the_first, outcome
+from callable_programs import differences, drawn, outcome
 
 import optimizations
 
@@ -23,22 +23,15 @@ BEHIND_CYCLES = 2_000_000
 
 
 @pytest.mark.filterwarnings("ignore:callable .* runs without its graphs")
-@pytest.mark.filterwarnings("ignore:gradients of callable .* stay where its graphs write them")
-@pytest.mark.parametrize("gives", [False, True], ids=["", "gives"])
 @pytest.mark.parametrize("behind", [False, True], ids=["", "behind"])
-def test_random_programs_do_what_they_do_without_graphs(
-    behind: bool, gives: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`behind`: the device comes to what is done between iterations when the host is through with that. `gives`:
-    backwards give their memory away at once."""
+def test_random_programs_do_what_they_do_without_graphs(behind: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`behind`: the device comes to what is done between iterations when the host is through with that."""
     iteration = callable_programs._Running._iteration
 
     def late(running: Any, actions: list[str]) -> None:
         iteration(running, actions)
         torch.cuda._sleep(BEHIND_CYCLES)
 
-    if gives:
-        give_from_the_first(monkeypatch)
     if behind:
         monkeypatch.setattr(callable_programs._Running, "_iteration", late)
     replays = 0

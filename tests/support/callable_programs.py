@@ -12,12 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-
-from optimizations.capture.callables.gradient_memory import GradientMemory
 
 ROWS, WIDTH = 4, 3
 ITERATIONS = 5
@@ -257,18 +254,6 @@ class _Running:
             chosen.hidden = None
             with torch.no_grad():
                 self.log.append(first(copy.deepcopy(chosen)(*self._arguments(0, self._input(0).detach()))).clone())
-
-
-def give_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Backwards give their memory away without having seen whether the program lets go of its gradients in time."""
-    stock = GradientMemory.__init__
-
-    def made(self: GradientMemory, *args: Any, **options: Any) -> None:
-        stock(self, *args, **options)
-        self.gives = True
-        self._kept_elsewhere = lambda: False  # whatever tests before left
-
-    monkeypatch.setattr(GradientMemory, "__init__", made)
 
 
 def first(returned: Any) -> torch.Tensor:

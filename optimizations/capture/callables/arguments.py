@@ -10,7 +10,7 @@ import torch
 
 from optimizations.capture.callables.installed import as_it_is
 from optimizations.capture.device import CudaDevice, Device
-from optimizations.capture.signature import Same, copies, flatten, refused_tensor
+from optimizations.capture.signature import Same, copies, flatten, refused_tensor, signature
 from optimizations.capture.step.call import refused_function, refused_iterators, refused_sources
 from optimizations.capture.step.host_state import MODULE_HOOKS, HostState
 from optimizations.capture.step.observer import StepRefused
@@ -43,10 +43,8 @@ def taken_apart(callables: Any) -> tuple[list[Callable[..., Any]], list[int]]:
     return flat, list(map(len, members))
 
 
-def samples_of(
-    sample_args: Sequence[Any], sample_kwargs: Sequence[Mapping[str, Any]] | None, count: int
-) -> list[Sample]:
-    """Return the arguments of each callable; one tuple of tensors stands for all.
+def samples_of(sample_args: Sequence[Any], sample_kwargs: Sequence[Any] | None, count: int) -> list[list[Sample]]:
+    """Return the arguments of each callable, for its micro-batches in turn; one tuple of tensors stands for all.
 
     Raises:
         ValueError: there are not as many as callables.
@@ -57,20 +55,36 @@ def samples_of(
             f"sample_args is a {type(sample_args).__name__}: give a list with a tuple of arguments for each callable, "
             "or one tuple of tensors for all"
         )
-    words_given = [{}] * count if sample_kwargs is None else sample_kwargs
-    if not isinstance(words_given, Sequence) or not all(isinstance(one, Mapping) for one in words_given):
-        raise TypeError("sample_kwargs has to be a list with a dict of keyword arguments for each callable")
-    keywords = [dict(one) for one in words_given]
+    given = [{}] * count if sample_kwargs is None else sample_kwargs
+    keywords = [one if isinstance(one, list) else [one] for one in given] if isinstance(given, Sequence) else []
+    if not keywords or not all(of_one and all(isinstance(one, Mapping) for one in of_one) for of_one in keywords):
+        raise TypeError(
+            "sample_kwargs has to be a list with a dict of keyword arguments for each callable, or a list of dicts for "
+            "its micro-batches"
+        )
     if len(keywords) != count:
         raise ValueError(f"sample_kwargs has {len(keywords)} entries for {count} callables: give a dict for each")
+    several: Sequence[Any] = sample_args
     if sample_args and not any(isinstance(member, tuple) for member in sample_args):
-        return [(tuple(sample_args), words) for words in keywords]
-    if len(sample_args) != count or not all(isinstance(member, tuple) for member in sample_args):
+        several = [tuple(sample_args)] * count
+    if len(several) != count or not all(isinstance(member, tuple) for member in several):
         raise ValueError(
             f"sample_args has {len(sample_args)} entries for {count} callables: give a tuple of arguments for each, or "
             "one tuple of tensors for all"
         )
-    return list(zip(sample_args, keywords, strict=True))
+    return [[(args, dict(one)) for one in of_one] for args, of_one in zip(several, keywords, strict=True)]
+
+
+def variants_of(samples: Sequence[Sequence[Sample]]) -> tuple[list[list[Sample]], list[list[int]]]:
+    """Return the samples of each callable that differ, and which of them each of its samples is like."""
+    found: list[list[Sample]] = []
+    places: list[list[int]] = []
+    for of_one in samples:
+        keys = [signature(sample, []) for sample in of_one]
+        distinct = list(dict.fromkeys(keys))
+        found.append([of_one[keys.index(key)] for key in distinct])
+        places.append([distinct.index(key) for key in keys])
+    return found, places
 
 
 def arguments_of(sample: Sample) -> Arguments:
@@ -110,11 +124,6 @@ def _other_looks(sample: tuple[Any, ...], found: tuple[Any, ...]) -> str:
     takes_part = "it requires gradients" if found[5] else "it requires no gradients"
     words = {"strides": "other strides", "gradients": takes_part}
     return ", ".join(words.get(name, f"another {name}") for name in names)
-
-
-def called(function: Callable[..., Any], sample: Sample) -> Any:
-    args, kwargs = sample
-    return function(*args, **kwargs)
 
 
 def unknown_object(structure: Any) -> Any:
@@ -166,7 +175,9 @@ def check_sources(name: str, state: HostState) -> None:
 
 
 def check_callables(
-    callables: Sequence[Callable[..., Any]], samples: Sequence[Sample], holds: Callable[[torch.Tensor], bool]
+    callables: Sequence[Callable[..., Any]],
+    samples: Sequence[Sequence[Sample]],
+    holds: Callable[[torch.Tensor], bool],
 ) -> None:
     """Refuse what cannot be captured. `holds`: whether a tensor lies on the GPU.
 
@@ -175,7 +186,7 @@ def check_callables(
         StepRefused: a module has hooks, a call does not do the work, or an argument is not a tensor on the GPU.
     """
     first: dict[int, int] = {}
-    for number, (function, sample) in enumerate(zip(callables, samples, strict=True), start=1):
+    for number, (function, of_one) in enumerate(zip(callables, samples, strict=True), start=1):
         if first.setdefault(id(function), number) != number:
             raise ValueError(
                 f"callable {number} is callable {first[id(function)]} again: give each once, and its number in `order` "
@@ -186,20 +197,25 @@ def check_callables(
             raise StepRefused(replace(refusal, reason=f"callable {number} {refusal.reason}"))
         if isinstance(function, torch.nn.Module):
             _check_module(number, function)
-        tensors: list[torch.Tensor] = []
-        flatten(sample, tensors)
-        if not copies(sample):
-            raise StepRefused(
-                Refusal(
-                    f"callable {number} is given an object of a class of which no copy can be made",
-                    "pass a dict, a list or a dataclass",
-                )
+        for sample in of_one:
+            _check_sample(number, sample, holds)
+
+
+def _check_sample(number: int, sample: Sample, holds: Callable[[torch.Tensor], bool]) -> None:
+    tensors: list[torch.Tensor] = []
+    flatten(sample, tensors)
+    if not copies(sample):
+        raise StepRefused(
+            Refusal(
+                f"callable {number} is given an object of a class of which no copy can be made",
+                "pass a dict, a list or a dataclass",
             )
-        for index, tensor in enumerate(tensors):
-            name = f"tensor {index} of callable {number}"
-            refusal = refused_tensor(name, tensor.detach(), holds) or _refused_attributes(name, tensor)
-            if refusal is not None:
-                raise StepRefused(refusal)
+        )
+    for index, tensor in enumerate(tensors):
+        name = f"tensor {index} of callable {number}"
+        refusal = refused_tensor(name, tensor.detach(), holds) or _refused_attributes(name, tensor)
+        if refusal is not None:
+            raise StepRefused(refusal)
 
 
 def _refused_attributes(name: str, tensor: torch.Tensor) -> Refusal | None:

@@ -1,26 +1,30 @@
-"""Capture callables: a forward and a backward graph for each micro-batch, in the order of the schedule."""
+"""Capture callables: a forward and a backward graph for each place of the plan.
+
+The program sees nothing of it. What warm-up and captures changed is put back: what tensors hold, gradients and random
+states, and what attributes were bound to (`Bound.put_back`). If one of the callables cannot be captured, there are no
+graphs at all.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from optimizations.capture.callables.arguments import Sample
-from optimizations.capture.callables.forbidding import Forbidding, draws_of, refuse_changes
-from optimizations.capture.callables.gradient_memory import TRIES, GradientMemory, writable
-from optimizations.capture.callables.graphed import Slot
-from optimizations.capture.callables.memory_plan import pools
-from optimizations.capture.callables.order import Event, is_training
-from optimizations.capture.callables.results import HandedOut, over
-from optimizations.capture.callables.run import (
+from optimizations.capture.callables.arguments import Sample, check_sources, parameters_of, reached_by
+from optimizations.capture.callables.installed import as_it_is
+from optimizations.capture.callables.order import Place
+from optimizations.capture.callables.parallel import not_run
+from optimizations.capture.callables.results import StaticResults
+from optimizations.capture.callables.slot import ABSENT, Bound, Pool, Slot, kind_of
+from optimizations.capture.callables.warm_up import (
+    Member,
     Run,
-    bound_results,
     call,
     changed_inputs,
+    check_draws,
     differentiated,
     gradients_of,
     in_order,
@@ -28,341 +32,390 @@ from optimizations.capture.callables.run import (
     is_one_of,
     naming,
     overlapping,
+    putting_back,
+    warm_up,
 )
-from optimizations.capture.callables.warm_up import keeps_of_first
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.other_results import other_result
-from optimizations.capture.signature import alias_pattern, flatten, replaced
-from optimizations.capture.step.graphed_step import steps_exist
-from optimizations.capture.step.host_random import HostRandom
-from optimizations.capture.step.host_state import HostState, Rebound
+from optimizations.capture.signature import alias_pattern, flatten, replaced, tensor_key
+from optimizations.capture.step import compilations, forbidden_calls
+from optimizations.capture.step.call import sparse_tensors
+from optimizations.capture.step.host_random import HostDraws, HostRandom
+from optimizations.capture.step.host_state import HostState, Rebound, entries_of
 from optimizations.capture.step.mentioned import check_unread
 from optimizations.capture.step.observer import Observer, StepRefused, storage
-from optimizations.capture.step.observing import Given, changed_itself
+from optimizations.capture.step.observing import (
+    CHECKPOINT_DRAWS,
+    Given,
+    call_changes,
+    changed_itself,
+    drawn_on_the_host,
+    host_generators,
+    kept_results,
+)
+from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.outputs import view_of
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared
-from optimizations.graph.memory import MemoryRanges, overlaps
 from optimizations.lazy_view import is_lazy_view
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import depending_on
 
-
-@dataclass(slots=True)
-class Member:
-    """Hold a callable to capture: what runs, arguments like those of its calls, what it reaches, what its runs did."""
-
-    number: int
-    function: Callable[..., Any]
-    sample: Sample
-    state: HostState
-    run: Run
+ANOMALIES = Refusal(
+    "a callable is captured under torch.autograd.set_detect_anomaly, whose backwards look for NaN on the host",
+    "turn it off while graph_callables runs; calls under it run as they are",
+)
+FREED_MEANWHILE = Refusal(
+    "was captured in part when cuBLAS's workspaces were freed, as a recording in any thread may do",
+    "call graph_callables while no other thread records a step, or runs compiled code for the first time",
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """Hold the graph of what is launched once per step. `mutated`: tensors that it writes."""
+def make_slots(
+    device: Device,
+    callables: Sequence[Callable[..., Any]],
+    samples: Sequence[Sequence[Sample]],
+    plan: Sequence[Place],
+    *,
+    training: bool,
+    times: int,
+    copied: bool,
+    share_io: bool,
+    draws_unused: bool,
+) -> tuple[list[Member], list[Slot]]:
+    """Warm up the callables, on these samples of each, and capture them as planned.
 
-    graph: Any
-    mutated: Sequence[torch.Tensor]
-
-    def run(self) -> None:
-        """Launch the graph."""
-        self.graph.replay()
-        if self.mutated:
-            torch.autograd.graph.increment_version(self.mutated)
-
-
-def check_kept(member: Member, before: HostState) -> None:
-    """Refuse a callable whose first run made of its sample what its later calls read. `before`: what it reached then.
+    Args:
+        times: runs of each before its capture.
+        copied: whether the program asked for copies of results.
+        share_io: whether a callable reads the results of the one before where they lie.
+        draws_unused: the caller says that what they draw on the host decides nothing.
 
     Raises:
-        StepRefused: there is such.
+        StepRefused: a graph could not repeat what one of them does.
     """
-    known = {storage(tensor) for tensor in before.tensors.values()} | member.run.bound
-    for path, tensor in member.state.tensors.items():
-        if storage(tensor) in member.run.from_arguments - known:
-            with naming(f"callable {member.number}"):
-                raise StepRefused(keeps_of_first(path))
+    if training and torch.is_anomaly_enabled():
+        raise StepRefused(ANOMALIES)
+    members = [
+        Member(
+            number,
+            variant,
+            as_it_is(function),
+            sample,
+            reached_by(number, function, sample),
+            parameters_of(function),
+            draws_unused,
+            Run(),
+        )
+        for number, function in enumerate(callables, start=1)
+        for variant, sample in enumerate(samples[number - 1])
+    ]
+    states = [member.state for member in members]
+    for member in members:
+        check_sources(f"callable {member.number}", member.state)
+    outset = [state.snapshot() for state in states]
+    captures = Captures(device, members, outset, training=training, copied=copied)
+    try:
+        with putting_back(device, states) as note:
+            for member in members:
+                with naming(f"callable {member.number}"), not_run(callables[member.number - 1], member.state.modules):
+                    member.run = warm_up(device, member, times, training, note)
+        captures.capture(plan, share_io=share_io)
+    except BaseException:
+        device.wait()
+        for slot in captures.slots:
+            slot.free()
+        for state, content in zip(states, outset, strict=True):
+            state.restore(content)
+        raise
+    if not captures.compute_in_workspaces():
+        device.let_go_of_workspaces()
+    return members, captures.slots
 
 
 class Captures:
-    """Capture all events of an order. `slots` are the graphs by callable and micro-batch, as they are made."""
+    """Capture the graphs of callables one after another. `slots` are the pairs that are there so far.
+
+    `outset`: snapshots of what members reached before their first run.
+    """
 
     def __init__(
-        self,
-        device: Device,
-        members: Sequence[Member],
-        order: Sequence[Event],
-        *,
-        outputs: Literal["static", "copied"],
+        self, device: Device, members: Sequence[Member], outset: Sequence[Any], *, training: bool, copied: bool
     ) -> None:
-        self.slots: dict[tuple[int, int], Slot] = {}
+        self.slots: list[Slot] = []
         self._device = device
-        self._members = members
-        self._order = order
-        self._training = is_training(order)
-        self._copied = outputs == "copied"
+        self._outset = {id(member): content for member, content in zip(members, outset, strict=True)}
+        self._members = {(member.number, member.variant): member for member in members}
+        self._compiled = any(member.state.compiled for member in members)
+        self._training, self._copied = training, copied
         self._carries = True
-        self._open: dict[tuple[int, int], list[torch.Tensor]] = {}
-        self._shared: dict[int, list[torch.Tensor | None]] = {}
-        self._captured: list[tuple[Slot, str]] = []
-        self._first_backward: dict[int, int] = {}
+        self._open: dict[int, list[torch.Tensor]] = {}
+        self._gradients: dict[int, torch.Tensor] = {}
         self._observers: list[Observer] = []
 
-    def without_backward(self) -> set[tuple[int, int]]:
-        """Return the micro-batches of callables with nothing to differentiate: no backward of theirs will ever run."""
-        return {key for key, slot in self.slots.items() if not any(slot.differentiable)}
-
-    def capture(self) -> None:
-        """Capture the graphs.
+    def capture(self, plan: Sequence[Place], *, share_io: bool) -> None:
+        """Capture forwards, and after each its backward; with `share_io` all forwards of one index come first.
 
         Raises:
             StepRefused: a graph could not repeat what a callable does.
         """
-        plan = pools(self._order)
-        handles = {pool: self._device.new_pool() for pool in sorted(set(plan.values()))}
+        pools = {place.pool: Pool(self._device.new_pool()) for place in plan}
         states = self._device.random_states()
-        for event in self._order:
-            key = event.callable, event.micro_batch
-            if not self._device.ready() and self.slots:  # a backward has to be on the stream of its forward
-                raise StepRefused(FREED_MEANWHILE)
-            with naming(f"callable {event.callable}"):
-                if event.direction == "forward":
-                    self._forward(key, plan[key], handles)
-                    self.slots[key].left_memory = MemoryRanges(self._device.used_ranges(handles[plan[key]]))
-                elif any(self.slots[key].differentiable):
-                    self._backward(key, handles[plan[key]])
-                    self._first_backward.setdefault(event.callable, len(self._captured))
-                else:
-                    continue
-            self._captured.append((self.slots[key], event.direction))
-        if not self._device.ready() and self.slots:
-            raise StepRefused(FREED_MEANWHILE)
+        groups = [[place] for place in plan]
+        if share_io:
+            indices = dict.fromkeys(place.index for place in plan)
+            groups = [sorted([p for p in plan if p.index == index], key=lambda p: p.callable) for index in indices]
+        several = {place.callable for place in plan if place.index or place.variant}
+        for group in groups:
+            here: list[Slot] = []
+            for place in group:
+                before = [slot for slot in here if slot.place.callable == place.callable - 1] if share_io else []
+                with naming(f"callable {place.callable}"):
+                    self._ready()
+                    here.append(self._forward(place, pools, before[0] if len(before) == 1 else None))
+                self.slots.append(here[-1])
+            for slot in reversed(here):
+                with naming(f"callable {slot.place.callable}"):
+                    if any(slot.differentiable):
+                        self._ready()
+                        self._backward(slot, several=slot.place.callable in several)
+        self._ready()
         self._device.restore_random_states(states)
-        self._share_out(handles)
+        for index, slot in enumerate(self.slots):
+            slot.mates = [later for later in self.slots[index + 1 :] if later.place.pool == slot.place.pool]
 
-    def _share_out(self, pools: Mapping[int, Any]) -> None:
-        """Tell the graphs whose gradients of parameters they overwrite. Note [Donated gradients].
+    def _ready(self) -> None:
+        if not self._device.ready() and self.slots:  # a backward has to be on the stream of its forward
+            raise StepRefused(FREED_MEANWHILE)
 
-        The memory is in use while later graphs are captured. So the graphs of the callable overwrite it, and those
-        before in the pool of the first, which made it.
+    def compute_in_workspaces(self) -> bool:
+        """Return whether a graph that was captured may write to a workspace of cuBLAS."""
+        graphs = [graph for slot in self.slots for graph in (slot.forward, slot.backward) if graph is not None]
+        return any(one.multiplies for one in self._observers) or any(map(self._device.computes_in_workspace, graphs))
+
+    @contextlib.contextmanager
+    def _capturing(
+        self, graph: Any, pool: Pool, member: Member, expected: Sequence[Operation]
+    ) -> Iterator[tuple[Observer, Any]]:
+        """Capture what runs in the block that the observer is entered in; raise for what a graph cannot hold.
+
+        Yields the observer, and a context for the part of the block that is the program's. On an error the graph is
+        freed. What the capture changed in Python is put back by the caller.
         """
-        fixed = [one for member in self._members for one in [*member.state.tensors.values(), *member.run.parameters]]
-        for slot in self.slots.values():
-            fixed += [*slot.inputs.recording_inputs, *slot.tangents, *slot.results.static]
-            fixed += [one for one in slot.gradients[: len(slot.gradients) - len(slot.parameters)] if one is not None]
-            fixed += [made for _, made in slot.bound if not isinstance(made, int)]
-        used = set(map(storage, fixed))
-        for number, place in self._first_backward.items():
-            pool = self._captured[place][0].pool
-            made_in = MemoryRanges(self._device.pool_ranges(pools[pool]))
-            alone = {id(one): over(one) for one in writable(self._shared.pop(number), made_in, used)}
-            for slot in self.slots.values():  # what autograd made may be a view, which holds what it is a view of
-                slot.gradients = [alone.get(id(one), one) for one in slot.gradients]
-            tries = 0 if self._copied else TRIES
-            memory = GradientMemory(f"callable {number}", alone.values(), steps_exist, tries=tries)
-            for index, (slot, direction) in enumerate(self._captured):
-                if slot.number == number:
-                    slot.gradient_memory = memory
-                overwrites = slot.forward_overwrites if direction == "forward" else slot.backward_overwrites
-                before = slot.pool == pool and index < place
-                if (direction == "backward" and slot.number == number) or before:
-                    overwrites.append(memory)
-                if direction == "forward" and before and (places := memory.among(slot.left_memory)):
-                    slot.in_left_memory.append((memory, places))
+        run, state = member.run, member.state
+        device = self._device
+        observer = Observer(
+            device.holds,
+            member.names(),
+            forbid=True,
+            generators=run.generators,
+            keeps_workspace=device.keeps_workspace,
+        )
+        observer.sparse = sparse_tensors(state)
+        if member.draws_unused:
+            observer.compare_values(host_generators(device, state))
+        self._observers.append(observer)
+        asked = forbidden_calls.Asked(as_captured=run.as_captured)
+        drawn = HostRandom(with_torch=device.has_own_random, generators=state.generators)
+        marks = TensorMarks(state.tensors, to_restore=True)
 
-    def capture_update(self, update: Member) -> Update:
-        """Capture what is launched once per step, as a graph of its own."""
-        graph, forbidding = self._device.new_graph(), self._forbidding(update)
-        snapshot = update.state.snapshot()
-        marks = TensorMarks(update.state.tensors, to_restore=True)
+        @contextlib.contextmanager
+        def observed() -> Iterator[None]:
+            watched = forbidden_calls.watched(observer, asked, capturing=True, compiled=self._compiled)
+            with compilations.noticed(observer, forbid=True), watched, observer:
+                yield
+
         try:
-            pool = self._device.new_pool()
-            with naming("after_step"):
-                self._device.ready()
-                with self._device.capturing(graph, pool, update.run.generators), forbidding, torch.no_grad():
-                    writes = _writes_of(update.state, forbidding.observer)
-                    update.function()
-                self._check(update, forbidding, snapshot, marks, bound=False)
-                forbidding.check(update.run.forward)
+            with device.capturing(graph, pool.handle, run.generators):
+                yield observer, observed
+            if observer.refusals:  # the callable may have caught the exception
+                raise StepRefused(observer.refusals[0])
+            if asked.random_state and (run.draws or observer.draws):
+                raise StepRefused(CHECKPOINT_DRAWS)
+            check_draws(run, first_difference(expected, observer.operations))
+            for name in marks.changed():
+                raise StepRefused(changed_itself(name))
+            for name in () if member.draws_unused else drawn.drawn():
+                raise StepRefused(drawn_on_the_host(name, state, "call"))
         except BaseException:
             graph.reset()
             raise
         finally:
-            update.state.restore(snapshot)
             marks.restore()
-        return Update(graph, _counted(update.state, writes))
+            drawn.restore()
 
-    def compute_in_workspaces(self, others: Iterable[Any]) -> bool:
-        """Return whether a graph that was captured, or one of these `others`, may write to a workspace of cuBLAS."""
-        graphs = [graph for slot in self.slots.values() for graph in (slot.forward, slot.backward)]
-        return any(observer.multiplies for observer in self._observers) or any(
-            self._device.computes_in_workspace(graph) for graph in [*graphs, *others] if graph is not None
-        )
-
-    def _forbidding(self, member: Member) -> Forbidding:
-        compiled = any(one.state.compiled for one in self._members)
-        found = Forbidding(self._device, member.run, member.state, compiled=compiled)
-        self._observers.append(found.observer)
-        return found
-
-    def _check(self, member: Member, forbidding: Forbidding, snapshot: Any, marks: TensorMarks, *, bound: bool) -> Any:
-        for name in marks.changed():
-            raise StepRefused(changed_itself(name))
-        return refuse_changes(member.state, snapshot, forbidding.observer, bound=bound)
-
-    def _forward(self, key: tuple[int, int], pool: int, handles: dict[int, Any]) -> None:
+    def _forward(self, place: Place, pools: Mapping[int, Pool], before: Slot | None) -> Slot:
         """Capture a forward graph that copies its inputs itself where that is possible. See `copy_nodes`."""
+        member = self._members[place.callable, place.variant]
+        shared = {} if before is None else _shared(member, before)
+        pool = pools[place.pool]
         if self._carries:
             try:
-                self._captured_forward(key, pool, handles[pool])
-                return
+                return self._captured_forward(place, pool, member, shared, before)
             except NotCarried:
                 self._carries = False
-                if all(slot.pool != pool for slot in self.slots.values()):
-                    handles[pool] = self._device.new_pool()  # PyTorch's is gone with the only graph that was in it
-        self._captured_forward(key, pool, handles[pool])
+                if all(slot.place.pool != place.pool for slot in self.slots):
+                    pool.handle = self._device.new_pool()  # PyTorch's is gone with the only graph that was in it
+        return self._captured_forward(place, pool, member, shared, before)
 
-    def _captured_forward(self, key: tuple[int, int], pool: int, handle: Any) -> None:
-        member = self._members[key[0] - 1]
+    def _captured_forward(
+        self, place: Place, pool: Pool, member: Member, shared: dict[int, torch.Tensor], before: Slot | None
+    ) -> Slot:
         run, state = member.run, member.state
         tensors: list[torch.Tensor] = []
         flatten(member.sample, tensors)
         with self._device.here():
-            given = [tensor.detach() for tensor in tensors]
-            inputs = inputs_like(member.sample)
+            given = [shared.get(index, tensor).detach() for index, tensor in enumerate(tensors)]
+            inputs = inputs_like(member.sample, shared)
         placeholders = list(inputs.recording_inputs)
         arguments = replaced(member.sample, iter(placeholders))
         containers, snapshot = Given(*arguments), state.snapshot()
-        marks = TensorMarks(state.tensors, to_restore=True)
-        drawn = HostRandom(with_torch=self._device.has_own_random, generators=state.generators)
-        graph, forbidding = self._device.new_graph(), self._forbidding(member)
+        graph = self._device.new_graph()
         torch.clear_autocast_cache()
         to_carry = inputs.to_carry(given) if self._carries else {}
         try:
             with (
                 torch.set_grad_enabled(self._training),
-                self._device.capturing(graph, handle, run.generators),
+                self._capturing(graph, pool, member, run.forward) as (observer, observed),
             ):
                 inputs.capture_copies({index: (of, to.detach()) for index, (of, to) in to_carry.items()})
-                writes = _writes_of(state, forbidding.observer, placeholders)
-                with forbidding:
+                writes = _writes_of(state, observer, placeholders)
+                with observed():
                     nest = call(member.function, arguments)
             torch.clear_autocast_cache()
             if to_carry:
                 nodes = self._device.copies(graph, list(to_carry.values()))
                 inputs.carry(dict(zip(to_carry, nodes, strict=True)), given)
-            forbidding.check(run.forward)
-            bound = self._check(member, forbidding, snapshot, marks, bound=True)
-            for refusal in [
-                *containers.changes(*arguments),
-                *changed_inputs(placeholders, [tensor.requires_grad for tensor in tensors]),
-                *draws_of(drawn, run, state),
-            ]:
+            kept = in_order(kept_results(state, snapshot, observer))
+            refusals = [*call_changes(state, snapshot, kept), *containers.changes(*arguments)]
+            refusals += changed_inputs(placeholders, [tensor.requires_grad for tensor in tensors])
+            for refusal in refusals:
                 raise StepRefused(refusal)
-            check_unread(self._device, graph, bound, state.code)
+            check_unread(self._device, graph, kept, state.code)
             outputs: list[torch.Tensor] = []
             if (structure := flatten(nest, outputs)) != run.structure:
                 raise StepRefused(other_result(run.structure, structure))
-            forbidding.check_results([*outputs, *(entry.new for entry in bound)])
             returned = len(outputs)
-            kept = bound_results(bound)
-            shared = in_order(_shared(bound, outputs, placeholders))
-            kept += shared
             outputs += [entry.new for entry in kept]
+            check_draws(run, HostDraws({}, *observer.of_results(outputs)).other_results(run.of_results))
             written = [index for index, tensor in enumerate(placeholders) if writes.include(tensor)]
             mutated = [tensor for tensor in state.tensors.values() if writes.include(tensor)]
             labels = [f"tensor {index} of its arguments" for index in range(len(tensors))]
-            read_memory = WrittenMemory(_read(state, forbidding.observer) if written else ())
+            read_memory = WrittenMemory(_read(state, observer) if written else ())
             refuse_shared(tensors, labels, written, mutated, written, read_memory)
         except BaseException:
             graph.reset()
             raise
         finally:
-            marks.restore()
-            drawn.restore()
+            state.restore(snapshot)
         static = [output.detach() for output in outputs]
         # What the backward reads of attributes is not known from the runs before, which may have had others.
-        read_of_results = {*run.saved_results, *range(returned, len(outputs) - len(shared))}
+        read_of_results = {*run.saved_results, *range(returned, len(outputs))}
         if kept:
             read_of_results |= overlapping(outputs)
         takes_part = [output.requires_grad and not is_one_of(output, placeholders) for output in outputs]
         differentiable = any(takes_part) and any(tensor.requires_grad for tensor in [*placeholders, *run.parameters])
-        read_back = [tensor for tensor in state.tensors.values() if _is_plain(tensor) and storage(tensor) in run.saved]
-        indices = {id(entry): index for index, entry in enumerate(kept, start=returned)}
         reached = {storage(tensor) for tensor in state.tensors.values()} - {0}
-        theirs = [index for index, output in enumerate(outputs) if storage(output) in reached]
-        self.slots[key] = Slot(
-            number=key[0],
-            micro_batch=key[1],
-            pool=pool,
+        slot = Slot(
+            place=place,
+            pools=[pool, *(before.pools if before is not None and shared else ())],
             forward=graph,
             inputs=inputs,
+            shared=list(shared),
             parameters=list(run.parameters) if differentiable else [],
             nest=replaced(nest, iter(static)),
-            results=HandedOut(static, sorted(read_of_results) if not self._copied else (), theirs),
+            results=StaticResults(
+                static,
+                sorted(read_of_results) if not self._copied else (),
+                [index for index, output in enumerate(outputs) if storage(output) in reached],
+            ),
             differentiable=[takes and differentiable for takes in takes_part],
-            wait=self._device.wait,
             copied=self._copied,
-            bound=[(entry, indices.get(id(entry), entry.new.detach())) for entry in bound],
+            bound=self._bound(member, kept, returned),
             written=written,
             mutated=_counted(state, writes),
             passed=_passed(outputs, placeholders),
             repeated={index: first for index, first in enumerate(alias_pattern(outputs)) if first != index},
-            read_back=read_back,
+            read_back=[one for one in state.tensors.values() if _is_plain(one) and storage(one) in run.saved],
             written_memory=WrittenMemory(mutated),
             read_memory=read_memory,
         )
-        self._open[key] = [output for output, takes in zip(outputs, takes_part, strict=True) if takes]
+        self._open[id(slot)] = [output for output, takes in zip(outputs, takes_part, strict=True) if takes]
+        return slot
 
-    def _backward(self, key: tuple[int, int], handle: Any) -> None:
-        slot, member = self.slots[key], self._members[key[0] - 1]
-        given = self._open.pop(key)
+    def _bound(self, member: Member, kept: Sequence[Rebound], first: int) -> list[Bound]:
+        """Return what calls bind to results, from the index `first` on.
+
+        Where the first run ran the operators of the others, what stood there before it may stand there again.
+        """
+        found = []
+        pairs = zip(member.state.containers, self._outset[id(member)], strict=True)
+        contents = {id(one.held): dict(entries_of(one, content)) for one, content in pairs} if kept else {}
+        for index, entry in enumerate(kept, start=first):
+            before = contents[id(entry.container.held)].get(entry.key, ABSENT)
+            kinds = {kind_of(entry.old), kind_of(entry.new), *([kind_of(before)] if member.run.as_first else [])}
+            found.append(Bound(entry, index, kinds, before))
+        return found
+
+    def _backward(self, slot: Slot, *, several: bool) -> None:
+        """Capture the backward of a slot. `several`: other slots of the callable write gradients of its parameters to
+        the same memory, which lies in no pool then, for one of them may keep something there for its backward."""
+        member = self._members[slot.place.callable, slot.place.variant]
+        given = self._open.pop(id(slot))
         slot.tangents = [torch.zeros_like(output) for output in given]
         surface = [*slot.inputs.recording_inputs, *slot.parameters]
         wanted = differentiated(surface)
         depends = depending_on(given, surface)
-        slot.backward = self._device.new_graph()
         count = len(slot.inputs.recording_inputs)
-        forbidding = self._forbidding(member)
-        drawn = HostRandom(with_torch=self._device.has_own_random, generators=member.state.generators)
-        snapshot = member.state.snapshot()
-        try:
-            with self._device.capturing(slot.backward, handle, member.run.generators):
-                writes = _writes_of(member.state, forbidding.observer)
-                with forbidding:
-                    found = gradients_of(given, wanted, slot.tangents)
-                by_id = dict(zip(map(id, wanted), found, strict=True))
-                gradients = [by_id.pop(id(tensor), None) for tensor in surface]  # of what is passed twice, once
-                # All micro-batches of a callable write the gradients of its parameters to the memory of the first.
-                others = {storage(one) for one in [*slot.tangents, *slot.inputs.recording_inputs, *slot.results.static]}
-                if slot.number not in self._shared:
-                    self._shared[slot.number] = [_memory_of_its_own(one, others) for one in gradients[count:]]
-                own = self._shared[slot.number]
-                pairs = [
-                    (there, here)
-                    for there, here in zip(own, gradients[count:], strict=True)
-                    if there is not None and here is not None and there is not here
-                ]
-                copy_all([there for there, _ in pairs], [here for _, here in pairs])
-            forbidding.check(member.run.backward)
-            for refusal in draws_of(drawn, member.run, member.state):
-                raise StepRefused(refusal)
-            refuse_changes(member.state, snapshot, forbidding.observer, bound=False)
-            slot.mutated_back = _counted(member.state, writes)
-        finally:
-            drawn.restore()
+        slot.backward, snapshot = self._device.new_graph(), member.state.snapshot()
+        for parameter in slot.parameters if several else ():
+            if id(parameter) not in self._gradients:
+                self._gradients[id(parameter)] = torch.empty_like(parameter).detach()
+        own = [self._gradients[id(one)] if several else None for one in slot.parameters]
+        with self._capturing(slot.backward, slot.pools[0], member, member.run.backward) as (observer, observed):
+            writes = _writes_of(member.state, observer)
+            with observed():
+                found = gradients_of(given, wanted, slot.tangents)
+            by_id = dict(zip(map(id, wanted), found, strict=True))
+            gradients = [by_id.pop(id(tensor), None) for tensor in surface]  # of what is passed twice, once
+            pairs = [
+                (there, here)
+                for there, here in zip(own, gradients[count:], strict=True)
+                if there is not None and here is not None
+            ]
+            copy_all([there for there, _ in pairs], [here for _, here in pairs])
+        for refusal in call_changes(member.state, snapshot, ()):
+            raise StepRefused(refusal)
+        slot.mutated_back = _counted(member.state, writes)
+        for index, there in enumerate(own, start=count):
+            gradients[index] = there if there is not None and gradients[index] is not None else gradients[index]
         # Hooks of what gets no gradient must not be called, as they are not in eager.
-        used = [gradient is not None for gradient in gradients[count:]]
-        slot.parameters = [one for one, takes in zip(slot.parameters, used, strict=True) if takes]
-        slot.gradients = [*gradients[:count], *(one for one, takes in zip(own, used, strict=True) if takes)]
-        slot.depends = [*depends[:count], *(one for one, takes in zip(depends[count:], used, strict=True) if takes)]
+        used = [*[True] * count, *(gradient is not None for gradient in gradients[count:])]
+        slot.parameters = [one for one, takes in zip(slot.parameters, used[count:], strict=True) if takes]
+        slot.gradients = [one for one, takes in zip(gradients, used, strict=True) if takes]
+        slot.depends = [one for one, takes in zip(depends, used, strict=True) if takes]
         if all(one is None for one in gradients):
             slot.differentiable = [False for _ in slot.differentiable]
         slot.without_gradient = [index for index, one in enumerate(gradients[:count]) if one is None]
+
+
+def _shared(member: Member, before: Slot) -> dict[int, torch.Tensor]:
+    """Return the results of the slot before that this callable can read where they lie, by its arguments' indices.
+
+    The n-th tensor of its arguments may be the n-th result, if it looks so, is differentiated and not written.
+    """
+    tensors: list[torch.Tensor] = []
+    flatten(member.sample, tensors)
+    found = {}
+    for index, (tensor, result) in enumerate(zip(tensors, before.results.static, strict=False)):
+        takes_part = before.differentiable[index] and index not in before.passed and not before.copied
+        is_read_once = alias_pattern(tensors).count(index) == 1 and index not in member.run.written
+        looks_so = tensor.requires_grad and tensor_key(tensor.detach()) == tensor_key(result)
+        if takes_part and is_read_once and looks_so and type(tensor) is torch.Tensor:
+            found[index] = result
+    return found
 
 
 def _writes_of(state: HostState, observer: Observer, others: Sequence[torch.Tensor] = ()) -> Writes:
@@ -376,34 +429,6 @@ def _counted(state: HostState, writes: Writes) -> list[torch.Tensor]:
     """Return the tensors that a launch writes and whose versions are counted up for autograd."""
     written = [tensor for tensor in state.tensors.values() if writes.include(tensor)]
     return [tensor for tensor in written if writes.counted(tensor) or tensor.is_inference()]
-
-
-FREED_MEANWHILE = Refusal(
-    "was captured in part when cuBLAS's workspaces were freed, as a recording in any thread may do",
-    "call graph_callables while no other thread records a step, or runs compiled code for the first time",
-)
-
-
-def _memory_of_its_own(gradient: torch.Tensor | None, others: set[int]) -> torch.Tensor | None:
-    """Return the gradient if it can be written; new memory if its elements overlap, or lie in something else's."""
-    if gradient is None or not (overlaps(gradient) or storage(gradient) in others):
-        return gradient
-    return torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
-
-
-def _shared(
-    bound: Sequence[Rebound], outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor]
-) -> Iterator[Rebound]:
-    """Yield entries that are not differentiated and lie in memory of a result, an argument or another of them.
-
-    What is written into the one shows in the other. So these are results, too, and copies of the rest are bound.
-    """
-    places = Counter(storage(entry.new) for entry in bound)
-    elsewhere = {storage(tensor) for tensor in [*outputs, *placeholders]}
-    for entry in bound:
-        place = storage(entry.new)
-        if not entry.new.requires_grad and place and (places[place] > 1 or place in elsewhere):
-            yield entry
 
 
 def _passed(outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor]) -> dict[int, tuple[int, Any]]:

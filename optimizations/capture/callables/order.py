@@ -1,12 +1,17 @@
-"""Follow the order in which callables run forward and backward, micro-batch by micro-batch. Pure.
+"""Plan the graphs of callables from the order in which a program runs them forward and backward. Pure.
 
 `[1, 1, 2, 2, -2, -2, -1, -1]`: two forwards of callable 1, two of callable 2, then their backwards. The n-th -c is the
 backward of the n-th c, as in the schedules of Megatron and Transformer Engine.
+
+What a forward keeps for its backward is alive from the one to the other. So a callable needs as many pairs of graphs as
+it has micro-batches alive at one time, and pairs of different callables whose times do not overlap share a memory pool.
+The order decides nothing else: before each launch it is checked that nothing in the pool is needed any more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,47 +22,65 @@ Direction = Literal["forward", "backward"]
 
 
 class WrongOrder(ValueError):
-    """Report an order that no training loop can follow, or a call that does not follow it."""
+    """Report an order that no training loop can follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Name a forward or backward of a callable (numbered from 1) for one of its micro-batches (from 0)."""
+    """Name a forward or backward of a callable (numbered from 1).
+
+    Attributes:
+        variant: which of the callable's samples its arguments are like, from 0.
+        micro_batch: which of the forwards it is, or is the backward of.
+        has_backward: of a forward, whether its backward is among the events.
+    """
 
     callable: int
-    micro_batch: int
     direction: Direction
+    variant: int = 0
+    micro_batch: int = 0
+    has_backward: bool = True
 
-    def __str__(self) -> str:
-        return f"{self.direction} of callable {self.callable}, micro-batch {self.micro_batch}"
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Plan one pair of graphs: of a callable and variant, the `index`-th of those alive at one time, in a pool."""
+
+    callable: int
+    variant: int
+    index: int
+    pool: int
 
 
-def events(order: Iterable[int], callables: int) -> tuple[Event, ...]:
+def events(order: Iterable[int], callables: int, variants: Sequence[Sequence[int]] = ()) -> tuple[Event, ...]:
     """Return an order as events. Either every forward has its backward or none has.
+
+    Args:
+        variants: of each callable those of its forwards in turn; the last stands for all that follow.
 
     Raises:
         WrongOrder: it names a callable there is not, lacks one, or has a backward before its forward; the message says
             which entry.
     """
+    entries = [_whole(place, given) for place, given in enumerate(order)]
+    trains = any(entry < 0 for entry in entries)
     found: list[Event] = []
     forwards: Counter[int] = Counter()
     backwards: Counter[int] = Counter()
-    for place, given in enumerate(order):
-        entry = _whole(place, given)
+    for place, entry in enumerate(entries):
         number = abs(entry)
         if not 1 <= number <= callables:
             raise WrongOrder(f"order[{place}] is {entry}, but callables go from 1 to {callables}")
-        if entry > 0:
-            found.append(Event(number, forwards[number], "forward"))
-            forwards[number] += 1
-        else:
-            if backwards[number] >= forwards[number]:
-                raise WrongOrder(f"order[{place}] is {entry}, but no forward of callable {number} is without backward")
-            found.append(Event(number, backwards[number], "backward"))
-            backwards[number] += 1
+        counted = forwards if entry > 0 else backwards
+        if entry < 0 and backwards[number] >= forwards[number]:
+            raise WrongOrder(f"order[{place}] is {entry}, but no forward of callable {number} is without backward")
+        given = variants[number - 1] if variants else (0,)
+        variant = given[min(counted[number], len(given) - 1)]
+        found.append(Event(number, "forward" if entry > 0 else "backward", variant, counted[number], trains))
+        counted[number] += 1
     if missing := [number for number in range(1, callables + 1) if not forwards[number]]:
         raise WrongOrder(f"the order does not run callable {missing[0]}")
-    if backwards and (unequal := [number for number in forwards if forwards[number] != backwards[number]]):
+    if trains and (unequal := [number for number in forwards if forwards[number] != backwards[number]]):
         raise WrongOrder(
             f"callable {unequal[0]} has {forwards[unequal[0]]} forwards and {backwards[unequal[0]]} backwards; "
             "each forward needs one, or none of any callable"
@@ -82,9 +105,7 @@ def expanded(order: Iterable[int], sizes: Sequence[int]) -> list[int]:
     Raises:
         WrongOrder: it names a chunk there is not.
     """
-    first = [1]
-    for size in sizes:
-        first.append(first[-1] + size)
+    first = [1, *itertools.accumulate(sizes, initial=1)][1:]
     found: list[int] = []
     for place, given in enumerate(order):
         entry = _whole(place, given)
@@ -106,98 +127,58 @@ def _whole(place: int, entry: Any) -> int:
     )
 
 
-def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[int]:
-    """Return the 1F1B order of one stage of a pipeline (0 is the first), for its one callable.
+def one_period(order: Sequence[Event]) -> Sequence[Event]:
+    """Return the shortest beginning of an order that, repeated, is all of it: one of four micro-batches in turn."""
+    kinds = [(event.callable, event.direction, event.variant, event.has_backward) for event in order]
+    for size in range(1, len(order)):
+        if not len(order) % size and kinds == kinds[:size] * (len(order) // size):
+            return order[:size]
+    return order
 
-    Forwards until the last stage could have begun its first backward, then one backward after each forward, then the
-    backwards that are left (PipeDream-Flush; Narayanan et al. 2021).
 
-    Raises:
-        WrongOrder: there is no such stage, or no micro-batch.
+_Span = tuple[int, float]
+"""From a forward to its backward: places in the order, both included."""
+_Key = tuple[int, int, int]
+"""Callable, variant, index."""
+
+
+def plan_graphs(order: Sequence[Event], *, in_step: bool = False) -> tuple[Place, ...]:
+    """Return the pairs of graphs that an order needs, in the order of their first forwards.
+
+    Args:
+        in_step: all callables have equally many pairs, each in a pool of its own: those of one index read each other's
+            results.
     """
-    if not 0 <= stage < stages or micro_batches < 1:
-        raise WrongOrder(f"stage {stage} of {stages} with {micro_batches} micro-batches: there is no such order")
-    ahead = min(stages - stage - 1, micro_batches)
-    return [1] * ahead + [1, -1] * (micro_batches - ahead) + [-1] * ahead
+    spans: dict[_Key, list[_Span]] = {}
+    alive: dict[tuple[int, int], tuple[_Key, int]] = {}
+    for at, event in enumerate(order):
+        of = event.callable, event.micro_batch
+        if event.direction == "backward":
+            key, begin = alive.pop(of)
+            spans[key].append((begin, at))
+            continue
+        taken = {key for key, _ in alive.values()}
+        keys = ((event.callable, event.variant, index) for index in itertools.count())
+        key = next(key for key in keys if key not in taken)
+        spans.setdefault(key, [])
+        if event.has_backward:
+            alive[of] = key, at
+        else:  # its results are alive for as long as the program likes
+            spans[key].append((-1, float("inf")))
+    if in_step:
+        most = max(index for _, _, index in spans) + 1
+        several = dict.fromkeys((one, variant, index) for index in range(most) for one, variant, _ in spans)
+        return tuple(Place(*key, pool) for pool, key in enumerate(several))
+    pools: list[list[_Span]] = []
+    found = []
+    for key, mine in spans.items():
+        free = (number for number, theirs in enumerate(pools) if not _overlap(mine, theirs))
+        if (pool := next(free, len(pools))) == len(pools):
+            pools.append([])
+        pools[pool] += mine
+        found.append(Place(*key, pool))
+    return tuple(found)
 
 
-class Follower:
-    """Keep where the program stands in the order, so that no graph runs when its memory belongs to another."""
-
-    def __init__(self, order: Sequence[Event]) -> None:
-        self._order = tuple(order)
-        self._without: frozenset[tuple[int, int]] = frozenset()
-        self.restart()
-
-    def leave_out(self, without: Iterable[tuple[int, int]]) -> None:
-        """Leave out callables and micro-batches whose backwards never come."""
-        self._without = frozenset(without)
-
-    def restart(self) -> None:
-        """Begin at the first event."""
-        self._place = 0
-        self._skipped: set[tuple[int, int]] = set()
-
-    @property
-    def at_start(self) -> bool:
-        return self._place == 0
-
-    def micro_batch(self, number: int) -> int:
-        """Return the micro-batch of a forward that is to come now.
-
-        Raises:
-            WrongOrder: another event comes now.
-        """
-        event = self._expected()
-        if event.direction != "forward" or event.callable != number:
-            raise WrongOrder(self._message(f"a forward of callable {number}", event))
-        return event.micro_batch
-
-    def forward(self, number: int, *, skip: bool = False) -> int:
-        """Take in a forward; return its micro-batch. `skip`: it runs without a graph, and so does its backward.
-
-        Raises:
-            WrongOrder: another event comes now.
-        """
-        micro_batch = self.micro_batch(number)
-        if skip:
-            self._skipped.add((number, micro_batch))
-        self._advance()
-        return micro_batch
-
-    def backward(self, number: int, micro_batch: int) -> None:
-        """Take in a backward.
-
-        Raises:
-            WrongOrder: another event comes now.
-        """
-        event, here = self._expected(), Event(number, micro_batch, "backward")
-        if event != here:
-            message = self._message(str(here), event)
-            if (event.callable, event.direction) == (number, "backward"):
-                message += (
-                    "; backwards of a callable come as its forwards did, so call that of each loss, not of a sum; "
-                    "where one forward calls it several times, graph a function that makes all these calls"
-                )
-            raise WrongOrder(message)
-        self._advance()
-
-    def _expected(self) -> Event:
-        return self._order[self._place]
-
-    def _advance(self) -> None:
-        """Go to the next event that a graph runs for. After the last it is the first again."""
-        self._place += 1
-        while self._place < len(self._order):
-            event = self._order[self._place]
-            key = event.callable, event.micro_batch
-            if event.direction == "forward" or not (key in self._skipped or key in self._without):
-                return
-            self._place += 1
-        self.restart()
-
-    def _message(self, got: str, expected: Event) -> str:
-        return (
-            f"{got} was called, but the order has the {expected} here; graphs share memory by their order, so give "
-            "graph_callables the order the program runs in, or call restart() after an iteration that was left early"
-        )
+def _overlap(some: Iterable[_Span], others: Sequence[_Span]) -> bool:
+    return any(begin <= until and since <= end for begin, end in some for since, until in others)

@@ -3,8 +3,7 @@
 The next launch of the graph writes its results to the same memory, and so may a launch of any other in its pool: what
 one graph computes on its way may lie where another, captured later, has its results. A tensor that is still held then
 gets memory of its own before that, with its values. Views of it (DLPack's, too), and an autograd graph whose backward
-did not run, cannot be given memory of their own; a forward that would overwrite them runs without its graph, and a
-backward raises an error before anything is overwritten.
+did not run, cannot be given memory of their own: a call that would overwrite them runs without its graph.
 
 A program that resizes a result gives its storage other memory, and the graph would go on writing unread memory. So it
 is not launched any more. A result without memory is a new tensor in each call, for its holder may give it some.
@@ -15,7 +14,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -23,115 +22,80 @@ from optimizations import torch_internals
 from optimizations.lazy_view import is_lazy_view
 
 
-class StillInUse(RuntimeError):
-    """Report that memory of a result is about to be written while something other than the result refers to it."""
-
-
-class HandedOut:
+class StaticResults:
     """Track the results of one graph, `static`, and the tensors over them that the caller got.
 
-    `read_back`: those that the backward reads, by index. Each of these has a version of its own every time. `theirs`:
-    those that lie in memory of the program, such as a weight; they are left as they are. `told` is called when some
-    were given memory of their own, by copies on the current stream.
+    Args:
+        static: the results where the graph writes them.
+        read_back: those that the backward reads, by index. Each tensor over one has a version of its own.
+        outside: those in memory of the program, such as a weight; they are left as they are.
+
+    Attributes:
+        out: what the caller got and may still lie here.
     """
 
     def __init__(
-        self, static: Sequence[torch.Tensor], read_back: Sequence[int] = (), theirs: Collection[int] = ()
+        self, static: Sequence[torch.Tensor], read_back: Sequence[int] = (), outside: Collection[int] = ()
     ) -> None:
-        self.read_back = tuple(read_back)
-        self._static = list(static)
-        self._theirs = frozenset(theirs)
-        self._own = [tensor for index, tensor in enumerate(static) if index not in theirs]
-        self._written_at = [tensor.untyped_storage().data_ptr() for tensor in self._own]
-        self._addresses = set(self._written_at)
-        self._handed: list[weakref.ref[torch.Tensor]] = []
+        self.static, self.read_back = list(static), tuple(read_back)
+        self.outside = frozenset(outside)
+        self._own = [tensor for index, tensor in enumerate(static) if index not in outside]
+        self._written_at = list(map(_place, self._own))
+        self.out: list[weakref.ref[torch.Tensor]] = []
         self._idle: list[int] = []
-        self.rescued = 0
-        self.told: Callable[[], None] = lambda: None
 
-    def hand_out(self) -> tuple[torch.Tensor, ...]:
+    def over(self) -> tuple[torch.Tensor, ...]:
         """Return tensors over the graph's results."""
         return tuple(
             torch.empty_like(tensor)
-            if not tensor.untyped_storage().data_ptr()
+            if not _place(tensor)
             else over(tensor)
             if index in self.read_back
             else tensor.detach()
-            for index, tensor in enumerate(self._static)
+            for index, tensor in enumerate(self.static)
         )
 
-    def hand_out_copies(self) -> tuple[torch.Tensor, ...]:
+    def copied(self) -> tuple[torch.Tensor, ...]:
         """Return copies of the graph's results; those in memory of the program follow writes there, as in eager."""
-        handed = self.hand_out()
-        own = iter(copies([tensor for index, tensor in enumerate(handed) if index not in self._theirs]))
-        return tuple(tensor if index in self._theirs else next(own) for index, tensor in enumerate(handed))
-
-    @property
-    def are_out(self) -> bool:
-        """Return whether the caller got results that may still lie here."""
-        return bool(self._handed)
+        found = self.over()
+        own = iter(copies([tensor for index, tensor in enumerate(found) if index not in self.outside]))
+        return tuple(tensor if index in self.outside else next(own) for index, tensor in enumerate(found))
 
     @property
     def resized(self) -> bool:
         """Return whether a result lies elsewhere than the graph writes it, because it was resized."""
-        return [tensor.untyped_storage().data_ptr() for tensor in self._own] != self._written_at
+        return list(map(_place, self._own)) != self._written_at
 
-    @property
-    def handed(self) -> Sequence[weakref.ref[torch.Tensor]]:
-        """Return what the caller got that may still lie here."""
-        return self._handed
-
-    @property
-    def static(self) -> Sequence[torch.Tensor]:
-        """Return the results where they lie."""
-        return self._static
-
-    def remember(self, handed: Sequence[torch.Tensor]) -> None:
+    def remember(self, results: Sequence[torch.Tensor]) -> None:
         """Remember what the caller got in the end."""
-        self._handed = [weakref.ref(tensor) for tensor in handed]
+        self.out = [weakref.ref(tensor) for tensor in results]
 
-    def leave(self) -> bool:
-        """Give what is still held its own memory. Return False, and do nothing, where a view of a result is held, or
-        its backward did not run."""
-        if not self._idle:  # before the first launch only this object holds them
-            self._idle = [_uses(tensor) for tensor in self._own]
-        alive = [tensor for reference in self._handed if (tensor := reference()) is not None]
-        places = Counter(tensor.untyped_storage().data_ptr() for tensor in alive)
+    def move_out(self) -> bool:
+        """Give what is still held its own memory. Return False, and do nothing, where that cannot be."""
+        if not self._idle:  # before the first launch only Encore holds them
+            self._idle = list(map(_uses, self._own))
+        alive = [tensor for reference in self.out if (tensor := reference()) is not None]
+        places = Counter(map(_place, alive))
         for tensor, idle in zip(self._own, self._idle, strict=True):
-            if _uses(tensor) > idle + places[tensor.untyped_storage().data_ptr()]:
+            if _uses(tensor) > idle + places[_place(tensor)]:
                 return False
-        held = [tensor for tensor in alive if tensor.untyped_storage().data_ptr() in self._addresses]
+        held = [tensor for tensor in alive if _place(tensor) in self._written_at]
         # DLPack holds the tensor, and its consumer the address: memory of its own would part the two.
         if any(torch_internals.tensor_use_count(tensor) > 1 for tensor in held):
             return False
         for tensor, copy in zip(held, copies(held), strict=True):
             tensor.data = copy
-            self.rescued += 1
-        self._handed = []
-        if held:
-            self.told()
+        self.out = []
         return True
-
-    def rescue(self) -> None:
-        """Let the results leave before a backward.
-
-        Raises:
-            StillInUse: a view of a result is held, or its backward did not run.
-        """
-        if not self.leave():
-            raise StillInUse(
-                "a result of another call is still in use through a view, or because its backward did not run; "
-                "clone what you keep, or pass outputs='copied' to graph_callables"
-            )
 
 
 def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return a copy of each. Those that share memory do so after it, too."""
-    places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
-    shared = Counter(places)
+    shared = Counter(map(_place, tensors))
     memory: dict[int, torch.UntypedStorage] = {}
     found = []
-    for tensor, place in zip(tensors, places, strict=True):
+    for tensor in tensors:
+        place = _place(tensor)
         if shared[place] == 1 or not place:
             found.append(tensor.detach().clone())
             continue
@@ -156,6 +120,10 @@ def over(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
     memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return memory.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _uses(tensor: torch.Tensor) -> int:

@@ -1,155 +1,144 @@
-"""Orders of a schedule, where a program stands in one, and which micro-batches may share memory."""
+"""Orders of schedules become events, and these a plan: as few graphs and memory pools as can be."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from optimizations.capture.callables.memory_plan import lifetimes, most_alive, pools
 from optimizations.capture.callables.order import (
     Event,
-    Follower,
     WrongOrder,
     default_order,
     events,
     expanded,
-    one_forward_one_backward,
+    one_period,
+    plan_graphs,
 )
 
 
+def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[int]:
+    """The order of one stage of a pipeline, 0 the first (PipeDream-Flush; Narayanan et al. 2021)."""
+    ahead = min(stages - stage - 1, micro_batches)
+    return [1] * ahead + [1, -1] * (micro_batches - ahead) + [-1] * ahead
+
+
 def test_backwards_belong_to_forwards_in_turn() -> None:
-    assert events([1, 1, 2, -2, -1, 2, -2, -1], 2) == (
-        Event(1, 0, "forward"),
-        Event(1, 1, "forward"),
-        Event(2, 0, "forward"),
-        Event(2, 0, "backward"),
-        Event(1, 0, "backward"),
-        Event(2, 1, "forward"),
-        Event(2, 1, "backward"),
-        Event(1, 1, "backward"),
-    )
+    found = [(one.callable, one.micro_batch, one.direction) for one in events([1, 1, 2, -1, -2, -1], 2)]
+    assert found == [
+        *((1, 0, "forward"), (1, 1, "forward"), (2, 0, "forward")),
+        *((1, 0, "backward"), (2, 0, "backward"), (1, 1, "backward")),
+    ]
 
 
 @pytest.mark.parametrize(
     ("order", "words"),
     [
         ([1, 3, -3, -1], r"order\[1\] is 3, but callables go from 1 to 2"),
-        ([1, 2, 0, -1], r"order\[2\] is 0"),
-        ([1, -2, 2, -1], r"order\[1\] is -2, but no forward of callable 2"),
-        ([1, -1], "does not run callable 2"),
-        ([1, 2, -2], "callable 1 has 1 forwards and 0 backwards"),
+        ([1, -1, -1, 2, -2], r"order\[2\] is -1, but no forward of callable 1 is without backward"),
+        ([1, -1], "the order does not run callable 2"),
+        ([1, 1, 2, -2, -1], "callable 1 has 2 forwards and 1 backwards"),
+        ([1, 0, 2], r"order\[1\] is 0"),
+        ([1, True, 2], r"order\[1\] is True: entries are whole numbers"),
+        ([1, -1.5, 2], r"order\[1\] is -1.5: entries are whole numbers"),
     ],
 )
-def test_an_order_nobody_can_follow_is_refused(order: list[int], words: str) -> None:
+def test_order_that_no_loop_can_follow_is_refused(order: list[int], words: str) -> None:
     with pytest.raises(WrongOrder, match=words):
         events(order, 2)
 
 
-def test_the_default_is_all_forwards_and_then_all_backwards() -> None:
+def test_order_may_be_numbers_of_numpy() -> None:
+    assert events(numpy.array([1, -1]), 1) == events([1, -1], 1)
+
+
+def test_default_order_is_all_forwards_then_all_backwards() -> None:
     assert default_order(3) == [1, 2, 3, -3, -2, -1]
-    assert default_order(3, training=False) == [1, 2, 3]
+    assert default_order(2, training=False) == [1, 2]
 
 
-def test_chunks_become_their_layers_backwards_in_reverse() -> None:
-    assert expanded([1, 2, -2, -1], [2, 3]) == [1, 2, 3, 4, 5, -5, -4, -3, -2, -1]
-    with pytest.raises(WrongOrder, match="chunks go from 1 to 2"):
-        expanded([3], [2, 3])
+def test_chunks_become_their_layers_and_backwards_in_reverse() -> None:
+    assert expanded([1, 2, -2, -1], [2, 1]) == [1, 2, 3, -3, -2, -1]
+    with pytest.raises(WrongOrder, match=r"order\[0\] is 3, but chunks go from 1 to 2"):
+        expanded([3], [2, 1])
 
 
-def test_one_forward_one_backward() -> None:
-    assert one_forward_one_backward(0, 4, 6) == [1, 1, 1, 1, -1, 1, -1, 1, -1, -1, -1, -1]
-    assert one_forward_one_backward(3, 4, 3) == [1, -1, 1, -1, 1, -1]
-    assert one_forward_one_backward(0, 8, 2) == [1, 1, -1, -1]
-    with pytest.raises(WrongOrder):
-        one_forward_one_backward(4, 4, 2)
-
-
-@given(st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1), st.integers(1, 9))))
-def test_a_stage_keeps_as_many_micro_batches_as_stages_follow_it(case: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("case", [(4, 0, 6), (4, 3, 3), (8, 0, 2), (2, 0, 8)])
+def test_stage_has_as_many_graphs_as_stages_follow_it(case: tuple[int, int, int]) -> None:
     stages, stage, micro_batches = case
-    order = events(one_forward_one_backward(stage, stages, micro_batches), 1)
-    assert len(set(pools(order).values())) == most_alive(order) == min(stages - stage, micro_batches)
+    plan = plan_graphs(events(one_forward_one_backward(stage, stages, micro_batches), 1))
+    assert len(plan) == len({place.pool for place in plan}) == min(stages - stage, micro_batches)
 
 
-@st.composite
-def orders(draw: st.DrawFn) -> list[int]:
-    """Any order in which every forward has its backward."""
-    count = draw(st.integers(1, 3))
-    waiting = [number for number in range(1, count + 1) for _ in range(draw(st.integers(1, 4)))]
-    open_, found = [], []
-    while waiting or open_:
-        if waiting and (not open_ or draw(st.booleans())):
-            number = waiting.pop(draw(st.integers(0, len(waiting) - 1)))
-            open_.append(number)
-            found.append(number)
-        else:
-            found.append(-open_.pop(draw(st.integers(0, len(open_) - 1))))
-    return found
+ORDERS = [
+    [1, 1, 2, 2, -2, -2, -1, -1],
+    [1, 1, 2, -2, -1, 1, 2, -2, -1, 2, -2, -1],
+    [1, 2, 1, 2, -2, 1, 2, -2, -1, -2, -1, -1],
+    [1, -1, 2, -2, 3, -3],
+    [1, -1, 2, 3, -2, -3, 1, -1],
+]
 
 
-@given(orders())
-def test_micro_batches_alive_together_share_no_memory(order: list[int]) -> None:
-    planned = events(order, max(order))
-    plan = pools(planned)
-    spans = lifetimes(planned)
-    assert len(plan) == len(spans)
-    for one in spans:
-        for other in spans:
-            if one is not other and one.overlaps(other):
-                assert plan[one.callable, one.micro_batch] != plan[other.callable, other.micro_batch]
-    assert len(set(plan.values())) >= most_alive(planned)
+@pytest.mark.parametrize("order", ORDERS)
+def test_pairs_alive_together_share_no_memory(order: list[int]) -> None:
+    pool_of = {(one.callable, one.index): one.pool for one in plan_graphs(events(order, max(order)))}
+    alive: dict[int, list[int]] = {number: [] for number in range(1, max(order) + 1)}
+    for entry in order:
+        if entry < 0:
+            alive[-entry].pop(0)
+            continue
+        index = next(n for n in range(len(order)) if n not in alive[entry])
+        alive[entry].append(index)
+        pools = [pool_of[number, index] for number, indices in alive.items() for index in indices]
+        assert len(pools) == len(set(pools))
 
 
-@given(orders())
-def test_memory_is_shared_where_it_can_be(order: list[int]) -> None:
-    """Intervals that are coloured in the order of their beginnings need no more colours than are alive at a time."""
-    planned = events(order, max(order))
-    assert len(set(pools(planned).values())) == most_alive(planned)
+@pytest.mark.parametrize("order", ORDERS)
+def test_pairs_never_alive_together_share_memory(order: list[int]) -> None:
+    alive: Counter[int] = Counter()
+    most = 0
+    for entry in order:
+        alive[abs(entry)] += 1 if entry > 0 else -1
+        most = max(most, alive.total())
+    assert len({one.pool for one in plan_graphs(events(order, max(order)))}) == most
 
 
-def test_results_of_callables_without_backwards_lie_apart() -> None:
-    assert pools(events([1, 2, 1, 2], 2)) == {(1, 0): 0, (1, 1): 0, (2, 0): 1, (2, 1): 1}
+def test_results_without_backwards_lie_apart() -> None:
+    plan = plan_graphs(events([1, 2, 1, 2], 2))
+    assert [(one.callable, one.index) for one in plan] == [(1, 0), (2, 0)]
+    assert len({one.pool for one in plan}) == 2
+    mixed = [Event(1, "forward", has_backward=False), Event(2, "forward"), Event(2, "backward")]
+    assert len({one.pool for one in plan_graphs(mixed)}) == 2
 
 
-@given(orders())
-def test_program_in_order_gets_its_micro_batches_repeatedly(order: list[int]) -> None:
-    planned = events(order, max(order))
-    follower = Follower(planned)
-    for _ in range(2):
-        assert follower.at_start
-        for event in planned:
-            if event.direction == "forward":
-                assert follower.forward(event.callable) == event.micro_batch
-            else:
-                follower.backward(event.callable, event.micro_batch)
+def test_variants_have_graphs_of_their_own() -> None:
+    found = events([1, 1, 1, -1, -1, -1], 1, [[0, 1]])
+    assert [one.variant for one in found] == [0, 1, 1, 0, 1, 1]
+    assert [(one.variant, one.index) for one in plan_graphs(found)] == [(0, 0), (1, 0), (1, 1)]
 
 
-def test_call_out_of_order_names_the_expected_one() -> None:
-    follower = Follower(events([1, 2, -2, -1], 2))
-    follower.forward(1)
-    with pytest.raises(
-        WrongOrder, match="backward of callable 1, micro-batch 0 was called, but the order has the forward"
-    ):
-        follower.backward(1, 0)
-    assert follower.forward(2) == 0
-    with pytest.raises(WrongOrder, match="a forward of callable 1 was called"):
-        follower.forward(1)
-    follower.restart()
-    assert follower.forward(1) == 0
+def test_callables_in_step_have_equally_many_pools() -> None:
+    plan = plan_graphs(events([1, 1, 2, -2, -1, 2, -2, -1], 2), in_step=True)
+    assert sorted((one.callable, one.index) for one in plan) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert len({one.pool for one in plan}) == 4
 
 
-def test_a_forward_without_a_graph_takes_its_backward_along() -> None:
-    follower = Follower(events([1, 2, -2, -1], 2))
-    follower.forward(1)
-    follower.forward(2, skip=True)
-    follower.backward(1, 0)
-    assert follower.at_start
+def test_repeated_order_is_one_period() -> None:
+    assert one_period(events([1, -1] * 4, 1)) == events([1, -1], 1)
+    assert one_period(events([1, 1, -1, -1] * 2, 1)) == events([1, 1, -1, -1], 1)
+    whole = events([1, 1, -1, 1, -1, -1], 1)
+    assert one_period(whole) == whole
+    flagged = events([1, -1] * 3, 1, [[0, 1]])
+    assert one_period(flagged) == flagged
 
 
-def test_an_order_may_be_numbers_of_numpy() -> None:
-    order = [1, 1, 2, -2, -1, 2, -2, -1]
-    assert events(numpy.array(order), 2) == events(order, 2)
-    assert expanded(numpy.array(order), [2, 1]) == expanded(order, [2, 1])
-    assert {type(entry) for entry in expanded(numpy.array(order), [1, 1])} == {int}
+def test_backwards_may_come_in_any_order() -> None:
+    """As recorded: the last micro-batch's backward comes first, and its graphs are free first."""
+    order = [
+        *(Event(1, "forward", micro_batch=0), Event(1, "forward", micro_batch=1)),
+        *(Event(1, "backward", micro_batch=1), Event(2, "forward", micro_batch=2)),
+        *(Event(2, "backward", micro_batch=2), Event(1, "backward", micro_batch=0)),
+    ]
+    plan = {(one.callable, one.index): one.pool for one in plan_graphs(order)}
+    assert plan[2, 0] == plan[1, 1]

@@ -299,22 +299,17 @@ def test_callables_release_workspaces_they_do_not_write() -> None:
     weight, scale = torch.randn(3, 3), torch.ones(3)
     inside = [MemoryRange(address=scale.data_ptr(), size_bytes=scale.nbytes)]
 
-    def multiply() -> None:
-        weight.copy_(weight @ weight)
-
-    for what, after_step, workspaces, expected in (
-        (lambda x: x.sin() * 2, None, [], 1),
-        (lambda x: x.sin() @ weight, None, [], 0),
-        (MultipliesBehind.apply, None, [], 0),
-        (lambda x: x.sin() * scale, None, inside, 0),
-        (lambda x: x.sin() * 2, multiply, [], 0),
-        (lambda x: x.sin() * 2, lambda: weight.mul_(2), [], 1),
+    for what, workspaces, expected in (
+        (lambda x: x.sin() * 2, [], 1),
+        (lambda x: x.sin() @ weight, [], 0),
+        (MultipliesBehind.apply, [], 0),
+        (lambda x: x.sin() * scale, inside, 0),
     ):
         device = CpuDevice()
         device.workspaces = workspaces
         x = torch.randn(3, 3, requires_grad=True)
-        group = graph_callables(what, [(x,)], device=device, after_step=after_step, order=[1, -1])
-        assert device.let_go == expected, (what, after_step)
+        group = graph_callables(what, [(x,)], device=device, order=[1, -1])
+        assert device.let_go == expected, what
         group[0](x).sum().backward()
         assert x.grad is not None
         group.close()

@@ -1,0 +1,115 @@
+"""Note in which order a program runs its callables, in its first iteration, in which they run as they are.
+
+A forward is noted when it is called, and its backward when autograd has the first gradient of one of its results. The
+iteration is over when an optimizer of PyTorch's has made its step and no backward may still come, or when the program
+says so. Several iterations of which each is the same, as those of a scaler that skips its first steps, count as one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from optimizations.capture.callables.arguments import Sample
+from optimizations.capture.callables.order import Direction, Event, one_period
+from optimizations.capture.signature import flatten, replaced, signature
+
+MOST_EVENTS = 4096
+"""Forwards and backwards of one iteration. So many are several, of a program without an optimizer of PyTorch's."""
+
+
+class _Forward:
+    """Stand for a forward as long as its backward may come: the hooks that note it hold this."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.ran_backward = number, False
+
+
+class FirstIteration:
+    """Run callables as they are and note their order, and one sample for each kind of arguments they are called with.
+
+    Attributes:
+        samples: of each callable, copies of arguments; the number of one is the `variant` of its events.
+        is_over: whether the iteration has ended.
+    """
+
+    def __init__(self, callables: int) -> None:
+        self.samples: list[list[Sample]] = [[] for _ in range(callables)]
+        self.is_over = False
+        self._keys: list[list[Hashable]] = [[] for _ in range(callables)]
+        self._forwards: list[tuple[int, int]] = []
+        self._order: list[tuple[Direction, int]] = []
+        self._running: list[weakref.ref[_Forward]] = []
+        noted = weakref.ref(self)
+
+        def after_step(*arguments: Any) -> None:
+            if (one := noted()) is not None and one._order and not one._is_awaited():
+                one.end()
+
+        self._hook = register_optimizer_step_post_hook(after_step)
+        weakref.finalize(self, self._hook.remove).atexit = False
+
+    def end(self) -> None:
+        """End the iteration."""
+        self.is_over = True
+        self._hook.remove()
+
+    def call(self, number: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a callable for a call of the program, and note it. Calls without gradients are no part of an order."""
+        if not torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        given: list[torch.Tensor] = []
+        variant = self._variant(number, signature((args, kwargs), given), (args, kwargs), given)
+        forward = _Forward(len(self._forwards))
+        self._forwards.append((number, variant))
+        self._order.append(("forward", forward.number))
+        returned = function(*args, **kwargs)
+        results: list[torch.Tensor] = []
+        flatten(returned, results)
+        note = self._noting(forward)
+        for one in results:
+            if one.grad_fn is not None and not any(one is tensor for tensor in given):
+                one.register_hook(note)
+        self._running.append(weakref.ref(forward))
+        del forward, note
+        if len(self._order) >= MOST_EVENTS and not self._is_awaited():
+            self.end()
+        return returned
+
+    def events(self) -> tuple[Event, ...]:
+        """Return what was noted."""
+        ended = {number for direction, number in self._order if direction == "backward"}
+        found = []
+        for direction, number in self._order:
+            callable_, variant = self._forwards[number]
+            found.append(Event(callable_, direction, variant, number, number in ended))
+        return tuple(one_period(found))
+
+    def _variant(self, number: int, key: Hashable, sample: Sample, tensors: list[torch.Tensor]) -> int:
+        """Return the number of the sample that a call is like; keep a copy of its arguments where there is none."""
+        keys = self._keys[number - 1]
+        if key not in keys:
+            copies = {id(one): one.detach().clone().requires_grad_(one.requires_grad) for one in tensors}
+            self.samples[number - 1].append(replaced(sample, iter([copies[id(one)] for one in tensors])))
+            keys.append(key)
+        return keys.index(key)
+
+    def _is_awaited(self) -> bool:
+        """Return whether the backward of a forward may still come."""
+        self._running = [one for one in self._running if (forward := one()) and not forward.ran_backward]
+        return bool(self._running)
+
+    def _noting(self, forward: _Forward) -> Callable[[torch.Tensor], None]:
+        noted = weakref.ref(self)
+
+        def note(gradient: torch.Tensor) -> None:
+            one = noted()
+            if one is not None and not (one.is_over or forward.ran_backward):
+                one._order.append(("backward", forward.number))
+            forward.ran_backward = True
+
+        return note

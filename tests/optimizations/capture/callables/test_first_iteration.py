@@ -1,0 +1,254 @@
+"""Without samples, order and samples are those of the first iteration."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from simulated_gpu.operators import CpuDevice
+from torch import nn
+
+from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
+from optimizations.capture.step.observer import StepRefused
+
+
+class Stage(nn.Module):
+    """A layer with a number that it takes of the first micro-batch, as FP8 weights are cast once a step."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("cast", self.linear.weight.detach().clone())
+
+    def forward(self, x: torch.Tensor, *, is_first_microbatch: bool = False) -> torch.Tensor:
+        if is_first_microbatch:
+            with torch.no_grad():
+                self.cast.copy_(self.linear.weight.round(decimals=2))
+        return nn.functional.dropout((x @ self.cast + self.linear(x)).tanh(), 0.1, self.training)
+
+
+SCHEDULES = {
+    "GPipe": [1, 1, 1, 2, 2, 2, -2, -2, -2, -1, -1, -1],
+    "1F1B": [1, 1, 2, -2, -1, 1, 2, -2, -1, 2, -2, -1],
+    "interleaved": [1, 1, 2, 2, 1, -2, 2, -1, -2, -1, -2, -1],
+    "one at a time": [1, 2, -2, -1] * 3,
+}
+
+
+def iteration(stages: Sequence[Any], order: Sequence[int], *, flags: bool) -> list[torch.Tensor]:
+    """Losses of an iteration of this order. The last micro-batch's backward comes first in no schedule."""
+    waiting: dict[int, list[Any]] = {1: [], 2: []}
+    between, slopes, losses, counts = [], [], [], {1: 0, 2: 0}
+    for entry in order:
+        words = {"is_first_microbatch": counts[abs(entry)] == 0} if flags else {}
+        if entry == 1:
+            out = stages[0](torch.randn(3, 4), **words)
+            waiting[1].append(out)
+            between.append(out.detach().requires_grad_())
+        elif entry == 2:
+            given = between.pop(0)
+            waiting[2].append((given, stages[1](given, **words).square().mean()))
+        elif entry == -2:
+            given, loss = waiting[2].pop(0)
+            losses.append(loss.detach().clone())
+            loss.backward()
+            slopes.append(given.grad)
+        else:
+            waiting[1].pop(0).backward(slopes.pop(0))
+        counts[abs(entry)] += entry > 0
+    return losses
+
+
+def trained(
+    stages: list[Stage], call: Sequence[Any], order: Sequence[int], *, flags: bool, iterations: int = 4
+) -> list[Any]:
+    torch.manual_seed(5)
+    optimizer = torch.optim.SGD([one for stage in stages for one in stage.parameters()], lr=0.1)
+    found: list[Any] = []
+    for _ in range(iterations):
+        found += iteration(call, order, flags=flags)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*found, *(one.detach() for stage in stages for one in [*stage.parameters(), *stage.buffers()])]
+
+
+def same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    return len(found) == len(expected) and all(map(torch.equal, found, expected))
+
+
+@pytest.mark.filterwarnings("ignore:callable . runs without its graphs. a result of an earlier call")
+@pytest.mark.parametrize("flags", [False, True], ids=["", "flags"])
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_first_iteration_tells_the_order(name: str, flags: bool) -> None:
+    order = SCHEDULES[name]
+    plain = [Stage(1), Stage(2)]
+    expected = trained(plain, plain, order, flags=flags)
+    stages = [Stage(1), Stage(2)]
+    group = graph_callables(stages, device=CpuDevice())
+    assert same(trained(stages, group, order, flags=flags), expected)
+    reports = group.report()
+    assert sum(one.replays for one in reports) + 2 * group.calls_without_graph == 3 * len(order)
+    assert group.calls_without_graph <= 4, "variables of the loop hold views of results"
+    assert {(one.callable, one.variant) for one in reports} == {(1, 0), (2, 0), *([(1, 1), (2, 1)] if flags else [])}
+
+
+def places(group: GraphedCallables) -> list[tuple[int, int]]:
+    return [(one.callable, one.index) for one in group.report() if one.direction == "forward"]
+
+
+def test_as_many_graphs_are_made_as_are_alive_at_once() -> None:
+    for order, expected in (
+        (SCHEDULES["1F1B"], [(1, 0), (1, 1), (2, 0)]),
+        (SCHEDULES["one at a time"], [(1, 0), (2, 0)]),
+    ):
+        stages = [Stage(1), Stage(2)]
+        group = graph_callables(stages, device=CpuDevice())
+        trained(stages, group, order, flags=False, iterations=2)
+        assert sorted(places(group)) == expected
+
+
+def test_flags_of_micro_batches_may_be_given_as_samples() -> None:
+    order = SCHEDULES["1F1B"]
+    plain = [Stage(1), Stage(2)]
+    expected = trained(plain, plain, order, flags=True)
+    stages = [Stage(1), Stage(2)]
+    flags = [{"is_first_microbatch": True}, {"is_first_microbatch": False}]
+    x = torch.randn(3, 4)
+    group = graph_callables(
+        stages, [(x,), (x.clone().requires_grad_(),)], sample_kwargs=[flags, flags], order=order, device=CpuDevice()
+    )
+    assert same(trained(stages, group, order, flags=True), expected)
+    assert {one.variant for one in group.report()} == {0, 1}
+    assert sum(one.replays for one in group.report()) + 2 * group.calls_without_graph == 4 * len(order)
+
+
+def one_call(module: nn.Module, x: torch.Tensor) -> None:
+    module(x).square().sum().backward()
+
+
+def test_iteration_of_a_program_without_optimizer_is_ended_by_it() -> None:
+    module = nn.Linear(3, 3)
+    group = graph_callables(module, device=CpuDevice())
+    for _ in range(2):
+        one_call(module, torch.randn(2, 3))
+    assert not group.report()
+    group.end_iteration()
+    one_call(module, torch.randn(2, 3))
+    assert [one.replays for one in group.report()] == [1, 1]
+
+
+def test_step_of_an_optimizer_before_a_backward_ends_nothing() -> None:
+    """As of a discriminator, while the generator's backward is still to come."""
+    module = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    group = graph_callables(module, device=CpuDevice())
+    loss = module(torch.randn(2, 3)).sum()
+    optimizer.step()
+    other = module(torch.randn(2, 3)).sum()
+    assert not group.report()
+    loss.backward()
+    other.backward()
+    del loss, other
+    optimizer.step()
+    one_call(module, torch.randn(2, 3))
+    assert sorted(places(group)) == [(1, 0), (1, 1)], "two were alive at one time"
+
+
+def test_forward_without_backward_is_not_waited_for() -> None:
+    modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    group = graph_callables(modules, device=CpuDevice())
+    optimizer = torch.optim.SGD(modules[0].parameters(), lr=0.1)
+    for _ in range(3):
+        modules[1](torch.randn(2, 3))
+        one_call(modules[0], torch.randn(2, 3))
+        optimizer.step()
+    assert group.calls_without_graph == 0
+    assert [(one.callable, one.direction, one.replays) for one in group.report()] == [
+        *((2, "forward", 2), (2, "backward", 0), (1, "forward", 2), (1, "backward", 2)),
+    ]
+
+
+def test_callable_of_later_iterations_only_runs_as_it_is() -> None:
+    modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    reference = copy.deepcopy(modules)
+    graph_callables(modules, device=CpuDevice())
+    optimizer = torch.optim.SGD(modules[0].parameters(), lr=0.1)
+    one_call(modules[0], torch.randn(2, 3))
+    optimizer.step()
+    x = torch.randn(2, 3)
+    with pytest.warns(UserWarning, match="it was not called in the first iteration"):
+        assert torch.equal(modules[1](x), reference[1](x))
+
+
+def test_refusal_comes_after_the_first_iteration_and_once() -> None:
+    class Reads(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * float(x.sum())
+
+    module = Reads(3, 3)
+    reference = copy.deepcopy(module)
+    graph_callables(module, device=CpuDevice())
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    one_call(module, torch.randn(2, 3))
+    optimizer.step()
+    with pytest.raises(StepRefused, match="callable 1 reads a value of the GPU on the host"):
+        module(torch.randn(2, 3))
+    x = torch.randn(2, 3)
+    assert torch.equal(module(x), reference(x))
+
+
+def test_set_up_of_a_first_call_is_over_when_graphs_are_made() -> None:
+    class SetsUp(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.table = nn.Linear(3, 3), None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.table is None:
+                self.table = x.detach().mean(0)
+            return torch.as_tensor(self.linear(x) + self.table)
+
+    torch.manual_seed(0)
+    module = SetsUp()
+    reference = copy.deepcopy(module)
+    group = graph_callables(module, device=CpuDevice())
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    for x in torch.randn(3, 2, 3):
+        assert torch.equal(module(x), reference(x))
+        one_call(module, x)
+        optimizer.step()
+    assert group.report()[0].replays == 4
+
+
+@pytest.mark.parametrize("given", [{"order": [1, -1]}, {"sample_kwargs": [{}]}])
+def test_order_needs_samples(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="need sample_args"):
+        graph_callables(nn.Linear(3, 3), device=CpuDevice(), **given)
+
+
+def test_validation_is_no_part_of_the_first_iteration() -> None:
+    module = nn.Linear(3, 3)
+    group = graph_callables(module, device=CpuDevice())
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    with torch.no_grad():
+        module(torch.randn(7, 3))
+    one_call(module, torch.randn(2, 3))
+    optimizer.step()
+    one_call(module, torch.randn(2, 3))
+    assert len(group.report()) == 2 and group.report()[0].replays == 1
+
+
+def test_hooks_of_optimizers_go_with_the_first_iteration() -> None:
+    def hooks() -> int:
+        return len(sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks)
+
+    before = hooks()
+    group = graph_callables(nn.Linear(3, 3), device=CpuDevice())
+    assert hooks() == before + 1
+    group.close()
+    assert hooks() == before

@@ -1,0 +1,134 @@
+"""With share_io=True a callable reads the results of the one before where they lie."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from simulated_gpu.operators import CpuDevice
+from torch import nn
+
+from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.callables.slot import Overwritten
+
+
+def layers(count: int = 3) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(count)]
+
+
+def graphed(modules: Sequence[Any], **options: Any) -> Any:
+    x = torch.randn(2, 4)
+    samples = [(x,), *((x.clone().requires_grad_(),) for _ in modules[1:])]
+    return graph_callables(list(modules), samples, share_io=True, device=CpuDevice(), **options)
+
+
+def forward(modules: Sequence[Any], x: torch.Tensor) -> torch.Tensor:
+    for module in modules:
+        x = module(x)
+    return x
+
+
+def gradients(modules: Sequence[nn.Module]) -> list[torch.Tensor]:
+    found = [one.grad for module in modules for one in module.parameters()]
+    return [one for one in found if one is not None]
+
+
+def same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    return len(found) == len(expected) > 0 and all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("order", [None, [1, 1, 2, 2, 3, 3, -3, -3, -2, -2, -1, -1]])
+def test_chain_computes_what_it_does_and_copies_one_input(order: list[int] | None) -> None:
+    modules = layers()
+    reference = copy.deepcopy(modules)
+    group = graphed(modules, order=order)
+    for _ in range(3):
+        batches = [torch.randn(2, 4) for _ in range(1 if order is None else 2)]
+        for some in (modules, reference):
+            losses = [forward(some, x).square().sum() for x in batches]
+            for loss in losses:
+                loss.backward()
+            del losses, loss
+        assert same(gradients(modules), gradients(reference))
+    assert group.calls_without_graph == 0
+    copied = {one.callable: one.copied_tensors for one in group.report() if one.direction == "forward"}
+    assert copied == {1: 1, 2: 0, 3: 0}
+
+
+def test_argument_that_is_no_result_of_the_one_before_runs_as_it_is() -> None:
+    modules = layers(2)
+    reference = copy.deepcopy(modules)
+    group = graphed(modules)
+    hidden = modules[0](torch.randn(2, 4))
+    other = torch.randn(2, 4, requires_grad=True)
+    with pytest.warns(UserWarning, match="have to be the results of the callable before"):
+        found = modules[1](other)
+    assert torch.equal(found, reference[1](other))
+    assert group.calls_without_graph == 1
+    assert torch.equal(modules[1](hidden), reference[1](hidden.detach()))
+
+
+@pytest.mark.filterwarnings("ignore:callable . runs without its graphs")
+def test_result_is_not_overwritten_while_the_next_ones_backward_may_come() -> None:
+    """The first one's backward has run already, for its result was detached before the second read it."""
+    modules = layers(2)
+    reference = copy.deepcopy(modules)
+    graphed(modules)
+    found = []
+    for first, second in (modules, reference):
+        torch.manual_seed(1)
+        hidden = first(torch.randn(2, 4))
+        given = hidden.detach().requires_grad_()
+        loss = second(given).square().sum()
+        hidden.sum().backward()
+        del hidden
+        first(torch.randn(2, 4)).sum().backward()
+        loss.backward()
+        found.append([given.grad, *gradients([first, second])])
+    assert same(*found)
+
+
+def test_write_into_a_shared_result_is_an_error_of_the_backward() -> None:
+    modules = layers(2)
+    graphed(modules)
+    hidden = modules[0](torch.randn(2, 4))
+    loss = modules[1](hidden).square().sum()
+    with torch.no_grad():
+        hidden.mul_(2)
+    with pytest.raises(Overwritten, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_input_that_is_written_is_copied() -> None:
+    def double(x: torch.Tensor, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, total + x.detach()
+
+    def add(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        return x + total.mul_(2)
+
+    x, total = torch.randn(3, requires_grad=True), torch.randn(3)
+    group = graph_callables([double, add], [(x, total)] * 2, share_io=True, device=CpuDevice())
+    one, sums = group[0](x, total)
+    expected = x * 2 + (total + x) * 2
+    assert torch.equal(group[1](one, sums), expected)
+    assert torch.equal(sums, (total + x) * 2)
+    copied = {one.callable: one.copied_tensors for one in group.report() if one.direction == "forward"}
+    assert copied == {1: 2, 2: 1}
+
+
+def test_kept_result_of_the_chain_stays_valid() -> None:
+    modules = layers(2)
+    reference = copy.deepcopy(modules)
+    graphed(modules)
+    kept, expected = [], []
+    for _ in range(3):
+        x = torch.randn(2, 4)
+        hidden = modules[0](x)
+        modules[1](hidden).sum().backward()
+        kept.append(hidden)
+        expected.append(reference[0](x))
+    assert same([one.detach() for one in kept], [one.detach() for one in expected])
