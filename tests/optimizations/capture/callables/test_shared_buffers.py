@@ -59,7 +59,7 @@ def test_chain_computes_what_it_does_and_copies_one_input(order: list[int] | Non
     assert copied == {1: 1, 2: 0, 3: 0}
 
 
-def test_argument_that_is_no_result_of_the_one_before_runs_as_it_is() -> None:
+def test_argument_that_is_not_shared_runs_uncaptured() -> None:
     modules = layers(2)
     reference = copy.deepcopy(modules)
     group = graphed(modules)
@@ -73,7 +73,7 @@ def test_argument_that_is_no_result_of_the_one_before_runs_as_it_is() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:callable . runs without its graphs")
-def test_result_is_not_overwritten_while_the_next_ones_backward_may_come() -> None:
+def test_result_stays_until_the_next_backward_has_run() -> None:
     """The first one's backward has run already, for its result was detached before the second read it."""
     modules = layers(2)
     reference = copy.deepcopy(modules)
