@@ -78,8 +78,8 @@ PROJECTS = {
             "tests/models", "-m", "compile", "--continue-on-collection-errors",
             "-k", "not (gguf or torchao or bnb or quanto or modelopt or autoround or sdnq or works_with_aot)",
         ),
-        needed=("src/diffusers", "tests/__init__.py", "tests/testing_utils.py", "tests/models", "tests/conftest.py",
-                "pyproject.toml", "setup.py"),
+        needed=("src/diffusers", "tests/__init__.py", "tests/testing_utils.py", "tests/conftest.py", "tests/models",
+                "tests/others", "pyproject.toml", "setup.py"),
         packages=(
             "pytest", "accelerate", "huggingface_hub", "importlib_metadata", "parameterized", "peft", "Pillow",
             "requests", "requests_mock", "safetensors", "transformers",
