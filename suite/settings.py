@@ -91,18 +91,13 @@ def require_seed(seed: int) -> None:
 class RunPlan(RunSettings):
     """Hold the `settings` of `environment.json`: the settings, and the names of what is run (a shard's share).
 
-    `parts`: of a run that `encore merge` has joined, the shards that it is of.
+    `parts`: the shards that a run was joined from by versions before 0.2.0.
     """
 
     workloads: list[str]
     modes: list[str]
     shard: str | None = None
     parts: list[str] = Field(default_factory=list)
-
-    @property
-    def shards(self) -> list[str]:
-        """Return all shards of which it is: its own one, or those that were joined."""
-        return [*([] if self.shard is None else [self.shard]), *self.parts]
 
     @property
     def settings(self) -> RunSettings:

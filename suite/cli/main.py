@@ -106,27 +106,6 @@ def list_command(
 app.command("run", epilog="Example: encore run ALNET EOS --modes compile,graph --processes 3")(cli_run.run)
 
 
-@app.command(epilog="Example: encore merge shard-1 shard-2 --out results/runs/whole")
-def merge(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Runs of one environment.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the joined run.")],
-    as_json: JsonOption = False,
-) -> None:
-    """Join runs made in one environment, such as the shards of one."""
-    from suite.results.store import describe
-    from suite.run.merge import merge_runs
-
-    merged = merge_runs(runs, out, ("encore", *sys.argv[1:]))
-    missing = ", ".join(merged.missing_shards)
-    if missing:
-        say(f"encore: none of these runs is of shard {missing}, and what that has is missing in {describe(out)}")
-    if as_json:
-        print_json({"run": describe(out), "cells": merged.cells, "missing_shards": list(merged.missing_shards)})
-    else:
-        without = f", without shard {missing}" if missing else ""
-        print(f"{describe(out)}: {merged.cells} cells of {len(runs)} runs{without}")
-
-
 app.command("report", epilog="Example: encore report 20260102-120000-h200")(cli_report.report)
 
 

@@ -34,7 +34,6 @@ from suite.report.published import PUBLISHED_VARIANT, Published
 from suite.results.errors import WrongUse
 from suite.results.schema import EXPLANATION_VERSION, Cell, Environment, HostUse, Status
 from suite.results.store import InvalidResults, RecordedRun, describe, read_retried, read_run
-from suite.run.schedule import missing_shards
 
 FULL_SIZE = "full"
 
@@ -144,9 +143,6 @@ def run_of(recorded: RecordedRun) -> Run:
         f"`encore run --resume {where}` measures it again"
     )
     empty = f"run {run_id} has no row: nothing is measured yet; `encore run --resume {where}` goes on with it"
-    parts = recorded.environment.settings.get("parts")
-    without = missing_shards(map(str, parts)) if isinstance(parts, list) else []
-    incomplete = f"run {run_id} was joined without shard {', '.join(without)}, and what that has is missing"
     return Run(
         recorded.environment,
         tuple(sorted(recorded.cells, key=cell_order)),
@@ -157,7 +153,6 @@ def run_of(recorded: RecordedRun) -> Run:
             for remark, holds in (
                 (empty, not recorded.cells and recorded.cut_line is None),
                 (cut, recorded.cut_line is not None),
-                (incomplete, bool(without)),
             )
             if holds
         ),
@@ -234,8 +229,8 @@ def at_the_same_time(run: Run) -> tuple[str, ...]:
     """Return what the rows are called that were measured while rows of another part of the run were, in the order of
     cells.
 
-    Parts are what `encore merge` has joined, of which all that is known is that no workload is in two of them, or the
-    runs of a report.
+    Parts are those that a recorded run was joined from, of which all that is known is that no workload is in two of
+    them, or the runs of a report.
     """
     spans = [(part, cell_label(cell), *_span(cell)) for part, cells in _parts(run) for cell in cells]
     found = {
@@ -277,7 +272,7 @@ def _parts(run: Run) -> list[tuple[str, Sequence[Cell]]]:
 
 
 def is_merged(environment: Environment) -> bool:
-    """Return whether `encore merge` has made the run."""
+    """Return whether the run was joined from shards, by versions before 0.2.0."""
     return bool(environment.settings.get("parts")) or environment.command_line[1:2] == ["merge"]
 
 

@@ -157,25 +157,6 @@ class Shard:
 SHARD_RULE = "by seconds"
 
 
-def shard_rule(recorded: str) -> str:
-    """Return how the parts were made that a run, by its settings, is one of: `SHARD_RULE`, or "" for every count-th."""
-    return recorded.partition(" ")[2]
-
-
-def missing_shards(recorded: Iterable[str]) -> list[str]:
-    """Return the parts that are not among these, written as settings have them; of each number of parts, in order."""
-    there: dict[int, set[int]] = defaultdict(set)
-    for each in recorded:
-        shard = parse_shard(each.partition(" ")[0])
-        there[shard.count].add(shard.index)
-    return [
-        str(Shard(index, count))
-        for count, indices in sorted(there.items())
-        for index in range(1, count + 1)
-        if index not in indices
-    ]
-
-
 def parse_shard(text: str) -> Shard:
     """Return the shard written as "2/3".
 

@@ -29,7 +29,7 @@ from suite.measure.kernels import difference
 from suite.measure.modes import GRAPH_MODE, MODES, REFERENCE_MODE
 from suite.report.compare import SAMPLES, TimeKind
 from suite.report.provenance import of_run
-from suite.report.runs import Run, cell_label, load_run, mode_order
+from suite.report.runs import Run, cell_label, load_runs, mode_order
 from suite.report.two_runs.change import (
     BASELINES,
     NOT_SETTLED,
@@ -52,14 +52,14 @@ class Side:
     run: Run
 
 
-def find_side(name: str) -> Side:
-    """Find the run of this name or folder.
+def find_side(names: str) -> Side:
+    """Find the run of this name or folder; of several names separated by commas, such as shards, join the runs.
 
     Raises:
-        WrongUse: there is no such run; the message names the nearest ones.
-        InvalidResults: a file of the run has wrong fields.
+        WrongUse: there is no such run, or the runs do not belong together; the message names the nearest ones.
+        InvalidResults: a file of a run has wrong fields.
     """
-    return Side(name, load_run(find_run(name)))
+    return Side(names, load_runs([find_run(name) for name in names.split(",")]))
 
 
 STOCK_SOFTWARE = ("PyTorch", "CUDA of PyTorch", "cuDNN", "driver", "Python", "package triton")

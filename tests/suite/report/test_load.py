@@ -58,11 +58,6 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         load_run(tmp_path)
 
 
-def test_a_run_that_was_joined_without_a_shard_says_so(tmp_path):
-    run = load_run(write_run(tmp_path, [cell()], environment(settings={"parts": ["1/3 by seconds", "3/3 by seconds"]})))
-    assert len(run.remarks) == 1 and "without shard 2/3" in run.remarks[0]
-
-
 def test_cells_the_run_has_not_come_to_are_known(tmp_path):
     settings = {"workloads": ["EOS", "ST"], "modes": ["compile"]}
     run = load_run(write_run(tmp_path, [cell("EOS", "compile")], environment(settings=settings)))

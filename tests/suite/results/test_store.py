@@ -7,11 +7,9 @@ import errno
 import gzip
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,8 +19,7 @@ from suite.results import run_writer, store
 from suite.results.errors import EXIT_FINDING, EXIT_WRONG_USE, WrongUse
 from suite.results.run_writer import RunIsBusy, RunWriter
 from suite.results.schema import Cell, Environment, Status
-from suite.results.store import CannotWrite, InvalidResults, find_run, new_folder, read_run, write_atomically
-from suite.run.merge import merge_runs
+from suite.results.store import CannotWrite, InvalidResults, find_run, read_run, write_atomically
 from suite.settings import FULL, RunPlan
 
 
@@ -348,152 +345,3 @@ def test_newest_run_is_the_last_created_readable_one(tmp_path: Path) -> None:
     (tmp_path / "old" / store.ENVIRONMENT).write_text('{"schema_version": 0}')
     assert store.newest_run(tmp_path / "none", tmp_path) == tmp_path / "a"
     assert store.newest_run(tmp_path / "none") is None
-
-
-def test_merged_shards_hold_the_rows_of_both(tmp_path: Path) -> None:
-    first = make_run(tmp_path / "one", cell("EOS"), workloads=["EOS"], shard="1/2")
-    second = make_run(tmp_path / "two", cell("ST"), cell("ST", "graph"), workloads=["ST"], shard="2/2")
-    assert merge_runs([str(first), str(second)], tmp_path / "whole", ["encore", "merge", str(first)]).cells == 3
-    whole = read_run(tmp_path / "whole")
-    assert [each.key[0] for each in whole.cells] == ["EOS", "ST", "ST"]
-    assert whole.environment.settings["workloads"] == ["EOS", "ST"]
-    assert whole.environment.settings["shard"] is None
-    assert whole.environment.run_id == "whole"
-    assert whole.environment.command_line == ["encore", "merge", "one"]
-    assert whole.missing() == [("EOS", "graph")]
-
-
-def test_merge_names_missing_shards_and_earlier_merges(tmp_path: Path) -> None:
-    first, second, third = (
-        make_run(tmp_path / f"part{number}", cell(name), workloads=[name], shard=f"{number}/3 by seconds")
-        for number, name in enumerate(("EOS", "ST", "MMC"), start=1)
-    )
-    assert merge_runs([str(first), str(second)], tmp_path / "two", []).missing_shards == ("3/3",)
-    assert read_run(tmp_path / "two").environment.settings["parts"] == ["1/3 by seconds", "2/3 by seconds"]
-    assert merge_runs([str(tmp_path / "two"), str(third)], tmp_path / "all", []).missing_shards == ()
-    other = make_run(tmp_path / "other", cell("LP"), workloads=["LP"])
-    assert merge_runs([str(second), str(other)], tmp_path / "one", []).missing_shards == ("1/3", "3/3")
-    assert merge_runs([str(other), str(make_run(tmp_path / "more"))], tmp_path / "plain", []).missing_shards == ()
-    old = make_run(tmp_path / "old", cell("DCGAN"), workloads=["DCGAN"], shard="3/3")
-    with pytest.raises(WrongUse, match="--shard: 1/3 by seconds, 2/3 by seconds there, 3/3 here"):
-        merge_runs([str(tmp_path / "two"), str(old)], tmp_path / "refused", [])
-
-
-def test_shards_of_two_gpus_of_a_host_are_merged(tmp_path: Path) -> None:
-    record = environment(settings=plan().model_dump())
-    assert record.gpu is not None
-    other = record.model_copy(update={"gpu": record.gpu.model_copy(update={"uuid_sha256": "9" * 64})})
-    first = make_run(tmp_path / "one", cell("EOS"), record=record)
-    second = make_run(tmp_path / "two", cell("ST"), record=other)
-    assert merge_runs([str(first), str(second)], tmp_path / "whole", []).cells == 2
-    cores = record.cpu.model_copy(update={"logical_cores": record.cpu.logical_cores + 1})
-    third = make_run(tmp_path / "three", cell("MMC"), record=other.model_copy(update={"cpu": cores}))
-    with pytest.raises(WrongUse, match="cpu logical_cores"):
-        merge_runs([str(first), str(third)], tmp_path / "refused", [])
-
-
-def test_each_of_several_new_folders_of_one_name_is_its_own(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda _: new_folder(tmp_path / "runs", "20261126-cpu", "--out"), range(8)))
-    assert {path.name for path in made} == {"20261126-cpu", *(f"20261126-cpu-{number}" for number in range(2, 9))}
-    (tmp_path / "file").write_text("")
-    with pytest.raises(WrongUse, match=r"--out .*a file is in the way"):
-        new_folder(tmp_path / "file", "name", "--out")
-
-
-def test_shards_made_by_two_rules_are_not_merged(tmp_path: Path) -> None:
-    """Some workloads would be in neither of them, and the whole would not lack them."""
-    first = make_run(tmp_path / "one", cell("EOS"), workloads=["EOS"], shard="1/2")
-    second = make_run(tmp_path / "two", cell("ST"), workloads=["ST"], shard="2/2 by seconds")
-    with pytest.raises(WrongUse, match="--shard: 1/2 there, 2/2 by seconds here"):
-        merge_runs([str(first), str(second)], tmp_path / "whole", [])
-    whole = make_run(tmp_path / "all", cell("MMC"), workloads=["MMC"])
-    assert merge_runs([str(second), str(whole)], tmp_path / "both", []).cells == 2
-
-
-def test_a_merge_keeps_the_rows_of_cells_that_were_run_again(tmp_path: Path) -> None:
-    first = make_run(tmp_path / "one", cell("EOS"))
-    second = make_run(tmp_path / "two", cell("ST"))
-    (second / store.RETRIED).write_text(store.lines_of([failed_cell("ST", "compile", Status.CRASH)]))
-    merge_runs([str(first), str(second)], tmp_path / "whole", [])
-    assert [each.key[0] for each in store.read_retried(tmp_path / "whole")] == ["ST"]
-    plain = merge_runs([str(first), str(make_run(tmp_path / "three", cell("LP")))], tmp_path / "plain", [])
-    assert plain.cells == 2 and not (tmp_path / "plain" / store.RETRIED).exists()
-
-
-def test_a_merge_of_overlapping_runs_wants_identical_rows(tmp_path: Path) -> None:
-    first = make_run(tmp_path / "one", cell("EOS"))
-    same = make_run(tmp_path / "same", cell("EOS"), cell("ST"))
-    other = make_run(tmp_path / "other", cell("EOS", host_us=50.0))
-    assert merge_runs([str(first), str(same)], tmp_path / "merged", []).cells == 2
-    with pytest.raises(WrongUse, match="EOS/published/full/compile was measured in both"):
-        merge_runs([str(first), str(other)], tmp_path / "refused", [])
-    assert not (tmp_path / "refused").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"torch": "2.12.0"}, r"torch: 0\.0\+synthetic there, 2\.12\.0 here"),
-        ({"git_commit": "f" * 40}, "git_commit"),
-        ({"gpu": None}, "gpu name: SYNTHETIC GPU there, None here"),
-        ({"packages": {"torch": "0.0", "numpy": "1.0"}}, "package numpy"),
-        ({"settings": plan(samples=7).model_dump()}, "--samples: 2 there, 7 here"),
-    ],
-)
-def test_runs_of_different_environments_are_not_merged(tmp_path: Path, change: dict[str, object], words: str) -> None:
-    record = environment(settings=plan().model_dump())
-    first = make_run(tmp_path / "one", cell("EOS"), record=record)
-    second = make_run(tmp_path / "two", cell("ST"), record=record.model_copy(update=change))
-    with pytest.raises(WrongUse, match=words):
-        merge_runs([str(first), str(second)], tmp_path / "out", [])
-    assert not (tmp_path / "out").exists()
-
-
-def test_runs_of_the_same_code_are_merged_whatever_their_commits(tmp_path: Path) -> None:
-    record = environment(settings=plan().model_dump(), code="a" * 64)
-    changed = record.model_copy(update={"git_commit": "1" * 40, "git_dirty": True})
-    first = make_run(tmp_path / "one", cell("EOS"), record=changed)
-    second = make_run(tmp_path / "two", cell("ST"), record=record)
-    assert merge_runs([str(first), str(second)], tmp_path / "whole", []).cells == 2
-    whole = read_run(tmp_path / "whole").environment
-    assert (whole.git_commit, whole.git_dirty, whole.code) == (record.git_commit, False, "a" * 64)
-    other = make_run(tmp_path / "other", cell("MMC"), record=record.model_copy(update={"code": "b" * 64}))
-    with pytest.raises(WrongUse, match="code: aaaaaaaaaaaa there, bbbbbbbbbbbb here"):
-        merge_runs([str(first), str(other)], tmp_path / "refused", [])
-
-
-def test_a_run_without_an_id_of_its_code_joins_no_two_codes(tmp_path: Path) -> None:
-    record = environment(settings=plan().model_dump(), git_dirty=True)
-    old, one, other = (
-        make_run(tmp_path / name, cell(name), record=record.model_copy(update={"code": code}))
-        for name, code in (("EOS", None), ("ST", "a" * 64), ("MMC", "b" * 64))
-    )
-    assert merge_runs([str(one), str(old)], tmp_path / "fits", []).cells == 2
-    assert read_run(tmp_path / "fits").environment.code is None
-    with pytest.raises(WrongUse, match="code: aaaaaaaaaaaa there, bbbbbbbbbbbb here"):
-        merge_runs([str(old), str(one), str(other)], tmp_path / "refused", [])
-
-
-def test_run_given_twice_is_not_merged_with_itself(tmp_path: Path) -> None:
-    first = make_run(tmp_path / "one", cell("EOS"))
-    (tmp_path / "link").symlink_to(first)
-    shutil.copytree(first, tmp_path / "copy")
-    for name, words in ((first, "given twice"), (tmp_path / "link", "given twice"), (tmp_path / "copy", "a copy of")):
-        with pytest.raises(WrongUse, match=words):
-            merge_runs([str(first), str(name)], tmp_path / "out", [])
-    assert not (tmp_path / "out").exists()
-
-
-def test_one_run_cannot_be_merged(tmp_path: Path) -> None:
-    with pytest.raises(WrongUse, match="at least two"):
-        merge_runs([str(make_run(tmp_path / "one"))], tmp_path / "out", [])
-
-
-def test_a_run_with_a_cut_line_is_repaired_before_it_is_merged(tmp_path: Path) -> None:
-    first = make_run(tmp_path / "one", cell("EOS"))
-    second = make_run(tmp_path / "two", cell("ST"))
-    with (second / store.CELLS).open("ab") as file:
-        file.write(b'{"sch')
-    with pytest.raises(WrongUse, match=r"cut short.*--resume"):
-        merge_runs([str(first), str(second)], tmp_path / "out", [])

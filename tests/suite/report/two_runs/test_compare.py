@@ -337,6 +337,16 @@ def test_wrong_sides_are_refused(tmp_path: Path) -> None:
         compare_sides(find_side(str(run)), find_side(str(run)))
 
 
+def test_shards_of_a_run_are_compared_together(tmp_path: Path) -> None:
+    runs = [
+        write_run(tmp_path / f"{side} {name}", cells(factors, workload=name), environment(run_id=f"{side} {name}"))
+        for side, factors in (("base", None), ("new", {"placement": 1.3}))
+        for name in ("EOS", "ST")
+    ]
+    base, new = (find_side(f"{first},{second}") for first, second in (runs[:2], runs[2:]))
+    assert compare_sides(base, new).regressions == ("EOS placement", "ST placement")
+
+
 def test_throughput_is_compared_when_asked_for(compare: Callable[..., Comparison]) -> None:
     def with_throughput(placement_us: float | None) -> list[Cell]:
         return [

@@ -1,0 +1,370 @@
+"""`encore run` from start over Ctrl-C to resume, with fake workers."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from fixtures.fake_command import CPU, Fake, wait_for
+from fixtures.fake_runs import SETTINGS, living, recorded_pids
+from fixtures.synthetic_results import cell, environment, write_run
+
+from suite.measure.checkout import code_id
+from suite.results import store
+from suite.results.run_writer import RunWriter
+from suite.results.schema import Shortage, Status
+from suite.results.store import read_run
+from suite.run.launch import _earlier_rows
+from suite.settings import RunPlan
+
+
+def test_a_run_leaves_rows_logs_and_a_summary(fake: Fake) -> None:
+    done = fake("run", "eos", "ST", *CPU, "--tag", "first", "--json")
+    assert done.returncode == 0, done.stderr
+    run = fake.only_run()
+    assert re.fullmatch(r"\d{8}-\d{6}-cpu-first", run.name)
+    recorded = read_run(run)
+    assert [(c.workload, c.mode) for c in recorded.cells] == [
+        ("EOS", "eager"),
+        ("EOS", "compile"),
+        ("ST", "eager"),
+        ("ST", "compile"),
+    ]
+    assert {c.device for c in recorded.cells} == {"cpu"}
+    assert recorded.environment.settings["samples"] == 10
+    assert recorded.environment.command_line[:3] == ["encore", "run", "eos"]
+    assert recorded.missing() == []
+    summary = json.loads(done.stdout)
+    assert (summary["cells"], summary["new_cells"], summary["failed"], summary["not_started"]) == (4, 4, [], [])
+    assert summary["run"].endswith(run.name)
+    assert "ST compile: warm-up" in done.stderr
+
+
+@pytest.mark.parametrize(("options", "chosen"), [((), "grace"), (("--set", "pygraph"), "pygraph")])
+def test_a_run_takes_a_set_and_without_names_the_default_one(fake: Fake, options: Sequence[str], chosen: str) -> None:
+    from models import registry
+
+    members = registry.find_set(chosen)
+    assert members != list(registry.workloads().values())
+    done = fake("run", *options, *CPU, "--modes", "compile", "--shard", f"{len(members)}/{len(members)}")
+    assert done.returncode == 0, done.stderr
+    assert read_run(fake.only_run()).environment.settings["workloads"] == [
+        max(workload.acronym for workload in members if workload.task == "inference")  # training takes longer in tiny
+    ]
+
+
+def test_failed_cells_exit_1_and_are_retried_when_asked(fake: Fake) -> None:
+    first = fake("run", "EOS", "ST", *CPU, behave={"EOS/compile": "exit:9"})
+    assert first.returncode == 1
+    assert "EOS compile: crash" in first.stderr
+    run = fake.only_run()
+    assert f"--resume {run} --retry-failed" in first.stderr
+    again = fake("run", "--resume", run.name)
+    assert again.returncode == 1, "the run still has a failed cell"
+    assert "nothing to run" in again.stderr
+    retried = fake("run", "--resume", str(run), "--retry-failed")
+    assert retried.returncode == 0, retried.stderr
+    cells = {(c.workload, c.mode): c for c in read_run(run).cells}
+    assert len(cells) == 4
+    assert cells["EOS", "compile"].status is Status.PASS
+    assert json.loads((run / store.RETRIED).read_text())["status"] == "crash"
+
+
+def test_rows_short_of_memory_are_not_retried_with_a_message(fake: Fake) -> None:
+    fake("run", "EOS", *CPU)
+    run = fake.only_run()
+    short = Shortage(mode="compile", process=1, phase="prepare", error="out of memory")
+    rows = [
+        row.model_copy(update={"shortages": [short]} if row.mode == "compile" else {"status": Status.CRASH})
+        for row in read_run(run).cells
+    ]
+    (run / store.CELLS).write_text(store.lines_of(rows))
+    plain = fake("run", "--resume", str(run))
+    assert "memory was short" not in plain.stderr
+    done = fake("run", "--resume", str(run), "--retry-failed")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "memory was short for EOS compile: these rows have passed and stay as they are" in said
+    assert f"take their lines out of {run}/{store.CELLS}" in said
+    kept = {cell.mode: cell for cell in read_run(run).cells}
+    assert kept["compile"].shortages == [short] and kept["eager"].status is Status.PASS
+
+
+def test_a_resumed_run_can_take_more_modes_and_workloads(fake: Fake) -> None:
+    fake("run", "EOS", *CPU, "--modes", "compile")
+    run = fake.only_run()
+    done = fake("run", "--resume", run.name, "EOS", "ST", "--modes", "eager,compile")
+    assert done.returncode == 0, done.stderr
+    cells = {(c.workload, c.mode): c for c in read_run(run).cells}
+    assert len(cells) == 4
+    assert list(cells["EOS", "eager"].baseline_blocks) == ["compile"]
+
+
+def test_resume_command_names_what_the_run_does_not(fake: Fake) -> None:
+    fake("run", "EOS", *CPU, "--modes", "compile")
+    run = fake.only_run()
+    failing = {"ST/eager": "exit:9"}
+    done = fake("run", "--resume", str(run), "EOS", "ST", "--modes", "eager,compile", behave=failing)
+    command = f"--resume {run} EOS ST --modes eager,compile --retry-failed"
+    assert done.returncode == 1 and command in done.stderr, done.stderr
+    again = fake("run", *command.split())
+    assert again.returncode == 0, again.stderr
+    assert all(cell.status is Status.PASS for cell in read_run(run).cells)
+
+
+def test_a_folder_may_have_brackets_and_spaces_in_its_name(fake: Fake) -> None:
+    out = fake.folder / "a [red] [" / "b] run"
+    done = fake("run", "EOS", *CPU, "--modes", "compile", "--out", str(out), behave={"EOS/compile": "exit:9"})
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert f"{out}: 1 cells to measure" in done.stderr
+    assert f"encore run --resume '{out}' --retry-failed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(("--samples", "20"), "--samples: 10 there, 20 here"), (("--seed", "5"), "--seed: 1337 there, 5 here")],
+)
+def test_a_run_is_not_resumed_with_other_settings(fake: Fake, options: Sequence[str], words: str) -> None:
+    fake("run", "EOS", *CPU)
+    done = fake("run", "--resume", fake.only_run().name, *options)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "start a new run" in done.stderr
+    assert fake("run", "--resume", fake.only_run().name, "--samples", "10").returncode == 0
+
+
+def test_a_run_is_not_resumed_in_another_environment(fake: Fake) -> None:
+    fake("run", "EOS", *CPU)
+    path = fake.only_run() / store.ENVIRONMENT
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps(fields | {"torch": "2.99", "git_commit": "0" * 40, "code": None}))
+    done = fake("run", "--resume", path.parent.name, "ST")
+    assert done.returncode == 2
+    assert "torch: 2.99 there" in done.stderr
+    assert "git_commit: 000" in done.stderr
+    assert len(read_run(path.parent).cells) == 2
+
+
+def test_run_is_resumed_only_at_the_same_code(fake: Fake) -> None:
+    fake("run", "EOS", *CPU)
+    path = fake.only_run() / store.ENVIRONMENT
+    fields = json.loads(path.read_text())
+    assert fields["code"] == code_id(store.REPOSITORY)
+    if fields["code"] is None:
+        pytest.skip("no git checkout")
+    path.write_text(json.dumps(fields | {"git_commit": "0" * 40, "git_dirty": not fields["git_dirty"]}))
+    done = fake("run", "--resume", path.parent.name, "ST")
+    assert done.returncode == 0, done.stderr
+    assert len(read_run(path.parent).cells) == 4
+    path.write_text(json.dumps(fields | {"code": "0" * 64}))
+    done = fake("run", "--resume", path.parent.name, "EOS")
+    assert done.returncode == 2
+    assert "code: 000000000000 there" in done.stderr
+
+
+def test_newest_reuses_what_fits_and_says_so(fake: Fake) -> None:
+    ask = ("run", "EOS", *CPU, "--resume", "newest")
+    first = fake(*ask)
+    assert first.returncode == 0
+    run = fake.only_run()
+    again = fake(*ask)
+    assert again.returncode == 0
+    assert f"going on with {run}" in again.stderr
+    assert "nothing to run" in again.stderr
+    fake.only_run()
+    time.sleep(1.1)  # run names have seconds
+    other = fake("run", "EOS", *CPU, "--samples", "20", "--resume", "newest")
+    assert other.returncode == 0
+    assert "--samples: 10 there, 20 here" in other.stderr
+    assert len(store.list_runs(fake.runs)) == 2
+    assert "nothing to run" in fake(*ask).stderr, "an older run that fits is found behind a newer one that does not"
+
+
+def test_newest_with_out_goes_on_in_that_folder(fake: Fake) -> None:
+    out = fake.folder / "with space" / "run"
+    for words in ("2 cells to measure", "nothing to run"):
+        done = fake("run", "EOS", *CPU, "--out", str(out), "--resume", "newest")
+        assert done.returncode == 0
+        assert words in done.stderr
+    assert len(read_run(out).cells) == 2
+
+
+def test_out_is_not_written_over(fake: Fake) -> None:
+    out = fake.folder / "run"
+    assert fake("run", "EOS", *CPU, "--out", str(out)).returncode == 0
+    done = fake("run", "EOS", *CPU, "--out", str(out))
+    assert done.returncode == 2
+    assert f"--resume {out}" in done.stderr
+
+
+def test_shard_of_another_kind_is_not_resumed(fake: Fake) -> None:
+    assert fake("run", "EOS", "MMC", *CPU, "--shard", "1/2").returncode == 0
+    path = fake.only_run() / store.ENVIRONMENT
+    record = json.loads(path.read_text())
+    assert record["settings"]["shard"] == "1/2 by seconds"
+    assert fake("run", "--resume", path.parent.name, "--shard", "1/2").returncode == 0
+    record["settings"]["shard"] = "1/2"  # every second workload of the alphabet, as parts were before
+    path.write_text(json.dumps(record))
+    done = fake("run", "--resume", path.parent.name, "--shard", "1/2")
+    assert done.returncode == 2
+    assert "--shard: 1/2 there, 1/2 by seconds here" in done.stderr
+    assert fake("run", "--resume", path.parent.name).returncode == 0, "what it set out for, it may still do"
+
+
+def test_a_budget_leaves_a_resumable_run_and_exits_0(fake: Fake) -> None:
+    done = fake("run", "EOS", "ST", *CPU, "--budget", "1s", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["not_started"] == ["EOS", "ST"]
+    run = fake.only_run()
+    assert f"go on with: encore run --resume {run}" in done.stderr
+    assert fake("run", "--resume", run.name, "--budget", "1h").returncode == 0
+    assert len(read_run(run).cells) == 4
+
+
+def test_what_is_used_of_a_budget_already_is_not_used_again(fake: Fake) -> None:
+    for used, left_out in (("59m59s", ["EOS"]), ("2h", ["EOS"]), ("1s", [])):
+        out = str(fake.folder / used)
+        done = fake("run", "EOS", *CPU, "--budget", "1h", "--budget-used", used, "--json", "--out", out)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["not_started"] == left_out
+
+
+def test_estimates_ignore_runs_of_other_sizes_or_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(store, "RECORDED", tmp_path / "recorded")
+    plan = RunPlan(**SETTINGS.model_dump(), workloads=["EOS"], modes=["eager"])
+    told = {"size": plan.size, "device": plan.device}
+    for folder, name, settings in (
+        (store.RUNS, "current", told),
+        (store.RUNS, "alike", told),
+        (store.RUNS, "larger", told | {"size": "full"}),
+        (store.RECORDED, "elsewhere", told | {"device": "cuda"}),
+        (store.RECORDED, "silent", {}),
+    ):
+        write_run(folder / name, [cell(parameters=len(name))], environment(settings=settings))
+    read: list[str] = []
+    read_run = store.read_run
+    monkeypatch.setattr(store, "read_run", lambda run: read.append(run.name) or read_run(run))
+    found = [cell.parameters for cells in _earlier_rows(store.RUNS / "current", plan) for cell in cells]
+    assert read == ["alike", "silent"]
+    assert found == list(map(len, read))
+
+
+def test_a_run_in_use_is_refused(fake: Fake) -> None:
+    fake("run", "EOS", *CPU)
+    run = fake.only_run()
+    writer, _ = RunWriter.reopen(run)
+    with writer:
+        done = fake("run", "--resume", run.name, "ST")
+    assert done.returncode == 2
+    assert "another `encore run`" in done.stderr
+
+
+def test_shard_without_a_workload_is_wrong_use(fake: Fake) -> None:
+    done = fake("run", "EOS", *CPU, "--shard", "2/2")
+    assert done.returncode == 2
+    assert "--shard 2/2 is empty: of 1 (EOS), part 2 has none" in done.stderr
+    assert store.list_runs(fake.runs) == []
+
+
+def test_run_without_workloads_is_not_resumed_with_all(fake: Fake) -> None:
+    fake("run", "EOS", *CPU, "--modes", "compile")
+    run = fake.only_run()
+    record = json.loads((run / store.ENVIRONMENT).read_text())
+    record["settings"]["workloads"] = []
+    (run / store.ENVIRONMENT).write_text(json.dumps(record))
+    done = fake("run", "--resume", run.name)
+    assert done.returncode == 0, done.stderr
+    assert "nothing to run" in done.stderr
+    assert len(read_run(run).cells) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "phase"),
+    [
+        (signal.SIGINT, "measure"),
+        (signal.SIGTERM, "metrics"),
+    ],
+)
+def test_an_interrupted_run_leaves_no_process_and_resumes(fake: Fake, number: signal.Signals, phase: str) -> None:
+    behave = {"ST/compile": f"deaf,child,stray,hang@{phase}"}
+    running = fake.start("run", "EOS", "ST", *CPU, behave=behave)
+    try:
+        wait_for(fake.folder / "events", "stray")
+        run = fake.only_run()
+        wait_for(run / "logs" / "ST.compile.log", "about to hang")
+        running.send_signal(number)
+        time.sleep(0.2)
+        running.send_signal(number)  # the impatient user's second Ctrl-C must not cut the clean-up short
+        _, err = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 130, err
+    assert f"go on with: encore run --resume {run}" in err
+    assert number.name in err
+    assert "Traceback" not in err
+    pids = recorded_pids(fake.folder)
+    assert len(pids) == 2
+    assert living(pids) == []
+    marked = subprocess.run(["pgrep", "-f", str(fake.folder)], capture_output=True, text=True)
+    assert marked.stdout == "", "no worker is left"
+    assert {c.workload for c in read_run(run).cells} == {"EOS"}
+    done = fake("run", "--resume", str(run))
+    assert done.returncode == 0, done.stderr
+    assert len(read_run(run).cells) == 4
+
+
+def test_interrupted_command_does_not_wait_for_its_children(tmp_path: Path) -> None:
+    """As PyTorch's compile workers: Python waits for them when it ends."""
+    code = (
+        "import atexit, pathlib, subprocess, sys, time\n"
+        "from suite.cli import main as cli\n"
+        "from suite.run import guard\n"
+        "def command(*arguments, **keywords):\n"
+        "    folder = guard.make_folder('encore-test-')\n"
+        "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'], start_new_session=True)\n"
+        "    atexit.register(child.wait, 300)\n"
+        "    pathlib.Path(sys.argv[1]).write_text(f'started {child.pid} {guard.process_id()} {folder}')\n"
+        "    time.sleep(300)\n"
+        "cli.app = command\n"
+        "cli.main([])\n"
+    )
+    told = tmp_path / "told"
+    running = subprocess.Popen([sys.executable, "-c", code, str(told)], stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(told, "started")
+        running.send_signal(signal.SIGTERM)
+        _, err = running.communicate(timeout=30)
+    finally:
+        running.kill()
+    assert (running.returncode, err) == (130, "encore: ended by SIGTERM\n")
+    _, child, watching, folder = told.read_text().split()
+    assert living([int(child)]) == []
+    deadline = time.monotonic() + 30  # the guard lived on, and removed what was left
+    while living([int(watching)]) or Path(folder).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_killed_run_resumes_with_what_was_written(fake: Fake) -> None:
+    running = fake.start("run", "EOS", "ST", *CPU, behave={"ST/compile": "slow:30"})
+    deadline = time.monotonic() + 60
+    while not list(fake.runs.glob("*/logs/ST.compile.log")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    running.kill()
+    running.communicate()
+    run = fake.only_run()
+    with (run / store.CELLS).open("ab") as file:
+        file.write(b'{"schema_version": 1, "workl')
+    done = fake("run", "--resume", str(run))
+    assert done.returncode == 0, done.stderr
+    assert "cut short" in done.stderr
+    assert len(read_run(run).cells) == 4
