@@ -175,6 +175,7 @@ def graph_callables(
     outputs: Literal["static", "copied"] = "static",
     share_io: bool = False,
     host_draws: Literal["refused", "unused"] = "refused",
+    concurrency: Concurrency = CONCURRENCY,
 ) -> Any:
     """Return modules and functions, each with forward and backward CUDA graphs for the micro-batches of a schedule.
 
@@ -199,6 +200,7 @@ def graph_callables(
             the next launch; "copied" copies all of them.
         share_io: a callable reads the results of the one before where they lie, and copies none.
         host_draws: as of `graph_step`. With "unused", `.drawn_on_the_host` names the generators that were drawn from.
+        concurrency: as of `graph_step`, for each of the graphs.
 
     Raises:
         WrongOrder: no training loop can follow `order`.
@@ -217,6 +219,7 @@ def graph_callables(
         outputs=outputs,
         share_io=share_io,
         host_draws=host_draws,
+        concurrency=concurrency,
     )
 
 

@@ -123,6 +123,7 @@ class CallableReport:
         copied_gradient_bytes: gradients that were copied out of the graphs' memory after the last backward.
         without_graph: of the first forward of a callable, how many of its calls ran as they are, by the reason. Calls
             without gradients are not among them.
+        concurrency: whether independent kernels run at the same time.
     """
 
     callable: int
@@ -135,3 +136,4 @@ class CallableReport:
     replays: int
     copied_gradient_bytes: int = 0
     without_graph: Mapping[str, int] = field(default_factory=dict)
+    concurrency: ConcurrencyReport | None = None

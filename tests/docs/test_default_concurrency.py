@@ -27,6 +27,7 @@ def test_page_says_what_the_default_is(page: str) -> None:
     assert ((off in text), (auto in text)) == ((True, False) if CONCURRENCY == "off" else (False, True))
 
 
-def test_graphs_and_steps_have_the_same_default() -> None:
+def test_graphs_steps_and_callables_have_one_default() -> None:
     assert Options().concurrency == CONCURRENCY
-    assert inspect.signature(optimizations.graph_step).parameters["concurrency"].default == CONCURRENCY
+    for function in (optimizations.graph_step, optimizations.graph_callables):
+        assert inspect.signature(function).parameters["concurrency"].default == CONCURRENCY

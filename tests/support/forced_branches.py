@@ -38,7 +38,7 @@ def concurrency() -> str:
 def force_if_asked(patch: Callable[[Any, str, Any], object] = setattr) -> None:
     """Let branches win all races, and race at once, where the environment asks for it. `patch` sets an attribute.
 
-    It is for compiled functions, and for steps that do not say otherwise.
+    It is for compiled functions, and for steps and callables that do not say otherwise.
     """
     if os.environ.get(VARIABLE) == BRANCHES:
         import optimizations
@@ -48,8 +48,9 @@ def force_if_asked(patch: Callable[[Any, str, Any], object] = setattr) -> None:
 
         patch(node, "Race", BranchesAtOnce)
         patch(device, "Race", BranchesAtOnce)
-        function: Any = optimizations.graph_step
-        patch(function, "__kwdefaults__", {**(function.__kwdefaults__ or {}), "concurrency": "auto"})
+        functions: Any = optimizations.graph_step, optimizations.graph_callables
+        for function in functions:
+            patch(function, "__kwdefaults__", {**(function.__kwdefaults__ or {}), "concurrency": "auto"})
         patch(budget, "MOST_WORK", 1e9)
         patch(budget, "FEWEST_REPLAYS", 1)
         patch(budget, "FEWEST_BEFORE_A_RACE", 1)

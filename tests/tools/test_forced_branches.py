@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from forced_branches import VARIABLE, BranchesAtOnce, concurrency, force_if_asked
 
@@ -9,6 +11,7 @@ import optimizations
 from optimizations.capture import device
 from optimizations.concurrency.branches import BRANCHES
 from optimizations.in_place import budget
+from optimizations.options import CONCURRENCY
 from optimizations.trees import node
 from tests.optimizations.concurrency.test_branches import INDEPENDENT, branches_of, captured, run_all
 
@@ -28,10 +31,11 @@ def test_environment_chooses_the_option(monkeypatch: pytest.MonkeyPatch, asked: 
         monkeypatch.delenv(VARIABLE, raising=False)
     else:
         monkeypatch.setenv(VARIABLE, asked)
-    race, fewest, defaults = node.Race, budget.FEWEST_REPLAYS, dict(optimizations.graph_step.__kwdefaults__ or {})
+    race, fewest = node.Race, budget.FEWEST_REPLAYS
     force_if_asked(monkeypatch.setattr)
     assert concurrency() == option
     assert node.Race is device.Race is (BranchesAtOnce if asked == BRANCHES else race)
-    forced = {"concurrency": "auto"} if asked == BRANCHES else {}
-    assert optimizations.graph_step.__kwdefaults__ == {**defaults, **forced}
+    for function in (optimizations.graph_step, optimizations.graph_callables):
+        default = inspect.signature(function).parameters["concurrency"].default
+        assert default == ("auto" if asked == BRANCHES else CONCURRENCY)
     assert (fewest != budget.FEWEST_REPLAYS) is (asked == BRANCHES)

@@ -17,7 +17,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import torch
 
@@ -48,6 +48,7 @@ from optimizations.capture.callables.order import (
 from optimizations.capture.callables.slot import ARGUMENT_WRITTEN, Slot
 from optimizations.capture.callables.warm_up import Member
 from optimizations.capture.device import Device
+from optimizations.capture.side_by_side import RacingDevice, concurrency_of
 from optimizations.capture.signature import signature
 from optimizations.capture.step.changes import MOST_NAMES
 from optimizations.capture.step.host_state import MODULE_HOOKS
@@ -55,6 +56,7 @@ from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.options import HOST_DRAWS, require_one_of
 from optimizations.capture.step.surroundings import saved_tensors_are_watched, watched_by_others
 from optimizations.capture.step.watch import Watch
+from optimizations.options import CONCURRENCY, Concurrency
 from optimizations.report.steps import CallableReport
 from optimizations.weak_registry import WeakRegistry
 
@@ -85,6 +87,7 @@ class Options:
     copied: bool
     share_io: bool
     draws_unused: bool
+    concurrency: Concurrency
 
 
 class _Variant:
@@ -159,7 +162,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         check_callables(self._callables, samples, device.holds)
         try:
             members, self._slots = make_slots(
-                device,
+                cast("Device", RacingDevice(device)) if options.concurrency == "auto" else device,
                 self._callables,
                 samples,
                 plan_graphs(order, in_step=options.share_io),
@@ -271,6 +274,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                     copied_tensors=slot.inputs.copied_tensors,
                     replays=slot.forwards,
                     without_graph={} if number in reported else reasons,
+                    concurrency=concurrency_of(slot.forward),
                 )
             )
             reported.add(number)
@@ -283,6 +287,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                         copied_tensors=len(slot.tangents),
                         replays=slot.backwards,
                         copied_gradient_bytes=sum(gradient.nbytes for gradient in slot.copied_gradients),
+                        concurrency=concurrency_of(slot.backward),
                     )
                 )
         return tuple(found)
@@ -402,12 +407,14 @@ def graph_callables(
     outputs: Literal["static", "copied"] = "static",
     share_io: bool = False,
     host_draws: Literal["refused", "unused"] = "refused",
+    concurrency: Concurrency = CONCURRENCY,
     device: Device | None = None,
 ) -> GraphedCallables:
     """Make graphs of callables. `optimizations.graph_callables` documents it."""
     torch_internals.require_supported()
     require_one_of("outputs", outputs, ("static", "copied"))
     require_one_of("host_draws", host_draws, HOST_DRAWS)
+    require_one_of("concurrency", concurrency, get_args(Concurrency))
     if type(warm_up) is not int:
         raise TypeError(f"warm_up={warm_up!r} must be a whole number, not {type(warm_up).__name__}")
     if warm_up < 1:
@@ -415,7 +422,8 @@ def graph_callables(
     if order is not None and not isinstance(order, Iterable):
         raise TypeError(f"order={order!r} has to be a list of whole numbers, such as [1, 1, 2, -2, -1, 2, -2, -1]")
     flat, sizes = taken_apart(callables)
-    made = GraphedCallables(flat, Options(warm_up, outputs == "copied", share_io, host_draws == "unused"), device)
+    options = Options(warm_up, outputs == "copied", share_io, host_draws == "unused", concurrency)
+    made = GraphedCallables(flat, options, device)
     if sample_args is None:
         if order is not None or sample_kwargs is not None:
             raise ValueError("order and sample_kwargs need sample_args; without all of them the first iteration tells")

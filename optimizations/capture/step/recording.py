@@ -19,6 +19,7 @@ from optimizations.capture.device import Device
 from optimizations.capture.fused_copies import FusedCopy, find_fused
 from optimizations.capture.inputs import CopiedInputs, with_classes_of
 from optimizations.capture.other_results import other_result
+from optimizations.capture.side_by_side import SideBySide, side_by_side
 from optimizations.capture.signature import describe, flatten, replaced, without_objects
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.audit import Audits
@@ -50,7 +51,6 @@ from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.set_aside import SetAside
-from optimizations.capture.step.side_by_side import SideBySide, side_by_side
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch

@@ -1,7 +1,8 @@
-"""Independent kernels of a recorded step run at the same time: in any order that their memory allows."""
+"""Independent kernels of steps and callables run at the same time: in any order that their memory allows."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 from simulated_gpu.operators import CpuDevice
 from torch import nn
 
+from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
 from optimizations.capture.copy_nodes import CopyNode, NotCarried
+from optimizations.capture.side_by_side import LedGraph, side_by_side
 from optimizations.capture.step.graphed_step import GraphedStep
-from optimizations.capture.step.side_by_side import LedGraph, side_by_side
 from optimizations.concurrency import branches as branches_module
 from optimizations.concurrency.launch_log import LaunchLog, Logged
 from optimizations.concurrency.order import Launch, LaunchOrder
@@ -250,3 +252,55 @@ def test_graph_that_must_not_be_launched_is_not() -> None:
 def test_wrong_value_of_concurrency_is_refused() -> None:
     with pytest.raises(ValueError, match="concurrency='on' is unknown"):
         GraphedStep(lambda: None, concurrency="on")
+
+
+def trained(concurrency: Any, *, copies_are_nodes: bool = True) -> tuple[GraphedCallables, CpuDevice]:
+    """Graphed callables in a training loop, whose losses and parameters must be those of eager."""
+    torch.manual_seed(3)
+    theirs = Towers()
+    mine = copy.deepcopy(theirs)
+    device, given = CpuDevice(copies_are_nodes=copies_are_nodes), batches(20)
+    graphed = graph_callables([mine], [(given[0][0],)], device=device, concurrency=concurrency)
+    optimizers = [sgd(model.parameters(), lr=0.05) for model in (theirs, mine)]
+    for x, y in given:
+        losses = []
+        for model, optimizer in zip((theirs, mine), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        assert torch.equal(*losses)
+    assert all(map(torch.equal, mine.state_dict().values(), theirs.state_dict().values()))
+    assert all(one.replays == len(given) for one in graphed.report())
+    return graphed, device
+
+
+@pytest.mark.parametrize("copies_are_nodes", [True, False])
+def test_callables_have_eagers_bits_in_every_order(copies_are_nodes: bool) -> None:
+    graphed, device = trained("auto", copies_are_nodes=copies_are_nodes)
+    found = [one.concurrency for one in graphed.report()]
+    assert [one.decision for one in found if one is not None] == ["branches", "branches"], found
+    assert all(one is not None and one.longest_path < one.launches for one in found)
+    assert max(len(one.orders) for one in device.graphs) > 10
+
+
+def test_missing_edges_of_callables_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LaunchOrder, "node_edges", lambda order: [])
+    with pytest.raises(AssertionError):
+        trained("auto")
+
+
+def test_callables_stay_chains_where_it_is_off() -> None:
+    graphed, _ = trained("off")
+    assert all(one.concurrency is not None and "'off'" in one.concurrency.reason for one in graphed.report())
+    with pytest.raises(ValueError, match="concurrency='on' is unknown"):
+        graph_callables([Towers()], [(torch.zeros(4, 8),)], device=CpuDevice(), concurrency="on")  # type: ignore[arg-type]
+
+
+def test_callables_launch_no_graph_that_must_not_be() -> None:
+    graphed, _ = trained("auto")
+    slot = graphed._slots[0]
+    slot.forward.side_by_side.branches.unusable = "its edges could not be put back"
+    with pytest.raises(NotCarried, match="put back"):
+        slot.forward.replay()

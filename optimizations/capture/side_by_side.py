@@ -1,0 +1,156 @@
+"""Let independent kernels of a captured step or callable run at the same time: see `optimizations.concurrency`.
+
+Either runs code of any kind, in threads of autograd too. So operators come from a dispatch mode that is on in all of
+them (of a step, the observer's), and kernels of Inductor from all modules that it generated. What else adds nodes, as
+copies of inputs and results do, is a barrier.
+
+A step chooses what serves a call before it sets any node (`side_by_side`). Callables launch graphs of a `RacingDevice`,
+which choose at each launch.
+
+Note [Nodes that are led elsewhere]. Copies of inputs and results, and nodes of inputs that are read where they lie, are
+set in the executable graph. Another executable has them as they were captured, so they are set again in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optimizations.capture.copy_nodes import CopyNode, NotCarried
+from optimizations.capture.device import Device
+from optimizations.concurrency.branches import Branches, Noted
+from optimizations.concurrency.launch_log import LaunchLog
+from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF
+from optimizations.in_place.generated import COLLECTIVE_OPERATORS
+from optimizations.one_line import one_line
+from optimizations.report.concurrency import ConcurrencyReport
+from optimizations.torch_internals.generated_modules import loaded_modules
+
+
+class LedGraph:
+    """Implement `branches.Graph` for a graph whose nodes are led elsewhere. Note [Nodes that are led elsewhere].
+
+    Args:
+        renew: set these nodes in the executable that the graph has now.
+    """
+
+    def __init__(self, graph: Any, renew: Iterable[Callable[[], None]]) -> None:
+        self._graph = graph
+        self._renew = renew
+
+    def raw_cuda_graph(self) -> Any:
+        return self._graph.raw_cuda_graph()
+
+    def instantiate(self) -> None:
+        self._graph.instantiate()
+        for renew in self._renew:
+            renew()
+
+
+@dataclass(slots=True)
+class SideBySide:
+    """Hold the race of one recording.
+
+    Attributes:
+        branches: None where there is none, for the reason `chain`.
+    """
+
+    branches: Branches | None = None
+    chain: str = SWITCHED_OFF
+
+    def report(self) -> ConcurrencyReport:
+        """Return the report of the recording."""
+        return self.branches.report() if self.branches is not None else ConcurrencyReport("chain", self.chain)
+
+
+def side_by_side(
+    device: Device, graph: Any, pool: Any, log: LaunchLog | None, renew: Iterable[Callable[[], None]]
+) -> SideBySide:
+    """Begin the race of a captured graph, where there is something to win. Whatever fails leaves the chain."""
+    if log is None:
+        return SideBySide()
+    if log.failure is not None:
+        return SideBySide(chain=log.failure)
+    if any(one.launch.name.partition(".")[0] in COLLECTIVE_OPERATORS for one in log.logged):
+        return SideBySide(chain=HAS_COLLECTIVES)
+    branches = None
+    try:
+        workspaces = device.workspace_ranges()
+        used = [(one.address, one.address + one.size_bytes) for one in (*device.used_ranges(pool), *workspaces)]
+        memory = [(one.address, one.address + one.size_bytes) for one in (*device.pool_ranges(pool), *workspaces)]
+        branches = device.branches(LedGraph(graph, renew), Noted(log.logged, never_freed=used))
+        branches.prepare(device.read(graph), memory)
+    except Exception as error:
+        if branches is None:
+            return SideBySide(chain=one_line(error))
+        branches.stop(one_line(error))
+    return SideBySide(branches)
+
+
+class RacedGraph:
+    """Launch a captured graph, and race its chain against branches in the first launches. It is that graph in all else.
+
+    Attributes:
+        captured: the graph.
+        renew: set its nodes that are led elsewhere in another executable.
+    """
+
+    def __init__(self, captured: Any) -> None:
+        self.captured = captured
+        self.renew: list[Callable[[], None]] = []
+        self.side_by_side = SideBySide(chain="it was not captured")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.captured, name)
+
+    def replay(self) -> None:
+        """Launch the graph.
+
+        Raises:
+            NotCarried: its edges were changed and could not be put back.
+        """
+        branches = self.side_by_side.branches
+        if branches is not None and branches.is_racing:
+            branches.run(lambda: branches.launch(self._launch))
+        else:
+            self._launch()
+
+    def _launch(self) -> None:
+        branches = self.side_by_side.branches
+        if branches is not None and branches.unusable is not None:
+            raise NotCarried(branches.unusable)
+        self.captured.replay()
+
+
+class RacingDevice:
+    """Capture `RacedGraph`s on a device. It is that device in all else."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def new_graph(self) -> RacedGraph:
+        return RacedGraph(self._device.new_graph())
+
+    @contextlib.contextmanager
+    def capturing(self, graph: RacedGraph, pool: Any, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
+        log = self._device.launch_log(notes_memory=True)
+        with self._device.capturing(graph.captured, pool, generators), log.noting(*loaded_modules()):
+            yield
+        graph.side_by_side = side_by_side(self._device, graph.captured, pool, log, graph.renew)
+
+    def copies(self, graph: RacedGraph, ends: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[CopyNode]:
+        nodes = self._device.copies(graph.captured, ends)
+        graph.renew += [node.renew for node in nodes]
+        return nodes
+
+
+def concurrency_of(graph: Any) -> ConcurrencyReport:
+    """Return the report of a graph that callables launch."""
+    return graph.side_by_side.report() if isinstance(graph, RacedGraph) else SideBySide().report()
