@@ -26,11 +26,10 @@ from optimizations import torch_internals
 from optimizations.torch_internals.tensor_guard import same_metadata_of_each
 
 MOST_LOOKS = 4
-"""Looks that are compared in C++: what surrounds a call is part of them (autocast, inference mode)."""
+"""Looks that are laid out for C++: what surrounds a call is part of them (autocast, inference mode). Where there are
+still others, Python compares."""
 FIRST_CALLS = 4
 """Calls that are compared in Python. Laying out looks for C++ takes longer, and not every graph is replayed often."""
-MOST_LAID_OUT = 8
-"""How often looks are laid out for one recording; what keeps changing is compared in Python."""
 
 
 def choosing(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
@@ -60,7 +59,6 @@ class HandedOut:
         self._geometry = {place: _geometry(result) for place, result in made.items()}
         self._inference = {place: result.is_inference() for place, result in made.items()}
         self._calls = 0
-        self._laid_out = 0
         self._looks: list[Callable[..., bool]] = []
 
     def changed(self, results: list[Any]) -> list[int]:
@@ -80,10 +78,8 @@ class HandedOut:
             if not self._is_as_it_was(results[place], place) or (self._seen and _is_anything_attached([results[place]]))
         ]
         self._calls += 1
-        if not changed and self._calls > FIRST_CALLS and self._laid_out < MOST_LAID_OUT:
-            self._laid_out += 1
+        if not changed and self._calls > FIRST_CALLS and len(looks) < MOST_LOOKS:
             looks.insert(0, same_metadata_of_each([results[place] for place in self._places]))
-            del looks[MOST_LOOKS:]
         return changed
 
     def has_moved(self, results: list[Any], place: int) -> bool:

@@ -279,18 +279,6 @@ def test_arguments_sharing_written_memory_use_the_wrapper(partitioned: Partition
 
 
 @torch.no_grad()
-def test_exchanged_parameters_are_never_passed_again(partitioned: Partitioned) -> None:
-    model = Model()
-    run = settled(model)
-    for start in range(3):
-        model.scales[start].weight = nn.Parameter(torch.full((1, 1), 0.5 + start))
-        for _ in range(READS_BEFORE + 3):
-            check(model, run, start)
-        model.scales[start + 1].weight.data = torch.full((1, 1), 2.0 + start)
-        check(model, run, start)
-
-
-@torch.no_grad()
 def test_profiler_and_debugger_calls_go_through_all_code(
     partitioned: Partitioned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,20 +300,6 @@ def test_a_function_that_was_put_in_the_graphs_place_is_called(partitioned: Part
     generated = graph.current_callable
     graph.current_callable = lambda arguments: generated(arguments)
     assert partitioned.of(lambda: check(model, run))
-
-
-@torch.no_grad()
-def test_what_is_exchanged_is_let_go(partitioned: Partitioned) -> None:
-    import gc
-    import weakref
-
-    model = Model()
-    run = settled(model)
-    storage = weakref.ref(model.scales[0].weight.untyped_storage())
-    model.scales[0].weight = nn.Parameter(torch.ones(1, 1))
-    check(model, run)
-    gc.collect()
-    assert storage() is None
 
 
 @torch.no_grad()

@@ -45,39 +45,6 @@ def _graph(name: str) -> Any:
     )
 
 
-def test_threads_that_end_in_any_order_leave_no_wrapper(stock: Any) -> None:
-    noted: dict[str, list[CompiledGraph]] = {"first": [], "second": []}
-    second_began, first_ended = threading.Event(), threading.Event()
-
-    def first() -> None:
-        with watched(noted["first"].append):
-            assert second_began.wait(10)
-            assert _compile(_graph("of the first")) == "done"
-        first_ended.set()
-
-    def second() -> None:
-        while _present() is stock:
-            pass
-        with watched(noted["second"].append):
-            second_began.set()
-            assert first_ended.wait(10)
-            assert _present() is not stock
-            _compile(_graph("of the second"))
-
-    threads = [threading.Thread(target=work) for work in (first, second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert _present() is stock
-    assert {
-        name: [each.reason for graph in graphs for each in graph.not_captured] for name, graphs in noted.items()
-    } == {
-        "first": ["of the first"],
-        "second": ["of the second"],
-    }
-
-
 def test_nested_block_notes_once_and_other_threads_do_not(stock: Any) -> None:
     outer: list[CompiledGraph] = []
     inner: list[CompiledGraph] = []

@@ -12,7 +12,7 @@ import torch
 
 from optimizations.torch_internals.tensor_guard import FEW
 from optimizations.trees import handed_out as handed_out_module
-from optimizations.trees.handed_out import FIRST_CALLS, MOST_LAID_OUT, HandedOut
+from optimizations.trees.handed_out import FIRST_CALLS, MOST_LOOKS, HandedOut
 
 CHANGES: list[Callable[[torch.Tensor], Any]] = [
     lambda y: y.t_() if y.ndim > 1 else y.unsqueeze_(0).t_(),
@@ -100,7 +100,7 @@ def test_looks_that_keep_changing_are_not_laid_out_for_ever(monkeypatch: pytest.
     monkeypatch.setattr(handed_out_module, "same_metadata_of_each", lambda tensors: laid_out.append(1) or _never)
     laid_out: list[int] = []
     handed_out, results = after(40)
-    assert len(laid_out) == MOST_LAID_OUT
+    assert len(laid_out) == MOST_LOOKS
     results[2].t_()
     assert handed_out.changed(results) == [2]
 

@@ -239,6 +239,8 @@ class FakeMaker:
         self.managers.append(device_index)
         return self
 
+    def forward_returns(self, count: int) -> None: ...
+
     def compiled(self, compiled_graph: Any, *, graphed: bool) -> None:
         self.graphed.append(graphed)
 
