@@ -15,9 +15,11 @@ from optimizations.graph import table
 from optimizations.graph.driver import LoadedModules, check
 from optimizations.graph.plan import Available
 from optimizations.graph.prelude import against_prelude
+from optimizations.graph.prelude_check import failed_prelude
 from optimizations.graph.protocol import BuildKernel
 from optimizations.graph.records import CapturedGraph, KernelNode
 from optimizations.graph.tensor_map import ReplaceAddress, driver_replace_address
+from optimizations.one_line import one_line
 
 TENSOR_MAP_CAPABILITY = (9, 0)
 """First compute capability with tensor maps."""
@@ -69,8 +71,18 @@ class DeviceTools:
 
     @functools.cached_property
     def against_prelude(self) -> str | None:
-        """Return why graphs can have no prelude on this GPU; None where they can. Its kernels are built then."""
-        return self.table_refusal() or against_prelude(self.driver_version(), self.target, self.cache)
+        """Return why graphs can have no prelude on this GPU; None where they can.
+
+        Its kernels are built, and a small graph shows that they work. Waits for that graph.
+        """
+        reason = self.table_refusal() or against_prelude(self.driver_version(), self.target, self.cache)
+        if reason is not None:
+            return reason
+        try:
+            with torch.cuda.stream(torch.cuda.Stream(self.device)):
+                return failed_prelude(self.driver, self, self.stream())
+        except RuntimeError as error:
+            return one_line(error)
 
     def driver_version(self) -> int:
         """Return the driver's version as `cuDriverGetVersion` gives it: 12040 is CUDA 12.4."""
@@ -129,7 +141,7 @@ class DeviceTools:
 class RecordingTools:
     """Hold the tools of a device for one function, which launches `kernels` (the driver's names) as Triton kernels.
 
-    It is an `in_place.proof.TrialTools`.
+    It is an `in_place.examination.Tools`.
     """
 
     def __init__(self, tools: DeviceTools, kernels: Collection[str]) -> None:

@@ -92,6 +92,7 @@ class ReasonCode(StrEnum):
     COLLECTIVE = "collective"
     UNPROVEN = "unproven"
     CHEAPER = "cheaper"
+    NOT_READABLE = "not_readable"
     OFF = "off"
 
 

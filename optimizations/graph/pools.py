@@ -224,17 +224,6 @@ class SmallSegments:
         return address in self._small
 
 
-def are_allocated(memory: Iterable[MemoryRange]) -> list[bool]:
-    """Return for each of these ranges whether PyTorch's allocator has all of it, in use or not, so that it can be read.
-
-    The allocator is queried once for all: that takes the longer the more memory it has.
-    """
-    segments = MemoryRanges(
-        MemoryRange(address=segment["address"], size_bytes=segment["total_size"]) for segment in memory_segments()
-    )
-    return [segments.cover(one.address, one.size_bytes) for one in memory]
-
-
 def joined(segments: Iterable[tuple[int, int]]) -> tuple[MemoryRange, ...]:
     """Return (address, size in bytes) pairs as ranges, ascending, those that adjoin joined."""
     ranges: list[list[int]] = []

@@ -12,9 +12,6 @@ does, and the graph reads that, when
 
 An input without a placeholder is cloned for this call instead, and the clone is read: see `without_placeholder`.
 
-An input at a fixed address (a parameter) has no placeholder. Where such an input cannot be followed the recording does
-not fit the call (`refuses`), and stock records again. Its geometry is compared before: see `torch_internals.geometry`.
-
 Note [What keeps an input alive]. The graph reads the caller's memory, so the caller's tensors must stay until the
 launch is enqueued: they are left in the list of inputs, which is cleared after it. From then on the allocator's stream
 order protects them, as it does for any kernel.
@@ -38,7 +35,7 @@ from typing import Any, Protocol
 import torch
 
 from optimizations import torch_internals
-from optimizations.graph.memory import MemoryRanges, storage_of
+from optimizations.graph.memory import MemoryRanges
 from optimizations.graph.records import MemoryRange
 
 Check = tuple[int, int, int | None, int]
@@ -49,21 +46,14 @@ Check = tuple[int, int, int | None, int]
 class TrackedInput:
     """Describe an input that the graph reads in place, at multiples of `alignment_bytes` (a power of two).
 
-    `placeholder`: the address it is copied to where it cannot be read in place; None where it has none.
+    `placeholder`: the address it is copied to where it cannot be read in place; None where it is cloned then.
     `size_bytes`: from its first element to the end of its last.
-    `is_cloned`: whether it is cloned where it cannot be read in place; else one without a placeholder is an input at a
-    fixed address.
     """
 
     index: int
     alignment_bytes: int
     placeholder: int | None
     size_bytes: int = 1
-    is_cloned: bool = False
-
-    @property
-    def is_fixed(self) -> bool:
-        return self.placeholder is None and not self.is_cloned
 
 
 class Pointers(Protocol):
@@ -86,7 +76,7 @@ class AddressTracker:
         owned: memory of the graph's own, which it writes.
         fill: copies inputs, by their indices, into their placeholders; gives the addresses of those that lie elsewhere
             by now.
-        written: inputs at fixed addresses that the graph writes, each with the memory that it is a view of.
+        written: inputs that the graph writes, each with the memory that it is a view of.
 
     Attributes:
         indices: the inputs that are read in place, ascending.
@@ -95,7 +85,6 @@ class AddressTracker:
         moves: calls in which an input had moved.
         pointer_bytes: bytes written for that so far.
         placeholder_bytes: bytes copied so far because an input could not be read in place.
-        fixed: inputs at fixed addresses, each with the bits that its address must not have.
     """
 
     def __init__(
@@ -110,16 +99,8 @@ class AddressTracker:
         inputs = sorted(inputs, key=lambda one: one.index)
         self._checks = [(one.index, one.alignment_bytes - 1, one.placeholder, one.size_bytes) for one in inputs]
         self._all_checks = self._checks
-        self.fixed = [(one.index, one.alignment_bytes - 1) for one in inputs if one.is_fixed]
-        self._fixed_indices = [index for index, _ in self.fixed]
-        self._is_fixed = frozenset(self._fixed_indices)
-        self._moving = [one for one in self._checks if one[0] not in self._is_fixed]
-        self._moving_indices = [one[0] for one in self._moving]
         self._pointers = pointers
-        self._owned = owned
-        self._written = dict(written or {})
-        self._overwritten = owned.joined(self._written.values())
-        self._followed_and_written = [index for index in self._fixed_indices if index in self._written]
+        self._overwritten = owned.joined((written or {}).values())
         self._fill = fill
         # Note [What a launch has done]: written for the next launch; or written by one, so that they need not be again.
         self.pending = False
@@ -130,55 +111,32 @@ class AddressTracker:
         self.pointer_bytes = 0
         self.placeholder_bytes = 0
 
-    def refuses(self, inputs: Sequence[Any]) -> bool:
-        """Return whether an input at a fixed address has moved to where it cannot be read in place."""
-        if self.fixed_in_place(inputs):
-            return False
-        addresses, borders = self.addresses, self._owned.borders
-        for index, below_alignment in self.fixed:
-            address = inputs[index].data_ptr()
-            # One that did not move lies where the graph was recorded, or was pointed, to read it.
-            if address == addresses[index]:
-                continue
-            if address & below_alignment or bisect_right(borders, address) & 1:
-                return True
-        return False
-
-    def fixed_in_place(self, inputs: Sequence[Any]) -> bool:
-        """Return whether each input at a fixed address lies where the graph reads it now."""
-        return not self.fixed or _data_ptrs_equal(inputs, self.addresses, self._fixed_indices)
-
     def forget(self) -> None:
         """Write all addresses again in the next call: the graph was instantiated again, and holds the recorded ones."""
         for index in self.indices:
             self.addresses[index] = 0
         self._launched = False
 
-    def follow(self, inputs: Sequence[Any], *, fixed_in_place: bool = False) -> None:
-        """Make the graph read these inputs. One comparison in C++ where nothing moved.
-
-        `fixed_in_place`: it is known of inputs at fixed addresses that they have not moved.
-        """
-        indices = self._moving_indices if fixed_in_place else self.indices
-        if not _data_ptrs_equal(inputs, self.addresses, indices):
-            self._move(inputs, self._moving if fixed_in_place else self._checks)
+    def follow(self, inputs: Sequence[Any]) -> None:
+        """Make the graph read these inputs. One comparison in C++ where nothing moved."""
+        if not _data_ptrs_equal(inputs, self.addresses, self.indices):
+            self._move(inputs)
         elif self._launched:
             self._pointers.settle()
             self._launched = False
 
-    def _move(self, inputs: Sequence[Any], checks: Sequence[Check]) -> None:
-        again = bool(self._followed_and_written) and self._written_moved(inputs)
+    def _move(self, inputs: Sequence[Any]) -> None:
         addresses, borders = self.addresses, self._overwritten.borders
         self._launched = False
         lies: dict[int, int] = {}
         copied: dict[int, torch.Tensor] = {}
         copied_bytes = 0
         call: Any = inputs  # a list, which holds the clones until the launch
-        for index, below_alignment, placeholder, size in checks:
+        for index, below_alignment, placeholder, size in self._checks:
             address = inputs[index].data_ptr()
-            if address == addresses[index] and not again:
+            if address == addresses[index]:
                 continue
-            if index not in self._is_fixed and not _reads_in_place(address, size, below_alignment, borders):
+            if not _reads_in_place(address, size, below_alignment, borders):
                 # Note [When an input is copied after all]
                 copied_bytes += inputs[index].nbytes
                 if placeholder is None:
@@ -196,16 +154,6 @@ class AddressTracker:
             return
         self._point(moved)
         self.moves += 1
-
-    def _written_moved(self, inputs: Sequence[Any]) -> bool:
-        """Return whether an input that the graph writes has moved: other inputs may then lie in its memory."""
-        followed = self._followed_and_written
-        moved = [index for index in followed if inputs[index].data_ptr() != self.addresses[index]]
-        for index in moved:
-            self._written[index] = storage_of(inputs[index])
-        if moved:
-            self._overwritten = self._owned.joined(self._written.values())
-        return bool(moved)
 
     def _point(self, moved: Mapping[int, int]) -> None:
         try:
@@ -226,8 +174,6 @@ class AddressTracker:
         checks = [one for one in self._all_checks if one[2] is None] if resting else self._all_checks
         self._checks = checks
         self.indices = [one[0] for one in checks]
-        self._moving = [one for one in checks if one[0] not in self._is_fixed]
-        self._moving_indices = [one[0] for one in self._moving]
         moved = {
             index: placeholder
             for index, _, placeholder, _ in self._all_checks
@@ -248,6 +194,11 @@ class AddressTracker:
 
 
 _data_ptrs_equal = torch_internals.data_ptrs_equal
+
+
+def is_readable(one: TrackedInput, address: int, overwritten: MemoryRanges) -> bool:
+    """Return whether a graph may read this input there. Note [When an input is copied after all]."""
+    return _reads_in_place(address, one.size_bytes, one.alignment_bytes - 1, overwritten.borders)
 
 
 def _reads_in_place(address: int, size: int, below_alignment: int, borders: Sequence[int]) -> bool:

@@ -14,7 +14,6 @@ from optimizations.graph.records import WORD_BYTES, NodePath, format_path
 from optimizations.graph.tensor_map import TENSOR_MAP_BYTES
 from optimizations.in_place.addresses import AddressTracker
 from optimizations.in_place.examination import Findings, ineligible_reason
-from optimizations.in_place.patched_inputs import PatchedInputs
 from optimizations.in_place.session import Session
 from optimizations.report.concurrency import ConcurrencyReport
 from optimizations.report.recordings import Direction, RecordingReport, ReplayedInput
@@ -37,7 +36,6 @@ class Counted:
 
 def describe(
     session: Session,
-    patched: PatchedInputs | None,
     tracker: AddressTracker | None,
     names: Sequence[str],
     mutated: frozenset[int],
@@ -68,7 +66,6 @@ def describe(
         pointer_bytes=_pointer_bytes(plan, planned, pointers) if in_place else 0,
         fallbacks=_fallbacks(plan),
         off=session.off,
-        proof_runs=session.trial_calls,
         indirection_s=session.spent_s,
         stage=session.stage.value,
         waiting=session.waits_for,
@@ -78,8 +75,6 @@ def describe(
         moves=tracker.moves if tracker is not None else 0,
         total_copied_bytes=counted.copied_bytes + (tracker.placeholder_bytes if tracker is not None else 0),
         total_pointer_bytes=tracker.pointer_bytes if tracker is not None else 0,
-        fixed_inputs_followed=len(patched.indices) if patched is not None else 0,
-        fixed_inputs_refused=patched.refused if patched is not None else None,
         concurrency=session.branches.report() if session.branches is not None else ConcurrencyReport("chain", chain),
     )
 

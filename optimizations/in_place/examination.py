@@ -8,14 +8,12 @@ There are two ways, and both end in `Findings`, a plan among them:
   operators of the program's own, or that draw random numbers;
 * *by comparison*: the function is captured once more with its inputs elsewhere; nothing of that is ever run. The two
   graphs are compared (`graph.pointers`).
-
-Inputs at fixed addresses that the function writes are looked at in the same way; see `patched_inputs`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -25,24 +23,29 @@ from optimizations.graph.editing import EditableGraph
 from optimizations.graph.memory import MemoryRanges, memory_of, size_bytes, storage_of
 from optimizations.graph.named_uses import find_named_uses
 from optimizations.graph.plan import Available, Choice, Plan, limit, make_plan, with_reasons
-from optimizations.graph.pointers import Analysis, InputVerdict, ReasonCode, UseKind, find_pointer_uses
-from optimizations.graph.pools import are_allocated, pool_memory
+from optimizations.graph.pointers import Analysis, ReasonCode, find_pointer_uses
+from optimizations.graph.pools import pool_memory
+from optimizations.graph.protocol import ApplierTools
 from optimizations.graph.read import read_graph
 from optimizations.graph.recapture import Recaptured, buffer_bytes, displace
-from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, NodePath, Placeholder
+from optimizations.graph.records import Capture, CapturedGraph, MemoryRange, Placeholder
 from optimizations.in_place import budget
 from optimizations.in_place.addresses import AddressTracker, TrackedInput
 from optimizations.in_place.budget import waiting_for_memory
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.in_place.proof import Candidate, Effects, TrialTools
 from optimizations.lazy_view import is_lazy_view
 
 SHIFT_BYTES = 4096
 """The distance by which all inputs move once more for the last capture; it keeps their alignment."""
 
 
-class Tools(TrialTools, Protocol):
+class Tools(ApplierTools, Protocol):
     """Define the tools that a recording uses of its device and function; `graph.device.RecordingTools` has them."""
+
+    driver: Any
+
+    def stream(self) -> Any:
+        """Return the current stream (`CUstream`)."""
 
     def available(self, graph: CapturedGraph) -> Available:
         """Return what can be used on the nodes of `graph`."""
@@ -70,10 +73,7 @@ class Recorded:
         inputs: where the graph reads each input: placeholders, inputs at fixed addresses, results of earlier graphs.
         copied: inputs that stock copies before each replay.
         without_placeholder: those of them that were recorded where the caller has them.
-        fixed: inputs at fixed addresses; results of earlier graphs are not among them.
-        written: those of `fixed` that the function writes.
-        passed: those of `written` that are no parameters. Others may write to the same memory meanwhile (a cache in
-            pages), so a trial may not write them, nor put anything back there.
+        written: inputs at fixed addresses that the function writes.
         returned: copied inputs whose placeholder an output shares memory with.
         pool: handle of the graph's memory pool.
         seconds: how long the recording took.
@@ -82,20 +82,15 @@ class Recorded:
     graph: KeptGraph
     inputs: Sequence[Any]
     copied: Sequence[int]
-    fixed: Sequence[int]
     written: Sequence[int]
     returned: frozenset[int]
     pool: Any
     seconds: float
-    passed: frozenset[int] = frozenset()
     without_placeholder: frozenset[int] = frozenset()
 
 
 class Host(Protocol):
     """Define what a session uses of its node."""
-
-    def effects(self, inputs: Sequence[Any]) -> Effects:
-        """Return what a run on these inputs changes."""
 
     def fill(self, values: Mapping[int, torch.Tensor]) -> None:
         """Copy values into placeholders, as stock does before a replay."""
@@ -111,13 +106,12 @@ class Host(Protocol):
 class Findings:
     """Hold the findings on a recording, and a plan made from them.
 
-    `triton` are the nodes that launch Triton kernels; `unused` are inputs that the generated code does not use at all.
+    `unused` are inputs that the generated code does not use at all.
     """
 
     captured: CapturedGraph
     analysis: Analysis
     plan: Plan
-    triton: frozenset[NodePath]
     available: Available
     unused: frozenset[int]
 
@@ -252,7 +246,7 @@ class Examination:
         aliased = [index for index in candidates if index in self.recorded.returned]
         analysis = self._without_reused(limit(analysis, captured, aliased, tried_out=tried_out), candidates)
         plan = make_plan(captured, analysis, choice, available)
-        return Findings(captured, analysis, plan, available.triton, available, self._unused(analysis))
+        return Findings(captured, analysis, plan, available, self._unused(analysis))
 
     def read(self) -> CapturedGraph:
         """Return the recorded graph as it was captured. It is read once.
@@ -321,10 +315,6 @@ class Examination:
             lambda: capture_at(0),
             lambda: capture_at(2 * SHIFT_BYTES),
         ]
-        if not all(are_allocated(candidates.values())):
-            # An input at a fixed address that moved, and its memory went back to the device. Launchers ask the driver
-            # about the addresses that they are given, and it does not know this one any more.
-            doubts = [doubt for doubt in doubts if doubt is not capture_again]
         more: list[Capture] = []
         while True:
             analysis = find_pointer_uses(first, second, further=more, replace_address=self.tools.replace_address)
@@ -339,55 +329,26 @@ class Examination:
         plan = make_plan(findings.captured, analysis, choice, findings.available)
         return replace(findings, analysis=analysis, plan=plan)
 
-    def unproven(self, findings: Findings, indices: Iterable[int]) -> list[int]:
+    def unproven(self, indices: Iterable[int]) -> list[int]:
         """Return the inputs that may be used by more than the Triton kernels and products in the generated code."""
-        verdicts = {verdict.input: verdict for verdict in findings.analysis.verdicts}
-        code = self.code
-        return [
-            index
-            for index in indices
-            if index not in code.products
-            and not is_as_named(verdicts[index], code.triton_uses.get(index), findings.triton)
-        ]
-
-    def restricted(
-        self, findings: Findings, keep: Collection[int], choice: Choice, reasons: Mapping[int, str]
-    ) -> Findings:
-        """Return the findings with a plan that reads only the inputs `keep` in place, with `reasons` against others."""
-        others = {
-            verdict.input: reasons.get(verdict.input, "it is copied as before")
-            for verdict in findings.analysis.verdicts
-            if verdict.input not in keep
-        }
-        analysis = with_reasons(findings.analysis, ReasonCode.UNPROVEN, others)
-        return replace(
-            findings, analysis=analysis, plan=make_plan(findings.captured, analysis, choice, findings.available)
-        )
+        known = self.code.products.union(self.code.triton_uses)
+        return [index for index in indices if index not in known]
 
     def owned(self) -> MemoryRanges:
         """Return memory of the graph's own, which it writes."""
         return MemoryRanges(pool_memory(self.recorded.pool))
 
     def written(self) -> dict[int, MemoryRange]:
-        """Return the memory in which each fixed input that the function writes was recorded."""
+        """Return the memory of each input that the function writes."""
         return {index: storage_of(self.recorded.inputs[index]) for index in self.recorded.written}
-
-    def candidate(self, findings: Findings) -> Candidate:
-        """Return a copy of the recorded graph that is changed as planned.
-
-        Raises:
-            CudaCallFailed, AddressRefused, TableUnavailable: the plan cannot be carried out.
-        """
-        return Candidate(self.editable, findings.plan, self.tools)
 
     def tracked(self, findings: Findings) -> list[TrackedInput]:
         found = []
         for one in findings.plan.inputs:
             if one.indirect:
                 value, is_cloned = self.recorded.inputs[one.input], one.input in self.recorded.without_placeholder
-                placeholder = value.data_ptr() if one.input in self.recorded.copied and not is_cloned else None
-                size = size_bytes(value)
-                found.append(TrackedInput(one.input, one.alignment_bytes, placeholder, size, is_cloned))
+                placeholder = None if is_cloned else value.data_ptr()
+                found.append(TrackedInput(one.input, one.alignment_bytes, placeholder, size_bytes(value)))
         return found
 
 
@@ -402,16 +363,6 @@ def ineligible_reason(value: Any) -> str | None:
     if size_bytes(value) == 0:
         return "it holds no bytes, so there is nothing to gain"
     return None
-
-
-def holds_real_numbers(value: torch.Tensor) -> bool:
-    return value.dtype.is_floating_point or value.dtype.is_complex
-
-
-def is_as_named(verdict: InputVerdict, named: int | None, triton: frozenset[NodePath]) -> bool:
-    """Return whether the uses found are exactly the arguments of Triton kernels that the generated code names."""
-    plain = all(use.kind is UseKind.PARAMETER and use.node in triton and use.delta == 0 for use in verdict.uses)
-    return named is not None and plain and len(verdict.uses) == named
 
 
 def _placeholders(memory: Mapping[int, MemoryRange]) -> tuple[Placeholder, ...]:

@@ -5,45 +5,40 @@ A recording is made as stock makes it and copies its inputs. Everything else hap
 1. *waiting*: nothing, until the graph has been replayed a few times (`budget`), and the memory is free;
    *racing*: then the graph's chain is raced against branches (`concurrency.branches`), before anything changes nodes;
 2. *examination* (`examination`): the recorded graph is read, where the generated code names every use of its inputs; or
-   the function is captured once more, and the two graphs are compared. A plan is made (`graph.plan`);
-3. *proof*: inputs whose every use is named by the generated code (`generated`) need none. For others a candidate runs
-   next to the copying graph in calls of the program (`trials`), until outcomes decide (`proof`);
-4. *done*: the plan is carried out on the recorded graph, or everything stays as stock has it, with the reason.
+   the function is captured once more, and the two graphs are compared. A plan is made (`graph.plan`). It reads an input
+   in place only where all uses are known by construction: as arguments of Triton kernels, or of products (`generated`);
+3. *done*: the plan is carried out on the recorded graph, or everything stays as stock has it, with the reason.
 
-Note [Doubt]. Whatever goes wrong on the way (no memory, a driver call that fails, an outcome that differs) costs
-indirection and nothing else: the recorded graph is not touched before stage 4, and the call it happens in is served by
-the recorded graph. `Session.run` lets no exception of its own reach the program, only those of the replay.
+Note [Doubt]. Whatever goes wrong on the way (no memory, a driver call that fails) costs indirection and nothing else:
+the recorded graph is not touched before the plan is there, and the call it happens in is served by the recorded graph.
+`Session.run` lets no exception of its own reach the program, only those of the replay.
 
 Note [What is changed once]. A plan with a pointer table adds nodes to the recorded graph, or exchanges some, and the
 graph is instantiated again. If this fails or is interrupted, it is not tried a second time: the nodes added before
 would write into a table that is gone. The new executable is not right before a tracker keeps its addresses, for until
 then its table is empty. If instantiating fails, there is no executable. A recording that is left like that serves no
 call.
-
-Inputs at fixed addresses are not looked at here; see `patched_inputs`.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from optimizations.concurrency.branches import Branches
 from optimizations.graph.applied import AppliedPlan
-from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import size_bytes
-from optimizations.graph.plan import Choice, Plan, make_plan, with_reasons
+from optimizations.graph.plan import Choice, Plan, with_reasons
 from optimizations.graph.pointers import ReasonCode
 from optimizations.graph.pools import pool_memory
 from optimizations.graph.recapture import Recaptured
 from optimizations.graph.records import KernelNode
-from optimizations.in_place.addresses import AddressTracker
+from optimizations.in_place.addresses import AddressTracker, is_readable
 from optimizations.in_place.budget import Use, is_about_memory
 from optimizations.in_place.examination import (
     Examination,
@@ -51,41 +46,33 @@ from optimizations.in_place.examination import (
     Host,
     Recorded,
     Tools,
-    holds_real_numbers,
     ineligible_reason,
 )
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.in_place.proof import Standing, TrialCall
-from optimizations.in_place.trials import Trials
 from optimizations.one_line import one_line
 from optimizations.selection import CopiedInput, reason_to_copy
 
 REPLAYS_AFTER_A_RACE = 8
 """Replays in which the graph may be worked on after a race, however long the race took."""
 
-REPLAYS_AFTER_A_MOVE = 20
-"""Replays in which the graph may be worked on after it was patched for an input that moved."""
-
 NOT_YET = "it has not been replayed often enough yet"
 SELDOM = "other graphs of the function are replayed for most calls"
 
-MAY_HOLD_INDICES = (
-    "kernels of unknown construction read it, and it may hold indices: trying it out could use values that the program "
-    "never passed together"
-)
+OTHER_USES = "kernels other than Triton's and products read it, which may reach it through memory"
 
 MOST_CALLS_SEEN = 30
-"""Calls in which a recording counts which inputs moved."""
+"""Calls in which a recording notes where its inputs lie."""
 
-WRITES_WHAT_IS_PASSED = (
-    "the function writes an input of the program's, so it cannot be tried out whether this one moves"
-)
+FEWEST_CALLS_SEEN = 4
+"""Calls after which an input counts as one that can never be read in place."""
+
+NOT_READABLE = "it was not aligned, or in memory that the graph writes, in each of the first calls"
+"""Why an input is copied that a program slices, or passes back from its graphs."""
 
 
 class Stage(StrEnum):
     WAITING = "waiting"
     RACING = "racing"
-    PROVING = "proving"
     DONE = "done"
 
 
@@ -107,7 +94,6 @@ class Session:
         branches: the race of the graph's chain against branches; None where there is none.
 
     Attributes:
-        edited: nodes of the recorded graph were added or exchanged, or that was begun.
         unusable: why the recording can serve no call; None where it can. Note [What is changed once].
     """
 
@@ -144,19 +130,12 @@ class Session:
         self.waiting: str | None = NOT_YET if self.stage is Stage.WAITING else None
         self.off: str | None = None
         self.findings: Findings | None = None
-        self.committed = False
-        self.edited = False
         self.unusable: str | None = None
         self.in_place: frozenset[int] = frozenset()
-        self._tracked: frozenset[int] = frozenset()
         self._tracker: AddressTracker | None = None
-        self._trials: Trials | None = None
-        self._applied: list[AppliedPlan] = []
-        self._fixed: tuple[int, ...] = ()
+        self._applied: AppliedPlan | None = None
         self._selects = selects
-        self._seen_calls = 0
-        self._seen_at: dict[int, int] = {}
-        self._moves: Counter[int] = Counter()
+        self._seen: list[dict[int, int]] = []
 
     @property
     def device(self) -> torch.device:
@@ -182,8 +161,6 @@ class Session:
                 self._guarded(self._examine)
             self.spent_s += self._clock() - started
             return replay(inputs)
-        if self.stage is Stage.PROVING:
-            return self._proving_call(inputs, replay)
         return replay(inputs)
 
     def rests(self, inputs: Sequence[Any]) -> bool:
@@ -204,17 +181,12 @@ class Session:
         return self.use.due if self._undecided is None else self.use.may_race
 
     def _count(self, inputs: Sequence[Any]) -> None:
-        """Count a replay, and the copied inputs that have moved since the one before."""
+        """Count a replay, and note where its copied inputs lie."""
         self.use.replays += 1
         if self._is_seldom() and self.stage is Stage.WAITING:
             self._give_up(SELDOM)
-        if self.stage is not Stage.WAITING or not self._selects or self._seen_calls > MOST_CALLS_SEEN:
-            return
-        now = {index: inputs[index].data_ptr() for index in self._eligible}
-        if self._seen_at:
-            self._moves.update(index for index, address in now.items() if address != self._seen_at[index])
-        self._seen_at = now
-        self._seen_calls += 1
+        if self.stage is Stage.WAITING and len(self._seen) <= MOST_CALLS_SEEN:
+            self._seen.append({index: inputs[index].data_ptr() for index in self._eligible})
 
     @property
     def pending(self) -> bool:
@@ -238,25 +210,13 @@ class Session:
         """Return whether `run` has anything to do in the next call."""
         return self.stage is not Stage.DONE
 
-    def close(self) -> None:
-        """Free what is kept on the device."""
-        if self._trials is not None:
-            self._trials.close()
-
     def still_read(self, stream: torch.cuda.Stream) -> None:
         """Keep the memory that launches on this stream read until they are done.
 
         Call it before the session is dropped.
         """
-        for applied in self._applied:
-            applied.still_read(stream)
-        if self._trials is not None:
-            self._trials.still_read(stream)
-
-    def stop(self) -> None:
-        """End what is under way; inputs that are not proven yet stay copied."""
-        if self.stage is not Stage.DONE:
-            self._give_up("it was not proven before an input at a fixed address moved")
+        if self._applied is not None:
+            self._applied.still_read(stream)
 
     def decline(self, reason: str) -> None:
         """Leave the recording as stock made it."""
@@ -264,14 +224,6 @@ class Session:
             self.off, self._declined = reason, True
         elif self.stage is not Stage.DONE:
             self._give_up(reason)
-
-    def resume_with(self, fixed: Iterable[int]) -> None:
-        """Examine the copied inputs again, now that these inputs at fixed addresses are followed."""
-        if not self.in_place and self._may_gain():
-            self._fixed = tuple(fixed)
-            self.off = None
-            self.stage, self.waiting = Stage.WAITING, NOT_YET
-            self.use.extend(REPLAYS_AFTER_A_MOVE)
 
     def _guarded(self, step: Callable[[], None]) -> None:
         """Run a step, and give up where it fails. Note [Doubt]."""
@@ -289,10 +241,6 @@ class Session:
         self.waiting = None
         if (undecided := self._undecided) is not None:
             undecided.stop(self.off or "nothing is done with the recording any more")
-        try:
-            self.close()
-        except CudaCallFailed as error:
-            self.off = self.off or one_line(error)
 
     def _may_gain(self) -> bool:
         return not self._declined and bool(self._eligible)
@@ -340,7 +288,8 @@ class Session:
         try:
             tools = self.examination.tools
             executable = tools.driver.CUgraphExec(self.recorded.graph.raw_cuda_graph_exec())
-            self._applied[-1].instantiated(executable, tools.stream())
+            assert self._applied is not None
+            self._applied.instantiated(executable, tools.stream())
             self._tracker.forget()
             self.unusable = None
         except Exception as error:
@@ -381,75 +330,74 @@ class Session:
     def _examine(self) -> None:
         examination = self.examination
         cheap = self._cheap_to_copy(self._eligible)
-        if cheap.keys() == set(self._eligible) and not self._fixed:
+        if cheap.keys() == set(self._eligible):
             self._give_up(next(iter(cheap.values())))
             return
         refusal = examination.not_captured_again()
-        if not self._read_by_name and not self._fixed:
+        if not self._read_by_name:
             self._read_by_name = True
             if self._take_by_name(refusal):
                 return
+        candidates = examination.candidates(self.recorded.copied)
+        if refusal is None and len(examination.unproven(candidates)) == len(candidates):
+            refusal = OTHER_USES
         if refusal is not None:
             self._give_up(refusal)
             return
-        candidates = examination.candidates([*self.recorded.copied, *self._fixed])
         self.waiting = examination.short_of_memory(candidates)
         if self.waiting is not None and self.use.is_over:
             self._give_up(self.waiting)
         elif self.waiting is None:
-            self._take(examination.compare(candidates, Choice.HOST if self._fixed else self._choice))
+            self._take(examination.compare(candidates, self._choice))
 
     def _take_by_name(self, refusal: str | None) -> bool:
         """Carry out what the generated code names; return whether this settles the recording.
 
-        It does if all inputs are named, or if a `refusal` excludes a further capture and some are.
+        It does if no other input has known uses, or if a `refusal` excludes a further capture and some are named.
         """
         examination = self.examination
         candidates = examination.candidates(self.recorded.copied)
         named = [index for index in candidates if examination.code.triton_uses.get(index)]
-        if not named or (refusal is None and any(index not in examination.code.triton_uses for index in candidates)):
+        compared = set(candidates).difference(named, examination.unproven(candidates))
+        if not named or (refusal is None and compared):
             return False
-        findings = examination.by_name(
-            candidates, refusal or "it has other uses", Choice.HOST if refusal else self._choice
-        )
+        findings = examination.by_name(candidates, refusal or OTHER_USES, self._choice)
         if not findings.in_place or (refusal is None and not set(named) <= set(findings.in_place)):
             return False
         self._take(findings)
         return True
 
     def _take(self, findings: Findings) -> None:
-        """Carry out what needs no proof, or begin the proof."""
-        cheap = self._cheap_to_copy(set(findings.in_place).difference(self._fixed), findings.plan)
-        if cheap:
-            findings = self.examination.planned(
-                findings, with_reasons(findings.analysis, ReasonCode.CHEAPER, cheap), findings.plan.choice
-            )
+        """Carry out the findings, for inputs whose every use is known by construction."""
+        examination, moving = self.examination, set(findings.in_place)
+        refused = dict.fromkeys(examination.unproven(moving), OTHER_USES)
+        cheap = self._cheap_to_copy(moving.difference(refused), findings.plan)
+        elsewhere = self._never_readable(findings, moving.difference(refused, cheap))
+        for code, messages in (
+            (ReasonCode.UNPROVEN, refused),
+            (ReasonCode.CHEAPER, cheap),
+            (ReasonCode.NOT_READABLE, elsewhere),
+        ):
+            if messages:
+                findings = examination.planned(findings, with_reasons(findings.analysis, code, messages), self._choice)
         self.findings = findings
-        inputs = self.recorded.inputs
-        if set(findings.in_place) <= set(self._fixed):
-            self._end()
-            return
-        unproven = self.examination.unproven(
-            findings, [index for index in findings.in_place if index not in self._fixed]
-        )
-        no_trials = bool(self.recorded.passed)  # the copying graph and the candidate would both write them
-        if no_trials:
-            refused = dict.fromkeys(unproven, WRITES_WHAT_IS_PASSED)
-        else:
-            refused = {index: MAY_HOLD_INDICES for index in unproven if not holds_real_numbers(inputs[index])}
-        if refused or no_trials:
-            analysis = with_reasons(findings.analysis, ReasonCode.UNPROVEN, refused)
-            choice = Choice.HOST if self._fixed or no_trials else self._choice
-            findings = self.findings = self.examination.planned(findings, analysis, choice)
-            unproven = [index for index in unproven if index in findings.in_place]
-            if set(findings.in_place) <= set(self._fixed):
-                self._end()
-                return
-        if not unproven and not findings.plan.slots:
-            self.commit(findings)
-            return
-        self._trials = Trials(self.examination, self.host, findings, unproven)
-        self.stage, self.waiting = Stage.PROVING, self._trials_so_far()
+        if findings.in_place:
+            self.stage = Stage.DONE  # an interrupt from here on does not begin it again
+            self._carry_out(findings)
+        self._end()
+
+    def _never_readable(self, findings: Findings, indices: Collection[int]) -> dict[int, str]:
+        """Return why inputs stay copied that no call so far passed where the graph could read them, by input."""
+        if len(self._seen) < FEWEST_CALLS_SEEN:
+            return {}
+        examination = self.examination
+        overwritten = examination.owned().joined(examination.written().values())
+        return {
+            one.index: NOT_READABLE
+            for one in examination.tracked(findings)
+            if one.index in indices
+            and not any(is_readable(one, seen[one.index], overwritten) for seen in self._seen if one.index in seen)
+        }
 
     def _cheap_to_copy(self, indices: Iterable[int], plan: Plan | None = None) -> dict[int, str]:
         """Return why inputs stay copied that could be read in place, by input. `plan` tells what that would take."""
@@ -463,8 +411,8 @@ class Session:
                 data_bytes=size_bytes(self.recorded.inputs[index]),
                 updates=sum(not node.through_table for node in using) if plan is not None else 1,
                 through_table=any(node.through_table for node in using),
-                moves=self._moves[index],
-                calls=max(0, self._seen_calls - 1),
+                moves=sum(before[index] != now[index] for before, now in pairwise(self._seen)),
+                calls=max(0, len(self._seen) - 1),
                 copied_inputs=max(1, len(self.recorded.copied)),
             )
             if (reason := reason_to_copy(candidate)) is not None:
@@ -473,130 +421,30 @@ class Session:
 
     # Stage 3
 
-    def _proving_call(self, inputs: list[Any], replay: Callable[[list[Any]], Any]) -> Any:
-        trials = self._trials
-        assert trials is not None
-        begun = self._clock()
-        trial: TrialCall | None = None
-        try:
-            self._conclude(trials.judge())
-            if self.stage is Stage.PROVING and self.use.is_over:
-                self._conclude_trials(trials)
-            elif self.stage is Stage.PROVING:
-                trial = trials.next_trial(inputs)
-                self.waiting = trials.short_of_memory or self._trials_so_far()
-        except Exception as error:
-            self._give_up(one_line(error))
-        if trial is None or self.stage is not Stage.PROVING:
-            self.spent_s += self._clock() - begun
-            return replay(inputs)
-        results: list[Any] = []
-        try:
-            trials.run(trial, inputs, lambda: results.append(replay(inputs)))
-        except Exception as error:
-            if not results:
-                raise  # of the program's own call
-            self._give_up(one_line(error))
-        self.spent_s += self._clock() - begun
-        if self.stage is Stage.PROVING:
-            self.waiting = self._trials_so_far()
-        return results[0]
-
-    def _conclude_trials(self, trials: Trials) -> None:
-        """Conclude from the trials so far, once their outcomes are known. No other begins."""
-        if trials.under_way:
-            self.waiting = self._trials_so_far()
-        elif trials.short_of_memory is not None:
-            self._give_up(trials.short_of_memory)
-        elif trials.not_readable is not None:
-            self._refuse(trials.not_readable, trials.unproven)
-        else:
-            self._conclude(trials.stop())
-
-    def _trials_so_far(self) -> str:
-        return f"proof: {self.trial_calls} trial calls so far, {self._under_way} of them under way"
-
-    @property
-    def trial_calls(self) -> int:
-        """Return the number of trial calls so far."""
-        return self._trials.calls if self._trials is not None else 0
-
-    @property
-    def _under_way(self) -> int:
-        return self._trials.under_way if self._trials is not None else 0
-
-    def _conclude(self, standing: Standing) -> None:
-        """Carry out what follows from where the proof stands."""
-        if standing is Standing.UNDECIDED:
-            return
-        trials = self._trials
-        assert trials is not None and self.findings is not None
-        failed = trials.failure() if standing in (Standing.PROVEN, Standing.PARTLY) else None
-        if standing is Standing.PROVEN and failed is None:
-            self.commit(self.findings)
-        elif standing is Standing.PARTLY:
-            choice = Choice.HOST if failed or self._fixed else self._choice
-            self._refuse("it held the same data in each trial call", trials.always_the_same, choice)
-        else:
-            self._refuse(failed or trials.objection or "the proof failed", trials.unproven)
-
-    def _refuse(self, objection: str, unproven: Collection[int], choice: Choice = Choice.HOST) -> None:
-        """Read everything else in place, by default from the host; copy these."""
-        assert self.findings is not None
-        off = unproven or set(self.findings.in_place)
-        analysis = with_reasons(self.findings.analysis, ReasonCode.UNPROVEN, dict.fromkeys(off, objection))
-        plan = make_plan(self.findings.captured, analysis, choice, self.findings.available)
-        self.findings = replace(self.findings, analysis=analysis, plan=plan)
-        if self.findings.in_place:
-            self.commit(self.findings)
-        else:
-            self._end()
-
-    # Stage 4
-
-    def commit(self, findings: Findings) -> None:
-        """Carry the plan out on the recorded graph.
+    def _carry_out(self, findings: Findings) -> None:
+        """Carry the plan out on the recorded graph. Note [What is changed once].
 
         Raises:
-            CudaCallFailed: it could not be changed as its copy could.
-            ValueError: it was changed before, or that was begun; Note [What is changed once]. Or an input that is read
-                in place would be left where the graph read it last.
+            CudaCallFailed: it could not be changed.
         """
-        if (undecided := self._undecided) is not None:  # each of its turns would instantiate the graph again
-            undecided.stop("an input at a fixed address moved")
-        self._carry_out(findings)
-        self._end()
-
-    def _carry_out(self, findings: Findings) -> None:
-        if self.edited:
-            raise ValueError("nodes of the graph were added or exchanged before")
-        left = self._tracked.difference(findings.in_place)
-        if left:
-            raise ValueError(f"input {min(left)} is read in place, and what was found now speaks against it")
         tools = self.examination.tools
         self.findings = findings
-        self.edited = bool(findings.plan.slots)
-        applied = AppliedPlan(self.examination.editable, findings.plan, tools)
-        self._applied.append(applied)
-        graph = self.recorded.graph
-        if self.edited:
-            self.unusable = "its changed graph was not put to use"
-            graph.instantiate()
-        applied.instantiated(tools.driver.CUgraphExec(graph.raw_cuda_graph_exec()), tools.stream())
-        tracked = self.examination.tracked(findings)
+        applied = self._applied = AppliedPlan(self.examination.editable, findings.plan, tools)
+        graph, tracked = self.recorded.graph, self.examination.tracked(findings)
         addresses: list[int | None] = [None] * len(self.recorded.inputs)
         for one in tracked:
             addresses[one.index] = self.recorded.inputs[one.index].data_ptr()
-        if self.edited or self.committed:  # the pointer table is empty, or the graph was patched before
+        if findings.plan.slots:
+            self.unusable = "its changed graph was not put to use"
+            graph.instantiate()
+        applied.instantiated(tools.driver.CUgraphExec(graph.raw_cuda_graph_exec()), tools.stream())
+        if findings.plan.slots:  # the pointer table is empty
             for one in tracked:
                 addresses[one.index] = 0
         owned = self.examination.owned()
         written = self.examination.written()
         tracker = AddressTracker(tracked, addresses, applied, owned, self.host.fill, written)
-        # Ended in between, by an interrupt say, it counts as patched: a tracker may have been at work when it is again.
-        self.committed = True
-        self._tracked = frozenset(one.index for one in tracked)
-        self.in_place = self._tracked & frozenset(self.recorded.copied)
+        self.in_place = frozenset(one.index for one in tracked)
         self._tracker = tracker
         self.host.use_tracker(tracker, findings.unused)
         self.unusable = None

@@ -46,17 +46,13 @@ class RecordingReport:
         pointer_bytes: written instead, in a replay in which every indirect input has moved.
         fallbacks: node by node, why an updater that was tried earlier was not used.
         off: why nothing was indirected at all, where that is not for reasons of single inputs.
-        proof_runs: trial calls that the proof took.
         indirection_s: host time spent on all of it, beyond the recording itself.
-        stage: "waiting" (not looked at yet), "proving" (a candidate is tried out in real calls), or "done".
+        stage: "waiting" (not looked at yet), "racing" (a chain is timed against branches), or "done".
         waiting: what is being waited for; None where nothing is.
         recording_s: how long the recording took.
         replays: calls served by the graph so far; `steady_replays` of them without what a call of stock's does.
         moves: those in which an input that is read in place had moved.
         total_copied_bytes, total_pointer_bytes: copied, and written, by all replays so far.
-        fixed_inputs_followed: inputs at fixed addresses that are patched when they move: what the function writes.
-            Parameters that move are among `inputs` from the third set of addresses on.
-        fixed_inputs_refused: why they are not; None where nothing was asked or nothing speaks against it.
         concurrency: whether independent kernels run at the same time.
     """
 
@@ -68,7 +64,6 @@ class RecordingReport:
     pointer_bytes: int
     fallbacks: tuple[str, ...]
     off: str | None
-    proof_runs: int
     indirection_s: float
     stage: str = "done"
     waiting: str | None = None
@@ -77,8 +72,6 @@ class RecordingReport:
     moves: int = 0
     total_copied_bytes: int = 0
     total_pointer_bytes: int = 0
-    fixed_inputs_followed: int = 0
-    fixed_inputs_refused: str | None = None
     steady_replays: int = 0
     concurrency: ConcurrencyReport | None = None
 

@@ -69,14 +69,6 @@ def compared_inputs(node: Any) -> list[int]:
     return found
 
 
-def stop_comparing(node: Any, inputs: frozenset[int]) -> None:
-    """Let a node no longer compare the addresses of these inputs."""
-    for name in ("static_input_idxs", "tensor_static_input_idxs"):
-        before = getattr(node, name, None)
-        if before is not None:
-            setattr(node, name, [index for index in before if index not in inputs])
-
-
 def _copied_inputs(node: Any) -> list[int]:
     found: list[int] = node.non_static_input_idx
     return found

@@ -128,7 +128,6 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                 following, begins = calls.get(None), True  # Note [Loops]
 
             chosen: FastCall | None = None
-            to_patch: list[FastCall] = []
             why = OTHER_ORDER
             for one in following or ():
                 if one.state != one.node.state:
@@ -143,22 +142,10 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
                 if one.dead_before and any_alive(one.dead_before):
                     why = EARLIER_RESULT_HELD
                     continue
-                tracker = one.tracker
-                if tracker is None or not tracker.fixed or tracker.fixed_in_place(inputs):
-                    chosen = one
-                    break
-                to_patch.append(one)
-            in_place = chosen is not None
+                chosen = one
+                break
             if chosen is None:
-                # Whether one can be patched takes a look at each input: only where no other has these addresses.
-                for one in to_patch:
-                    tracker = one.tracker
-                    if tracker is not None and not tracker.refuses(inputs):
-                        chosen = one
-                        break
-                    why = FIXED_INPUT_MOVED
-                if chosen is None:
-                    return in_full(inputs, why)
+                return in_full(inputs, why)
             if begins:
                 if manager.running_forwards_with_pending_backwards and not steps.mark_step_counter:
                     return in_full(inputs, BACKWARD_PENDING)
@@ -188,7 +175,7 @@ def on_fast_path(manager: EncoreManager, full: functools.partial[Any]) -> Callab
             tracker = chosen.tracker
             if tracker is not None:
                 try:
-                    tracker.follow(inputs, fixed_in_place=in_place)
+                    tracker.follow(inputs)
                 except Exception as error:
                     not_followed = f"{NOT_FOLLOWED}: {one_line(error)}"
                     function.went_the_full_way(not_followed)

@@ -8,10 +8,10 @@ in place itself, and what it copies needs no alignment. A mutated input that was
 Note [Inputs that are written]. Stock leaves a function without a graph that writes an input which is neither a
 parameter nor a result of another graph: a key-value cache that the program passes, say. A graph would write its copy.
 Here such an input is taken for one at a fixed address, as parameters are: the graph writes the caller's memory, and
-where the next call passes another tensor, it is recorded again or patched (`in_place.patched_inputs`). Not so in
-backwards and in programs of several partitions, whose inputs may be at new addresses in each call; where Inductor does
-not say that it is written (`GeneratedCode.written`); with collectives, whose ranks may pass buffers apart; and for more
-than a few values of integer inputs: a place in a cache that is passed as a number changes on every call.
+where the next call passes another tensor, it is recorded again. Not so in backwards and in programs of several
+partitions, whose inputs may be at new addresses in each call; where Inductor does not say that it is written
+(`GeneratedCode.written`); with collectives, whose ranks may pass buffers apart; and for more than a few values of
+integer inputs: a place in a cache that is passed as a number changes on every call.
 """
 
 from __future__ import annotations

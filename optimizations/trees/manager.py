@@ -365,10 +365,7 @@ class EncoreManager(CUDAGraphTreeManager):
             self._note_uncaptured(function_id, FORWARD_UNCAPTURED)
             return function(new_inputs)
         with self._running_a_function():
-            fitting = self._fitted_to_moved_inputs(new_inputs, function_id)
-        if fitting is not None:
-            self._checkpoint_due = False
-            return self.execute_node(fitting, new_inputs)
+            self._let_inputs_move(new_inputs, function_id)
         refused = self._not_recorded_again(function_id, new_inputs)
         if refused is not None:
             self._checkpoint_due = False
@@ -455,11 +452,8 @@ class EncoreManager(CUDAGraphTreeManager):
 
     # Inputs that moved
 
-    def _fitted_to_moved_inputs(self, inputs: list[Any], function_id: Any) -> EncoreNode | None:
-        """Let inputs move that came to a third address. Return an existing recording that now fits the call, or None.
-
-        What can be copied becomes an ordinary input of the next recording; for what cannot, a recording is patched.
-        """
+    def _let_inputs_move(self, inputs: list[Any], function_id: Any) -> None:
+        """Make inputs that came to a third address ordinary inputs of the next recording, if they can be copied."""
         moved = [
             (node, indices)
             for node in self._recorded_at_this_call(function_id)
@@ -468,19 +462,12 @@ class EncoreManager(CUDAGraphTreeManager):
         function = self._function(function_id)
         few = len(moved) < moved_inputs.RECORDINGS_AT_FIXED_ADDRESSES
         if not moved or (few and not moved_inputs.has_many_recordings(function)):
-            return None
+            return
         candidates = {index for _, indices in moved for index in indices}
         wrapped, pool = self.ids_to_funcs[function_id], pool_memory(self.cuda_graphs_thread_pool)
         ordinary = moved_inputs.can_be_copied(candidates, inputs, wrapped, pool, moved[0][0].free_bytes())
         if ordinary:
             self._make_ordinary(ordinary, function_id)
-        # A recording that fits but for what cannot be copied, the latest first.
-        fixed = set(self.ids_to_funcs[function_id].static_input_idxs)
-        siblings = self._recorded_behind(self.current_node, function_id)
-        for node, indices in reversed(moved):
-            if node in siblings and fixed.issuperset(indices) and self._patched(node, inputs, indices):
-                return node
-        return None
 
     def _recorded_at_this_call(self, function_id: Any) -> list[EncoreNode]:
         """Return the recordings of a function that serve the same one of its calls in an iteration.
@@ -500,12 +487,6 @@ class EncoreManager(CUDAGraphTreeManager):
         static = [index for index in wrapped.static_input_idxs if index not in indices]
         self.ids_to_funcs[function_id] = dataclasses.replace(wrapped, static_input_idxs=static)
         self._function(function_id).ordinary_inputs |= indices
-
-    def _patched(self, node: EncoreNode, inputs: list[Any], indices: Iterable[int]) -> bool:
-        """Return whether a recording was patched so that it fits a call in which these inputs moved."""
-        node.patch_inputs(indices)
-        statuses = torch_internals.cudagraph_utils.CheckInvariantStatus
-        return not node.moved_inputs(inputs) and node.check_invariants(inputs)[0] is statuses.SUCCESS
 
     # Recordings, and what is made of them
 

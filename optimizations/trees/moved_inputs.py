@@ -14,9 +14,8 @@ the program passes, which stock leaves without a graph: there may be a new cache
 
 Note [Inputs that cannot be copied]. A copy would be written instead of an input that the graph writes, or read instead
 of memory that the graph writes through another input. Results in graph memory move with what is held. And copies need
-room. Such an input stays at its fixed address. An existing recording is patched for it where every use is known by
-construction (`in_place.patched_inputs`). Otherwise there are at most `MOST_RECORDINGS`, and calls that fit none of
-them run without a graph.
+room. Such an input stays at its fixed address: there are at most `MOST_RECORDINGS`, and calls that fit none of them run
+without a graph.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ BACKWARDS_RECORDED_IN_VAIN = 32
 """
 
 MOST_RECORDINGS = 8
-"""Recordings of one function at one place for addresses of inputs that can be neither copied nor patched. A function
+"""Recordings of one function at one place for addresses of inputs that cannot be copied. A function
 that writes an input has as many for each of its calls in an iteration, wherever they are: each call's buffer may be
 chosen apart from the others', and every choice would lead to other places.
 """

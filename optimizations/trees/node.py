@@ -24,7 +24,7 @@ import functools
 import itertools
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,6 @@ from optimizations import torch_internals
 from optimizations.concurrency.branches import Branches, Noted
 from optimizations.concurrency.noted_capture import HAS_COLLECTIVES, SWITCHED_OFF, NotedCapture
 from optimizations.graph.device import RecordingTools, device_tools
-from optimizations.graph.driver import CudaCallFailed
 from optimizations.graph.memory import MemoryRanges, storage_of
 from optimizations.graph.pools import in_order, pool_memory
 from optimizations.graph.recapture import recapture, register_generators
@@ -41,14 +40,12 @@ from optimizations.in_place.addresses import AddressTracker
 from optimizations.in_place.budget import waiting_for_memory
 from optimizations.in_place.description import RESTING, Counted, describe
 from optimizations.in_place.examination import Recorded
-from optimizations.in_place.patched_inputs import PatchedInputs
-from optimizations.in_place.proof import Effects
 from optimizations.in_place.session import Session, Stage
 from optimizations.in_place.without_placeholder import without_placeholder
 from optimizations.one_line import one_line
 from optimizations.race import Race, mark
 from optimizations.report.recordings import RecordingReport
-from optimizations.torch_internals.stock_trees import INPUT_COPY_IDXS, checks_deaths_when_running, stop_comparing
+from optimizations.torch_internals.stock_trees import INPUT_COPY_IDXS, checks_deaths_when_running
 from optimizations.trees.borrowed import Borrowed
 from optimizations.trees.function import RecordableFunction
 from optimizations.trees.liveness import MANY, Many, Reference, rearranged
@@ -59,9 +56,6 @@ from optimizations.uncollected import uncollected
 
 CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
 _forward_mode: Any = torch_internals.forward_ad
-
-WRITTEN = "the function writes it and returns it as well"
-"""Why an input is not followed if it moves."""
 
 _CHANGES = itertools.count(1)
 """Of how recordings are served."""
@@ -123,7 +117,6 @@ class EncoreNode(CUDAGraphNode):
         self._noted: Noted | None = None
         self._chain = "its launches were not noted when it was captured"
         self.recording_s = 0.0
-        self.patched: PatchedInputs | None = None
         self.copies_parameters = False
         self.replays = 0
         self.full_replays = 0
@@ -172,7 +165,6 @@ class EncoreNode(CUDAGraphNode):
             raise ReferenceError("this recording is gone, or was never looked after")
         return describe(
             self._session,
-            self.patched,
             self._tracker,
             [placeholder.name for placeholder in self.wrapped_function.placeholders],
             frozenset(self.wrapped_function.mutated_input_idxs),
@@ -300,12 +292,10 @@ class EncoreNode(CUDAGraphNode):
             graph=self.graph,
             inputs=self._seen,
             copied=sorted([*tensors, *self._without_placeholder]),
-            fixed=[index for index in self._fixed if self._seen.is_tensor(index)],
             written=self._written,
             returned=frozenset(self._returned.values()),
             pool=self.cuda_graphs_pool,
             seconds=seconds,
-            passed=frozenset(self._written).intersection(function.written_inputs),
             without_placeholder=self._without_placeholder,
         )
         # None of these refers to the node: a cycle would keep the graph and its memory.
@@ -335,20 +325,15 @@ class EncoreNode(CUDAGraphNode):
             selects=function.selection_mode == "rule",
             branches=self._branches(),
         )
-        in_place = self.results.returned
-        written = {one.input for one in in_place.found} & set(self._written)
-        self.patched = PatchedInputs(self._session, {**in_place.unclear, **dict.fromkeys(written, WRITTEN)})
         self.copies_parameters = not function.ordinary_inputs.isdisjoint(tensors)
         if function.not_followed is not None:
             self._session.decline(function.not_followed)
-            self.patched.refused = function.not_followed
         elif function.decision == "copies":
             self._session.decline(RESTING)
         if self._without_placeholder:
             self._session.settle_by_name()
             if self._session.unusable is not None:
                 function.records_on_inputs = False
-                self.patched.refused = self._session.unusable
         self._active = self._session.active
 
     def _note_plan(self) -> None:
@@ -429,7 +414,7 @@ class EncoreNode(CUDAGraphNode):
                     torch_internals.foreach_copy_([torch.empty_like(derivative)], [value])
 
     def moved_inputs(self, inputs: Sequence[Any]) -> list[int]:
-        """Return the inputs at fixed addresses that lie elsewhere than the graph reads them, patched ones left out."""
+        """Return the inputs at fixed addresses that lie elsewhere than the graph reads them."""
         recorded = self.static_input_data_ptrs
         return [
             index
@@ -441,19 +426,9 @@ class EncoreNode(CUDAGraphNode):
         """Return whether all inputs at fixed addresses of the recording are still alive."""
         return not any(storage.expired() for storage in self._fixed_storages)
 
-    def patch_inputs(self, indices: Iterable[int]) -> None:
-        """Patch the graph for these inputs at fixed addresses from now on, if that is possible."""
-        if self.patched is not None:
-            self.patched.patch(indices)
-            self.look_at_session()
-
     def free_bytes(self) -> int:
         """Return the bytes of device memory that are free."""
         return device_tools(self.device).free_bytes()
-
-    def look_at_session(self) -> None:
-        """Callback: something other than a call of this node changed the state of its session."""
-        self._active = self._session is not None and self._session.active
 
     def run_graph(self) -> None:
         branches = self._session.branches if self._session is not None else None
@@ -477,8 +452,6 @@ class EncoreNode(CUDAGraphNode):
                 raise NotFollowed(self, error) from error
         if any_on_host(inputs, self.function.code().seeds):
             return statuses.StaticInputIdxMismatch, lambda: "its seeds of attention lie on the host"
-        if self._tracker is not None and self._tracker.refuses(inputs):
-            return statuses.StaticInputIdxMismatch, lambda: "an input moved to where it cannot be read in place"
         status, describe = super().check_invariants(inputs)  # raises StillHeld
         if status is statuses.SUCCESS and checks_deaths_when_running():  # then the copies have already been made
             self._check_liveness(self.expected_dead_indices_after_graph, self.path_weakrefs)
@@ -539,10 +512,7 @@ class EncoreNode(CUDAGraphNode):
         if self._session is None:
             return
         self.function.last_seen(self)
-        with contextlib.suppress(CudaCallFailed):  # it is lost; what is freed after it is not
-            self._session.close()
         self._session = None
-        self.patched = None
         self._tracker = None
         self._active = False
         self.state += 1
@@ -567,12 +537,6 @@ class EncoreNode(CUDAGraphNode):
 
         return Borrowed(inputs, functools.partial(self._tensor_metadata, ignore_storage_offset=False), make)
 
-    def borrowed_storage(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return all bytes of the storage of `tensor` (uint8), which it does not own."""
-        metadata = self._tensor_metadata(tensor)
-        whole = {"size": (metadata["nbytes"],), "stride": (1,), "dtype": torch.uint8}
-        return self._reconstruct_from_tensor_metadata({**metadata, **whole})
-
     def output_tensors(self) -> dict[int, torch.Tensor]:
         """Return by place the tensors among the outputs, as the graph leaves them, by stock's metadata of them.
 
@@ -591,25 +555,6 @@ class EncoreNode(CUDAGraphNode):
         metadata = self._tensor_metadata(self._seen[index])
         moved = {"data_ptr": address, "storage_offset": 0}
         return self._reconstruct_from_tensor_metadata({**metadata, **moved})
-
-    def effects(self, inputs: Sequence[Any]) -> Effects:
-        """See `session.Host`."""
-        static = {one.untyped_storage().data_ptr() for one in self.static_output_tensors if one is not None}
-        values = [one for one in self.output_tensors().values() if one.untyped_storage().data_ptr() not in static]
-        outputs = {one.untyped_storage().data_ptr(): one for one in values}
-        earlier = {
-            self._seen[index].untyped_storage().data_ptr(): self._seen[index]
-            for index in self.cudagraph_managed_idxs
-            if self._seen.is_tensor(index)
-        }
-        # `detach` would share the version counter, and a trial that puts values back would count as a write.
-        written = [inputs[index].data for index in self._written]
-        return Effects(
-            destroyed=[self.borrowed_storage(one) for address, one in earlier.items() if address],
-            written=written,
-            outputs=[self.borrowed_storage(one) for address, one in outputs.items() if address],
-            values=[one for one in values if one.untyped_storage().data_ptr()],
-        )
 
     def fill(self, values: Mapping[int, torch.Tensor]) -> None:
         """See `session.Host`."""
@@ -634,8 +579,6 @@ class EncoreNode(CUDAGraphNode):
             for index in [*self._copied, *self._without_placeholder]
             if index in followed or index in self._in_place
         ]
-        stop_comparing(self, frozenset(followed.difference(self.cudagraph_managed_idxs)))
-        self.non_managed_static_input_idxs = [one for one in self.non_managed_static_input_idxs if one not in followed]
         self.copy_inputs(self.function.copies_inputs)
 
     # Measured decisions

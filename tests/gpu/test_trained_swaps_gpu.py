@@ -75,7 +75,7 @@ def test_swapped_weights_train_as_in_eager_without_recording(
             torch.testing.assert_close(mine, expected, rtol=1e-3, atol=1e-5)
         recordings.append(len(made := optimizations.recordings()))
         if len(set(recordings[-2:])) > 1:
-            grew.append((step, [(one.direction, one.replays, one.fixed_inputs_refused) for one in made]))
+            grew.append((step, [(one.direction, one.replays) for one in made]))
         held_bytes.append(torch.cuda.memory_allocated())
     del kept
     assert recordings[KNOWN_AFTER] == recordings[-1], grew

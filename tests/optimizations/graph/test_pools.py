@@ -15,7 +15,6 @@ from optimizations import torch_internals
 from optimizations.graph.pools import (
     Pool,
     SmallSegments,
-    are_allocated,
     end_failed_capture,
     failed_in_cusolver,
     joined,
@@ -86,20 +85,6 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     monkeypatch.setattr(torch_internals, "release_pool", found.release)
     monkeypatch.setattr(torch.cuda, "memory_snapshot", found.segments)
     return found
-
-
-@pytest.mark.parametrize(
-    ("address", "size", "expected"),
-    [(4096, 8192, True), (8192, 4096, True), (8192, 4097, False), (4095, 8, False), (12288, 4, False)],
-)
-def test_memory_is_read_only_where_the_allocator_has_all_of_it(
-    monkeypatch: pytest.MonkeyPatch, address: int, size: int, expected: bool
-) -> None:
-    segments = [{"address": 4096 * place, "total_size": 4096} for place in (1, 2, 7)]
-    asked: list[None] = []
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda *_, **__: asked.append(None) or segments)
-    assert are_allocated([MemoryRange(address=address, size_bytes=size)] * 3) == [expected] * 3
-    assert len(asked) == 1
 
 
 def test_small_segments_are_queried_for_new_addresses_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,29 +143,6 @@ def test_memory_of_the_graph_is_copied_first() -> None:
     assert [index for index, _ in filled] == [2]
 
 
-def test_an_input_at_a_fixed_address_is_followed_or_refused() -> None:
-    own, pointers = aligned(8), FakePointers()
-    owned = MemoryRanges([MemoryRange(address=own.data_ptr(), size_bytes=32)])
-    a, b, misaligned = aligned(8), aligned(8), aligned(8, offset=1)
-    tracker = tracker_of(pointers, TrackedInput(1, 16, None), owned=owned, recorded=[None, a.data_ptr(), None])
-    assert not tracker.refuses([None, a, None])
-    assert not tracker.refuses([None, b, None])
-    assert tracker.refuses([None, misaligned, None])
-    assert tracker.refuses([None, own, None])
-    tracker.follow([None, b, None])
-    assert pointers.pointed == [{1: b.data_ptr()}]
-
-
-def test_alignment_of_an_unmoved_input_is_not_checked() -> None:
-    """Weights may lie in one vector, one behind the other."""
-    a, b, misaligned = aligned(8), aligned(8), aligned(8, offset=1)
-    recorded = [a.data_ptr(), misaligned.data_ptr(), None]
-    tracked = [TrackedInput(index, 16, None) for index in range(2)]
-    tracker = tracker_of(FakePointers(), *tracked, recorded=recorded)
-    assert not tracker.refuses([b, misaligned, None])
-    assert tracker.refuses([misaligned, b, None])
-
-
 def test_after_a_failed_update_everything_is_pointed_at_again() -> None:
     pointers = FakePointers()
     tracker = tracker_of(pointers)
@@ -195,14 +172,12 @@ def memory(tensor: torch.Tensor) -> MemoryRange:
 
 
 def writing_tracker(
-    pointers: FakePointers, weight: torch.Tensor, filled: list[Any], *, follows: bool, size_bytes: int = 1
+    pointers: FakePointers, weight: torch.Tensor, filled: list[Any], *, size_bytes: int = 1
 ) -> AddressTracker:
-    """Of a graph that reads input 0, of this size, in place and writes input 1, at a fixed address or followed."""
-    read = TrackedInput(0, 16, PLACEHOLDER, size_bytes=size_bytes)
-    inputs = [read, *([TrackedInput(1, 16, None)] if follows else [])]
+    """Of a graph that reads input 0, of this size, in place and writes input 1 at a fixed address."""
     return AddressTracker(
-        inputs,
-        [PLACEHOLDER, weight.data_ptr() if follows else None],
+        [TrackedInput(0, 16, PLACEHOLDER, size_bytes=size_bytes)],
+        [PLACEHOLDER, None],
         pointers,
         MemoryRanges([]),
         filled.extend,
@@ -210,11 +185,10 @@ def writing_tracker(
     )
 
 
-@pytest.mark.parametrize("follows", [False, True])
-def test_a_view_of_what_the_graph_writes_is_copied(follows: bool) -> None:
+def test_a_view_of_what_the_graph_writes_is_copied() -> None:
     pointers, filled = FakePointers(), []  # type: ignore[var-annotated]
     weight, apart = aligned(64), aligned(64)
-    tracker = writing_tracker(pointers, weight, filled, follows=follows)
+    tracker = writing_tracker(pointers, weight, filled)
     tracker.follow([apart, weight])
     assert (tracker.addresses[0], filled) == (apart.data_ptr(), [])
     for _ in range(2):
@@ -225,48 +199,15 @@ def test_a_view_of_what_the_graph_writes_is_copied(follows: bool) -> None:
     assert (tracker.addresses[0], filled) == (apart.data_ptr(), [0, 0])
 
 
-@pytest.mark.parametrize("follows", [False, True])
 @pytest.mark.parametrize(("begins", "copied"), [(0, True), (12, True), (28, False)])
-def test_input_reaching_into_written_memory_is_copied(follows: bool, begins: int, copied: bool) -> None:
+def test_input_reaching_into_written_memory_is_copied(begins: int, copied: bool) -> None:
     """It begins before the memory of the buffer, which is a view with a storage of its own, as DLPack makes it."""
     pointers, filled = FakePointers(), []  # type: ignore[var-annotated]
     whole = aligned(64)
     weight, x = whole[32:], whole[begins:][: 40 if copied else 4]
-    tracker = writing_tracker(pointers, weight, filled, follows=follows, size_bytes=x.nbytes)
+    tracker = writing_tracker(pointers, weight, filled, size_bytes=x.nbytes)
     tracker.follow([x, weight])
     assert (tracker.addresses[0], filled) == ((PLACEHOLDER, [0]) if copied else (x.data_ptr(), []))
-
-
-def test_written_memory_may_move_onto_an_input_and_away() -> None:
-    pointers, filled = FakePointers(), []  # type: ignore[var-annotated]
-    weight, other = aligned(64), aligned(64)
-    tracker = writing_tracker(pointers, weight, filled, follows=True)
-    view = other[16:]
-    tracker.follow([view, weight])
-    assert tracker.addresses == [view.data_ptr(), weight.data_ptr()]
-    assert not tracker.refuses([view, other])
-    tracker.follow([view, other])
-    assert (tracker.addresses, filled) == ([PLACEHOLDER, other.data_ptr()], [0])
-    assert not tracker.refuses([view, weight]), "what it writes may go back to where it was"
-    tracker.follow([view, weight])
-    assert (tracker.addresses, filled) == ([view.data_ptr(), weight.data_ptr()], [0])
-
-
-def test_only_written_memory_is_patched_where_nothing_else_moved() -> None:
-    """The cache changes in each call and the weights stay. The graph has a node for each of them."""
-    pointers = FakePointers()
-    weights, caches = [aligned(16) for _ in range(8)], [aligned(64) for _ in range(3)]
-    tracker = AddressTracker(
-        [TrackedInput(index, 16, PLACEHOLDER if index == 0 else None) for index in range(9)],
-        [one.data_ptr() for one in (*weights, caches[0])],
-        pointers,
-        MemoryRanges([]),
-        lambda values: None,
-        {8: memory(caches[0])},
-    )
-    for cache in (caches[1], caches[2], caches[0]):
-        tracker.follow([*weights, cache])
-    assert pointers.pointed == [{8: cache.data_ptr()} for cache in (caches[1], caches[2], caches[0])]
 
 
 def test_memory_may_be_joined() -> None:

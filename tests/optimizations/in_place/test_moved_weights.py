@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,9 +12,6 @@ from simulated_gpu.work import aligned
 from torch import nn
 
 import optimizations
-from optimizations.graph.applied import AppliedPlan
-from optimizations.in_place.examination import Examination
-from optimizations.in_place.session import Session
 from tests.optimizations.trees.test_parameters import Net
 
 
@@ -63,50 +59,6 @@ def test_a_weight_of_another_size_is_not_copied(compiled_on_cpu: CompiledOnCpu) 
             kept.append(called(net, step, 3))
             with pytest.raises(AssertionError, match="expected size 3==4"):
                 run(torch.ones(3, 4))
-
-
-class WithCache(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(aligned(4).fill_(place)) for place in range(6)])
-
-    def forward(self, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-        for weight in self.weights:
-            x = x + weight
-        cache.mul_(0.5).add_(x)
-        return cache.sum() + x
-
-
-def test_fixed_weights_are_not_set_when_a_cache_is_chosen_anew(
-    compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a loop that decodes, with a new cache for each prompt: each weight has a node of the graph or more."""
-    monkeypatch.setattr(Examination, "unproven", lambda *_: [])
-    monkeypatch.setattr(Session, "_cheap_to_copy", lambda *_: {})
-    settings: list[int] = []
-    point = AppliedPlan.point
-
-    def counted(applied: AppliedPlan, addresses: Mapping[int, int]) -> int:
-        settings.append(len(addresses))
-        return point(applied, addresses)
-
-    monkeypatch.setattr(AppliedPlan, "point", counted)
-    net, kept = WithCache(), []
-    run = torch.compile(net, backend="encore")
-    with torch.no_grad():
-        for step in range(48):
-            x, cache = aligned(4).fill_(step), aligned(4).fill_(step)
-            kept.append(cache)
-            if 12 <= step < 16:
-                for place, weight in enumerate(net.weights):
-                    weight.data = aligned(4).fill_(step + place)
-            if step == 32:
-                assert max(settings) > 6, "weights are read in place when they move"
-                settings.clear()
-            twin = cache.clone()
-            torch.testing.assert_close(run(x, cache), net(x, twin))
-            torch.testing.assert_close(cache, twin)
-    assert settings and max(settings) <= 2, "the cache, and what is not at a fixed address"
 
 
 @pytest.mark.usefixtures("weights_let_go")

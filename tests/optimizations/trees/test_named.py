@@ -14,15 +14,6 @@ from optimizations.in_place import examination
 from optimizations.in_place.generated import GeneratedCode, Launch
 
 
-def test_what_the_generated_code_names_needs_no_proof(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "is_as_named", lambda verdict, named, triton: named == len(verdict.uses))
-    model, w = Model(cuda_on_cpu, code=GeneratedCode(None, triton_uses={0: 1, 1: 1, 2: 1})), values(7)
-    compiled = Compiled(model)
-    check(compiled, w, calls=4)
-    (report,) = compiled.reports
-    assert (report.proof_runs, report.copied_bytes) == (0, 0)
-
-
 def test_a_function_with_unknown_calls_is_never_captured_again(cuda_on_cpu: CudaOnCpu) -> None:
     model, w = Model(cuda_on_cpu, code=GeneratedCode("it calls a custom operator, mine::op")), values(7)
     compiled = Compiled(model)
@@ -31,6 +22,13 @@ def test_a_function_with_unknown_calls_is_never_captured_again(cuda_on_cpu: Cuda
     assert "mine::op" in str(compiled.reports[0].off)
     assert compiled.reports[0].copied_bytes == 2 * COUNT * 4
 
+
+USED_BY_PRODUCTS = {
+    "triton_uses": {0: 1, 2: 1},
+    "launches": (Launch("body", (0, 2)),),
+    "products": frozenset({0, 1, 2}),
+}
+"""A product reads y as well."""
 
 LAUNCHED = {"triton_uses": {0: 1, 1: 1, 2: 1}, "launches": (Launch("body", (0, 1, 2)),)}
 
@@ -45,7 +43,7 @@ def test_named_inputs_are_read_in_place_without_a_capture(
     check(compiled, w, calls=8)
     assert model.runs == ["plain", "captured"]
     (report,) = compiled.reports
-    assert (report.proof_runs, report.copied_bytes, report.pointer_bytes) == (0, 0, 16)
+    assert (report.copied_bytes, report.pointer_bytes) == (0, 16)
     assert [one.indirect for one in report.inputs] == [True, True]
 
 
@@ -54,7 +52,7 @@ def test_what_else_is_used_is_compared_or_copied(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, opaque: str | None
 ) -> None:
     """y has a use that is not an argument of a Triton kernel: a second capture finds it, where there may be one."""
-    code = GeneratedCode(opaque, triton_uses={0: 1, 2: 1}, launches=(Launch("body", (0, 2)),))
+    code = GeneratedCode(opaque, **USED_BY_PRODUCTS)
     model, w = Model(cuda_on_cpu, code=code), values(7)
     compiled = Compiled(model)
     check(compiled, w, calls=14)
@@ -82,7 +80,7 @@ def test_named_inputs_stand_where_comparison_leaves_doubts(
         return Analysis(tuple(InputVerdict(index, (), reason) for index in (0, 1)), (UnexplainedWord((0,), 0, 0),))
 
     monkeypatch.setattr(examination, "find_pointer_uses", doubtful)
-    code = GeneratedCode(None, triton_uses={0: 1, 2: 1}, launches=(Launch("body", (0, 2)),))
+    code = GeneratedCode(None, **USED_BY_PRODUCTS)
     model, w = Model(cuda_on_cpu, code=code), values(7)
     compiled = Compiled(model)
     check(compiled, w, calls=10)

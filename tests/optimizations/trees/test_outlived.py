@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import Compiled, Model, check, nodes, values
+from simulated_gpu.trees import KNOWN, Compiled, Model, check, nodes, values
 
 from optimizations.calls import turns
 from optimizations.in_place.generated import GeneratedCode
@@ -24,7 +24,7 @@ class Outer:
     """A function with an operator that calls another compiled function."""
 
     def __init__(self, cuda: CudaOnCpu, inner: Compiled) -> None:
-        self.code = GeneratedCode(None)
+        self.code = KNOWN
         self.inner = inner
         self.last = Model(cuda)
 
@@ -105,7 +105,8 @@ def test_an_operator_may_run_a_backward_of_another_function(
 ) -> None:
     """The engine's thread does not wait for the turn of a caller that waits for it."""
     selection: Selection = "measure" if selected else "off"
-    inner = Compiled(Model(cuda_on_cpu), is_backward=True, is_inference=False, selection=selection)
+    unknown = Model(cuda_on_cpu, code=GeneratedCode(None))  # there is nothing to choose from
+    inner = Compiled(unknown, is_backward=True, is_inference=False, selection=selection)
     model = OuterOfBackward(cuda_on_cpu, inner)
     outer = Compiled(model)
     w, done = values(7), []

@@ -14,7 +14,6 @@ from simulated_gpu.runtime import CudaOnCpu, FakeStream
 from simulated_gpu.trees import Compiled, Model, check, values
 
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.in_place.proof import Effects, TrialCall
 from optimizations.trees import manager
 from optimizations.trees.containers import managers
 from optimizations.trees.manager import PATIENCE
@@ -119,29 +118,6 @@ def test_a_write_is_not_lost_where_another_input_is_held(cuda_on_cpu: CudaOnCpu)
         assert torch.equal(result, expected + amount), step
         del result, out
         held.clear()
-
-
-def test_a_write_is_not_lost_with_a_trial_that_fails() -> None:
-    written, out = torch.zeros(4), torch.zeros(4)
-
-    def storage(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), 0, (tensor.nbytes,), (1,))
-
-    trial = TrialCall(
-        Effects([storage(written)], [], [storage(out)], [out]), [], {}, lambda values: None, None, torch.device("cpu")
-    )
-
-    def replay() -> None:
-        written.add_(1)
-        out.fill_(7)
-
-    def candidate() -> None:
-        raise RuntimeError("an address is refused")
-
-    with pytest.raises(RuntimeError, match="refused"):
-        trial.run({}, replay, candidate)
-    assert written.tolist() == [1.0] * 4
-    assert out.tolist() == [7.0] * 4
 
 
 def test_stream_is_waited_for_while_results_are_read(cuda_on_cpu: CudaOnCpu) -> None:

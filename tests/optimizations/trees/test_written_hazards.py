@@ -11,21 +11,17 @@ import pytest
 import torch
 from interrupts import interrupted_at, interrupted_behind
 from simulated_gpu.compiler import CompiledOnCpu
-from simulated_gpu.driver import floats
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, nodes, values
+from simulated_gpu.trees import KNOWN, Compiled, Model, nodes, values
 from simulated_gpu.work import aligned
 
 import optimizations
-from optimizations.in_place.examination import Examination
 from optimizations.in_place.generated import GeneratedCode
-from optimizations.in_place.proof import Candidate
 from optimizations.trees import containers
 from optimizations.trees.graphed_function import MOST_SIZES_OF_WRITERS
 from optimizations.trees.moved_inputs import MOST_MISFITS, MOST_RECORDINGS
 
 W = values(7)
-PAGE = COUNT // 2
 UNKNOWN = GeneratedCode(None)
 
 
@@ -38,79 +34,6 @@ def call(compiled: Compiled, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor =
     (out,) = compiled(x, y, w)
     assert torch.equal(out, 2 * before + other * w)
     assert torch.equal(x, before + 1)
-
-
-class Paged(Model):
-    """out = 2 * x + y * w, then one page of `x` is written, and nothing else of it."""
-
-    def _body(self, x: bytes, y: bytes, w: bytes, out: bytes) -> None:
-        at = [floats(int.from_bytes(pointer, "little"), COUNT) for pointer in (x, y, w, out)]
-        one, other, weight = (list(memory) for memory in at[:3])
-        at[3][:] = [2 * a + b * c for a, b, c in zip(one, other, weight, strict=True)]
-        at[0][:PAGE] = [value + 1 for value in one[:PAGE]]
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        if self.cuda.capturing is not None:
-            return super().__call__(inputs)
-        x, y, w = inputs
-        inputs.clear()
-        out = 2 * x + y * w
-        x[:PAGE] += 1
-        return [out]
-
-
-@pytest.mark.parametrize("buffers", [1, 12])
-def test_concurrent_write_to_the_same_buffer_stays(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, buffers: int
-) -> None:
-    """A cache in pages: a transfer on another stream writes one while a call writes another. Nothing is tried out."""
-    compiled = Compiled(Paged(cuda_on_cpu, writes_x=True, code=KNOWN), mutated_input_idxs=(0,))
-    caches = [values(number) for number in range(buffers)]
-    current: list[torch.Tensor] = []
-    launch = Candidate.launch
-
-    def launched(self: Candidate, addresses: Any) -> None:
-        for x in current:
-            x[PAGE:] += 100
-        trials.append(1)
-        launch(self, addresses)
-
-    monkeypatch.setattr(Candidate, "launch", launched)
-    trials: list[int] = []
-    for step in range(40):
-        x, y = caches[step % buffers], values(step)
-        before, seen = x.clone(), len(trials)
-        current[:] = [x]
-        (out,) = compiled(x, y, W)
-        assert torch.equal(out, 2 * before + y * W)
-        assert torch.equal(x[:PAGE], before[:PAGE] + 1)
-        assert torch.equal(x[PAGE:], before[PAGE:] + 100 * (len(trials) - seen)), step
-    assert not trials
-
-
-@pytest.mark.usefixtures("weights_let_go")
-def test_trial_reads_nothing_in_place_that_may_not_be(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that loads several numbers at a time fails on an address that is not aligned for it."""
-    compiled = Compiled(Model(cuda_on_cpu))
-    kept = []
-    for step in range(20):
-        kept.append((values(step), values(-step)))
-        assert torch.equal(compiled(*kept[-1], W)[0], 2 * kept[-1][0] + kept[-1][1] * W)
-    (node,) = nodes()
-    assert node.in_place, "x and y are read in place from now on"
-    launched: list[int] = []
-    launch = Candidate.launch
-    monkeypatch.setattr(
-        Candidate,
-        "launch",
-        lambda self, addresses: (launched.extend(addresses.values()), launch(self, addresses))[1],
-    )
-    for step in range(24):
-        x, y, w = values(step), values(-step, offset=step % 2), values(step + 5)
-        kept.append((x, y, w))  # type: ignore[arg-type]
-        assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
-    assert launched
-    assert not [address for address in launched if address % 16]
 
 
 def test_unfitting_buffers_do_not_end_graphs_of_others(cuda_on_cpu: CudaOnCpu) -> None:
@@ -147,45 +70,6 @@ def test_iteration_with_other_caches_ends_no_other_graphs(cuda_on_cpu: CudaOnCpu
     assert compiled.functions[0].without_graph is None
 
 
-def test_a_cache_for_which_memory_is_short_is_patched_later(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short = [True]
-    waiting = Examination.short_of_memory
-    monkeypatch.setattr(
-        Examination,
-        "short_of_memory",
-        lambda self, candidates: "memory" if short else waiting(self, candidates),
-    )
-    compiled = writing(cuda_on_cpu)
-    kept = [values(number) for number in range(60)]
-    for step in range(MOST_RECORDINGS + 4):
-        call(compiled, kept[step], values(step))
-    assert len(compiled.reports) == MOST_RECORDINGS
-    short.clear()
-    for step in range(MOST_RECORDINGS + 4, 40):
-        call(compiled, kept[step], values(step))
-    assert len(compiled.reports) == MOST_RECORDINGS
-    before = cuda_on_cpu.replays
-    for step in range(40, 60):
-        call(compiled, kept[step], values(step))
-    assert cuda_on_cpu.replays == before + 20
-
-
-def test_an_aligned_buffer_has_its_graph_after_many_that_are_not(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled = writing(cuda_on_cpu)
-    kept = [values(number) for number in range(30)]
-    odd = [values(number, offset=1 + number % 3) for number in range(12)]
-    for step in range(30):
-        call(compiled, kept[step], values(step))
-    for step in range(40):
-        call(compiled, odd[step % 12], values(step))
-    before = cuda_on_cpu.replays
-    for step in range(20):
-        call(compiled, kept[step], values(step))
-    assert cuda_on_cpu.replays >= before + 20
-
-
 @pytest.mark.parametrize("places", [2, 66, 130])
 def test_one_function_serves_layers_with_own_caches(cuda_on_cpu: CudaOnCpu, places: int) -> None:
     """The first iterations replay none of their recordings: what was warmed up first was recorded last."""
@@ -200,13 +84,8 @@ def test_one_function_serves_layers_with_own_caches(cuda_on_cpu: CudaOnCpu, plac
     assert cuda_on_cpu.replays - before == places
 
 
-@pytest.mark.parametrize("patched", [True, False])
-def test_recordings_do_not_multiply_from_layer_to_layer(
-    compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch, patched: bool
-) -> None:
+def test_recordings_do_not_multiply_from_layer_to_layer(compiled_on_cpu: CompiledOnCpu) -> None:
     """Each layer's cache is chosen apart from those of the others: there are 1,024 ways through five of them."""
-    if patched:
-        monkeypatch.setattr(Examination, "unproven", lambda *_: [])
 
     def layer(h: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
         cache.add_(h).remainder_(17)
@@ -232,10 +111,8 @@ def test_recordings_do_not_multiply_from_layer_to_layer(
     assert before == now
 
 
-@pytest.mark.parametrize(
-    "file", ["trees/node.py", "in_place/patched_inputs.py", "in_place/session.py", "in_place/addresses.py"]
-)
-def test_an_interrupt_where_patching_begins_costs_nothing_else(cuda_on_cpu: CudaOnCpu, file: str) -> None:
+@pytest.mark.parametrize("file", ["trees/node.py", "in_place/session.py", "in_place/addresses.py"])
+def test_interrupt_while_buffers_change_costs_nothing_else(cuda_on_cpu: CudaOnCpu, file: str) -> None:
     """The program catches it, and goes on: each call writes its own buffer, and no other."""
     for line in range(1, 130):
         compiled = writing(cuda_on_cpu)

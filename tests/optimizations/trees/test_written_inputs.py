@@ -16,7 +16,6 @@ from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, nodes, values
 from simulated_gpu.work import aligned
 
 import optimizations
-from optimizations.in_place.examination import Examination
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.trees import manager
 from optimizations.trees.moved_inputs import MOST_MISFITS, MOST_RECORDINGS
@@ -59,7 +58,7 @@ def test_a_buffer_that_stays_is_written_by_the_graph_where_it_is(cuda_on_cpu: Cu
     assert report.steady_replays > 10
 
 
-@pytest.mark.parametrize("count", [2, 3, 12])
+@pytest.mark.parametrize("count", [2, 3])
 def test_buffers_that_take_turns_are_written_each_where_it_is(cuda_on_cpu: CudaOnCpu, count: int) -> None:
     _, compiled = writing(cuda_on_cpu)
     buffers = [values(10 * number) for number in range(count)]
@@ -70,18 +69,7 @@ def test_buffers_that_take_turns_are_written_each_where_it_is(cuda_on_cpu: CudaO
     assert sum(report.replays for report in compiled.reports) >= before + 4 * count - MOST_RECORDINGS
 
 
-def test_new_buffer_in_each_call_is_patched(cuda_on_cpu: CudaOnCpu) -> None:
-    model, compiled = writing(cuda_on_cpu)
-    buffers = [values(number) for number in range(120)]
-    check(compiled, buffers, calls=20)
-    recorded = model.runs.count("captured")
-    check(compiled, buffers, calls=100, first=20)
-    assert model.runs.count("captured") == recorded
-    assert len(compiled.reports) == 2
-    assert max(report.fixed_inputs_followed for report in compiled.reports) > 0
-
-
-def test_unpatchable_buffers_have_few_recordings_and_then_none(cuda_on_cpu: CudaOnCpu) -> None:
+def test_new_buffers_have_few_recordings_and_then_none(cuda_on_cpu: CudaOnCpu) -> None:
     _, compiled = writing(cuda_on_cpu, UNKNOWN)
     calls = 3 * MOST_RECORDINGS + MOST_MISFITS + 10
     buffers = [values(number) for number in range(calls)]
@@ -92,26 +80,12 @@ def test_unpatchable_buffers_have_few_recordings_and_then_none(cuda_on_cpu: Cuda
     assert not nodes(), "stock has no memory for its graphs either"
 
 
-def test_few_unpatchable_buffers_have_a_recording_each(cuda_on_cpu: CudaOnCpu) -> None:
+def test_few_buffers_have_a_recording_each(cuda_on_cpu: CudaOnCpu) -> None:
     _, compiled = writing(cuda_on_cpu, UNKNOWN)
     buffers = [values(number) for number in range(MOST_RECORDINGS - 1)]
     check(compiled, buffers, calls=80)
     assert len(compiled.reports) == len(buffers)
     assert INPUT_KEEPS_MOVING not in reasons(compiled)
-
-
-def test_call_unfit_for_the_patched_recording_costs_no_graph(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kernels may rely on how memory is aligned. Such a call has a recording of its own, or runs without one."""
-    _, compiled = writing(cuda_on_cpu)
-    check(compiled, [values(number) for number in range(12)], calls=24)
-    odd = [values(number, offset=1 + number % 3) for number in range(12)]
-    check(compiled, odd, calls=24)
-    before = sum(report.replays for report in compiled.reports)
-    check(compiled, [values(5)], calls=10)
-    assert sum(report.replays for report in compiled.reports) == before + 10
-    assert len(compiled.reports) <= MOST_RECORDINGS
 
 
 def test_one_that_is_not_aligned_at_first_is_left_to_stock(cuda_on_cpu: CudaOnCpu) -> None:
@@ -173,8 +147,8 @@ def test_one_that_is_freed_and_another_in_its_place(cuda_on_cpu: CudaOnCpu) -> N
         del buffer
 
 
-def test_many_places_of_an_iteration_are_not_recorded_in_vain(cuda_on_cpu: CudaOnCpu) -> None:
-    """One function for all layers, each with a cache of its own: the first iteration replays none of its recordings."""
+def test_places_that_begin_an_iteration_have_few_recordings(cuda_on_cpu: CudaOnCpu) -> None:
+    """One function for all layers, each with a cache of its own, and results that are gone before the next call."""
     _, compiled = writing(cuda_on_cpu)
     caches = [values(number) for number in range(24)]
     for step in range(8):
@@ -186,7 +160,7 @@ def test_many_places_of_an_iteration_are_not_recorded_in_vain(cuda_on_cpu: CudaO
             assert torch.equal(cache, was + 1)
             del out
     assert all(function.without_graph is None for function in compiled.functions)
-    assert sum(report.replays for report in compiled.reports) == before + len(caches)
+    assert sum(report.replays for report in compiled.reports) == before + MOST_RECORDINGS
 
 
 def _write_into(x: torch.Tensor) -> torch.Tensor:
@@ -200,10 +174,7 @@ def _cached(x: torch.Tensor, cache: torch.Tensor, place: torch.Tensor) -> torch.
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_programs_that_write_what_they_are_passed(
-    compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch, fresh: bool
-) -> None:
-    monkeypatch.setattr(Examination, "unproven", lambda *_: [])  # as of Triton kernels
+def test_programs_that_write_what_they_are_passed(compiled_on_cpu: CompiledOnCpu, fresh: bool) -> None:
     run = torch.compile(_write_into, backend="encore")
     buffers = [aligned(64).fill_(number) for number in range(40 if fresh else 1)]
     with torch.no_grad():
@@ -214,7 +185,7 @@ def test_programs_that_write_what_they_are_passed(
             assert torch.equal(buffer, 2 * before) and torch.equal(out, 2 * before + 1), step
             buffer.remainder_(7)
             del out
-    assert sum(one.replays for one in optimizations.recordings()) > 25
+    assert fresh or sum(one.replays for one in optimizations.recordings()) > 25
 
 
 def test_a_cache_for_each_sequence_in_turns(compiled_on_cpu: CompiledOnCpu) -> None:

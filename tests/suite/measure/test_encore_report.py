@@ -76,7 +76,6 @@ def test_recordings_stand_in_the_row_and_are_read_back() -> None:
         pointer_bytes=24,
         fallbacks=(),
         off=None,
-        proof_runs=8,
         indirection_s=1.5,
         concurrency=ConcurrencyReport("chain", "it is faster", order=(OrderedLaunch("mm", ("gemm",), ()),)),
     )

@@ -23,6 +23,8 @@ from simulated_gpu.runtime import CudaOnCpu, at_address, played_by_the_cpu, tens
 
 INDUCTOR = {"fallback_by_default": True, "graph_partition": False, "fallback_random": True}
 UNWRITTEN = 0x7F
+ALL = frozenset(range(1024))
+"""A capture has one kernel, and all addresses are parameters of it, as those of products are."""
 
 
 class Capturable:
@@ -30,7 +32,7 @@ class Capturable:
 
     def __init__(self, cuda: CudaOnCpu, model: Callable[[list[Any]], Any]) -> None:
         read = read_generated(model)
-        self.code = GeneratedCode(None, written=read.written, uncapturable=read.uncapturable)
+        self.code = GeneratedCode(None, written=read.written, uncapturable=read.uncapturable, products=ALL)
         self.captures = 0
         self._cuda = cuda
         self._model = model

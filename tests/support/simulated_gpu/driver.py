@@ -299,6 +299,12 @@ class SimulatedDriver:
             self.graphs[int(graph)].edges.remove(edge)
         return (OK,)
 
+    def cuGraphCreate(self, flags: int) -> tuple[Any, ...]:
+        return OK, real.CUgraph(self.new_graph())
+
+    def cuStreamSynchronize(self, stream: Any) -> tuple[Any, ...]:
+        return (OK,)
+
     # Executables.
 
     def cuGraphInstantiate(self, graph: Any, flags: int) -> tuple[Any, ...]:

@@ -27,7 +27,9 @@ from simulated_gpu.work import aligned
 COUNT = 16
 
 KNOWN = GeneratedCode(None, products=frozenset({0, 1, 2}))
-"""Code of a `Model` that uses its inputs in products only, so that nothing has to be proven."""
+"""Code of a `Model` that uses its inputs in products only, so that all uses are known."""
+
+HIDES_Y = GeneratedCode(None, products=frozenset({0, 2}))
 
 
 def values(start: float, offset: int = 0) -> torch.Tensor:
@@ -37,7 +39,7 @@ def values(start: float, offset: int = 0) -> torch.Tensor:
 class Model:
     """out = 2 * x + y * w, `w` at a fixed address; then, as told, x += 1, or x is returned as well, or w += 1.
 
-    `code` is what is known of it as a generated function: by default nothing but that it has no hidden state.
+    `code` is what is known of it as a generated function: by default that products alone use its inputs.
     `hides_y`: the kernel finds y's address in memory of its own. `reuses_x`: the output takes the memory of x's
     placeholder, as the allocator has it when x is dead.
     """
@@ -59,7 +61,7 @@ class Model:
         self.writes_w = writes_w
         self.hides_y = hides_y
         self.reuses_x = reuses_x
-        self.code = code or GeneratedCode(None)
+        self.code = code or (HIDES_Y if hides_y else KNOWN)
         self.runs: list[str] = []
         self.body = Function("body", (8, 8, 8, 8), self._body)
         cuda.driver.add_function(self.body)
