@@ -280,6 +280,87 @@ def test_step_has_the_parameters_of_the_chain(monkeypatch: pytest.MonkeyPatch, d
     assert all(map(torch.equal, found, expected))
 
 
+class SharedStatistics(nn.Module):
+    """Two branches that update the same batch statistics, which no schema says."""
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        self.left, self.right, self.norm = nn.Linear(width, width), nn.Linear(width, width), nn.BatchNorm1d(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.left(x)) + self.norm(self.right(x))
+
+
+def test_step_updates_shared_statistics_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_device, "Race", BranchesAtOnce)
+
+    def state(concurrency: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = SharedStatistics().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        graphed = optimizations.graph_step(step, check_every=None, concurrency=concurrency)
+        for seed in range(CALLS):
+            graphed(drawn(64, 128, seed=seed))
+        assert graphed.report().replays > CALLS // 2, graphed.report()
+        graphed.close()
+        return [one.detach().clone() for one in model.state_dict().values()]
+
+    assert all(map(torch.equal, state("auto"), state("off")))
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.2])
+def test_callables_have_the_gradients_of_the_chain(monkeypatch: pytest.MonkeyPatch, drop: float) -> None:
+    monkeypatch.setattr(capture_device, "Race", BranchesAtOnce)
+
+    def trained(concurrency: str) -> tuple[list[torch.Tensor], list[Any]]:
+        torch.manual_seed(0)
+        model = Towers(drop=drop).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        graphed = optimizations.graph_callables([model], [(drawn(8, 128, seed=0),)], concurrency=concurrency)
+        losses = []
+        for seed in range(CALLS):
+            torch.manual_seed(seed)
+            optimizer.zero_grad()
+            loss = model(drawn(8, 128, seed=seed)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach().clone())
+        reports = graphed.report()
+        assert all(one.replays == CALLS for one in reports), reports
+        graphed.close()
+        return [*losses, *(one.detach().clone() for one in model.parameters())], [one.concurrency for one in reports]
+
+    found, reports = trained("auto")
+    assert [one.decision for one in reports] == ["branches", "branches"], reports
+    expected, chains = trained("off")
+    assert {one.decision for one in chains} == {"chain"}
+    assert all(map(torch.equal, found, expected))
+
+
+def test_kernels_with_scratch_memory_have_the_bits_of_the_chain() -> None:
+    """Triton makes descriptors of tensors in memory that it takes for one launch, and that no argument names."""
+    settings = {"triton.use_tensor_descriptor": True, "assume_aligned_inputs": True}
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple((x * place).sin() + (x.T @ x).relu() for place in range(4))
+
+    found = []
+    with torch.no_grad():
+        for concurrency in ("auto", "off"):
+            torch.compiler.reset()
+            optimizations.reset()
+            options = {"concurrency": concurrency, "inductor": settings}
+            call = torch.compile(program, backend="encore", options=options)
+            found.append([one.clone() for seed in range(CALLS) for one in call(drawn(128, 128, seed=seed))])
+    assert all(map(torch.equal, *found))
+
+
 def test_chain_against_itself_rarely_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A race between the chain and the chain ends with branches in at most one of twenty."""
     monkeypatch.setattr(node, "Race", race.Race)
