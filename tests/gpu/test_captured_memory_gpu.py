@@ -17,7 +17,7 @@ from step_parts import unaudited
 from torch import nn
 
 import optimizations
-from optimizations.capture.device import CudaDevice
+from optimizations.capture.device import Device
 from optimizations.graph.pools import pool_memory
 from optimizations.graph.recapture import recapture
 from optimizations.in_place import budget
@@ -403,7 +403,7 @@ def test_pool_is_smaller_where_forwards_use_gradients_memory(monkeypatch: pytest
     sizes, losses = [], []
     for has_room in (True, False):
         if not has_room:
-            monkeypatch.setattr(CudaDevice, "make_room", lambda self, size_bytes: None)
+            monkeypatch.setattr(Device, "make_room", lambda self, size_bytes: None)
         step = unaudited(wide_training())
         losses.append([step(x) for x in batches * 3])
         report = step.report()

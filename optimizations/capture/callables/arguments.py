@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from optimizations.capture.callables.installed import as_it_is
-from optimizations.capture.device import CudaDevice, Device
+from optimizations.capture.device import Device
 from optimizations.capture.signature import Same, copies, flatten, refused_tensor, signature
 from optimizations.capture.step.call import refused_function, refused_iterators, refused_sources
 from optimizations.capture.step.host_state import MODULE_HOOKS, HostState
@@ -142,7 +142,7 @@ def device_of(samples: Sequence[Any]) -> Device:
     if len(found) != 1:
         where = f"{len(found)} GPUs" if found else "no GPU"
         raise ValueError(f"the sample arguments are on {where}; put them, and the modules, on one")
-    return CudaDevice(found[0])
+    return Device(found[0])
 
 
 def parameters_of(function: Callable[..., Any]) -> list[torch.Tensor]:

@@ -24,7 +24,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.copy_nodes import NotCarried
-from optimizations.capture.device import CudaDevice, Device
+from optimizations.capture.device import Device
 from optimizations.capture.signature import class_of_objects, exact, signature, without_objects
 from optimizations.capture.step.audit import CheckEvery, require_same
 from optimizations.capture.step.bound_steps import NAME, is_no_method, step_of, steps_of
@@ -379,7 +379,7 @@ class GraphedStep(CallRecorder):
                 reached = () if isinstance(state, Refusal) else list(state.tensors.values())
             found = sorted({tensor.device.index for tensor in reached if tensor.device.type == "cuda"})
             if found:
-                self._device = CudaDevice(found[0])
+                self._device = Device(found[0])
             else:
                 self._all = Refusal("works on no tensor of a GPU", "move the model and the batch to the GPU")
                 self._note(self._all)

@@ -17,7 +17,7 @@ from simulated_gpu.allocator import DEFAULT, EXTERNAL, Block, Workspaces
 
 from optimizations.calls.turns import wait_for_stream
 from optimizations.capture import device, side_stream
-from optimizations.capture.device import CudaDevice
+from optimizations.capture.device import Device
 from optimizations.capture.side_stream import ATTEMPTS, SideStreams
 from optimizations.graph import pools
 
@@ -127,7 +127,7 @@ def test_a_stream_that_may_be_gone_is_not_waited_for(workspaces: Workspaces) -> 
 def test_launch_waits_for_the_one_before_on_another_stream(
     workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, capturing = CudaDevice(0), [False]
+    found, capturing = Device(0), [False]
     waits: list[tuple[int, int]] = []
     monkeypatch.setattr(device, "make_context_current", lambda index: None)
     monkeypatch.setattr(device, "wait_for_stream", lambda stream, index: waits.append((workspaces.stream, stream)))
@@ -149,7 +149,7 @@ def test_random_numbers_that_nobody_drew_are_not_put_back(monkeypatch: pytest.Mo
     state, put_back = torch.arange(16, dtype=torch.uint8), []
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda index: state.clone())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda found, index: put_back.append((found.tolist(), index)))
-    found = CudaDevice(1)
+    found = Device(1)
     before = found.random_states()
     found.restore_random_states(before)
     assert put_back == []
@@ -160,7 +160,7 @@ def test_random_numbers_that_nobody_drew_are_not_put_back(monkeypatch: pytest.Mo
 
 def test_each_thread_that_launches_has_a_context(workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one, the driver's calls that set nodes of a graph end the process."""
-    found = CudaDevice(0)
+    found = Device(0)
     made: list[tuple[int, int]] = []
     monkeypatch.setattr(device, "make_context_current", lambda index: made.append((threading.get_ident(), index)))
     monkeypatch.setattr(device, "wait_for_stream", lambda stream, index: None)

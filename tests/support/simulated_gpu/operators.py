@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from optimizations import torch_internals
 from optimizations.capture import inputs
 from optimizations.capture.copy_nodes import NotCarried
+from optimizations.capture.device import Device
 from optimizations.capture.step import outputs
 from optimizations.capture.step.gradient_holders import OwnReferences
 from optimizations.concurrency.branches import Branches, Noted
@@ -444,8 +445,8 @@ class CpuEdges:
         return (0,)
 
 
-class CpuDevice:
-    """`optimizations.capture.device.Device`. Tensors in `host` (storages by address) count as the host's.
+class CpuDevice(Device):
+    """A device of captures. Tensors in `host` (storages by address) count as the host's.
 
     `fail_with` is raised at the end of the next capture, whatever ended it; `broken` counts captures that a host read
     invalidated. `not_ready` is how often it says that the side stream became another one. `stream` is the current one,

@@ -17,7 +17,7 @@ from transformers import BatchEncoding
 from transformers.modeling_outputs import CausalLMOutput
 
 from optimizations import torch_internals
-from optimizations.capture.device import CudaDevice, any_word_in
+from optimizations.capture.device import Device, any_word_in
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import copies, names, refused_tensor, replaced, signature
 from optimizations.capture.step.drawing import draws
@@ -350,10 +350,10 @@ def test_words_left_over_for_lists_of_tensors_name_no_workspace(
 ) -> None:
     address = 0x7F0012345000
     graph = graph_of_kernel((address + 16).to_bytes(8, "little"), name)
-    device = object.__new__(CudaDevice)
+    device = object.__new__(Device)
     here = [MemoryRange(address=address, size_bytes=64)]
     device._streams = SimpleNamespace(workspaces=lambda: here)  # type: ignore[assignment]
-    monkeypatch.setattr(CudaDevice, "read", lambda self, graph: graph)
+    monkeypatch.setattr(Device, "read", lambda self, graph: graph)
     assert device.computes_in_workspace(graph) == counts and not device.computes_in_workspace(graph, {0})
     here.clear()
     assert not device.computes_in_workspace(graph)
