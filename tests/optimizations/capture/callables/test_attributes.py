@@ -12,7 +12,7 @@ from torch import nn
 
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step.observer import StepRefused
-from tests.optimizations.capture.callables.test_differentiation import batches, same
+from tests.optimizations.capture.callables.test_differentiation import batches, gradients, same
 
 
 class Keeps(nn.Module):
@@ -178,3 +178,63 @@ def test_attribute_that_compiled_code_reads_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(device, "mentions", lambda graph, memory, but=(): bool(memory))
     with pytest.raises(StepRefused, match="kept is bound to another tensor"):
         graph_callables(Asks(asks=False), batches(1), device=device)
+
+
+class Balanced(nn.Module):
+    """Attributes take part in the loss, as that which balances experts does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.balance: Any = None
+        self.hidden: Any = None
+        self.given: Any = None
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.given = x
+        self.hidden = self.first(x).tanh()
+        self.balance = self.hidden.square().mean()
+        return self.hidden, self.second(self.hidden)
+
+
+LOSSES: dict[str, Callable[[Balanced, Any], torch.Tensor]] = {
+    "the results": lambda module, found: found[1].sum() + found[0].sum(),
+    "an attribute next to a result": lambda module, found: found[1].sum() + module.balance,
+    "attributes": lambda module, found: module.balance + module.hidden.sum() + module.given.square().sum(),
+}
+
+
+@pytest.mark.parametrize("outputs", ["static", "copied"])
+def test_attributes_take_part_in_differentiation(outputs: Any) -> None:
+    found = []
+    for is_graphed in (False, True):
+        torch.manual_seed(3)
+        module = Balanced()
+        call: Any = module
+        if is_graphed:
+            sample = torch.zeros(2, 3, requires_grad=True)
+            group = graph_callables(module, [sample], order=[1, 1, -1, -1], outputs=outputs, device=CpuDevice())
+            call = group[0]
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        kept = []
+        for name in [*LOSSES, *LOSSES]:
+            xs = [torch.randn(2, 3, requires_grad=True) for _ in range(2)]
+            losses = [LOSSES[name](module, call(x)) for x in xs]
+            kept.append(module.hidden)
+            for loss in losses:
+                loss.backward()
+            optimizer.step()
+            assert all(x.grad is not None for x in xs)
+            found += [*(x.grad for x in xs), *gradients(module), *losses]
+            optimizer.zero_grad()
+        found += [*kept, *module.parameters()]
+    half = len(found) // 2
+    assert same(found[:half], found[half:])
+    assert group.calls_without_graph == 0
+
+
+def test_a_result_that_is_an_attribute_too_is_one_tensor() -> None:
+    module = Balanced()
+    call = graph_callables(module, [torch.zeros(2, 3)], device=CpuDevice())
+    result, _ = call[0](torch.randn(2, 3))
+    assert result is module.hidden and module.hidden.requires_grad

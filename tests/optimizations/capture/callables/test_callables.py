@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import warnings
 from collections.abc import Callable, Sequence
@@ -122,26 +121,6 @@ class Keeping(nn.Module):
         return self.hidden.relu()
 
 
-def test_attributes_bound_by_a_forward_are_of_the_last_call() -> None:
-    module = Keeping()
-    reference = copy.deepcopy(module)
-    call = graph_callables(module, [torch.randn(5, 6)], order=[1, 1, -1, -1], device=CpuDevice())
-    assert module.hidden is None or not module.hidden.isnan().any()  # nothing of the captures is left there
-    kept = []
-    for _ in range(2):
-        waiting = [call[0](torch.randn(5, 6)) for _ in range(2)]
-        for result in waiting:
-            result.sum().backward()
-    for _ in range(2):
-        x = torch.randn(5, 6)
-        result = call[0](x)
-        reference(x)
-        kept.append((module.hidden, reference.hidden))
-        waiting.append(result)
-    assert all(mine is not None and torch.equal(mine, theirs) for mine, theirs in kept)
-    assert call.calls_without_graph == 0
-
-
 CHANGES: dict[str, Callable[[Keeping], Any]] = {
     "a parameter is exchanged": lambda module: setattr(module.linear, "weight", nn.Parameter(torch.ones(6, 6))),
     "its data is exchanged": lambda module: setattr(module.linear.weight, "data", torch.ones(6, 6)),
@@ -166,53 +145,6 @@ def test_calls_run_uncaptured_after_a_change_unknown_to_graphs(name: str) -> Non
         result = call[0](x)
     assert torch.equal(result, expected) and call.calls_without_graph == 1
     result.sum().backward()
-
-
-class Holding(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear: nn.Module = nn.Linear(6, 6)
-        self.act = nn.ReLU()
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.act(self.linear(x))
-
-
-def another_dict(module: nn.Module) -> None:
-    """As `del` of a member of `nn.Sequential` does it: the dict from before stays as it was."""
-    if isinstance(module, nn.Sequential):
-        module.append(nn.Sigmoid())
-        del module[2]
-        module[1] = nn.GELU()
-    else:
-        module._modules = dict(module._modules)
-        module.act = nn.GELU()
-
-
-@pytest.mark.parametrize("make", [Holding, lambda: nn.Sequential(nn.Linear(6, 6), nn.ReLU())])
-def test_module_members_in_another_dict_are_checked(make: Callable[[], nn.Module]) -> None:
-    module = make()
-    call = graph_callables(module, [torch.randn(5, 6)], order=[1, -1], device=CpuDevice())
-    reference = copy.deepcopy(module)
-    for one in (module, reference):
-        another_dict(one)
-    x = torch.randn(5, 6)
-    with pytest.warns(UserWarning, match="callable 1 runs without its graphs: it uses other"):
-        assert torch.equal(call[0](x), reference(x))
-
-
-@pytest.mark.parametrize("user", [False, True])
-def test_hooks_in_another_dict_are_looked_at(*, user: bool) -> None:
-    """Hooks are often dropped by an assignment."""
-    module = Holding()
-    module.linear = nn.Sequential(Holding()) if user else module.linear
-    part = module.linear[0] if isinstance(module.linear, nn.Sequential) else module.linear
-    call = graph_callables(module, [torch.randn(5, 6)], order=[1, -1], device=CpuDevice())
-    part._forward_hooks = collections.OrderedDict()
-    part.register_forward_hook(lambda module, given, result: result * 2)
-    x = torch.randn(5, 6)
-    with pytest.warns(UserWarning, match="callable 1 runs without its graphs: it uses other"):
-        assert torch.equal(call[0](x), module.linear(x).relu())
 
 
 def test_a_callable_that_counts_in_python_is_refused() -> None:
