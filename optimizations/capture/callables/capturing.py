@@ -22,6 +22,7 @@ from optimizations.capture.callables.slot import ABSENT, Bound, Pool, Slot, kind
 from optimizations.capture.callables.warm_up import (
     Member,
     Run,
+    Seen,
     call,
     changed_inputs,
     check_draws,
@@ -31,6 +32,7 @@ from optimizations.capture.callables.warm_up import (
     inputs_like,
     is_one_of,
     naming,
+    observing,
     overlapping,
     putting_back,
     warm_up,
@@ -40,9 +42,7 @@ from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.other_results import other_result
 from optimizations.capture.signature import alias_pattern, flatten, replaced, tensor_key
-from optimizations.capture.step import compilations, forbidden_calls
-from optimizations.capture.step.call import sparse_tensors
-from optimizations.capture.step.host_random import HostDraws, HostRandom
+from optimizations.capture.step.host_random import HostDraws
 from optimizations.capture.step.host_state import HostState, Rebound, entries_of
 from optimizations.capture.step.mentioned import check_unread
 from optimizations.capture.step.observer import Observer, StepRefused, storage
@@ -50,14 +50,10 @@ from optimizations.capture.step.observing import (
     CHECKPOINT_DRAWS,
     Given,
     call_changes,
-    changed_itself,
-    drawn_on_the_host,
-    host_generators,
     kept_results,
 )
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.outputs import view_of
-from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared
 from optimizations.lazy_view import is_lazy_view
 from optimizations.report.steps import Refusal
@@ -196,55 +192,25 @@ class Captures:
         return any(one.multiplies for one in self._observers) or any(map(self._device.computes_in_workspace, graphs))
 
     @contextlib.contextmanager
-    def _capturing(
-        self, graph: Any, pool: Pool, member: Member, expected: Sequence[Operation]
-    ) -> Iterator[tuple[Observer, Any]]:
-        """Capture what runs in the block that the observer is entered in; raise for what a graph cannot hold.
+    def _capturing(self, graph: Any, pool: Pool, member: Member, expected: Sequence[Operation]) -> Iterator[Seen]:
+        """Capture what runs in the block, and check that `Seen.watching` saw the expected operators in it.
 
-        Yields the observer, and a context for the part of the block that is the program's. On an error the graph is
-        freed. What the capture changed in Python is put back by the caller.
+        On an error the graph is freed. What the capture changed in Python is put back by the caller.
         """
-        run, state = member.run, member.state
-        device = self._device
-        observer = Observer(
-            device.holds,
-            member.names(),
-            forbid=True,
-            generators=run.generators,
-            keeps_workspace=device.keeps_workspace,
-        )
-        observer.sparse = sparse_tensors(state)
-        if member.draws_unused:
-            observer.compare_values(host_generators(device, state))
-        self._observers.append(observer)
-        asked = forbidden_calls.Asked(as_captured=run.as_captured)
-        drawn = HostRandom(with_torch=device.has_own_random, generators=state.generators)
-        marks = TensorMarks(state.tensors, to_restore=True)
-
-        @contextlib.contextmanager
-        def observed() -> Iterator[None]:
-            watched = forbidden_calls.watched(observer, asked, capturing=True, compiled=self._compiled)
-            with compilations.noticed(observer, forbid=True), watched, observer:
-                yield
-
+        run = member.run
         try:
-            with device.capturing(graph, pool.handle, run.generators):
-                yield observer, observed
-            if observer.refusals:  # the callable may have caught the exception
-                raise StepRefused(observer.refusals[0])
-            if asked.random_state and (run.draws or observer.draws):
-                raise StepRefused(CHECKPOINT_DRAWS)
-            check_draws(run, first_difference(expected, observer.operations))
-            for name in marks.changed():
-                raise StepRefused(changed_itself(name))
-            for name in () if member.draws_unused else drawn.drawn():
-                raise StepRefused(drawn_on_the_host(name, state, "call"))
+            with observing(self._device, member, run, forbid=True, compiled=self._compiled) as seen:
+                self._observers.append(seen.observer)
+                with self._device.capturing(graph, pool.handle, run.generators):
+                    yield seen
+            if seen.asked.random_state and (run.draws or seen.observer.draws):
+                seen.findings.append(CHECKPOINT_DRAWS)
+            for refusal in seen.findings:
+                raise StepRefused(refusal)
+            check_draws(run, first_difference(expected, seen.observer.operations))
         except BaseException:
             graph.reset()
             raise
-        finally:
-            marks.restore()
-            drawn.restore()
 
     def _forward(self, place: Place, pools: Mapping[int, Pool], before: Slot | None) -> Slot:
         """Capture a forward graph that copies its inputs itself where that is possible. See `copy_nodes`."""
@@ -278,11 +244,12 @@ class Captures:
         try:
             with (
                 torch.set_grad_enabled(self._training),
-                self._capturing(graph, pool, member, run.forward) as (observer, observed),
+                self._capturing(graph, pool, member, run.forward) as seen,
             ):
+                observer = seen.observer
                 inputs.capture_copies({index: (of, to.detach()) for index, (of, to) in to_carry.items()})
                 writes = _writes_of(state, observer, placeholders)
-                with observed():
+                with seen.watching():
                     nest = call(member.function, arguments)
             torch.clear_autocast_cache()
             if to_carry:
@@ -374,9 +341,9 @@ class Captures:
             if id(parameter) not in self._gradients:
                 self._gradients[id(parameter)] = torch.empty_like(parameter).detach()
         own = [self._gradients[id(one)] if several else None for one in slot.parameters]
-        with self._capturing(slot.backward, slot.pools[0], member, member.run.backward) as (observer, observed):
-            writes = _writes_of(member.state, observer)
-            with observed():
+        with self._capturing(slot.backward, slot.pools[0], member, member.run.backward) as seen:
+            writes = _writes_of(member.state, seen.observer)
+            with seen.watching():
                 found = gradients_of(given, wanted, slot.tangents)
             by_id = dict(zip(map(id, wanted), found, strict=True))
             gradients = [by_id.pop(id(tensor), None) for tensor in surface]  # of what is passed twice, once

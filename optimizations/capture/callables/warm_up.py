@@ -111,6 +111,67 @@ class Run:
     of_results: HostDraws = field(default_factory=HostDraws)
 
 
+@dataclass(slots=True)
+class Seen:
+    """Hold the observer of one run or capture of a member. When that is over, `findings` are what a graph could not do.
+
+    Attributes:
+        watching: a context for what is the program's.
+        asked: what it asked of the random state, and of captures.
+        drawn_on_the_host: names of generators of the host that were drawn from.
+    """
+
+    observer: Observer
+    asked: forbidden_calls.Asked
+    watching: Callable[[], contextlib.AbstractContextManager[None]]
+    findings: list[Refusal] = field(default_factory=list)
+    drawn_on_the_host: Sequence[str] = ()
+
+
+@contextlib.contextmanager
+def observing(device: Device, member: Member, like: Run, *, forbid: bool, compiled: bool = False) -> Iterator[Seen]:
+    """Observe a run of a member in the block, or with `forbid` a capture, in which what a graph cannot hold raises.
+
+    What is changed of tensors themselves is put back, and after a capture so are generators of the host.
+
+    Args:
+        like: the run before, of which the capture knows generators, and what to tell code that asks if it is captured.
+        compiled: another callable is compiled.
+    """
+    state = member.state
+    observer = Observer(
+        device.holds,
+        member.names(),
+        forbid=forbid,
+        generators=like.generators,
+        keeps_workspace=device.keeps_workspace,
+    )
+    observer.sparse = sparse_tensors(state)
+    if member.draws_unused:
+        observer.compare_values(host_generators(device, state))
+    asked = forbidden_calls.Asked(as_captured=like.as_captured)
+
+    @contextlib.contextmanager
+    def watching() -> Iterator[None]:
+        watched = forbidden_calls.watched(observer, asked, capturing=forbid, compiled=compiled or state.compiled)
+        with compilations.noticed(observer, forbid=forbid), watched, observer:
+            yield
+
+    seen = Seen(observer, asked, watching)
+    host_random = HostRandom(with_torch=device.has_own_random, generators=state.generators)
+    marks = TensorMarks(state.tensors, to_restore=True)
+    try:
+        yield seen
+        seen.drawn_on_the_host = tuple(host_random.drawn())
+        seen.findings = [*observer.refusals, *map(changed_itself, marks.changed())]  # the callable may catch exceptions
+        if not member.draws_unused:
+            seen.findings += [drawn_on_the_host(name, state, "call") for name in seen.drawn_on_the_host]
+    finally:
+        marks.restore()
+        if forbid:
+            host_random.restore()
+
+
 def warm_up(device: Device, member: Member, times: int, training: bool, note: Callable[[torch.Tensor], None]) -> Run:
     """Run a callable so many times, or more while it compiles; return the last run. `note` is given what is written.
 
@@ -123,29 +184,20 @@ def warm_up(device: Device, member: Member, times: int, training: bool, note: Ca
     as_captured = False
     for count in itertools.count(1):
         snapshot, parameters = state.snapshot(), state.parameters()
-        observer = Observer(device.holds, member.names(), forbid=False, keeps_workspace=device.keeps_workspace)
-        observer.before_write, observer.sparse = note, sparse_tensors(state)
-        observer.default_generator = device.default_generator()
-        if member.draws_unused:
-            observer.compare_values(host_generators(device, state))
-        own = _generators(state)
-        drawn_from = [one for one in own if identity(one) not in observer.host_generators]
-        observer.reseeding = reseeding = Reseeding([observer.default_generator, *drawn_from])
-        known = {identity(one): one.get_state() for one in drawn_from}
-        asked = forbidden_calls.Asked(as_captured=as_captured)
-        watched = forbidden_calls.watched(observer, asked, capturing=False, compiled=state.compiled)
-        host_random = HostRandom(with_torch=device.has_own_random, generators=state.generators)
         states, gradients = device.random_states(), _gradients(parameters)
-        marks = TensorMarks(state.tensors, to_restore=True)
-        try:
-            with device.warming_up(), compilations.noticed(observer, forbid=False), watched, observer:
-                run = _run_once(member, training, observer, first)
-        finally:
-            changed = list(marks.changed())
-            marks.restore()
-            reseeded = reseeding.refusals()
-            for generator, content in zip(observer.generators, observer.first_states, strict=True):
-                generator.set_state(known.get(identity(generator), content))
+        with observing(device, member, Run(as_captured=as_captured), forbid=False) as seen:
+            observer, asked = seen.observer, seen.asked
+            observer.before_write, observer.default_generator = note, device.default_generator()
+            drawn_from = [one for one in _generators(state) if identity(one) not in observer.host_generators]
+            observer.reseeding = reseeding = Reseeding([observer.default_generator, *drawn_from])
+            known = {identity(one): one.get_state() for one in drawn_from}
+            try:
+                with device.warming_up(), seen.watching():
+                    run = _run_once(member, training, observer, first)
+            finally:
+                reseeded = reseeding.refusals()
+                for generator, content in zip(observer.generators, observer.first_states, strict=True):
+                    generator.set_state(known.get(identity(generator), content))
         first = first or run
         runs_again = count < max(times, 2 if observer.refusals else 1) or observer.set_up
         if asked.captured and not as_captured:
@@ -157,10 +209,7 @@ def warm_up(device: Device, member: Member, times: int, training: bool, note: Ca
             continue
         run.generators, run.as_captured = observer.generators, as_captured
         run.draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
-        run.drawn_on_the_host = tuple(host_random.drawn())
-        run.findings = [*observer.refusals, *run.findings, *map(changed_itself, changed)]
-        if not member.draws_unused:
-            run.findings += [drawn_on_the_host(name, state, "call") for name in run.drawn_on_the_host]
+        run.drawn_on_the_host, run.findings = seen.drawn_on_the_host, [*run.findings, *seen.findings]
         if run.draws:
             run.findings += [CHECKPOINT_DRAWS] if asked.random_state else reseeded
         if any(a is not b or old != new for (a, old), (b, new) in zip(gradients, _gradients(parameters), strict=True)):
