@@ -59,9 +59,7 @@ class FirstIteration:
         self._hook.remove()
 
     def call(self, number: int, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a callable for a call of the program, and note it. Calls without gradients are no part of an order."""
-        if not torch.is_grad_enabled():
-            return function(*args, **kwargs)
+        """Run a callable for a call of the program, and note it."""
         given: list[torch.Tensor] = []
         variant = self._variant(number, signature((args, kwargs), given), (args, kwargs), given)
         forward = _Forward(len(self._forwards))

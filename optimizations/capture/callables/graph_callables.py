@@ -300,11 +300,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             return before(*args, **kwargs)
         if self._device is not None and self._device.is_capturing():
             return before(*args, **kwargs)
-        if self._first is not None:
+        if self._first is not None and torch.is_grad_enabled():
             if not self._first.is_over:
                 return self._first.call(number, before, args, kwargs)
             self._make_of_first_iteration()
-        if torch.is_grad_enabled() != self._training:  # validation between steps
+        if self._first is not None or torch.is_grad_enabled() != self._training:  # validation between steps
             return before(*args, **kwargs)
         slot, tensors, reason = self._fitting(number, args, kwargs)
         if slot is None:

@@ -235,11 +235,14 @@ def test_validation_is_no_part_of_the_first_iteration() -> None:
     module = nn.Linear(3, 3)
     group = graph_callables(module, device=CpuDevice())
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
-    with torch.no_grad():
-        module(torch.randn(7, 3))
-    one_call(module, torch.randn(2, 3))
-    optimizer.step()
-    one_call(module, torch.randn(2, 3))
+    for _ in range(2):
+        module.eval()
+        with torch.no_grad():
+            module(torch.randn(7, 3))
+        module.train()
+        assert not group.report()
+        one_call(module, torch.randn(2, 3))
+        optimizer.step()
     assert len(group.report()) == 2 and group.report()[0].replays == 1
 
 
