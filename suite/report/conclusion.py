@@ -338,7 +338,7 @@ def _advice(over_compile: Comparison | None, over_graph: Comparison | None, cell
         return _BROKEN.format(reason=_state(reference))
     if ours is None:
         return "measure the modes compile, graph and encore on an NVIDIA GPU: this run has no mode with Encore"
-    if ours.status in (Status.OOM, Status.OOM_EXPECTED):
+    if ours.status is Status.OOM:
         return "it does not fit next to its CUDA graphs: use a smaller batch, or a GPU with more memory"
     if ours.status is Status.FAIL_ACCURACY:
         return "do not use Encore for it: results differ from eager's by more than rounding explains; please report it"

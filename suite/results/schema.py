@@ -37,7 +37,6 @@ class Status(StrEnum):
     COMPILE_ERROR = "compile_error"
     RUN_ERROR = "run_error"
     OOM = "oom"
-    OOM_EXPECTED = "oom_expected"
     TIMEOUT = "timeout"
     CRASH = "crash"
     BAD_OUTPUT = "bad_output"

@@ -26,7 +26,6 @@ from suite.measure.memory import release
 from suite.measure.results import State
 from suite.measure.timing import require_distinct_addresses, timer_for
 from suite.worker.gpu_turns import TURNS, turns_of
-from suite.worker.memory_need import require_memory
 from suite.worker.protocol import CellSpec, Unsupported
 from suite.worker.rank_group import RankGroup, join
 
@@ -41,13 +40,11 @@ class CellProgram:
         states: what a run on each of these changes, until results are compared no more.
         ranks: those that it is split over.
         turns: of this process on the GPU.
-        has_room_for_trials: whether the GPU has memory for trials next to all that is measured.
     """
 
     def __init__(self, spec: CellSpec) -> None:
         self.spec = spec
         self.turns = turns_of(Path(spec.cache_dir) / TURNS)
-        self.has_room_for_trials = True
         self._set_aside: Instance | None = None
 
     def build(self) -> None:
@@ -55,26 +52,12 @@ class CellProgram:
 
         Raises:
             Unsupported: there is no GPU for a GPU cell, or it is too old.
-            OomExpected: the GPU has less memory than the workload needs at least.
-            OomTogether: it has less than all modes need that are to be on it at the same time.
         """
         spec = self.spec
         workload = find(spec.workload)
         if spec.stochastic:
             workload = replace(workload, stochastic=True)
         _require_device(spec.device)
-        if spec.device == "cuda" and not spec.later:
-            total = torch.cuda.get_device_properties(spec.device).total_memory
-            need = require_memory(
-                workload,
-                variant=spec.variant,
-                size=spec.size,
-                input_sets=spec.input_sets,
-                available=total,
-                cells=spec.alive_together,
-            )
-            cells = spec.alive_together + (spec.tried_elsewhere or 0)
-            self.has_room_for_trials = need is not None and cells * need <= total
         set_numerics()
         self.ranks = join(spec)
         self.instance: Instance = instantiate(

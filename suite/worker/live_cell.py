@@ -62,8 +62,6 @@ class LiveCell:
 
         Raises:
             Unsupported: there is no GPU for a GPU cell, or it is too old.
-            OomExpected: the GPU has less memory than the workload needs at least.
-            OomTogether: it has less than all modes need that are to be on it at the same time.
             Inaccurate: the trial of a stochastic workload differs from eager by more than its precision explains.
         """
         self._announce("build")
@@ -87,7 +85,7 @@ class LiveCell:
 
     @property
     def _tried_elsewhere(self) -> bool:
-        return self._judge.is_tried and self._spec.tried_elsewhere is not None and self._program.has_room_for_trials
+        return self._judge.is_tried and self._spec.tried_elsewhere is not None
 
     def try_out(self, mode: str) -> Correctness:
         """Return the verdict on a trial of another mode, by a built cell that does not compile. The cell is as before

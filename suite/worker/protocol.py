@@ -54,8 +54,8 @@ class CellSpec(RunSettings):
     `rank`; they meet by the file `rendezvous`. `vec_isa_ok` is what an earlier cell found out, see `Built`, and
     `headers_dir` has the compiled headers of C++ kernels of all cells. `being_asked`: another process is finding out
     what `vec_isa_ok` will be, and tells it in that folder. `stochastic`: a program of the user's own draws random
-    numbers. `tried_elsewhere`: a stochastic workload's compiled program
-    is tried by other processes, so many of which need memory of their own for it; None: by the cell itself.
+    numbers. `tried_elsewhere`: a stochastic workload's compiled program is tried by other processes, so many
+    of which are not measured; None: by the cell itself.
     """
 
     workload: str
@@ -264,12 +264,6 @@ class Unsupported(CellError):
     """Report that this machine cannot run the cell."""
 
     status = Status.UNSUPPORTED
-
-
-class OomExpected(CellError):
-    """Report that the workload needs more memory than this GPU has; nothing was put on it."""
-
-    status = Status.OOM_EXPECTED
 
 
 class OomTogether(CellError):

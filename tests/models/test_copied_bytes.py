@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from copied_tensors import copied_by_training
 
 from models.instance import instantiate
 from models.registry import find, sets
 from suite.report.published import load_published
-from suite.worker.memory_need import memory_need
 
 MIB = 2**20
 
@@ -79,9 +79,7 @@ def printed(nbytes: int) -> str:
 def copied_bytes(acronym: str) -> int:
     workload = find(acronym)
     if workload.task == "training":
-        need = memory_need(workload)
-        assert need.whole
-        return need.inputs + need.tangents
+        return sum(copied_by_training(workload))
     instance = instantiate(workload, device="meta", seed=0)
     return instance.input_bytes(instance.inputs(0))
 
@@ -100,4 +98,4 @@ def test_published_bytes_are_copied_with_known_differences(acronym: str) -> None
 
 @pytest.mark.parametrize("acronym", PYGRAPH_TANGENTS_MIB)
 def test_the_gradients_of_pygraphs_models_come_in_for_all_logits(acronym: str) -> None:
-    assert round(memory_need(find(acronym)).tangents / MIB, 1) == PYGRAPH_TANGENTS_MIB[acronym]
+    assert round(copied_by_training(find(acronym))[1] / MIB, 1) == PYGRAPH_TANGENTS_MIB[acronym]

@@ -212,12 +212,6 @@ def test_a_trial_that_was_wrong_fails_the_mode(fresh) -> None:
         live.settle(wrong)
 
 
-def test_each_tries_its_own_where_the_gpu_has_no_memory_for_more(fresh, monkeypatch) -> None:
-    live = fresh(tried_elsewhere=2)
-    live._program.has_room_for_trials = False
-    assert live.build().was_tried
-
-
 def test_of_a_trial_apart_nothing_is_left(fresh, monkeypatch, tmp_path: Path) -> None:
     """The same process is measured later, and the GPU has memory for one program of each mode."""
     modules = []
