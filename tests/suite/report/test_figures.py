@@ -22,7 +22,7 @@ from matplotlib.colors import to_hex
 
 from suite.measure.modes import MODES
 from suite.report import charts, compare, provenance
-from suite.report.chart import Bar, Chart, Scale, colour, draw, to_png, to_svg
+from suite.report.chart import Bar, Chart, Line, LineChart, Scale, colour, draw, to_png, to_svg
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
 from suite.report.runs import Run
@@ -370,3 +370,32 @@ def test_a_long_failure_lies_inside_of_the_axis():
     renderer = FigureCanvasAgg(axis.get_figure()).get_renderer()
     (text,) = axis.texts
     assert text.get_window_extent(renderer).y1 <= axis.get_window_extent(renderer).y1
+
+
+def test_a_reason_that_a_whole_group_has_is_written_once() -> None:
+    bars = {
+        ("A", "x"): Bar(failure="oom"),
+        ("A", "y"): Bar(failure="oom"),
+        ("B", "x"): Bar(2),
+        ("B", "y"): Bar(failure="oom"),
+    }
+    figure = draw(Chart("test", "Title", "axis", Scale.LINEAR, ("A", "B"), ("x", "y"), bars), ORIGIN)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["\N{BALLOT X} oom"] * 2
+
+
+def test_labels_stand_beyond_bar_interval_and_mark() -> None:
+    bars = {("A", "x"): Bar(50, (40, 60), published=62, label="fifty"), ("A", "y"): Bar(0.0, label="none")}
+    figure = draw(Chart("test", "Title", "axis", Scale.PERCENT, ("A",), ("x", "y"), bars), ORIGIN)
+    places = {text.get_text(): text.xy[1] for text in figure.axes[0].texts}  # type: ignore[attr-defined]
+    assert places == {"fifty": 62, "none": 0}
+
+
+def test_lines_are_in_the_legend_and_ratios_logarithmic() -> None:
+    steps = LineChart(
+        "test", "Title", "x", "y", (Line("graph", ((1, 0), (2, 100)), steps=True),), x_log=True,
+        marks=((1, "no change"),), percent=True, published=((1, 25, "published"),),
+    )  # fmt: skip
+    figure = draw(steps, ORIGIN)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["no change"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["graph", "published"]
+    assert figure.axes[0].get_xscale() == "log" and figure.axes[0].get_ylim() == (0, 103)
