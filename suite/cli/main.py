@@ -150,18 +150,15 @@ def explain(
     explanations = list(kept.values())
     remaining = [target for target in wanted if target not in kept]
     try:
-        with (
-            AnalysisDisplay(console(stderr=True), timeout_s) as display,
-            closing(explain_many(remaining, out=out, timeout_s=timeout_s, watcher=display)) as explained,
-        ):
+        display = AnalysisDisplay(console(stderr=True), timeout_s)
+        with closing(explain_many(remaining, out=out, timeout_s=timeout_s, watcher=display)) as explained:
             for each in explained:
                 explanations.append(each.explanation)
-                with display.paused():
-                    if as_json or everything:
-                        line = f"{each.done} of {each.total}: {each.target.label}: {summary(each.explanation)}"
-                        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
-                    else:
-                        console().print(render(each.explanation))
+                if as_json or everything:
+                    line = f"{each.done} of {each.total}: {each.target.label}: {summary(each.explanation)}"
+                    print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+                else:
+                    console().print(render(each.explanation))
     except Interrupted:
         say(f"interrupted: {len(explanations)} of {len(wanted)} are explained")
         raise

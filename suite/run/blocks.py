@@ -41,11 +41,10 @@ def measure_blocks(bench: Bench, workload: Workload, members: Sequence[Member]) 
             turn += 1
             if (answer := _ask(bench, member, ask)) is not None:
                 member.blocks.append(answer.block)
-                bench.display.block_measured(member.mode.name, index + 1, max(settings.blocks, index + 2))
     for member in members:
         if member.failure is None:
             member.timed = True
-            bench.display.block_measured(member.mode.name, len(member.blocks), len(member.blocks))
+            bench.display.measured(member.mode.name, len(member.blocks))
 
 
 def _enough(settings: RunSettings, members: Sequence[Member], blocks: int, seconds: float) -> bool:

@@ -27,7 +27,7 @@ from suite.results.store import InvalidResults, RecordedRun, describe
 from suite.run.matrix import matching, select_modes_for, select_workloads, split_names
 from suite.run.own_program import examine_programs, name_programs
 from suite.run.process import WORKER_COMMAND
-from suite.run.progress import display_for
+from suite.run.progress import Display
 from suite.run.runner import Job, Runner, RunOutcome, plan_jobs
 from suite.run.schedule import Estimates, Shard, usual_seconds
 from suite.run.supervise import Interrupted
@@ -152,19 +152,18 @@ def _measure(
 ) -> RunOutcome:
     plan = run.plan
     estimates_s = _estimates_s(jobs, run.done, run.writer.path, plan)
-    with display_for(console, estimates_s) as display:
-        runner = Runner(
-            writer=run.writer,
-            settings=plan.settings,
-            estimates_s=estimates_s,
-            display=display,
-            warm_cache=user_cache() / "compiled",
-            timeout_s=request.timeout_s,
-            budget_s=request.budget_s,
-            gpu_bytes=find_gpu().info.memory_bytes if plan.device == "cuda" else None,
-            worker_command=worker_command,
-        )
-        return runner.run(jobs)
+    runner = Runner(
+        writer=run.writer,
+        settings=plan.settings,
+        estimates_s=estimates_s,
+        display=Display(console, estimates_s),
+        warm_cache=user_cache() / "compiled",
+        timeout_s=request.timeout_s,
+        budget_s=request.budget_s,
+        gpu_bytes=find_gpu().info.memory_bytes if plan.device == "cuda" else None,
+        worker_command=worker_command,
+    )
+    return runner.run(jobs)
 
 
 def _open(request: Request, console: Console) -> _OpenRun:

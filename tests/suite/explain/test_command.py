@@ -5,12 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -113,29 +111,6 @@ def test_program_that_closes_all_descriptors_uses_no_cpu_time(monkeypatch: pytes
     assert time.process_time() - before < 1.0
 
 
-def test_findings_go_to_standard_output_despite_progress(tmp_path: Path) -> None:
-    terminal, theirs = pty.openpty()
-    out = tmp_path / "out.txt"
-    with out.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, str(FAKE), "any:quick", "any:slow"],
-            stdout=file,
-            stderr=theirs,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
-        )
-    os.close(theirs)
-    seen = b""
-    with suppress(OSError):  # Linux answers so when the other side is closed
-        while chunk := os.read(terminal, 2**16):
-            seen += chunk
-    os.close(terminal)
-    assert process.wait(timeout=60) == 0
-    assert "any:quick: inference" in out.read_text() and "any:slow: inference" in out.read_text()
-    assert b"\x1b" not in out.read_bytes()
-    assert b"any:slow: calling slow()" in seen
-    assert b"inference" not in seen
-
-
 def shown(display: AnalysisDisplay, out: io.StringIO) -> list[str]:
     display.time_passes()
     lines = out.getvalue().splitlines()
@@ -144,29 +119,20 @@ def shown(display: AnalysisDisplay, out: io.StringIO) -> list[str]:
     return lines
 
 
-def test_slow_step_has_lines_without_a_terminal() -> None:
+def test_slow_step_has_a_line_now_and_then() -> None:
     now, out = [100.0], io.StringIO()
     target, quick = Target("XLNET-I", "published"), Target("any:make", None)
-    with AnalysisDisplay(Console(file=out, width=200), 900.0, clock=lambda: now[0]) as display:
-        display.step(target, "building the model")
-        display.step(quick, "calling make()")
-        display.ended(quick)
-        now[0] += 1
-        assert shown(display, out) == []
-        now[0] += 5
-        assert shown(display, out) == ["XLNET-I (published): building the model, 6s (limit: 15m00s of processor time)"]
-        now[0] += 20
-        assert shown(display, out) == []
-        display.step(target, "tracing the call")
-        assert shown(display, out) == ["XLNET-I (published): tracing the call, 26s (limit: 15m00s of processor time)"]
-        now[0] += 31
-        assert shown(display, out) == ["XLNET-I (published): tracing the call, 57s (limit: 15m00s of processor time)"]
-
-
-def test_a_terminal_shows_what_each_target_is_at() -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=100, force_terminal=True, _environ={"TERM": "xterm"})
-    with AnalysisDisplay(console, 900.0) as display:
-        display.step(Target("any:make", None), "calling make()")
-        console.print(display._render())
-    assert "any:make: calling make(), 0s (limit: 15m00s of processor time)" in out.getvalue()
+    display = AnalysisDisplay(Console(file=out, width=200), 900.0, clock=lambda: now[0])
+    display.step(target, "building the model")
+    display.step(quick, "calling make()")
+    display.ended(quick)
+    now[0] += 1
+    assert shown(display, out) == []
+    now[0] += 5
+    assert shown(display, out) == ["XLNET-I (published): building the model, 6s (limit: 15m00s of processor time)"]
+    now[0] += 20
+    assert shown(display, out) == []
+    display.step(target, "tracing the call")
+    assert shown(display, out) == ["XLNET-I (published): tracing the call, 26s (limit: 15m00s of processor time)"]
+    now[0] += 31
+    assert shown(display, out) == ["XLNET-I (published): tracing the call, 57s (limit: 15m00s of processor time)"]

@@ -1,66 +1,38 @@
-"""What a run shows: plain lines where there is no terminal, a live display where there is one, and honest time left."""
+"""What a run says: a line for each event, and honest time left."""
 
 from __future__ import annotations
 
 import io
 import re
 
-import pytest
 from fixtures.synthetic_results import cell, failed_cell
 from rich.console import Console
 
 from suite.results.schema import Shortage, Status
-from suite.run.progress import Display, LineDisplay, LiveDisplay, TimeLeft, display_for, outcome
+from suite.run.progress import Display, TimeLeft, outcome
 
 
-def go_through_a_workload(display: Display) -> None:
+def test_events_are_plain_lines_with_their_time() -> None:
+    out = io.StringIO()
+    display = Display(Console(file=out, width=40), {"EOS": 90.0, "ST": 30.0})
     display.workload_starts("EOS", ["compile", "graph"])
     display.phase("compile", "warm-up")
-    display.block_measured("compile", 3, 5)
+    display.measured("compile", 5)
     display.cell_ends(cell("EOS", "compile", wall_s=72.0))
     display.cell_ends(failed_cell("EOS", "graph", Status.TIMEOUT, error="[build] took too long\nsecond line"))
     display.note("a [remark]")
     display.workload_ends()
-
-
-def test_without_a_terminal_there_are_plain_lines() -> None:
-    out = io.StringIO()
-    with display_for(Console(file=out, width=40), {"EOS": 90.0, "ST": 30.0}) as display:
-        assert isinstance(display, LineDisplay)
-        go_through_a_workload(display)
     lines = out.getvalue().splitlines()
     assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines)
     assert [line[9:] for line in lines] == [
         "EOS (1 of 2, about 2m00s left): compile, graph",
         "EOS compile: warm-up",
+        "EOS compile: measured 5 blocks",
         "EOS compile: pass in 1m12s",
         "EOS graph: timeout in 10s: [build] took too long",
         "a [remark]",
     ]
     assert "\x1b" not in out.getvalue()
-
-
-def test_a_terminal_shows_workload_mode_phase_and_time_left() -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=100, force_terminal=True, _environ={"TERM": "xterm"})
-    with display_for(console, {"EOS": 90.0, "ST": 30.0}) as display:
-        assert isinstance(display, LiveDisplay)
-        display.workload_starts("EOS", ["compile", "graph"])
-        display.phase("compile", "warm-up")
-        display.block_measured("graph", 3, 5)
-        console.print(display._render())
-        shown = out.getvalue()
-        for words in ("EOS", "compile", "warm-up", "graph", "measure, block 3 of 5", "0 of 2 workloads", "2m00s left"):
-            assert words in shown
-        go_through_a_workload(display)
-    assert "EOS compile: pass in 1m12s" in out.getvalue()
-    assert "a [remark]" in out.getvalue()
-
-
-@pytest.mark.parametrize("terminal", [{"TERM": "dumb"}, {"TERM": "unknown"}])
-def test_a_terminal_without_cursor_control_gets_plain_lines(terminal: dict[str, str]) -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, _environ=terminal)
-    assert isinstance(display_for(console, {}), LineDisplay)
 
 
 def test_time_left_counts_down_within_a_workload() -> None:
