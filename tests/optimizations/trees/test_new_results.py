@@ -168,3 +168,26 @@ def test_dropped_forward_keeps_no_other_model_off_its_graph(compiled_on_cpu: Com
             evaluated(rows(step))
     uncaptured = [one.reason for report in optimizations.report() for one in report.uncaptured]
     assert all("kernels" in one for one in uncaptured), "selection alone"
+
+
+def test_hooks_of_saved_tensors_get_new_tensors(compiled_on_cpu: CompiledOnCpu) -> None:
+    """What a forward saves is the same object in each call, but for these, which may attach anything to it."""
+    model = torch.compile(Scaled(), backend="encore")
+    references: list[weakref.ref[torch.Tensor]] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, nn.Parameter):
+            assert not vars(tensor)
+            tensor.name_of_the_callers_own = 1  # type: ignore[attr-defined]
+            references.append(weakref.ref(tensor))
+        return tensor
+
+    for step in range(8):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = rows(step)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = model(x)
+        result.sum().backward()
+        del result, x
+        assert all(one() is None for one in references), step
+    assert references and compiled_on_cpu.cuda.replays
