@@ -25,6 +25,7 @@ from optimizations.report import LEDGER, BindingReport, Entry
 from optimizations.torch_internals.cpu_results import settings_for, with_corrected_pass
 from optimizations.torch_internals.left_out import with_operators_left_out, with_results_left_out
 from optimizations.torch_internals.outcome import watched, watching
+from optimizations.torch_internals.saved_conjugates import WITHOUT_FLAGS
 from optimizations.torch_internals.wrappers import taking_a_list
 from optimizations.trees.hook import Maker, asking, captured_by
 from optimizations.trees.inner_graphs import resting
@@ -78,7 +79,7 @@ def _compiled(
     lean = shortcuts(entry.note_shortcut) if settings.lean else contextlib.nullcontext()
     captured = contextlib.nullcontext() if maker is None else captured_by(maker)
     refused = contextlib.nullcontext() if maker is None else double_backwards_refused(maker.forward_returns)
-    with watched(entry.compiled.append), lean, refused, captured:
+    with watched(entry.compiled.append), lean, refused, captured, WITHOUT_FLAGS:
         compiled = torch_internals.compile_fx.compile_fx(
             placement.graph_module, inputs, inner_compile=inner_compile, config_patches=inductor
         )

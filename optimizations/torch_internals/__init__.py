@@ -288,6 +288,7 @@ NAMES: dict[str, Private] = {
     "graph_partition": Private(
         "torch._inductor.scheduler:Scheduler.graph_partition", "see what a graph was split at, and why"
     ),
+    "partition_fn": Private("torch._inductor.compile_fx:partition_fn", "save no lazy conjugates for a backward"),
     "should_partition": Private(
         "torch._inductor.scheduler:Scheduler.should_partition", "leave out results with their operator"
     ),

@@ -275,7 +275,7 @@ def complex_inputs_of_which_a_part_is_written(world: World) -> None:
     def program(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         state[1].mul_(2)
         state[:, 2:3] = x
-        return torch.view_as_real(state).sum(1)
+        return torch.view_as_real(state).sum(1) * 2
 
     run = world.compile(program)
     with torch.no_grad():
