@@ -63,7 +63,8 @@ def table(rows: Sequence[Row]) -> str:
     ]
     for database in dict.fromkeys(map(_judge, samples)):
         own = {key: row for key, row in samples.items() if _judge(key) == database}
-        for compiler in dict.fromkeys(name for row in own.values() for name in row if name != "eager"):
+        known = {name for row in own.values() for name in row}
+        for compiler in (name for name in (PLAIN, "stock", "encore") if name in known):
             of = {key: row[compiler] for key, row in own.items() if compiler in row}
             passed = [row for row in of.values() if row.get("passed")]
             failed = len(findings([one for row in own.values() for one in row.values()], compiler))

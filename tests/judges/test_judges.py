@@ -143,6 +143,7 @@ def test_table_counts_passes_graphs_and_failures() -> None:
     assert rows.findings(RECORDED) == ["op_db|mul|function|float32|0: call 3, value 0: other values"]
     assert "| op_db | compile | 3 | 3 | 2 | - | - | 0 |" in rows.table(RECORDED)
     assert "| op_db | encore | 3 | 3 | 1 | 1 | 1 | 0 |" in rows.table(RECORDED)
+    assert rows.table(RECORDED[::-1]) == rows.table(RECORDED), "compilers stand in the same order"
 
 
 def test_rows_are_read_up_to_a_line_that_was_cut_off(tmp_path: Path) -> None:
