@@ -101,12 +101,12 @@ def difference(sample: Any, found: Any) -> str | None:
     (structure, looks, _), (other, others, _) = sample, found
     if structure != other:
         return (
-            "its arguments are nested or named otherwise than the sample's, or hold other numbers or objects: what is "
-            "passed by keyword in calls has to be so in sample_kwargs"
+            "the structure or names of its arguments differ from the sample's, or they hold other numbers or objects: "
+            "what is passed by keyword in calls has to be so in sample_kwargs"
         )
     for index, pair in enumerate(zip(looks, others, strict=True)):
         if pair[0] != pair[1]:
-            return f"tensor {index} of its arguments looks otherwise than the sample's: {_other_looks(*pair)}"
+            return f"tensor {index} of its arguments differs from the sample's: {_other_looks(*pair)}"
     return "the same tensor is passed twice where the sample has two, or the other way round"
 
 

@@ -85,7 +85,7 @@ class Run:
         forward, backward: operators that ran.
         written: tensors among its arguments that it wrote.
         kept: entries of Python that it bound to tensors it made.
-        findings: what a graph of it would do otherwise.
+        findings: what a graph of it could not do.
         generators, draws: random numbers of the GPU were drawn, from these too.
         as_captured: what it was told when it asked whether it is captured.
         as_first: whether the first run ran the same operators.
@@ -236,7 +236,7 @@ def check_draws(run: Run, difference: Refusal | None) -> None:
 def _run_once(member: Member, training: bool, observer: Observer, first: Run | None) -> Run:
     """Run a callable on a copy of its sample, forward and backward. The `first` run looks at what is saved between.
 
-    Leaves that it reaches otherwise than by its state are parameters, too, if they were there in the first run.
+    Leaves that are not reached through its state are parameters, too, if they were there in the first run.
     """
     with observer.unseen():
         inputs = inputs_like(member.sample)

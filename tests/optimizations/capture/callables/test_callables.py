@@ -474,7 +474,7 @@ def in_evaluation(module: nn.Module, x: torch.Tensor) -> Any:
 
 
 UNSERVED: dict[str, tuple[Callable[[nn.Module, torch.Tensor], Any], str]] = {
-    "another shape": (lambda module, x: module(x[:1]), "tensor 0 of its arguments looks otherwise than the sample's"),
+    "another shape": (lambda module, x: module(x[:1]), "tensor 0 of its arguments differs from the sample's"),
     "a size": (lambda module, x: module(x[:1]), "than the sample's: another shape"),
     "strides": (lambda module, x: module(x.t().contiguous().t()), "than the sample's: other strides"),
     "a gradient": (lambda module, x: module(x.requires_grad_()), "than the sample's: it requires gradients"),
