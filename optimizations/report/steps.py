@@ -54,8 +54,6 @@ class RecordedStep:
         watched: values that the step can reach in Python, and that each call compares before the launch.
         pool_bytes: memory that its graphs' pool grew by.
         replays: how often it was launched.
-        gradients_kept: how often of these the program held gradients that it would overwrite: they were copied and put
-            back, in a call that takes longer.
         audits: calls that ran uncaptured to be compared with the recording; `audits_skipped` counts those for which
             there was no memory next to the graph's.
         concurrency: whether independent kernels run at the same time.
@@ -72,7 +70,6 @@ class RecordedStep:
     watched: int
     pool_bytes: int
     replays: int
-    gradients_kept: int
     record_s: float
     audits: int = 0
     audits_skipped: int = 0

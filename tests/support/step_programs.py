@@ -84,52 +84,6 @@ def gradients_from_before_are_read_and_replaced(device: str) -> Program:
 
 
 @program
-def parameters_exchange_their_gradients(device: str) -> Program:
-    """Each call finds the two tensors the other way around."""
-    torch.manual_seed(7)
-    first, second = nn.Linear(8, 8).to(device), nn.Linear(8, 8).to(device)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = second(first(batch["x"])).square().mean()
-        loss.backward()
-        first.weight.grad, second.weight.grad = second.weight.grad, first.weight.grad
-        with torch.no_grad():
-            for layer in (first, second):
-                layer.weight.sub_(layer.weight.grad, alpha=0.1)  # type: ignore[arg-type]
-        return loss.detach()
-
-    layers = first, second
-    return Program(
-        step,
-        batches(device),
-        lambda: [one for layer in layers for one in (layer.weight, layer.weight.grad)],
-        recordings=2,
-    )
-
-
-@program
-def a_gradient_from_before_as_an_argument(device: str) -> Program:
-    model = network(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    train = training_step(model, optimizer)
-    loss_of(model, batches(device)[0][0]).backward()
-
-    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        return train({"x": batch["x"], "y": batch["y"]}).detach(), batch["gradient"] * 2
-
-    calls = batches(device)
-    for (batch,) in calls:
-        batch["gradient"] = torch.zeros(0)
-
-    def between(index: int) -> None:
-        for (batch,) in calls[index + 1 : index + 2]:
-            batch["gradient"] = model[0].weight.grad
-
-    between(-1)
-    return Program(step, calls, lambda: state_of(model), between)
-
-
-@program
 def fused_adamw_with_clipping(device: str) -> Program:
     model = network(device, dropout=0.2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)

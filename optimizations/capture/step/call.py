@@ -52,20 +52,23 @@ class Call:
         `batch` stands for the tensors of the call, in their order. The state is held here, and so are the gradients
         from before in a capture: no other tensor gets their memory meanwhile.
         """
-        paths = {id(tensor): path for path, tensor in self.state.tensors.items()}
         found = {storage(tensor): path for path, tensor in self.state.tensors.items()}
-        for parameter, gradient in zip(self.parameters, self.before, strict=True):
+        for name, gradient in zip(self.parameter_names(), self.before, strict=True):
             if gradient is not None:
-                found[storage(gradient)] = f"{paths[id(parameter)]}.grad"
+                found[storage(gradient)] = f"{name}.grad"
         found.update(zip(map(storage, batch), self.origins, strict=True))
         found.pop(0, None)  # where all tensors without memory lie
         return found
 
+    def parameter_names(self) -> list[str]:
+        """Return how the program would write each parameter."""
+        paths = {id(tensor): path for path, tensor in self.state.tensors.items()}
+        return [paths[id(parameter)] for parameter in self.parameters]
+
     def gradients_as_they_are(self, before: Iterable[torch.Tensor | None]) -> dict[str, torch.Tensor]:
         """Return, by path, those gradients from before the call in whose places `before` has no others."""
-        paths = {id(tensor): path for path, tensor in self.state.tensors.items()}
-        found = zip(self.parameters, self.before, before, strict=True)
-        return {f"{paths[id(one)]}.grad": there for one, there, now in found if there is not None and there is now}
+        found = zip(self.parameter_names(), self.before, before, strict=True)
+        return {f"{name}.grad": there for name, there, now in found if there is not None and there is now}
 
 
 def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], state: HostState) -> Call:

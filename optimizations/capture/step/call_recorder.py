@@ -29,8 +29,7 @@ from optimizations.capture.step.audit import Audits
 from optimizations.capture.step.call import Call, refused_iterators
 from optimizations.capture.step.changes import Changes, tokens_of, with_changed
 from optimizations.capture.step.failed_captures import cause, is_programs_own, why
-from optimizations.capture.step.gradient_copies import copied
-from optimizations.capture.step.gradients import put
+from optimizations.capture.step.gradients import copied, put
 from optimizations.capture.step.host_random import HostRandom, decides
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.kept_recordings import KeptRecordings
@@ -221,6 +220,8 @@ class CallRecorder(ABC):
                     concurrency=self._options.concurrency if self._carries else "off",
                 )
             recording.key_value = self._key_value
+            if mentioned is Mentioned.ONCE and any(recording.gradients.stay(captured.before)):
+                raise GradientsMentioned("the step reads gradients from before the call")
         except BaseException as raised:
             error = cause(raised)
             if captured is not call:
@@ -248,6 +249,7 @@ class CallRecorder(ABC):
                 recording.report = replace(recording.report, record_s=time.perf_counter() - began)
                 self._recordings.add(device, key, recording)
                 progress.recorded()
+                stay = recording.gradients.stay(call.before)
                 call.before.clear()  # gradients that are unused from now on
                 captured.before.clear()
                 set_aside.drop()
@@ -257,13 +259,13 @@ class CallRecorder(ABC):
                 device.give_back()
                 self._observes = False  # the program goes on on its own stream
                 device.follow()
-                recording.gradients.take_back()
+                put(call.parameters, stay)
                 recording.audits.start(time.perf_counter())
                 return recording.launch(call.tensors, self._rates)
             except BaseException as error:
                 if not recording.replays:  # what the capture left was never computed
                     call.state.restore(snapshot)
-                    recording.gradients.take_back()
+                    put(call.parameters, stay)
                 if not isinstance(error, NotCarried):
                     raise
                 self._carries = False

@@ -31,7 +31,7 @@ from optimizations.capture.step.bound_steps import NAME, is_no_method, step_of, 
 from optimizations.capture.step.call import Call, call_of, refused_call, refused_function
 from optimizations.capture.step.call_recorder import CallRecorder
 from optimizations.capture.step.changes import Numbers, named, numbers_given
-from optimizations.capture.step.gradients import gradients, pattern
+from optimizations.capture.step.gradients import gradients, held, pattern
 from optimizations.capture.step.hooks import hooks_of
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.learning_rates import LearningRates
@@ -225,6 +225,11 @@ class GraphedStep(CallRecorder):
             if isinstance(state, HostState):
                 return self._audit(device, recording, call_of(args, kwargs, tensors, state))
             recording.audits.skip(time.perf_counter())
+        if (name := self._recordings.held_gradient(recording)) is not None:
+            refusal = held(name)
+            self._note(refusal)
+            self._changes_streams(self._device, observes=False)
+            return self._as_it_is(args, kwargs, refusal)
         return recording.launch(tensors, self._rates)
 
     def _audit(self, device: Device, recording: Recording, call: Call) -> Any:
@@ -412,7 +417,6 @@ class GraphedStep(CallRecorder):
                     one.report,
                     replays=one.replays,
                     pointer_bytes=one.inputs.pointer_bytes,
-                    gradients_kept=one.gradients.times_kept,
                     audits=one.audits.done,
                     audits_skipped=one.audits.skipped,
                     concurrency=one.side_by_side.report(),

@@ -16,6 +16,7 @@ import torch
 
 from optimizations.capture.device import Device
 from optimizations.capture.signature import class_of_objects, is_gone
+from optimizations.capture.step.gradients import Gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.recording import Recording
 
@@ -44,6 +45,7 @@ class KeptRecordings:
         self._last: Recording | None = None
         self._replays_then: dict[int, int] = {}
         self._device: Device | None = None
+        self._outlived: list[tuple[Any, Gradients]] = []
         self.follow: Callable[[], bool] = lambda: True
 
     def __iter__(self) -> Iterator[Recording]:
@@ -82,8 +84,6 @@ class KeptRecordings:
     def add(self, device: Device, key: Hashable, recording: Recording) -> None:
         """Keep a recording, and look at it first."""
         self._device, self.follow = device, device.follow
-        if (other := next((one for one in self if one.pool == recording.pool), None)) is not None:
-            recording.gradients.join(other.gradients)
         self._by_key.setdefault(key, []).append(recording)
         self.comes_first(recording)
         self._last, self._replays_then = recording, {id(one): one.replays for one in self}
@@ -120,6 +120,17 @@ class KeptRecordings:
             self._free(self._by_key.pop(key))
             self._copied_inputs.pop(key, None)
         return kind
+
+    def held_gradient(self, recording: Recording) -> str | None:
+        """Return the name of a parameter whose gradient the program holds and a launch of this recording may overwrite.
+
+        Recordings that share a pool may write over gradients of each other: that memory was free when they were made.
+        """
+        if self._outlived:
+            self._outlived = [(pool, one) for pool, one in self._outlived if one.held() is not None]
+        others = [one.gradients for one in self if one.pool == recording.pool and one is not recording]
+        others += [one for pool, one in self._outlived if pool == recording.pool]
+        return next((name for one in [recording.gradients, *others] if (name := one.held()) is not None), None)
 
     def look_again(self) -> None:
         """Compare all that the step reaches before the next replay of each: more is compared from now on."""
@@ -166,8 +177,8 @@ class KeptRecordings:
             self._last = None
         others = [one.pool for one in self if one not in recordings]
         for recording in recordings:
-            if recording.pool in others:
-                recording.gradients.outlive()
+            if recording.pool in others and recording.gradients.held() is not None:
+                self._outlived.append((recording.pool, recording.gradients))
             self.dropped += 1
             self.in_vain += recording.replays < WORTH
             self._freed_replays += recording.replays

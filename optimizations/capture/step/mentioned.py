@@ -20,13 +20,13 @@ import torch
 from optimizations.capture.device import Device
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.following import words_that_tell
-from optimizations.capture.step.gradients import memory
+from optimizations.capture.step.gradients import Use, memory
 from optimizations.capture.step.host_state import Change, ChangeKind, Rebound
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.observing import host_change
 from optimizations.graph.driver import CudaCallFailed
-from optimizations.graph.memory import MemoryRanges
+from optimizations.graph.memory import MemoryRanges, size_bytes
 from optimizations.graph.records import MemoryRange
 
 
@@ -58,36 +58,42 @@ def check_unread(
             raise StepRefused(host_change(changed, code))
 
 
-def they_play_no_part(
+def uses_of(
     device: Device,
     graph: Any,
     observer: Observer,
     launches: Launches,
     before: Sequence[torch.Tensor | None],
     after: Sequence[torch.Tensor | None],
+    writes: Callable[[torch.Tensor], bool],
     beside: Collection[int],
     *,
     may_mention: bool,
-) -> bool:
-    """Return whether gradients from before the call are unused in it. Note [Gradients before and after].
+) -> list[Use]:
+    """Return how a call used each gradient that it found. Note [Gradients before and after] in `gradients`.
 
-    `beside`: indices of the nodes that only copy inputs.
+    `writes`: whether it wrote one that is still there. `beside`: indices of the nodes that only copy inputs.
 
     Raises:
-        GradientsMentioned: unless it `may_mention` them, where nothing else leads to them.
+        GradientsMentioned: unless it `may_mention` gradients that it drops, where nothing else leads to them.
     """
-    there = [gradient for gradient in before if gradient is not None]
-    if (
-        not there
-        or any(storage(gradient) in observer.outside for gradient in there)
-        or any(old is not None and old is new for old, new in zip(before, after, strict=True))
-    ):
-        return False
-    ranges = memory(there)
-    mentioned = device.mentions(graph, ranges, beside) and not _only_left_over(device, graph, launches, ranges)
-    if mentioned and not may_mention:
-        raise GradientsMentioned("words of the graph may be addresses of gradients from before the call")
-    return not mentioned
+    found = []
+    for old, new in zip(before, after, strict=True):
+        if old is None:
+            found.append(Use.ABSENT)
+        elif size_bytes(old) and storage(old) in observer.outside:
+            found.append(Use.NEEDED)
+        elif new is not old:
+            found.append(Use.DROPPED)
+        else:
+            found.append(Use.NEEDED if writes(old) else Use.LEFT_ALONE)
+    for unread in (Use.DROPPED, Use.LEFT_ALONE):
+        ranges = memory(old for old, use in zip(before, found, strict=True) if use is unread)
+        if device.mentions(graph, ranges, beside) and not _only_left_over(device, graph, launches, ranges):
+            if unread is Use.DROPPED and not may_mention:
+                raise GradientsMentioned("words of the graph may be addresses of gradients from before the call")
+            found = [Use.NEEDED if use is unread else use for use in found]
+    return found
 
 
 def _only_left_over(device: Device, graph: Any, launches: Launches, ranges: Sequence[MemoryRange]) -> bool:

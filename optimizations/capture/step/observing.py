@@ -157,6 +157,7 @@ def observe(
     after = gradients(call.parameters)
     findings += _unfinished(returned, backward_ran=observer.in_backward or earlier.replaced(after))
     findings += _wandering(observer, call, earlier.places, seen_outside)
+    findings += _returned_gradients(call, after, [returned, *(entry.new for entry in kept)])
     tensors: list[torch.Tensor] = []
     structure = flatten(returned, tensors)
     of_results = observer.of_results([*tensors, *(entry.new for entry in kept)])
@@ -351,6 +352,16 @@ def _changed_arguments(call: Call, marks: Sequence[tuple[Look, bool, int]]) -> I
                 f"changes {label} itself (its requires_grad, gradient, shape or memory)",
                 "work on `detach()` of it, or a copy",
             )
+
+
+def _returned_gradients(call: Call, after: Sequence[torch.Tensor | None], results: Any) -> Iterator[Refusal]:
+    """Yield a refusal of a gradient of a parameter among results: the graph owns these."""
+    places = {storage(one): name for one, name in zip(after, call.parameter_names(), strict=True) if one is not None}
+    for name in dict.fromkeys(places[place] for place in storages_of(results) if place and place in places):
+        yield Refusal(
+            f"returns, or keeps in an attribute, the gradient of {name}, which the next launch overwrites",
+            "return a copy of it (`clone()`)",
+        )
 
 
 def _unfinished(returned: Any, *, backward_ran: bool) -> Iterator[Refusal]:

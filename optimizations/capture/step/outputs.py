@@ -2,8 +2,7 @@
 
 A result lies in the memory of the graph and the next launch overwrites it, so it is copied out. The graph itself copies
 small ones, to new memory in each launch (`copy_nodes`); one fused copy takes the others. What is a parameter, or any
-tensor that was there before, is returned itself, or what is in its `.grad` for it; what is an argument, or a view of
-one, is the caller's.
+tensor that was there before, is returned itself; what is an argument, or a view of one, is the caller's.
 """
 
 from __future__ import annotations
@@ -83,11 +82,10 @@ def _run(tensor: torch.Tensor) -> torch.Tensor:
 class Outputs:
     """Copy results out. Made of what the recording returned, its placeholders, and storages that are not the graph's.
 
-    `carried`: by id of what was returned, nodes of the graph that copy it. `in_grad_of`: by id of a gradient that the
-    call left, the parameter in whose `.grad` another tensor may stand for it.
+    `carried`: by id of what was returned, nodes of the graph that copy it.
 
     Attributes:
-        static: storages of results that are tensors from before the call, or views of such, and nothing stands for.
+        static: storages of results that are tensors from before the call, or views of such.
     """
 
     def __init__(
@@ -96,9 +94,8 @@ class Outputs:
         placeholders: Sequence[torch.Tensor],
         static: Iterable[int],
         carried: Mapping[int, CopyNode] | None = None,
-        in_grad_of: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
-        carried, in_grad_of = carried or {}, in_grad_of or {}
+        carried = carried or {}
         tensors: list[torch.Tensor] = []
         flatten(returned, tensors)
         self._nest = returned if not tensors else replaced(returned, iter([tensor.detach() for tensor in tensors]))
@@ -116,8 +113,6 @@ class Outputs:
             elif storage(tensor) in by_storage and storage(tensor):
                 index = by_storage[storage(tensor)]
                 self._plan.append(("view", (index, *view_of(tensor, placeholders[index]))))
-            elif storage(tensor) in static and id(tensor) in in_grad_of:
-                self._plan.append(("gradient", in_grad_of[id(tensor)]))
             elif storage(tensor) in static:
                 self._plan.append(("static", tensor))
                 self.static.add(storage(tensor))
@@ -271,9 +266,9 @@ def _given(
         return fresh[what]
     if kind == "input":
         return inputs[what]
-    if kind in ("static", "gradient"):
-        given: torch.Tensor = what if kind == "static" else what.grad
-        return given
+    if kind == "static":
+        static: torch.Tensor = what
+        return static
     index, *view = what
     return view_like(inputs[index], *view)
 

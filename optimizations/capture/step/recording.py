@@ -27,15 +27,14 @@ from optimizations.capture.step.bound_results import BoundResults
 from optimizations.capture.step.call import Call, sparse_tensors
 from optimizations.capture.step.casts import RegionMark
 from optimizations.capture.step.following import plan_of, worth_reading
-from optimizations.capture.step.gradient_holders import OwnReferences, plain, taken_by
 from optimizations.capture.step.gradient_room import carves, room_for_gradients
-from optimizations.capture.step.gradients import Gradients, gradients
+from optimizations.capture.step.gradients import Gradients, Use, gradients
 from optimizations.capture.step.host_random import HostDraws
 from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.step.mentioned import check_unread, decides, reads_of, they_play_no_part
+from optimizations.capture.step.mentioned import check_unread, decides, reads_of, uses_of
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
 from optimizations.capture.step.observing import (
     CHECKPOINT_DRAWS,
@@ -71,8 +70,8 @@ class Recording:
     `written` are inputs it writes, `mutated` other tensors whose versions it counts up; `written_memory` is that of all
     other tensors it writes, `read_memory` what it reads where it writes inputs too. `kept` holds what it reads, and
     `region` lasts as long as autocast keeps the casts among these. `bound` are attributes and variables that a call
-    binds to what it made. `arguments` is what calls look like that it may serve. `pool` is where its memory lies, and
-    `held_by_outputs` what `outputs` holds of gradients. `in_workspace`: its graph may write to a workspace of cuBLAS.
+    binds to what it made. `arguments` is what calls look like that it may serve. `pool` is where its memory lies.
+    `in_workspace`: its graph may write to a workspace of cuBLAS.
     """
 
     graph: Any
@@ -82,7 +81,6 @@ class Recording:
     gradients: Gradients
     watch: Watch
     outputs: Outputs
-    held_by_outputs: OwnReferences
     mutated: list[torch.Tensor]
     written_memory: WrittenMemory
     read_memory: WrittenMemory
@@ -149,7 +147,7 @@ class Recording:
         if self.region is not None and not self.region.lasts():
             return True
         moved = not self.watch.in_place() if state is None else self.watch.is_over(state)
-        return moved or self.gradients.places.lost()
+        return moved or self.gradients.lost()
 
     def launch(self, tensors: Sequence[torch.Tensor], rates: LearningRates, *, is_raced: bool = False) -> Any:
         """Do the work of a call with these inputs, and return its results.
@@ -311,13 +309,13 @@ def capture(
             )
         )
     after = gradients(call.parameters)
-    indifferent = they_play_no_part(
-        device, graph, observer, launches, call.before, after, beside, may_mention=may_mention
+    uses = uses_of(
+        device, graph, observer, launches, call.before, after, writes.include, beside, may_mention=may_mention
     )
     if set_aside is not None:
-        set_aside.require_gone(call.before, indifferent=indifferent)
+        set_aside.require_gone(call.before, indifferent={*uses} <= {Use.ABSENT, Use.DROPPED})
     gradients_of_call = {id(one) for one in [*call.before, *after] if one is not None}
-    unread = _storages(old for old, new in zip(call.before, after, strict=True) if indifferent and old is not new)
+    unread = _storages(old for old, use in zip(call.before, uses, strict=True) if use is Use.DROPPED)
     kept = [
         tensor
         for address, (reference, _) in observer.outside.items()
@@ -330,7 +328,7 @@ def capture(
     mutated = [tensor for tensor in call.state.tensors.values() if writes.include(tensor)]
     reads = reads_of(device, graph, observer, call, beside)
     copied = [index for index in written if index not in inputs.in_place]
-    there = [*kept, *(gradient for gradient in call.before if gradient is not None and not indifferent)]
+    there = [*kept, *(old for old, use in zip(call.before, uses, strict=True) if old is not None and use is Use.NEEDED)]
     read_memory = WrittenMemory([*filter(reads, call.state.tensors.values()), *there] if copied else ())
     added_to = [one for one in _both(call.before, after) if writes.include(one)]
     refuse_shared(call.tensors, call.labels, written, [*mutated, *added_to], copied, read_memory)
@@ -346,15 +344,12 @@ def capture(
 
     nodes = device.copies(graph, [*to_carry.values(), *carried]) if to_carry or carried else ()
     inputs.carry(dict(zip(to_carry, nodes, strict=False)), call.tensors)
-    make_outputs = functools.partial(
-        Outputs,
+    outputs = Outputs(
         (returned, tuple([entry.new for entry in results])) if results else returned,
         placeholders,
         _storages(static) - unread,
         {id(tensor): node for (tensor, _), node in zip(carried, nodes[len(to_carry) :], strict=True)},
-        {id(new): parameter for parameter, new in zip(call.parameters, after, strict=True) if new is not None},
     )
-    outputs, held_by_outputs = taken_by(make_outputs, plain([*call.before, *after]))
     pointers = None
     if carry:
         launches.read_behind([*outputs.copied(), *(gradient for gradient in after if gradient is not None)])
@@ -379,18 +374,15 @@ def capture(
         written=written,
         gradients=Gradients(
             call.parameters,
+            call.parameter_names(),
             call.before,
             after,
-            indifferent=indifferent,
+            uses,
             written=writes.include,
             made=lambda gradient: storage(gradient) not in known and storage(gradient) not in observer.outside,
-            writes_there=[*mutated, *(placeholders[index] for index in written if index in inputs.in_place)],
-            reads_there=[*filter(reads, call.state.tensors.values()), *kept],
-            given_out=not outputs.static.isdisjoint(_storages([*call.before, *after])),
         ),
         watch=watch,
         outputs=outputs,
-        held_by_outputs=held_by_outputs,
         mutated=[tensor for tensor in mutated if writes.counted(tensor) or tensor.is_inference()],
         written_memory=WrittenMemory([*mutated, *_both(call.before, after)]),
         read_memory=read_memory,
@@ -414,7 +406,6 @@ def capture(
             watched=len(watch),
             pool_bytes=pool_bytes - pool_before,
             replays=0,
-            gradients_kept=0,
             record_s=0.0,
         ),
     )

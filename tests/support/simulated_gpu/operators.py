@@ -22,7 +22,6 @@ from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from forced_branches import BranchesAtOnce
@@ -36,11 +35,11 @@ from optimizations.capture import inputs
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.step import outputs
-from optimizations.capture.step.gradient_holders import OwnReferences
 from optimizations.concurrency.branches import Branches, Noted
 from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.plan import Plan
 from optimizations.graph.records import CapturedGraph, Edge, MemoryRange
+from optimizations.torch_internals import reference_counts
 
 GARBAGE = float("nan")
 ASKS = "_cuda_isCurrentStreamCapturing"
@@ -50,6 +49,29 @@ ELSEWHERE: ContextVar[bool] = ContextVar("elsewhere", default=False)
 
 
 _launches = itertools.count(1)
+
+
+_by_graphs: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+"""What all graphs hold of storages, by their addresses in C++: references of C++, and of Python."""
+_counts = reference_counts.storage_counts
+
+
+def _without_graphs(storage: torch.UntypedStorage) -> tuple[int, int]:
+    """A graph of the GPU holds addresses only, so what graphs of this one hold is no reference."""
+    of_storage, of_object = _counts(storage)
+    held = _by_graphs.get(storage._cdata, (0, 0))
+    return of_storage - held[0], of_object - held[1]
+
+
+def _count(held: Mapping[int, tuple[int, int]], times: int) -> None:
+    for cell, (of_storage, of_object) in held.items():
+        _by_graphs[cell][0] += times * of_storage
+        _by_graphs[cell][1] += times * of_object
+        if _by_graphs[cell] == [0, 0]:
+            del _by_graphs[cell]
+
+
+reference_counts.storage_counts = _without_graphs
 
 
 class CpuGraph:
@@ -62,7 +84,8 @@ class CpuGraph:
         self.made: dict[int, torch.UntypedStorage] = {}
         self.outlived: list[tuple[int, StorageWeakRef]] = []
         """What it made, once it was freed: others hold it, if anything does."""
-        self.references: OwnReferences | None = None
+        self.references: dict[int, tuple[int, int]] = {}
+        """What it holds of storages, as in `_by_graphs`."""
         self.held: Counter[int] = Counter()
         """How many tensors it holds over storages, by their addresses in C++."""
         self.led_elsewhere: set[tuple[int, int]] = set()
@@ -134,6 +157,9 @@ class CpuGraph:
                 for storage in storages:
                     _fill_with_garbage(storage)
 
+    def __del__(self) -> None:
+        _count(self.references, -1)
+
     def note_references(self) -> None:
         """A graph of the GPU holds addresses only: what this one holds in their place is not the program's."""
         tensors = [
@@ -147,7 +173,9 @@ class CpuGraph:
         held = Counter(one.untyped_storage()._cdata for one in {id(one): one for one in tensors}.values())
         held.update({one._cdata: 0 for one in self.made.values()})
         made = {one._cdata for one in self.made.values()}
-        self.references = OwnReferences({key: numpy.array([held[key], key in made]) for key in held})
+        _count(self.references, -1)
+        self.references = {key: (held[key], int(key in made)) for key in held}
+        _count(self.references, 1)
         self.held = held
 
     def _uncounted(self) -> contextlib.AbstractContextManager[Any]:
@@ -179,7 +207,8 @@ class CpuGraph:
 
     def reset(self) -> None:
         self.freed = True
-        self.references = None
+        _count(self.references, -1)
+        self.references = {}
         self.operators.clear()
         self.outlived = [(address, StorageWeakRef(one)) for address, one in self.made.items()]
         self.made.clear()
