@@ -14,7 +14,7 @@ from torch import nn
 
 from optimizations.capture.callables.graph_callables import GraphedCallables, graph_callables
 from optimizations.capture.copy_nodes import CopyNode, NotCarried
-from optimizations.capture.side_by_side import LedGraph, side_by_side
+from optimizations.capture.side_by_side import LedGraph, RacingDevice, side_by_side
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.concurrency import branches as branches_module
 from optimizations.concurrency.launch_log import LaunchLog, Logged
@@ -283,6 +283,21 @@ def test_callables_have_eagers_bits_in_every_order(copies_are_nodes: bool) -> No
     assert [one.decision for one in found if one is not None] == ["branches", "branches"], found
     assert all(one is not None and one.longest_path < one.launches for one in found)
     assert max(len(one.orders) for one in device.graphs) > 10
+
+
+def test_copies_of_callables_are_set_again_in_another_executable() -> None:
+    driver = Driver()
+    node = CopyNode(driver, driver, 1, "led", None)
+    device: Any = SimpleNamespace(
+        new_graph=lambda: driver, copies=lambda graph, ends: [node] if graph is driver else []
+    )
+    racing = RacingDevice(device)
+    graph = racing.new_graph()
+    (copied,) = racing.copies(graph, [])
+    copied.read_from(11)
+    driver.calls.clear()
+    LedGraph(graph.captured, graph.renew).instantiate()
+    assert driver.calls == [(2, "led", 11, 20)]
 
 
 def test_missing_edges_of_callables_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

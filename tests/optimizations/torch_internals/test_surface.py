@@ -16,7 +16,7 @@ OURS = [node.EncoreNode, manager.EncoreManager, cudagraphify.EncoreContainer]
 OVERRIDDEN = {
     "EncoreNode": {
         *("_allocate_and_copy_recording_inputs", "_check_liveness", "_copy_inputs_and_remove_from_src", "_record"),
-        *("_initialize_cached_tensors", "_mark_prior_graph_output_as_aliased", "all_outputs_are_dead"),
+        *("_initialize_cached_tensors", "_mark_prior_graph_output_as_aliased"),
         *("check_invariants", "reconstruct_outputs", "remove_node_cached_tensors", "run", "run_graph"),
     },
     "EncoreManager": {
