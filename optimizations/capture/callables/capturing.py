@@ -371,16 +371,16 @@ class Captures:
 def _shared(member: Member, before: Slot) -> dict[int, torch.Tensor]:
     """Return the results of the slot before that this callable can read where they lie, by its arguments' indices.
 
-    The n-th tensor of its arguments may be the n-th result, if it looks so, is differentiated and not written.
+    The n-th tensor of its arguments may be the n-th result, if it looks so and is differentiated.
     """
     tensors: list[torch.Tensor] = []
     flatten(member.sample, tensors)
     found = {}
     for index, (tensor, result) in enumerate(zip(tensors, before.results.static, strict=False)):
         takes_part = before.differentiable[index] and index not in before.passed and not before.copied
-        is_read_once = alias_pattern(tensors).count(index) == 1 and index not in member.run.written
+        is_given_once = alias_pattern(tensors).count(index) == 1
         looks_so = tensor.requires_grad and tensor_key(tensor.detach()) == tensor_key(result)
-        if takes_part and is_read_once and looks_so and type(tensor) is torch.Tensor:
+        if takes_part and is_given_once and looks_so and type(tensor) is torch.Tensor:
             found[index] = result
     return found
 

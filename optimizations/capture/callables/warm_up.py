@@ -83,7 +83,6 @@ class Run:
         saved_results: results that must not be written before the backward, for it reads them, or for they overlap.
         structure: of what it returned.
         forward, backward: operators that ran.
-        written: tensors among its arguments that it wrote.
         kept: entries of Python that it bound to tensors it made.
         findings: what a graph of it could not do.
         generators, draws: random numbers of the GPU were drawn, from these too.
@@ -100,7 +99,6 @@ class Run:
     structure: Hashable = None
     forward: Sequence[Operation] = ()
     backward: Sequence[Operation] = ()
-    written: Sequence[int] = ()
     kept: Sequence[Rebound] = ()
     findings: list[Refusal] = field(default_factory=list)
     generators: Sequence[torch.Generator] = ()
@@ -242,7 +240,7 @@ def _run_once(member: Member, training: bool, observer: Observer, first: Run | N
         inputs = inputs_like(member.sample)
         marks = [*inputs.recording_inputs]
         given = replaced(member.sample, iter(marks))
-        takes_part, versions = [one.requires_grad for one in marks], list(map(_version, marks))
+        takes_part = [one.requires_grad for one in marks]
         hooks = _hooks([*marks, *member.state.parameters(), *member.parameters])
         containers, snapshot, since = Given(*given), member.state.snapshot(), next_number()
         torch.clear_autocast_cache()
@@ -256,7 +254,6 @@ def _run_once(member: Member, training: bool, observer: Observer, first: Run | N
         for held, key in _hooks_of(tensor) - known_hooks:
             getattr(tensor, held).pop(key)
             run.findings.append(REGISTERS_HOOKS)
-    run.written = [index for index, one in enumerate(marks) if _version(one) != versions[index]]
     results: list[torch.Tensor] = []
     run.structure = flatten(returned, results)
     known = {id(tensor) for tensor in [*marks, *member.state.tensors.values()]}
@@ -427,11 +424,7 @@ def _generators(state: HostState) -> list[torch.Generator]:
 
 def _gradients(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor | None, int]]:
     found = [parameter.grad for parameter in parameters]
-    return [(gradient, -1 if gradient is None else _version(gradient)) for gradient in found]
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+    return [(gradient, -1 if gradient is None or gradient.is_inference() else gradient._version) for gradient in found]
 
 
 @contextlib.contextmanager
