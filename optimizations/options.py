@@ -59,8 +59,7 @@ class Options:
             other processes and through `.data`: for programs that do none of these.
         hoist_limit_bytes: what one FX graph keeps on the GPU, all in all; weights that are on the CPU for their size
             stay there.
-        stage_limit_bytes: what one FX graph sends with each call, and what it computes on the GPU instead of the CPU,
-            all in all.
+        stage_limit_bytes: what one FX graph sends with each call, all in all.
         process_limit_bytes: what all FX graphs of the process keep on the GPU, buffers for sending included.
         indirection: how replay passes inputs that moved. "off": they are copied, as stock PyTorch does. Otherwise
             graphs read them in place, and this says how they learn the addresses: "host" sets the graph's nodes,

@@ -32,6 +32,7 @@ from optimizations.graph.records import (
 )
 from optimizations.one_line import one_line
 from optimizations.report.concurrency import ConcurrencyReport, OrderedLaunch
+from optimizations.torch_internals.generated_modules import source_line
 
 CHAIN, BRANCHES = "chain", "branches"
 
@@ -64,14 +65,12 @@ class Noted:
         inputs: the storages of the function's inputs.
         never_freed: blocks of its pool that were in use at its end.
         kept_bytes: most memory that was kept from being used again.
-        source_of: returns the program's line that a line of the generated code comes from.
     """
 
     logged: Sequence[Logged]
     inputs: Sequence[Span] = ()
     never_freed: Sequence[Span] = ()
     kept_bytes: int = 0
-    source_of: Callable[[int], str | None] | None = None
 
 
 class Branches:
@@ -144,7 +143,7 @@ class Branches:
             self._finish(CHAIN, "it was captured from several streams")
             return
         self._order = order_launches(launches)
-        self._ordered = _ordered(self._order, captured, noted.source_of)
+        self._ordered = _ordered(self._order, captured)
         if self._order.branches < 2:
             self._finish(CHAIN, "each kernel needs the result of the one before it")
             return
@@ -266,19 +265,15 @@ def _is_chain(captured: CapturedGraph) -> bool:
     return all((index, index + 1) in edges for index in range(len(captured.nodes) - 1))
 
 
-def _ordered(
-    order: LaunchOrder, captured: CapturedGraph, source_of: Callable[[int], str | None] | None
-) -> tuple[OrderedLaunch, ...]:
+def _ordered(order: LaunchOrder, captured: CapturedGraph) -> tuple[OrderedLaunch, ...]:
     """Return the launches as they are reported."""
-    lines = {launch.line for launch in order.launches} - {None}
-    source = {line: source_of(line) for line in lines if line is not None} if source_of is not None else {}
     return tuple(
         OrderedLaunch(
             launch.name,
             tuple(map(_name, captured.nodes[launch.first : launch.first + launch.count])),
             waits,
             launch.barrier,
-            source.get(launch.line) if launch.line is not None else None,
+            source_line(*launch.line) if launch.line is not None else None,
         )
         for launch, waits in zip(order.launches, order.waits_for, strict=True)
     )

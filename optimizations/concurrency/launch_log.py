@@ -34,6 +34,7 @@ from optimizations.concurrency.order import Launch, Span
 from optimizations.graph.memory import memory_of, storage_of
 from optimizations.graph.records import MemoryRange
 from optimizations.one_line import one_line
+from optimizations.torch_internals.generated_modules import current_line
 from optimizations.written_operands import operands, written
 
 LEAST_KEPT = 8
@@ -91,7 +92,6 @@ class LaunchLog:
             is kept].
         may_be_kept: returns whether memory at an address may be kept.
         allocated_bytes: returns how much was ever allocated on the device; None where that is not known.
-        line: returns the line of the generated code that runs now; None where none does.
         device_type: of the device whose memory counts.
         in_autograd: whether the threads of autograd are noted, too.
         notes_memory: whether memory is noted: what launches read and write, and what was live. It takes its time.
@@ -112,7 +112,6 @@ class LaunchLog:
         keep_bytes: int = 0,
         may_be_kept: Callable[[int], bool] = lambda address: True,
         allocated_bytes: Callable[[], int] | None = None,
-        line: Callable[[], int | None] = lambda: None,
         device_type: str = "cuda",
         in_autograd: bool = False,
         notes_memory: bool = True,
@@ -120,7 +119,6 @@ class LaunchLog:
         self._count_nodes = count
         self._allocated_bytes = allocated_bytes or (lambda: 0)
         self._knows_allocated = allocated_bytes is not None
-        self._line = line
         self._device_type = device_type
         self._thread: int | None = None
         self._last = 0
@@ -270,7 +268,7 @@ class LaunchLog:
                         *(span for one in made if (span := self._span(one, is_whole=True))),
                     ),
                     barrier,
-                    self._line(),
+                    current_line() if self._notes_memory else None,
                 )
                 self.logged.append(
                     Logged(

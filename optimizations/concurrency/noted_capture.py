@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -16,7 +13,6 @@ from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.graph.pools import SmallSegments, used_blocks
 from optimizations.graph.read import captured_nodes
 from optimizations.one_line import one_line
-from optimizations.torch_internals.generated_modules import source_line
 
 KEPT_SHARE = 0.02
 """The share of PyTorch's reserved memory that a recording may keep from being used again, up to an eighth of what is
@@ -58,7 +54,6 @@ class NotedCapture:
         self._pool = pool
         function = getattr(generated, "__func__", generated)
         self._kernels: dict[str, Any] = getattr(function, "__globals__", {})
-        self._file: str | None = getattr(getattr(function, "__code__", None), "co_filename", None)
         given = [one for one in inputs if _is_on(one, device)]
         self._log = LaunchLog(
             lambda: captured_nodes(driver, driver.CUstream(torch_internals.current_raw_stream(device))),
@@ -67,7 +62,6 @@ class NotedCapture:
             int(min(KEPT_SHARE * torch.cuda.memory_reserved(device), torch.cuda.mem_get_info(device)[0] / 8)),
             SmallSegments(pool, LARGEST_SEGMENT_BYTES).hold,
             lambda: int(torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["allocated"]),
-            lambda: _line_in(self._file),
         )
 
     def around(self, model: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -90,16 +84,7 @@ class NotedCapture:
         log = self._log
         in_use = used_blocks(self._pool) if log.logged else ()
         never_freed = [(one.address, one.address + one.size_bytes) for one in in_use]
-        source = functools.partial(source_line, self._file) if self._file is not None else None
-        return Noted(log.logged, log.inputs, never_freed, log.kept_bytes, source)
-
-
-def _line_in(file: str | None) -> int | None:
-    """Return the line of a file that the calling thread runs now, in its innermost frame there."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != file:
-        frame = frame.f_back
-    return None if frame is None else frame.f_lineno
+        return Noted(log.logged, log.inputs, never_freed, log.kept_bytes)
 
 
 def _is_on(value: Any, device: int) -> bool:

@@ -27,7 +27,7 @@ class Launch:
         first: index of its first node, in the order of capture; `count`: how many nodes it added, at least one.
         reads, writes: memory that it touches, in bytes of the device's address space.
         barrier: why its memory is not known; None where `reads` and `writes` are all of it.
-        line: of the generated code, for reports; None where that is not known.
+        line: file and line of the generated code, for reports; None where that is not known.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Launch:
     reads: tuple[Span, ...] = ()
     writes: tuple[Span, ...] = ()
     barrier: str | None = None
-    line: int | None = None
+    line: tuple[str, int] | None = None
 
     @property
     def last(self) -> int:

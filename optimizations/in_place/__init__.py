@@ -1,1 +1,1 @@
-"""Turn a recorded graph into one whose inputs are read in place, and prove it."""
+"""Turn a recorded graph into one whose inputs are read in place."""

@@ -70,9 +70,6 @@ def feed_plan(original: Original, connections: Connections, present: Collection[
     results = connections.results
     changed = bool(plan.after) or any(source.where != "graph" for source in results)
     in_order = [source.index for source in results] == list(range(len(results)))
-    copied_out = {
-        index for index, node in enumerate(connections.outputs) if node is not None and node.name in plan.moves
-    }
     return FeedPlan(
         device=original.device,
         kept=tuple(index for index, name in enumerate(original.placeholders) if name in present),
@@ -82,7 +79,6 @@ def feed_plan(original: Original, connections: Connections, present: Collection[
         before=_evaluation_before(original, connections),
         passed=passed,
         passed_layouts=tuple(map(original.cpu_layout, connections.passed)),
-        copied_out=tuple(sorted(copied_out)),
         after=_evaluation_behind(original, connections),
         results=tuple(results) if changed or not in_order else None,
         apart=_apart(original, connections),

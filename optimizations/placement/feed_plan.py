@@ -87,13 +87,13 @@ class Evaluation:
 class FeedPlan:
     """Say how arguments and results of the original graph map to those of the rewritten graph.
 
-    The arguments are: those `kept` (indices into the original's), then the results of `before` at the indices `passed`,
-    which stay on the CPU, then the values of all `hoisted` groups in order, then the `staged` ones.
-    `keep_addresses`: staged memory may be overwritten by the next call, because no backward needs it.
-    Of the graph's results those at `copied_out` belong on the CPU. `results` says where each result of the original is
-    found; None: they are the graph's. `apart` are pairs of arguments of which the graph writes the first and something
-    that was taken out of it reads the second: they share no memory when the graph is compiled, and must not later.
-    `attributes` are arguments on the CPU that stay between calls, each as the program writes it, of a static layout.
+    The arguments are: those `kept` (indices into the original's), then the results of `before` at the indices
+    `passed`, which stay on the CPU, then the values of all `hoisted` groups in order, then the `staged` ones.
+    `keep_addresses`: staged memory may be overwritten by the next call, because no backward needs it. `results`
+    says where each result of the original is found; None: they are the graph's. `apart` are pairs of arguments of
+    which the graph writes the first and something that was taken out of it reads the second: they share no memory
+    when the graph is compiled, and must not later. `attributes` are arguments on the CPU that stay between calls,
+    each as the program writes it, of a static layout.
     """
 
     device: torch.device
@@ -104,7 +104,6 @@ class FeedPlan:
     before: Evaluation | None = None
     passed: tuple[int, ...] = ()
     passed_layouts: tuple[Any, ...] = ()
-    copied_out: tuple[int, ...] = ()
     after: Evaluation | None = None
     results: tuple[Source, ...] | None = None
     apart: tuple[tuple[int, int], ...] = ()

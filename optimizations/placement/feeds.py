@@ -81,7 +81,7 @@ class Feeds:
     def is_plain(self) -> bool:
         """Return whether a call needs nothing but `bind`."""
         plan = self._plan
-        return not (plan.before or plan.copied_out or plan.results is not None or plan.apart)
+        return not (plan.before or plan.results is not None or plan.apart)
 
     def inside_a_capture(self) -> bool:
         """Return whether the caller's stream is being captured. Note [Captures of the program's own]."""
@@ -130,17 +130,12 @@ class Feeds:
     def results(self, arguments: tuple[Any, ...], values: tuple[Any, ...], results: Sequence[Any]) -> Any:
         """Return what the caller gets: the graph's results, and values that are evaluated before and after it."""
         plan = self._plan
-        if plan.results is None and not plan.copied_out:
-            return results
-        given = list(results)
-        for index in plan.copied_out:
-            given[index] = given[index].to("cpu")
         if plan.results is None:
-            return tuple(given)
+            return results
         behind: tuple[Any, ...] = ()
         if plan.after is not None:
-            behind = _evaluated(plan.after, arguments, values, given)
-        return tuple(_found(source, arguments, values, given, behind) for source in plan.results)
+            behind = _evaluated(plan.after, arguments, values, results)
+        return tuple(_found(source, arguments, values, results, behind) for source in plan.results)
 
     def release(self) -> None:
         """Free the device memory; the next call allocates it again."""

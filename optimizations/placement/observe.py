@@ -24,7 +24,6 @@ from optimizations.placement.operators import (
     awaited_transfer,
     checks_values,
     gpu_obstacle,
-    is_exact,
     needs_values,
     reads_past,
     tensors_in,
@@ -51,9 +50,8 @@ class Effects:
     """Record what one node does beyond computing its value. Storages are numbered as in `Observation`.
 
     `opaque` says why the node's effects cannot be known; `gpu_obstacle` why its CPU operands cannot be GPU tensors.
-    `exact`: all it does on the CPU gives the same bits on every device. `only_checks`: it looks at values on the host
-    only to raise an error. `awaited`: it does not leave a copy of a CPU operand to the GPU to be awaited by others.
-    `reads_past`: memory that it reads outside of the tensors it is given.
+    `only_checks`: it looks at values on the host only to raise an error. `awaited`: it does not leave a copy of a CPU
+    operand to the GPU to be awaited by others. `reads_past`: memory that it reads outside of the tensors it is given.
     """
 
     writes: set[int] = field(default_factory=set)
@@ -64,7 +62,6 @@ class Effects:
     random_on_cpu: bool = False
     opaque: str | None = None
     gpu_obstacle: str | None = None
-    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +265,6 @@ def _operator_log() -> type:
             if any(tensor.device.type == "cpu" for tensor in (*operands, *results)):
                 effects.random_on_cpu |= torch.Tag.nondeterministic_seeded in func.tags
                 effects.gpu_obstacle = effects.gpu_obstacle or gpu_obstacle(func, operands, results)
-                effects.exact &= is_exact(func, [*args, *(kwargs or {}).values()], operands, results)
                 if any(tensor.device.type != "cpu" for tensor in (*operands, *results)):
                     effects.awaited |= awaited_transfer(func, args, kwargs or {})
             if func.namespace not in ("aten", "prims"):

@@ -138,8 +138,7 @@ class _Attempts:
             try:
                 rewritten = rewrite(self.graph_module, decided, self.observation, self.layouts)
             except RewriteFailed as error:
-                rebuilt = any(hoist.value == error.node and hoist.form == "rebuilt" for hoist in decided.hoists)
-                known = rebuilt or error.node.startswith("compute ")
+                known = error.node.startswith("compute ")
                 unit = error.node if known else self._unit_behind(error.node, decided)
                 if unit is None or unit in vetoes:
                     return untouched(self.graph_module, f"not rewritten: {error}", self._before(), decided.left)
@@ -148,11 +147,11 @@ class _Attempts:
             return Placement(rewritten.graph_module, rewritten.feeds, self._report(decided, rewritten))
 
     def _unit_behind(self, node: str, decided: PlacementPlan) -> str | None:
-        """Return the nearest moved operation, or one with fed operands, that `node` is or is computed from."""
+        """Return the nearest operation with fed operands that `node` is or is computed from."""
         pending, seen = [node], {node}
         while pending:
             name = pending.pop(0)
-            if name in decided.fed or name in decided.moves:
+            if name in decided.fed:
                 return name
             operands = self.graph.nodes[name].operands if name in self.graph.nodes else ()
             for operand in operands:
@@ -163,7 +162,7 @@ class _Attempts:
 
     def _report(self, decided: PlacementPlan, rewritten: Rewritten) -> PlacementReport:
         before = self._before()
-        in_graph = {node.name for node in rewritten.graph_module.graph.nodes} - set(decided.moves)
+        in_graph = {node.name for node in rewritten.graph_module.graph.nodes}
         after = tuple(node for node in before.cpu_nodes_before if node.node in in_graph)
         gone = {(name, value) for name, values in decided.fed.items() for value in values}
         copies = tuple(
@@ -174,7 +173,6 @@ class _Attempts:
             sizes = [entry.staged_bytes for entry in staged]
             total = None if None in sizes else sum(size or 0 for size in sizes)
             copies = (Copy("staging", ", ".join(entry.node for entry in staged), total, False, None), *copies)
-        results = {name for name in self.graph.returned if name in decided.moves}
         return PlacementReport(
             device=decided.device,
             untouched=None,
@@ -187,10 +185,7 @@ class _Attempts:
             staged=staged,
             before=tuple(name for name in decided.before if self.graph.nodes[name].is_call),
             after=decided.after,
-            moved=decided.moves,
-            cpu_outputs=tuple(
-                name for name in dict.fromkeys(self.graph.returned) if name in results or name in decided.after
-            ),
+            cpu_outputs=tuple(name for name in dict.fromkeys(self.graph.returned) if name in decided.after),
             left=decided.left,
         )
 

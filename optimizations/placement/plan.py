@@ -1,9 +1,9 @@
-"""Decide what is hoisted, staged, moved, evaluated before or after the graph, or left, from records alone.
+"""Decide what is hoisted, staged, evaluated before or after the graph, or left, from records alone.
 
 Placement moves values, not arithmetic. CPU values that depend on constants and attributes only are evaluated once
 (*hoisted*), those that depend on arguments are evaluated before each call of the graph and sent over (*staged*), those
 that depend on GPU values and go to the caller are evaluated after it; see `regions`. What remains is between GPU
-values, and has to stay in the graph. There it moves to the GPU if its definition leaves one result on any device.
+values, and stays in the graph: an operation runs on the device that the program named.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ class PlacementPlan:
         awaited: of these, and of hoisted attributes, the ones that the program may change once its own copy is through.
         before: CPU operations that are evaluated in each call before the graph.
         after: CPU operations that are evaluated after it.
-        moves: CPU operations between GPU values that will run on the GPU.
         fed: for each operation, which of its CPU operands will be GPU values.
         snapshots: operations that made a copy by changing the device; the copy must stay one if the move would make it
             an alias, because a later operation writes to it or to what it was copied from, or the caller gets it.
@@ -68,7 +67,6 @@ class PlacementPlan:
     awaited: frozenset[str] = frozenset()
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
-    moves: tuple[str, ...] = ()
     fed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     snapshots: frozenset[str] = frozenset()
     keep_addresses: bool = True
@@ -82,15 +80,6 @@ class PlacementPlan:
     def kept(self) -> tuple[str, ...]:
         """Return the hoisted values that take memory on the GPU."""
         return tuple(hoist.value for hoist in self.hoists if hoist.form == "kept")
-
-
-@dataclass(frozen=True, slots=True)
-class _Component:
-    """Hold CPU operations between GPU values that move to the GPU together, or stay together for `reason`."""
-
-    members: tuple[str, ...]
-    blocker: str | None = None
-    reason: str | None = None
 
 
 def plan(
@@ -120,14 +109,12 @@ class _Planner:
     def plan(self) -> PlacementPlan:
         wanted = self._wanted()
         how = self._how(wanted)
-        components = list(self._judged_all(how))
-        moves = {name for component in components if component.reason is None for name in component.members}
         fed: dict[str, tuple[str, ...]] = {}
-        for name in self._readers(moves):
-            values = tuple(value for value in self._cpu_operands(name) if value in moves or how.get(value) in _HOW)
+        for name in self._readers():
+            values = tuple(value for value in self._cpu_operands(name) if how.get(value) in _HOW)
             if values and self._against_reader(self.nodes[name]) is None:
                 fed[name] = values
-        values = self._in_order({value for operands in fed.values() for value in operands} - moves)
+        values = self._in_order({value for operands in fed.values() for value in operands})
         stages = tuple(value for value in values if how[value] == "stage")
         hoists = tuple(self._hoist(value, how[value]) for value in values if how[value] != "stage")
         after = self._in_order(self.regions.after)
@@ -142,11 +129,10 @@ class _Planner:
             ),
             before=self._before(stages, after) if anything else (),
             after=after,
-            moves=self._in_order(moves),
             fed=fed,
             snapshots=frozenset(name for name in fed if self._must_stay_a_copy(self.nodes[name])),
             keep_addresses=not self.graph.differentiable,
-            left=tuple(self._left(components, fed, moves, how)),
+            left=tuple(self._left(fed, how)),
         )
 
     # What can be fed, and how
@@ -201,20 +187,18 @@ class _Planner:
         return True
 
     def _wanted(self) -> list[str]:
-        """Return the CPU values that operations on the GPU, or between GPU values, read."""
-        between = {name for members in self._between() for name in members}
-        readers = [name for name in self._readers(between) if self._against_reader(self.nodes[name]) is None]
+        """Return the CPU values that operations on the GPU read."""
+        readers = [name for name in self._readers() if self._against_reader(self.nodes[name]) is None]
         return list(self._in_order({value for name in readers for value in self._cpu_operands(name)}))
 
-    def _readers(self, moves: Iterable[str]) -> tuple[str, ...]:
-        on_gpu = {node.name for node in self.nodes.values() if node.is_call and node.on_gpu}
-        return self._in_order(on_gpu | set(moves))
+    def _readers(self) -> tuple[str, ...]:
+        return self._in_order(node.name for node in self.nodes.values() if node.is_call and node.on_gpu)
 
     def _cpu_operands(self, name: str) -> Iterator[str]:
         return (operand for operand in self.nodes[name].operands if self.nodes[operand].device in ("cpu", MIXED))
 
     def _how(self, wanted: Iterable[str]) -> dict[str, str]:
-        """Return for each CPU value "kept", "literal", "rebuilt" or "stage", or why it cannot be copied to the GPU.
+        """Return for each CPU value "kept", "literal" or "stage", or why it cannot be copied to the GPU.
 
         Memory is assigned to the smallest values first, so that a large one does not exclude others.
         """
@@ -230,11 +214,10 @@ class _Planner:
             if value in self.hoistable or value in self.attributes:
                 form = self._form(value)
                 cost = size if form == "kept" else 0
-                work = self._work_bytes(value) if form == "rebuilt" else 0
                 in_process = self.held_bytes + kept + staged + cost <= self.options.process_limit_bytes
                 in_graph = kept + cost <= self.options.hoist_limit_bytes
-                if in_process and in_graph and staged + work <= self.options.stage_limit_bytes:
-                    how[value], kept, staged = form, kept + cost, staged + work
+                if in_process and in_graph:
+                    how[value], kept = form, kept + cost
                     continue
             if staged + size > self.options.stage_limit_bytes:
                 how[value] = (
@@ -265,18 +248,8 @@ class _Planner:
     def _form(self, value: str) -> HoistedForm:
         needed = self._needed_for(value)
         node = self.nodes[value]
-        nodes = [name for name in needed if self.nodes[name].is_call]
-        if len(nodes) < len(needed):
-            return "kept"
-        if f"compute {value}" in self.vetoes:
-            return "kept"
-        if node.shape == () and node.dtype in INLINE_DTYPES:
-            return "literal"
-        exact = all(self.nodes[name].exact and self.nodes[name].gpu_obstacle is None for name in nodes)
-        return "rebuilt" if exact and value not in self.vetoes else "kept"
-
-    def _work_bytes(self, value: str) -> int:
-        return sum(self.nodes[name].value_bytes or 0 for name in self._needed_for(value))
+        is_constant = all(self.nodes[name].is_call for name in needed) and f"compute {value}" not in self.vetoes
+        return "literal" if is_constant and node.shape == () and node.dtype in INLINE_DTYPES else "kept"
 
     def _against_reader(self, node: ResidentNode) -> str | None:
         """Return why an operation cannot take its CPU operands from the GPU; None where it can."""
@@ -294,85 +267,6 @@ class _Planner:
             for writer in self.memory.written_by(self.nodes[operand].storages):
                 if self.order[writer] < self.order[node.name] and writer not in self.regions.before:
                     return f"{writer} ({self.nodes[writer].operation}) writes what it reads, and stays in the graph"
-        return None
-
-    # Operations between GPU values
-
-    def _between(self) -> list[tuple[str, ...]]:
-        """Group the CPU operations that go neither before nor after the graph, by the values and memory they share."""
-        inside = {
-            node.name: node
-            for node in self.nodes.values()
-            if node.is_call
-            and node.device in ("cpu", MIXED)
-            and node.name not in self.regions.before
-            and node.name not in self.regions.after
-        }
-        parent = {name: name for name in inside}
-
-        def root(name: str) -> str:
-            while parent[name] != name:
-                parent[name] = parent[parent[name]]
-                name = parent[name]
-            return name
-
-        for node in inside.values():
-            joined = [operand for operand in node.operands if operand in inside]
-            for storage in node.storages | node.writes:
-                joined += [user for user in self.memory.users(storage) if user in inside]
-            for other in joined:
-                parent[root(other)] = root(node.name)
-        groups: dict[str, list[str]] = {}
-        for name in inside:
-            groups.setdefault(root(name), []).append(name)
-        return [tuple(members) for members in groups.values()]
-
-    def _judged_all(self, how: Mapping[str, str]) -> Iterator[_Component]:
-        moved = 0
-        for members in self._between():
-            # What keeps an operation from being evaluated elsewhere says more than that it is in between.
-            first = sorted(members, key=lambda name: (name not in self.regions.reasons, self.order[name]))
-            reasons = ((name, self._against_moving(self.nodes[name], set(members), how)) for name in first)
-            blocker, reason = next(((name, reason) for name, reason in reasons if reason is not None), (None, None))
-            size = sum(self.nodes[name].value_bytes or 0 for name in members)
-            if reason is None and moved + size > self.options.stage_limit_bytes:
-                blocker, reason = (
-                    members[0],
-                    f"takes {format_bytes(moved + size)} with others, more than stage_limit_bytes",
-                )
-            moved += size if reason is None else 0
-            yield _Component(members, blocker, reason)
-
-    def _against_moving(self, node: ResidentNode, members: set[str], how: Mapping[str, str]) -> str | None:
-        reason = self.vetoes.get(node.name) or self.regions.reasons.get(node.name)
-        if reason is not None:
-            return reason
-        if node.random_on_cpu:
-            return "draws random numbers on the CPU; the GPU has another stream of them"
-        if node.host_reads:
-            return "reads values on the host"
-        if not node.exact:
-            return "computes between GPU values what another device may compute differently"
-        obstacle = self._against_reader(node)
-        if obstacle is not None:
-            return obstacle
-        for operand in self._cpu_operands(node.name):
-            if operand not in members and how.get(operand) not in _HOW:
-                return f"{self.nodes[operand].operation} {how.get(operand, 'stays on the CPU')}"
-        for user in self.nodes.values():
-            if node.name in user.operands and user.on_gpu and self._against_reader(user) is not None:
-                return f"{user.name} ({user.operation}) needs its value on the CPU"
-            if node.name in user.operands and user.host_reads:
-                return f"{user.name} ({user.operation}) reads its value on the host"
-        given_out = node.name in self.graph.returned or any(
-            node.name in self.nodes[name].operands for name in self.regions.after
-        )
-        if given_out:
-            if node.tensors != 1:
-                return "is returned as several tensors"
-            shared = {name for storage in node.storages for name in self.memory.members[storage]} - {node.name}
-            if shared or any(self.memory.written_by(node.storages)):
-                return "what the caller gets shares its memory"
         return None
 
     # The parts of the plan
@@ -404,7 +298,7 @@ class _Planner:
 
     def _hoist(self, value: str, form: str) -> Hoist:
         needed = self._needed_for(value)
-        forms: dict[str, HoistedForm] = {"kept": "kept", "literal": "literal", "rebuilt": "rebuilt"}
+        forms: dict[str, HoistedForm] = {"kept": "kept", "literal": "literal"}
         return Hoist(
             value,
             tuple(name for name in needed if self.nodes[name].is_call),
@@ -438,21 +332,9 @@ class _Planner:
         aliases = {name for storage in node.storages for name in self.memory.members[storage]}
         return not aliases.isdisjoint(self.graph.returned)
 
-    def _left(
-        self,
-        components: Iterable[_Component],
-        fed: Mapping[str, tuple[str, ...]],
-        moves: set[str],
-        how: Mapping[str, str],
-    ) -> Iterator[Left]:
-        reasons: dict[str, str] = {}
-        for component in components:
-            for name in component.members if component.reason is not None else ():
-                reason = component.reason or ""
-                reasons[name] = (
-                    reason if name == component.blocker else f"goes together with {component.blocker}: {reason}"
-                )
-        for name in self._readers(()):
+    def _left(self, fed: Mapping[str, tuple[str, ...]], how: Mapping[str, str]) -> Iterator[Left]:
+        reasons = {name: self._against_leaving(node) for name, node in self.nodes.items() if self._stays_inside(node)}
+        for name in self._readers():
             for operand in self._cpu_operands(name):
                 if operand in fed.get(name, ()):
                     continue
@@ -470,5 +352,17 @@ class _Planner:
             node = self.nodes[name]
             yield Left(name, node.operation, reasons[name], node.source_line)
 
+    def _stays_inside(self, node: ResidentNode) -> bool:
+        """Return whether it is a CPU operation that runs neither before nor after the graph."""
+        is_on_cpu = node.is_call and node.device in ("cpu", MIXED)
+        return is_on_cpu and node.name not in self.regions.before and node.name not in self.regions.after
 
-_HOW: tuple[Literal["kept", "literal", "rebuilt", "stage"], ...] = ("kept", "literal", "rebuilt", "stage")
+    def _against_leaving(self, node: ResidentNode) -> str:
+        """Return why a CPU operation stays in the graph."""
+        reason = self.vetoes.get(node.name) or self.regions.reasons.get(node.name)
+        if reason is None and node.host_reads:
+            reason = "reads values on the host"
+        return reason or "computes between GPU values, on the device that the program named"
+
+
+_HOW: tuple[Literal["kept", "literal", "stage"], ...] = ("kept", "literal", "stage")

@@ -38,7 +38,6 @@ class ResidentNode:
         storages: memory its value is in. `writes`, `host_reads`: memory it changes, or reads on the host.
         reads_past: memory it reads outside of the tensors it is given.
         only_checks: it reads values on the host to raise an error, and for nothing else.
-        exact: it gives the same bits on every device.
         awaited: what it copies to the GPU may be changed by the program as soon as it is done.
         switches: it changes a mode (gradients, autocast) that the calls after it run in.
         tensors: how many tensors its value holds.
@@ -64,7 +63,6 @@ class ResidentNode:
     random_on_cpu: bool = False
     opaque: str | None = None
     gpu_obstacle: str | None = None
-    exact: bool = False
     awaited: bool = True
     switches: bool = False
     transfers: bool = False
@@ -218,7 +216,6 @@ def _node(
         random_on_cpu=effects.random_on_cpu,
         opaque=effects.opaque,
         gpu_obstacle=effects.gpu_obstacle,
-        exact=effects.exact,
         awaited=effects.awaited,
         switches=fx_node.op == "call_function" and fx_node.target in _switches(),
         transfers=_operation(fx_node) in _TRANSFERS,

@@ -6,7 +6,6 @@ allocated here; `feeds` allocates the inputs at the first call.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from optimizations import torch_internals
 from optimizations.lazy_view import is_lazy_view
 from optimizations.placement.connections import Connections, feed_plan
 from optimizations.placement.feed_plan import FeedPlan, Source, TensorLayout
-from optimizations.placement.fx_editing import copy_of, retarget, returned
+from optimizations.placement.fx_editing import copy_of, returned
 from optimizations.placement.observe import CannotObserve, Observation, observe
 from optimizations.placement.original import Original
 from optimizations.placement.plan import Hoist, PlacementPlan
@@ -54,7 +53,6 @@ def rewrite(
     """
     surgery = _Surgery(Original(graph_module, plan, observation, inputs))
     surgery.feed()
-    surgery.move()
     surgery.give_out()
     surgery.sweep()
     after = surgery.check()
@@ -79,7 +77,6 @@ class _Surgery:
             raise RewriteFailed(renamed[0], "its copy got another name")
         self.connections = Connections()
         self.fed: list[torch.fx.Node] = []
-        self.rebuilt: dict[str, str] = {}
         self.last_added = self.nodes[original.placeholders[-1]] if original.placeholders else None
 
     def feed(self) -> None:
@@ -95,27 +92,10 @@ class _Surgery:
         for hoist in self.plan.hoists:
             if hoist.form == "literal":
                 replacements[hoist.value] = self._literal(hoist)
-            elif hoist.form == "rebuilt":
-                replacements[hoist.value] = self._rebuilt(hoist)
-                self.rebuilt[hoist.value] = replacements[hoist.value].name
         for reader, values in self.plan.fed.items():
             for value in values:
                 if value in replacements:
                     self.nodes[reader].replace_input_with(self.nodes[value], replacements[value])
-
-    def move(self) -> None:
-        """Move operations between GPU values to the GPU. Operations that copied across devices still make a copy."""
-        for name in self.plan.moves:
-            node = self.nodes[name]
-            retarget(node, self.device)
-            facts = self.before.tensors[name]
-            operands = [operand.name for operand in self.original.nodes[name].all_input_nodes]
-            crosses = any(f.device == self.device for operand in operands for f in self.before.tensors[operand])
-            if not crosses or len(facts) != 1 or self.before.effects[name].writes:
-                continue
-            clone = self._cloned_for_readers(name)
-            node.name, clone.name = f"{name}_there", name
-            self.nodes[name] = clone
 
     def _cloned_for_readers(self, name: str) -> torch.fx.Node:
         """Return a clone of a node, which all its readers read instead.
@@ -256,7 +236,7 @@ class _Surgery:
             after = observe(self.result, given, mode=self.before.mode)
         except CannotObserve as error:
             raise RewriteFailed(error.node, str(error)) from error
-        compare(self.original, after, self.rebuilt)
+        compare(self.original, after)
         return after
 
     def _inputs(self) -> list[str]:
@@ -340,16 +320,3 @@ class _Surgery:
         node = self._add(lambda: self.graph.call_function(torch.full, ((), value.item()), settings))
         node.meta["stack_trace"] = self.original.nodes[hoist.value].meta.get("stack_trace")
         return node
-
-    def _rebuilt(self, hoist: Hoist) -> torch.fx.Node:
-        """Add the operations that compute a value once more, on the GPU."""
-        copies: dict[str, torch.fx.Node] = {}
-
-        def copied(node: torch.fx.Node) -> torch.fx.Node:
-            return self.graph.node_copy(node, lambda operand: copies[operand.name])
-
-        for name, node in self.original.nodes.items():
-            if name in hoist.nodes:
-                copies[name] = self._add(functools.partial(copied, node))
-                retarget(copies[name], self.device)
-        return copies[hoist.value]

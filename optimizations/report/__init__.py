@@ -53,7 +53,7 @@ class Copy:
     kind: CopyKind = "copy"
 
 
-HoistedForm = Literal["kept", "literal", "rebuilt"]
+HoistedForm = Literal["kept", "literal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,7 @@ class Hoisted:
 
     `form`: "kept" values are computed once on the CPU and kept on the GPU, `hoisted_bytes` each; `attributes` are the
     program's names of what they are computed from, guarded in every call. Constants of rank 0 became "literal"s of the
-    graph. Other constants that come out the same on every device (integer ranges, masks) are "rebuilt" in the graph on
-    the GPU, where Inductor fuses them into their readers. These two take no memory.
+    graph, which take no memory.
     """
 
     node: str
@@ -106,9 +105,9 @@ class PlacementReport:
 
     `untouched` says why the graph went to Inductor as it was; None where it was rewritten. `before` and `after` are the
     operations that are evaluated on the CPU in each call before the graph and after it; `cpu_nodes_after` are left in
-    it. `moved` are operations between GPU values that now run on the GPU. `cpu_outputs` are results for the CPU that
-    come from GPU values; they are copied out after the graph. `copies_*` are the host-to-device copies that a call
-    makes as the graph is written; what Inductor makes of them is not seen here.
+    it. `cpu_outputs` are results for the CPU that come from GPU values; they are copied out after the graph. `copies_*`
+    are the host-to-device copies that a call makes as the graph is written; what Inductor makes of them is not seen
+    here.
     """
 
     device: str | None
@@ -122,7 +121,6 @@ class PlacementReport:
     staged: tuple[Staged, ...] = ()
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
-    moved: tuple[str, ...] = ()
     cpu_outputs: tuple[str, ...] = ()
     left: tuple[Left, ...] = ()
 

@@ -74,8 +74,6 @@ def _lines(index: int, graph: PlacementReport) -> Iterator[str]:
         yield f"  evaluated before the graph, on the CPU: {', '.join(graph.before)}"
     if graph.after:
         yield f"  evaluated behind the graph, on the CPU: {', '.join(graph.after)}"
-    if graph.moved:
-        yield f"  moved to the device: {', '.join(graph.moved)}"
     for output in graph.cpu_outputs:
         yield f"  copied out behind the graph: {output}"
     for left in graph.left:

@@ -3,9 +3,9 @@
 A module calls `AsyncCompile.triton(self, kernel_name, source_code, device_str="cuda")` for each of its Triton kernels,
 which compiles the kernel or finds it in a cache, and `AsyncCompile.wait(self, scope)` once after them, whether it has
 kernels or not. With a pool of compilers the former is called before as well, while the code is generated.
-`PyCodeCache.modules` lists the modules that are loaded. `PyCodeCache.stack_frames_for_code(path, line)` returns the
-frames of the program behind a line of one, innermost first, as dictionaries with "filename", "line" and "name"; None
-where it does not know them.
+`PyCodeCache.modules` lists the modules that are loaded, and `PyCodeCache.linemaps` has their paths as keys.
+`PyCodeCache.stack_frames_for_code(path, line)` returns the frames of the program behind a line of one, innermost first,
+as dictionaries with "filename", "line" and "name"; None where it does not know them.
 `compilation_callbacks.register_start_callback(callback)` calls back when a compilation begins, that of a backward too,
 and not for one that begins inside of another. Checked on PyTorch 2.11.
 
@@ -23,6 +23,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 from optimizations import torch_internals
@@ -85,6 +86,15 @@ def loaded_modules() -> list[dict[str, Any]]:
     if "torch._inductor.codecache" not in sys.modules:
         return []
     return [vars(module) for module in torch_internals.PyCodeCache.modules]
+
+
+def current_line() -> tuple[str, int] | None:
+    """Return file and line of the generated module that the calling thread runs now, the innermost; None where none."""
+    known = torch_internals.PyCodeCache.linemaps if "torch._inductor.codecache" in sys.modules else {}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename not in known:
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def source_line(path: str, line: int) -> str | None:

@@ -65,8 +65,9 @@ def _left_out_with_its_operator(stock: Callable[..., Any]) -> Callable[..., Any]
     def should_partition(scheduler: Any, node: Any) -> str | None:
         reason: str | None = stock(scheduler, node)
         if reason is None and isinstance(node.node, torch_internals.MultiOutput):
-            operator = scheduler.name_to_buf[node.node.inputs[0].get_name()].defining_op
-            return None if operator is None else scheduler.should_partition(operator)
+            of = scheduler.name_to_buf.get(node.node.inputs[0].get_name())
+            if of is not None and of.defining_op is not None:
+                return scheduler.should_partition(of.defining_op)
         return reason
 
     return should_partition

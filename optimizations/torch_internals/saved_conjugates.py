@@ -53,7 +53,7 @@ def _save_without_flags(forward: torch.fx.GraphModule, backward: torch.fx.GraphM
     for node in returned[results:]:
         plain = _without_flag(node)
         placeholder = placeholders.get(node.name) if plain is not None else None
-        if plain is None or placeholder is None:
+        if plain is None or placeholder is None or saved.count(node) != 1:
             continue
         of = placeholders[plain.name] if plain in saved and plain.name in placeholders else placeholder
         with backward.graph.inserting_before(first):

@@ -18,7 +18,7 @@ from optimizations.options import Options
 from optimizations.placement import Feeds, Placement, place
 from optimizations.placement.feed_plan import FeedPlan
 from optimizations.placement.observe import Observation, observe
-from optimizations.report import CpuNode, PlacementReport
+from optimizations.report import PlacementReport
 
 from .differing_gpu import DeviceLost, Landing, OnDifferingGpu, shared
 from .on_cpu import bits, retargeted
@@ -92,7 +92,7 @@ def compare(program: Program) -> tuple[str | None, set[str]]:
     except Exception as error:
         return f"placement fails: {type(error).__name__}: {error}", set()
     did = _did(placement.report)
-    over = _over_budget(placement.feeds, placement.report, options)
+    over = _over_budget(placement.feeds, options)
     if over is not None:
         return over, did
     landing = Landing()
@@ -191,13 +191,7 @@ def _placed(built: Built, placement: Placement, original: Observation, eager: Ca
     plan = placement.feeds
     if plan is None:
         return graph
-    feeds = Feeds(_on_cpu(plan, original), eager)
-
-    def compiled(*arguments: Any) -> tuple[Any, ...]:
-        # A copy to the CPU, which here would be the tensor itself.
-        return tuple(value.clone() if i in plan.copied_out else value for i, value in enumerate(graph(*arguments)))
-
-    return functools.partial(_call, feeds, compiled)
+    return functools.partial(_call, Feeds(_on_cpu(plan, original), eager), graph)
 
 
 def _call(feeds: Feeds, compiled: Call, *arguments: Any) -> tuple[Any, ...]:
@@ -300,19 +294,15 @@ def _write(held: dict[str, tuple[torch.Tensor, torch.Tensor]], name: str, way: s
 
 def _did(report: PlacementReport) -> set[str]:
     did = {"compared", *(hoisted.form for hoisted in report.hoisted)}
-    did.update(what for what in ("staged", "before", "after", "moved", "left") if getattr(report, what))
+    did.update(what for what in ("staged", "before", "after", "left") if getattr(report, what))
     return did | ({"rewritten"} if report.untouched is None else set())
 
 
-def _over_budget(plan: FeedPlan | None, report: PlacementReport, options: Options) -> str | None:
+def _over_budget(plan: FeedPlan | None, options: Options) -> str | None:
     if plan is None:
         return None
     kept = sum(layout.size_bytes for group in plan.hoisted for layout in group.layouts)
     staged = sum(value.layout.size_bytes for value in plan.staged)
-    sizes = {node.node: _bytes(node) for node in report.cpu_nodes_before}
-    moved = sum(sizes[name] for name in report.moved)
-    if moved > options.stage_limit_bytes:
-        return f"{moved} bytes are computed on the GPU, more than stage_limit_bytes={options.stage_limit_bytes}"
     if kept > options.hoist_limit_bytes:
         return f"{kept} bytes are kept, more than hoist_limit_bytes={options.hoist_limit_bytes}"
     if staged > options.stage_limit_bytes:
@@ -320,9 +310,3 @@ def _over_budget(plan: FeedPlan | None, report: PlacementReport, options: Option
     if kept + staged > options.process_limit_bytes:
         return f"{kept + staged} bytes stay, more than process_limit_bytes={options.process_limit_bytes}"
     return None
-
-
-def _bytes(node: CpuNode) -> int:
-    if node.shape is None or node.dtype is None:
-        return 0
-    return torch.Size(map(int, node.shape)).numel() * getattr(torch, node.dtype).itemsize

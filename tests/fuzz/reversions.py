@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -19,7 +18,6 @@ from unittest import mock
 
 from optimizations.placement import feeds, guards, observe, placing, plan, regions, rewrite, staging
 from optimizations.placement.residency import Residency
-from optimizations.placement.sources import SourceKind
 
 from .compare import fuzz
 
@@ -64,42 +62,6 @@ def _pinned_attributes_are_compared_by_the_host() -> AbstractContextManager[Any]
     return mock.patch.object(feeds, "checks_for", unaware)
 
 
-def _moves(*names: str) -> Callable[[], AbstractContextManager[Any]]:
-    """What depends on arguments is not evaluated before the graph, and these operators are taken for exact."""
-
-    def put_back() -> AbstractContextManager[Any]:
-        exact, obstacle, stock = observe.is_exact, observe.gpu_obstacle, plan.regions
-
-        def is_exact(func: Any, *others: Any) -> bool:
-            name = func._schema.name.removeprefix("aten::").removesuffix("_")
-            return name in names or exact(func, *others)
-
-        def gpu_obstacle(func: Any, operands: Any, results: Any) -> str | None:
-            name = func._schema.name.removeprefix("aten::")
-            return None if name in names else obstacle(func, operands, results)
-
-        def only_constants(graph: Residency) -> Any:
-            found = stock(graph)
-            return dataclasses.replace(found, before=found.before - _of_arguments(graph))
-
-        return _together(
-            mock.patch.object(observe, "is_exact", is_exact),
-            mock.patch.object(observe, "gpu_obstacle", gpu_obstacle),
-            mock.patch.object(plan, "regions", only_constants),
-        )
-
-    return put_back
-
-
-def _of_arguments(graph: Residency) -> frozenset[str]:
-    found: set[str] = set()
-    for name, node in graph.nodes.items():
-        given = node.source is not None and node.source.kind is SourceKind.ARGUMENT
-        if given or not found.isdisjoint(node.operands):
-            found.add(name)
-    return frozenset(found)
-
-
 def _limits_hold_for_single_values() -> AbstractContextManager[Any]:
     """Each kept or staged value is within the limits; all together are not."""
     stock = plan._Planner._how
@@ -110,20 +72,6 @@ def _limits_hold_for_single_values() -> AbstractContextManager[Any]:
     return mock.patch.object(plan._Planner, "_how", one_by_one)
 
 
-def _moved_operations_have_no_limit() -> AbstractContextManager[Any]:
-    stock = plan._Planner._judged_all
-
-    def unlimited(planner: Any, how: Any) -> Iterator[Any]:
-        options = planner.options
-        planner.options = dataclasses.replace(options, stage_limit_bytes=2**40)
-        try:
-            yield from list(stock(planner, how))
-        finally:
-            planner.options = options
-
-    return mock.patch.object(plan._Planner, "_judged_all", unlimited)
-
-
 def _memory_orders_nothing() -> AbstractContextManager[Any]:
     """An operation goes before or behind the graph although another one writes its memory in between."""
 
@@ -131,19 +79,6 @@ def _memory_orders_nothing() -> AbstractContextManager[Any]:
         return {name: frozenset(node.operands) for name, node in graph.nodes.items()}
 
     return mock.patch.object(regions, "_order", operands_only)
-
-
-def _copies_there_and_back_become_aliases() -> AbstractContextManager[Any]:
-    """A copy to the CPU and back that moves to the GPU is the GPU value itself."""
-
-    def move(surgery: Any) -> None:
-        for name in surgery.plan.moves:
-            rewrite.retarget(surgery.nodes[name], surgery.device)
-
-    return _together(
-        mock.patch.object(rewrite._Surgery, "move", move),
-        mock.patch.object(plan._Planner, "_must_stay_a_copy", lambda self, node: False),
-    )
 
 
 def _arguments_are_taken_to_be_apart() -> AbstractContextManager[Any]:
@@ -161,22 +96,17 @@ def _together(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
 
 DEFECTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "copies-become-aliases": _copies_become_aliases,
-    "copies-there-and-back-become-aliases": _copies_there_and_back_become_aliases,
     "versions-are-trusted": _versions_are_trusted,
     "memory-past-a-tensor-is-taken-for-compared": _memory_past_a_tensor_is_taken_for_compared,
     "pinned-arguments-are-read-by-the-host": _pinned_arguments_are_read_by_the_host,
     "pinned-attributes-are-compared-by-the-host": _pinned_attributes_are_compared_by_the_host,
-    "arithmetic-moves": _moves("add", "sub", "mul", "div", "sin", "sum", "cumsum", "linspace", "floor", "full"),
-    "integer-products-move": _moves("mm", "mv", "dot", "matmul"),
-    "lookups-move": _moves("index"),
     "limits-hold-for-single-values": _limits_hold_for_single_values,
-    "moved-operations-have-no-limit": _moved_operations_have_no_limit,
     "memory-orders-nothing": _memory_orders_nothing,
     "arguments-are-taken-to-be-apart": _arguments_are_taken_to_be_apart,
 }
 
 
-RARE = frozenset(("memory-orders-nothing", "arguments-are-taken-to-be-apart", "moved-operations-have-no-limit"))
+RARE = frozenset(("memory-orders-nothing", "arguments-are-taken-to-be-apart"))
 """Take more programs than tests have time for."""
 
 

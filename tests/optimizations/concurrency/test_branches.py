@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from optimizations.concurrency import branches as branches_module
 from optimizations.concurrency.branches import BRANCHES, CHAIN, Branches, Noted
 from optimizations.concurrency.launch_log import Logged
 from optimizations.concurrency.order import Launch
@@ -158,12 +159,13 @@ def test_failed_instantiation_goes_back_to_the_chain(fails: int, usable: bool) -
     assert set(driver.edges) == {(100, 101)}
 
 
-def test_report_names_nodes_waits_barriers_and_lines() -> None:
-    custom = Launch("custom", 2, barrier="it is a custom operator", line=9)
+def test_report_names_nodes_waits_barriers_and_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branches_module, "source_line", lambda path, line: f"model.py:{line} in {path}")
+    custom = Launch("custom", 2, barrier="it is a custom operator", line=("forward", 9))
     launches = [*INDEPENDENT, custom]
     driver = Driver(3)
     driver.CUgraph = lambda address: object()  # type: ignore[attr-defined]
-    noted = Noted([Logged(one, False) for one in launches], source_of=lambda line: f"model.py:{line} in forward")
+    noted = Noted([Logged(one, False) for one in launches])
     branches = Branches(noted, Graph(driver), driver, lambda names: Race(names, CHAIN), mark=object)
     branches.prepare(captured(3), ())
     assert branches.report().order == (

@@ -154,9 +154,7 @@ def _reports(acronym: str) -> list[PlacementReport]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("acronym", "hoisted"), [("ST", {"kept"}), ("MMC", {"kept", "rebuilt"}), ("XLNET-I", {"kept"})]
-)
+@pytest.mark.parametrize(("acronym", "hoisted"), [("ST", {"kept"}), ("MMC", {"kept"}), ("XLNET-I", {"kept"})])
 def test_published_workloads_have_no_cpu_value_left(acronym: str, hoisted: set[str]) -> None:
     reports = _reports(acronym)
     assert sum(len(report.cpu_nodes_before) for report in reports) >= 2

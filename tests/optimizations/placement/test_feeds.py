@@ -321,14 +321,3 @@ def test_the_steady_state_touches_no_tensor_operation() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         feeds.bind((mask, scale))
     assert [event.name for event in profile.events() if event.name.startswith("aten::")] == []
-
-
-def test_copied_out_results_are_on_the_cpu_and_differentiable() -> None:
-    plan = FeedPlan(CPU, (), copied_out=(1,))
-    weight = torch.ones(2, requires_grad=True)
-    first, second = Feeds(plan).results((), (), (weight * 2, weight * 3))
-    assert second.device == CPU
-    second.sum().backward()
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [3.0, 3.0]
-    assert first.tolist() == [2.0, 2.0]

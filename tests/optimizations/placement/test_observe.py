@@ -194,55 +194,6 @@ def test_unknown_operator_with_mixed_devices_keeps_its_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "operands", "exact"),
-    [
-        (torch.arange, (5,), True),
-        (torch.arange, (4, 0, -1.0), False),
-        (torch.full, ((3,), float("-inf")), True),
-        (torch.triu, (torch.ones(3, 3), 1), True),
-        (torch.tensor, ([1, 2, 3],), True),
-        # integers and booleans, element by element
-        (operator.add, (torch.arange(3), 2), True),
-        (operator.lt, (torch.arange(3), 2), True),
-        (operator.and_, (torch.tensor([True]), torch.tensor([False])), True),
-        (operator.add, (torch.ones(3, dtype=torch.int32), 2**40), False),
-        (operator.add, (torch.ones(3, dtype=torch.int8), 1), False),
-        (operator.floordiv, (torch.arange(3), 2), False),
-        (operator.mod, (torch.arange(3), 2), False),
-        (operator.lshift, (torch.arange(3), 2), False),
-        (operator.pow, (torch.arange(3), 2), False),
-        (operator.matmul, (torch.ones(2, 2, dtype=torch.int64), torch.ones(2, 2, dtype=torch.int64)), False),
-        # floating-point arithmetic
-        (operator.add, (torch.ones(3), 2), False),
-        (operator.truediv, (torch.ones(3), 2), False),
-        (torch.sin, (torch.ones(3),), False),
-        (torch.sum, (torch.ones(3),), False),
-        (torch.sort, (torch.ones(3),), False),
-        # casts: what IEEE 754 or the width of the types defines, and is not left out in between
-        (torch.Tensor.double, (torch.ones(3),), True),
-        (torch.Tensor.float, (torch.ones(3, dtype=torch.float64),), True),
-        (torch.Tensor.float, (torch.arange(3),), True),
-        (torch.Tensor.long, (torch.ones(3, dtype=torch.int32),), True),
-        (torch.Tensor.bool, (torch.arange(3),), True),
-        (torch.Tensor.long, (torch.ones(3),), False),
-        (torch.Tensor.int, (torch.arange(3),), False),
-        (torch.Tensor.half, (torch.ones(3),), False),
-        (torch.Tensor.bfloat16, (torch.ones(3),), False),
-        (torch.Tensor.float, (torch.ones(3, dtype=torch.bfloat16),), True),
-        (torch.Tensor.contiguous, (torch.ones(3, 2).t(),), True),
-        (operator.getitem, (torch.ones(3), torch.tensor([1])), False),
-    ],
-)
-def test_what_is_exact_on_every_device(target: Any, operands: tuple[Any, ...], exact: bool) -> None:
-    assert _observed(target, *operands)[1].exact is exact
-
-
-@pytest.mark.parametrize(("value", "exact"), [(0.5, True), (0.1, False), (float("-inf"), True)])
-def test_a_fill_of_16_bits_is_exact_if_they_hold_the_number(value: float, exact: bool) -> None:
-    assert _observed(torch.full, (3,), value, dtype=torch.bfloat16)[1].exact is exact
-
-
-@pytest.mark.parametrize(
     ("keywords", "awaited"), [({}, True), ({"non_blocking": False}, True), ({"non_blocking": True}, False)]
 )
 def test_transfers_say_whether_the_program_waits(keywords: dict[str, Any], awaited: bool) -> None:

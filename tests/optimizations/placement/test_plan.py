@@ -1,4 +1,4 @@
-"""Decisions from records alone: what is hoisted, staged, evaluated before or behind the graph, moved, left, and why."""
+"""Decisions from records alone: what is hoisted, staged, evaluated before or behind the graph, left, and why."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_constants_and_attributes_are_hoisted_with_their_guards(graph: Graph) ->
     assert (hoist.value, hoist.nodes, hoist.attributes, hoist.form) == ("sum", ("table", "sum"), ("mask",), "kept")
     assert decided.guards == {"mask": Guard.VALUE}
     assert decided.fed == {"out": ("sum",)}
-    assert decided.moves == decided.stages == decided.before == decided.after == ()
+    assert decided.stages == decided.before == decided.after == ()
 
 
 def test_argument_dependents_are_evaluated_and_staged(graph: Graph) -> None:
@@ -110,7 +110,7 @@ def test_argument_dependents_are_evaluated_and_staged(graph: Graph) -> None:
     decided = graph.plan("out")
     assert decided.before == ("frequencies", "angles")
     assert decided.stages == ("angles",)
-    assert decided.hoists == decided.moves == decided.left == ()
+    assert decided.hoists == decided.left == ()
     assert decided.fed == {"out": ("angles",)}
 
 
@@ -119,10 +119,8 @@ def test_argument_dependents_are_evaluated_and_staged(graph: Graph) -> None:
     [
         ({"shape": (), "dtype": "float32"}, "literal"),
         ({"shape": (), "dtype": "complex64"}, "kept"),
-        ({"shape": (), "dtype": "int64", "exact": True}, "literal"),
-        ({"exact": True}, "rebuilt"),
-        ({"exact": True, "gpu_obstacle": "has no kernel for the GPU"}, "kept"),
-        ({"exact": False}, "kept"),
+        ({"shape": (), "dtype": "int64"}, "literal"),
+        ({}, "kept"),
     ],
 )
 def test_form_of_a_constant(graph: Graph, fields: dict[str, Any], form: str) -> None:
@@ -132,17 +130,10 @@ def test_form_of_a_constant(graph: Graph, fields: dict[str, Any], form: str) -> 
 
 
 def test_constant_whose_computation_raises_is_kept(graph: Graph) -> None:
-    graph.add("constant", shape=(), exact=True)
+    graph.add("constant", shape=())
     graph.add("out", "x", "constant", device=GPU)
     decided = graph.plan("out", vetoes={"compute constant": "raises IndexError"})
     assert [hoist.form for hoist in decided.hoists] == ["kept"]
-
-
-def test_an_exact_value_of_an_attribute_is_kept_and_not_rebuilt(graph: Graph) -> None:
-    graph.attribute("mask")
-    graph.add("negated", "mask", exact=True)
-    graph.add("out", "x", "negated", device=GPU)
-    assert [hoist.form for hoist in graph.plan("out").hoists] == ["kept"]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +156,7 @@ def test_an_operation_that_has_to_stay_keeps_what_depends_on_it(
     graph.add("other", "x", "earlier", device=GPU)
     decided = graph.plan("out", "other")
     assert reason in _reason(decided, "obstacle")
-    assert _reason(decided, "later").startswith("goes together with obstacle: ")
+    assert _reason(decided, "later").startswith(("goes together with obstacle: ", "computes between GPU values"))
     assert "goes together with" in _reason(decided, "out")
     # What comes before it is no hostage.
     assert decided.fed == {"other": ("earlier",)}
@@ -176,7 +167,7 @@ def test_an_operation_that_has_to_stay_keeps_what_depends_on_it(
 def test_operations_of_any_kind_run_on_the_cpu_before_the_graph(graph: Graph) -> None:
     """Without a kernel for the GPU, with a choice among equal elements: what runs where it ran gives what it gave."""
     graph.argument("time")
-    graph.add("sorted", "time", gpu_obstacle="has no kernel for the GPU", exact=False)
+    graph.add("sorted", "time", gpu_obstacle="has no kernel for the GPU")
     graph.add("out", "x", "sorted", device=GPU)
     decided = graph.plan("out")
     assert (decided.before, decided.stages, decided.left) == (("sorted",), ("sorted",), ())
@@ -198,7 +189,7 @@ def test_random_numbers_after_gpu_dependent_ones_keep_their_turn(graph: Graph) -
     graph.add("out", "x", "noise", device=GPU)
     decided = graph.plan("out", "dropped")
     assert decided.fed == {}
-    assert "random numbers" in _reason(decided, "dropped") + _reason(decided, "noise")
+    assert "computes between GPU values" in _reason(decided, "noise")
 
 
 def test_memory_that_outlives_the_call_is_written_in_the_graph(graph: Graph) -> None:
@@ -262,7 +253,7 @@ def test_results_for_the_cpu_are_computed_there_behind_the_graph(graph: Graph) -
     decided = graph.plan("scaled")
     assert decided.after == ("loss", "scaled")
     assert decided.before == ("scale",)
-    assert decided.moves == decided.left == ()
+    assert decided.left == ()
 
 
 @pytest.mark.parametrize(
@@ -284,49 +275,14 @@ def test_results_that_cannot_be_computed_behind_the_graph_stay(
     assert reason in _reason(decided, "result")
 
 
-def test_between_gpu_values_only_what_is_exact_moves(graph: Graph) -> None:
-    for exact in (True, False):
-        inner = Graph()
-        inner.argument("x", device=GPU)
-        inner.add("copied", "x", exact=True)
-        inner.add("shifted", "copied", exact=exact)
-        inner.add("out", "x", "shifted", device=GPU)
-        decided = inner.plan("out")
-        if exact:
-            assert decided.moves == ("copied", "shifted")
-            assert decided.fed["out"] == ("shifted",)
-            assert decided.left == ()
-        else:
-            assert decided.moves == ()
-            assert "another device may compute differently" in _reason(decided, "shifted")
-            assert _reason(decided, "copied").startswith("goes together with shifted")
-
-
-def test_value_read_between_and_after_gpu_values_is_returned(graph: Graph) -> None:
-    graph.add("index", "x", exact=True)
-    graph.add("picked", "x", "index", device=GPU)
-    graph.add("halved", "index")
-    decided = graph.plan("picked", "halved")
-    assert decided.moves == ("index",)
-    assert decided.after == ("halved",)
-
-
-def test_moved_operations_are_limited_in_sum(graph: Graph) -> None:
-    for number in range(3):
-        graph.add(f"copied{number}", "x", exact=True, value_bytes=40)
-    graph.add("together", *(f"copied{number}" for number in range(3)), exact=True, value_bytes=40)
-    graph.add("out", "x", "together", device=GPU)
-    assert len(graph.plan("out", stage_limit_bytes=160).moves) == 4
-    decided = graph.plan("out", stage_limit_bytes=159)
-    assert decided.moves == ()
-    assert "takes 160 B with others, more than stage_limit_bytes" in _reason(decided, "copied0")
-
-
-def test_components_of_moved_operations_are_limited_together(graph: Graph) -> None:
-    for number in range(4):
-        graph.add(f"copied{number}", "x", exact=True, value_bytes=40)
-        graph.add(f"out{number}", "x", f"copied{number}", device=GPU)
-    assert len(graph.plan(stage_limit_bytes=100).moves) == 2
+def test_operation_between_gpu_values_stays_where_it_is(graph: Graph) -> None:
+    graph.add("copied", "x")
+    graph.add("shifted", "copied")
+    graph.add("out", "x", "shifted", device=GPU)
+    decided = graph.plan("out")
+    assert decided.is_empty
+    assert {left.node for left in decided.left} == {"copied", "shifted", "out"}
+    assert _reason(decided, "shifted") == "computes between GPU values, on the device that the program named"
 
 
 def test_cpu_results_independent_of_the_gpu_run_before_it(graph: Graph) -> None:
@@ -415,14 +371,6 @@ def test_graphs_of_one_process_share_a_limit(graph: Graph) -> None:
     decided = graph.plan(process_limit_bytes=1000, held_bytes=901)
     assert decided.fed == {}
     assert "takes 100 B of the GPU in addition to 901 B, more than process_limit_bytes" in _reason(decided, "out")
-
-
-def test_a_rebuilt_constant_counts_with_all_it_is_made_of(graph: Graph) -> None:
-    graph.add("zeros", exact=True, value_bytes=4000)
-    graph.add("first_rows", "zeros", shares="zeros", exact=True, value_bytes=10)
-    graph.add("out", "x", "first_rows", device=GPU)
-    assert [hoist.form for hoist in graph.plan(stage_limit_bytes=4010).hoists] == ["rebuilt"]
-    assert graph.plan(stage_limit_bytes=4009).stages == ("first_rows",)
 
 
 def test_copies_that_somebody_writes_or_returns_must_stay_copies(graph: Graph) -> None:

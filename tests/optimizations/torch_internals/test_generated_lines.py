@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from optimizations import torch_internals
+from optimizations.concurrency.launch_log import LaunchLog
 from optimizations.torch_internals.generated_modules import source_line
 
 
@@ -69,6 +70,33 @@ def test_kernels_of_a_partition_lead_to_the_program(tmp_path: Path) -> None:
         ]
     assert found[False] == [left, right, product]
     assert len(found[True]) == 5 and set(found[True]) == {left, right}
+
+
+def test_launches_of_generated_code_have_lines_of_the_program() -> None:
+    nodes = 0
+
+    class Counting(torch_internals.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal nodes
+            nodes += 1
+            return func(*args, **(kwargs or {}))
+
+    with torch_internals.fresh_cache(), torch_internals.inductor_config.patch({"fallback_by_default": True}):
+        torch.compiler.reset()
+        before = len(torch_internals.PyCodeCache.modules)
+        torch.compile(program)(torch.ones(2, 2))
+        (module,) = torch_internals.PyCodeCache.modules[before:]
+        log = LaunchLog(lambda: nodes, device_type="cpu")
+        with Counting(), log.noting(vars(module)):
+            module.call([torch.ones(2, 2)])
+    torch.compiler.reset()
+    first = inspect.getsourcelines(program)[1]
+    found = [(one.launch.name, source_line(*one.launch.line)) for one in log.logged if one.launch.line is not None]
+    assert found == [
+        ("aten.mm.default", f"{__file__}:{first + 1} in program"),
+        ("aten.sin.default", f"{__file__}:{first + 2} in program"),
+        ("aten.mm.default", f"{__file__}:{first + 2} in program"),
+    ]
 
 
 def test_line_of_another_file_has_none() -> None:

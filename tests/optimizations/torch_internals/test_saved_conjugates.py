@@ -31,7 +31,12 @@ def imaginary(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x.conj().imag * y.real * y
 
 
-@pytest.mark.parametrize("program", [product, matrices, intermediate, imaginary])
+def spectral(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A layer of a Fourier neural operator."""
+    return torch.fft.irfft(torch.fft.rfft(x.real) * y[:, :2], n=3)
+
+
+@pytest.mark.parametrize("program", [product, matrices, intermediate, imaginary, spectral])
 def test_complex_training_has_graphs(compiled_on_cpu: CompiledOnCpu, program: Program) -> None:
     call = torch.compile(program, backend="encore", options={"selection": "off"})
     generator = torch.Generator().manual_seed(0)

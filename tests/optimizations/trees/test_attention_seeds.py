@@ -137,7 +137,12 @@ class CompiledGraph(SimpleNamespace):
     def __init__(self, source: str, partitions: int) -> None:
         self.seen: list[list[str]] = []
         self.partitions = [self.note for _ in range(partitions)]
-        super().__init__(source_code=source, partition_maps=[None] * partitions, current_callable=self.note)
+        super().__init__(
+            source_code=source,
+            partition_maps=[None] * partitions,
+            current_callable=self.note,
+            fx_kwargs={"is_backward": True},
+        )
 
     def note(self, inputs: list[Any]) -> None:
         self.seen.append([one.device.type for one in inputs])

@@ -38,13 +38,7 @@ def placed_runner(
     if placement.feeds is None:
         return run
     feeds = Feeds(feeds_on_cpu(graph_module, placement.feeds, inputs), runner(graph_module, inputs))
-    outputs = placement.feeds.copied_out
-
-    def compiled(*arguments: Any) -> tuple[Any, ...]:
-        # A copy to the CPU, which here would be the tensor itself.
-        return tuple(value.clone() if i in outputs else value for i, value in enumerate(run(*arguments)))
-
-    return lambda *arguments: tuple(feeds.call(compiled, arguments))
+    return lambda *arguments: tuple(feeds.call(run, arguments))
 
 
 def feeds_on_cpu(graph_module: torch.fx.GraphModule, plan: FeedPlan, inputs: Sequence[Any]) -> FeedPlan:
