@@ -318,6 +318,7 @@ def processes(factors: Sequence[float], blocks: int = 12) -> list[Any]:
     [
         ([1.25, 1.28, 1.22], Outcome.REGRESSION),
         ([1.05, 1.02, 1.01], Outcome.UNDECIDED),
+        ([1.2, 1.06, 1.0], Outcome.UNDECIDED),
     ],
 )
 def test_ratios_are_compared_by_process(
