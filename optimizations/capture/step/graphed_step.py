@@ -485,11 +485,6 @@ def _hashable(value: Any) -> Hashable:
     return exact(value)
 
 
-def steps_exist() -> bool:
-    """Return whether there are steps: what is recorded of one may keep the gradients that it finds."""
-    return bool(_steps.alive())
-
-
 def release_steps() -> None:
     """Free the graphs of all steps; they begin from their first calls."""
     for step in _steps.alive():
