@@ -36,11 +36,6 @@ class MemoryRanges:
     def __contains__(self, address: int) -> bool:
         return bool(bisect_right(self.borders, address) & 1)
 
-    def cover(self, address: int, size_bytes: int) -> bool:
-        """Return whether all of the `size_bytes` bytes from `address` on lie in it."""
-        below = bisect_right(self.borders, address)
-        return bool(below & 1) and address + size_bytes <= self.borders[below]
-
     def overlap(self, address: int, size_bytes: int) -> bool:
         """Return whether one of the `size_bytes` bytes from `address` on lies in it."""
         if not size_bytes:

@@ -261,24 +261,18 @@ class Slots:
         return self._known[key]
 
 
-def limit(analysis: Analysis, graph: CapturedGraph, aliased: Collection[int], *, tried_out: bool = True) -> Analysis:
+def limit(analysis: Analysis, graph: CapturedGraph, aliased: Collection[int]) -> Analysis:
     """Return `analysis` with the reasons that follow from the graph as a whole and from its outputs.
 
     Args:
         graph: the captured graph that will be replayed.
         aliased: inputs that an output shares memory with.
-        tried_out: whether the graph would be run to prove what was found.
     """
     analysis = with_reasons(
         analysis,
         ReasonCode.OUTPUT_ALIAS,
         dict.fromkeys(aliased, "an output shares its memory, and must stay valid when the caller's is gone"),
     )
-    collective = _collective(graph) if tried_out else None
-    if collective is not None:
-        reason = f"the graph takes part in a collective ({collective}), so it cannot be tried out on one device alone"
-        everyone = dict.fromkeys((verdict.input for verdict in analysis.verdicts), reason)
-        analysis = with_reasons(analysis, ReasonCode.COLLECTIVE, everyone)
     return with_reasons(analysis, ReasonCode.NO_APPLIER, dict(_multidimensional_copies(analysis, graph)))
 
 
@@ -291,11 +285,6 @@ def with_reasons(analysis: Analysis, code: ReasonCode, messages: Mapping[int, st
         for verdict in analysis.verdicts
     )
     return dataclasses.replace(analysis, verdicts=verdicts)
-
-
-def _collective(graph: CapturedGraph) -> str | None:
-    names = (node.name for _, node in graph.walk() if isinstance(node, KernelNode) and node.name)
-    return next((name for name in names if is_collective_kernel(name)), None)
 
 
 def _multidimensional_copies(analysis: Analysis, graph: CapturedGraph) -> Iterable[tuple[int, str]]:

@@ -89,7 +89,6 @@ class ReasonCode(StrEnum):
     NO_USE = "no_use"
     NO_APPLIER = "no_applier"
     OUTPUT_ALIAS = "output_alias"
-    COLLECTIVE = "collective"
     UNPROVEN = "unproven"
     CHEAPER = "cheaper"
     NOT_READABLE = "not_readable"

@@ -190,7 +190,7 @@ class Examination:
         captured = self.read()
         available = self.tools.available(captured)
         analysis = self._named_analysis(captured, candidates, available, others)
-        return self._findings(captured, analysis, choice, available, tried_out=False)
+        return self._findings(captured, analysis, choice, available)
 
     def _named_analysis(
         self, captured: CapturedGraph, candidates: Mapping[int, MemoryRange], available: Available, others: str
@@ -236,15 +236,13 @@ class Examination:
                     for one, other in zip(analysis.verdicts, named.verdicts, strict=True)
                 ),
             )
-        return self._findings(captured, analysis, choice, available, tried_out=True)
+        return self._findings(captured, analysis, choice, available)
 
-    def _findings(
-        self, captured: CapturedGraph, analysis: Analysis, choice: Choice, available: Available, *, tried_out: bool
-    ) -> Findings:
+    def _findings(self, captured: CapturedGraph, analysis: Analysis, choice: Choice, available: Available) -> Findings:
         """Return the findings that follow from an analysis, with reasons against inputs that must be copied."""
         candidates = [verdict.input for verdict in analysis.verdicts]
         aliased = [index for index in candidates if index in self.recorded.returned]
-        analysis = self._without_reused(limit(analysis, captured, aliased, tried_out=tried_out), candidates)
+        analysis = self._without_reused(limit(analysis, captured, aliased), candidates)
         plan = make_plan(captured, analysis, choice, available)
         return Findings(captured, analysis, plan, available, self._unused(analysis))
 
