@@ -7,7 +7,7 @@ are not among them: who has one does not keep the tensor.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -19,19 +19,21 @@ class ReferenceCounts:
 
     Attributes:
         tensors: they.
-        storages: those that the tensors had then.
+        storages: those that the tensors had then, and `cells` their addresses in C++.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self.tensors = tuple(tensors)
         self.storages = tuple([tensor.untyped_storage() for tensor in self.tensors])
+        self.cells = [storage._cdata for storage in self.storages]
 
-    def of(self, index: int) -> tuple[int, ...]:
-        """Return the counts of one of the tensors, with the storage that it had."""
-        tensor = sys.getrefcount(self.tensors[index]), torch_internals.tensor_use_count(self.tensors[index])
-        return *tensor, *storage_counts(self.storages[index])
+    def of(self, indices: Sequence[int]) -> tuple[list[int], ...]:
+        """Return the four counts of these tensors, with the storages that they had."""
+        tensors, storages = [self.tensors[index] for index in indices], [self.storages[index] for index in indices]
+        of_tensors = list(map(sys.getrefcount, tensors)), list(map(torch_internals.tensor_use_count, tensors))
+        return *of_tensors, *storage_counts([self.cells[index] for index in indices], storages)
 
 
-def storage_counts(storage: torch.UntypedStorage) -> tuple[int, int]:
-    """Return what C++ holds of a storage, and Python of its object."""
-    return torch_internals.storage_use_count(storage._cdata), sys.getrefcount(storage)
+def storage_counts(cells: Sequence[int], storages: Sequence[torch.UntypedStorage]) -> tuple[list[int], list[int]]:
+    """Return what C++ holds of storages, by their addresses there, and Python of their objects."""
+    return list(map(torch_internals.storage_use_count, cells)), list(map(sys.getrefcount, storages))

@@ -44,13 +44,13 @@ class GradientReferences:
         self._counts = ReferenceCounts(tensors)
         self.tensors = self._counts.tensors
         self._addresses = [tensor.data_ptr() for tensor in self.tensors]
-        cells = [storage._cdata for storage in self._counts.storages]
-        times = Counter(cells)
-        self._sharing = [times[cell] - 1 for cell in cells]
+        times = Counter(self._counts.cells)
+        self._sharing = [times[cell] - 1 for cell in self._counts.cells]
         self._all = list(range(len(self.tensors)))
         turns = min(TURNS, len(self.tensors) // FEW) or 1
         self._parts = [self._all[turn::turns] for turn in range(turns)]
         self._turn = 0
+        self._expected_parts: list[tuple[list[int], ...] | None] = [None] * turns
         keys = list(map(id, self.tensors))
         here = weakref.ref(self, functools.partial(_forget, keys))
         _owners.update((key, (here, index)) for index, key in enumerate(keys))
@@ -71,20 +71,24 @@ class GradientReferences:
 
     def held(self, standing: Collection[int], among: Iterable[int] | None = None) -> int | None:
         """Return one that something else than Encore holds. Those `standing`, by identity, are each in one `.grad`."""
-        for index in self._all if among is None else among:
-            if self._counts.of(index) != self._expected(index, id(self.tensors[index]) in standing):
-                return index
-        return None
+        indices = self._all if among is None else list(among)
+        keys = list(map(id, self.tensors))
+        counts = zip(*self._counts.of(indices), strict=True)
+        expected = [self._expected(index, keys[index] in standing) for index in indices]
+        return next((index for index, now, one in zip(indices, counts, expected, strict=True) if now != one), None)
 
     def stand_unheld(self) -> bool:
         """Return whether each is in one `.grad`, and only Encore holds them apart from that, as far as it is compared.
 
         Of tensors all are compared, of storages those whose turn it is.
         """
-        in_a_grad = _known()[True][0]
-        if list(map(sys.getrefcount, self.tensors)).count(in_a_grad) != len(self.tensors):
+        if list(map(sys.getrefcount, self.tensors)).count(_standing()) != len(self.tensors):
             return False
-        return all(self._counts.of(index) == self._expected(index, True) for index in self._parts[self._turn])
+        part = self._parts[self._turn]
+        if self._expected_parts[self._turn] is None:
+            counts = [self._expected(index, stands=True) for index in part]
+            self._expected_parts[self._turn] = tuple(map(list, zip(*counts, strict=True)))
+        return self._counts.of(part) == self._expected_parts[self._turn] or not part
 
     def _expected(self, index: int, stands: bool) -> Counts:
         of_tensor, of_object, of_storage, of_its_object = _known()[stands]
@@ -102,10 +106,22 @@ def _known() -> tuple[Counts, Counts]:
     """Return the counts of a gradient that only Encore holds, and of one that is in a `.grad`, too."""
     with torch.inference_mode(False):
         sample = GradientReferences([torch.zeros(1, device="cpu")])
-        alone = sample._counts.of(0)
+        (alone,) = zip(*sample._counts.of([0]), strict=True)
         parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
         parameter.grad = sample.tensors[0]
-        return alone, sample._counts.of(0)
+        (in_a_grad,) = zip(*sample._counts.of([0]), strict=True)
+        return alone, in_a_grad
+
+
+@functools.cache
+def _standing() -> int:
+    """Return how often the object of a gradient is referred to that is in a `.grad`, and that only Encore holds."""
+    with torch.inference_mode(False):
+        sample = GradientReferences([torch.zeros(1, device="cpu")])
+        parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
+        parameter.grad = sample.tensors[0]
+        (count,) = map(sys.getrefcount, sample.tensors)
+        return count
 
 
 def own(gradients: Sequence[torch.Tensor | None]) -> list[Owned | None]:

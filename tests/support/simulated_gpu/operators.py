@@ -56,11 +56,14 @@ _by_graphs: dict[int, list[int]] = defaultdict(lambda: [0, 0])
 _counts = reference_counts.storage_counts
 
 
-def _without_graphs(storage: torch.UntypedStorage) -> tuple[int, int]:
+def _without_graphs(cells: Sequence[int], storages: Sequence[torch.UntypedStorage]) -> tuple[list[int], list[int]]:
     """A graph of the GPU holds addresses only, so what graphs of this one hold is no reference."""
-    of_storage, of_object = _counts(storage)
-    held = _by_graphs.get(storage._cdata, (0, 0))
-    return of_storage - held[0], of_object - held[1]
+    of_storages, of_objects = _counts(cells, storages)
+    held = [_by_graphs.get(cell, (0, 0)) for cell in cells]
+    return (
+        [count - one for count, (one, _) in zip(of_storages, held, strict=True)],
+        [count - one for count, (_, one) in zip(of_objects, held, strict=True)],
+    )
 
 
 def _count(held: Mapping[int, tuple[int, int]], times: int) -> None:
