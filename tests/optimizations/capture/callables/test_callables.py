@@ -474,10 +474,9 @@ def in_evaluation(module: nn.Module, x: torch.Tensor) -> Any:
 
 
 UNSERVED: dict[str, tuple[Callable[[nn.Module, torch.Tensor], Any], str]] = {
-    "another shape": (lambda module, x: module(x[:1]), "tensor 0 of its arguments differs from the sample's"),
-    "a size": (lambda module, x: module(x[:1]), "than the sample's: another shape"),
-    "strides": (lambda module, x: module(x.t().contiguous().t()), "than the sample's: other strides"),
-    "a gradient": (lambda module, x: module(x.requires_grad_()), "than the sample's: it requires gradients"),
+    "a size": (lambda module, x: module(x[:1]), "differs from the sample's: another shape"),
+    "strides": (lambda module, x: module(x.t().contiguous().t()), "differs from the sample's: other strides"),
+    "a gradient": (lambda module, x: module(x.requires_grad_()), "differs from the sample's: it requires gradients"),
     "a keyword": (called_with_a_keyword, "passed by keyword in calls has to be so in sample_kwargs"),
     "another mode": (in_evaluation, "another mode than when they were captured"),
 }
