@@ -10,7 +10,7 @@ from simulated_gpu.runtime import CudaOnCpu
 from simulated_gpu.trees import COUNT, Compiled, Model, check, values
 
 from optimizations.graph.pointers import Analysis, InputVerdict, Reason, ReasonCode, UnexplainedWord
-from optimizations.in_place import examination
+from optimizations.in_place import examination, session
 from optimizations.in_place.generated import GeneratedCode, Launch
 
 
@@ -65,6 +65,15 @@ def test_what_else_is_used_is_compared_or_copied(
         assert [one.indirect for one in report.inputs] == [True, False]
         assert "all_reduce_" in report.inputs[1].reasons[0]
         assert report.copied_bytes == COUNT * 4
+
+
+def test_input_of_another_operator_is_copied(cuda_on_cpu: CudaOnCpu) -> None:
+    """Its address is found in the graph, but a library may have it in memory as well."""
+    compiled, w = Compiled(Model(cuda_on_cpu, code=GeneratedCode(None, products=frozenset({0})))), values(7)
+    check(compiled, w, calls=12)
+    (report,) = compiled.reports
+    assert [one.indirect for one in report.inputs] == [True, False]
+    assert report.inputs[1].reasons == (session.OTHER_USES,)
 
 
 def test_named_inputs_stand_where_comparison_leaves_doubts(

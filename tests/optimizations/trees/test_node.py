@@ -15,7 +15,7 @@ import pytest
 import torch
 from simulated_gpu.driver import Function, Node, word
 from simulated_gpu.runtime import CudaOnCpu
-from simulated_gpu.trees import COUNT, KNOWN, Compiled, Model, check, nodes, values
+from simulated_gpu.trees import COUNT, HIDES_Y, KNOWN, Compiled, Model, check, nodes, values
 from simulated_gpu.work import aligned
 
 from optimizations import torch_internals
@@ -318,7 +318,7 @@ class HasTwoUses(Model):
     """Its kernel is given y's address, and reads y at the one that it finds in memory of its own."""
 
     def __init__(self, cuda: CudaOnCpu) -> None:
-        super().__init__(cuda)
+        super().__init__(cuda, code=HIDES_Y)
         self.reads_table = Function("reads_table", (8, 8, 8, 8, 8), self._reads_table)
         cuda.driver.add_function(self.reads_table)
 
