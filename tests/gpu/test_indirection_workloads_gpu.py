@@ -30,10 +30,8 @@ SEGMENT_BYTES = 2 * 2**20
 
 ALLOWED_COPIES = (
     "an output shares its memory",
-    "it held the same data in each trial call",
-    "undecided after",
-    "kernels of unknown construction read it",
-    "two copying runs by",
+    "kernels other than Triton's and products read it",
+    "it was not aligned, or in memory that the graph writes",
     "no input explains it",  # library kernels that add in a fixed order carry bytes of the host's stack
 )
 """Patterns of the reasons for which an input may be copied. What is copied, and why, is kept in the results as the
