@@ -23,9 +23,10 @@ say it."""
 
 
 class Choice(StrEnum):
-    """Choose the option `indirection`. All but `off` and `auto` name a node updater of `optimizations.graph`.
+    """Choose the option `indirection`: who updates the nodes of inputs that are read in place.
 
-    The updater that is named is tried first; others take the nodes for which it cannot be used.
+    `host` is the CPU, by a driver call for each node. `prelude` is a kernel at the graph's start; the CPU takes the
+    nodes that it cannot update. `auto` decides by their number.
     """
 
     OFF = "off"
@@ -128,7 +129,7 @@ def _without_withdrawn(given: Mapping[str, Any]) -> dict[str, Any]:
             value = left.pop(name)
             warnings.warn(
                 f"{name}={value!r} of backend 'encore' has no effect any more and will be an error in the next "
-                "release; leave it out. Rules decide now (docs/selection.md, docs/running.md).",
+                "release; leave it out. Rules decide now (docs/selection.md).",
                 DeprecationWarning,
                 stacklevel=2,
             )
