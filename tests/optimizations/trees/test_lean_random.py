@@ -75,6 +75,6 @@ def test_random_programs_compute_what_eager_does(cuda_on_cpu: CudaOnCpu, seed: i
     steady = sum(report.steady_replays for one in program.functions for report in one.reports)
     full = sum(way.calls for one in program.functions for way in one.functions[0].full_ways())
     assert steady > STEPS / 4, "steady calls were tried, and left"
-    assert full > STEPS / 4
+    assert full > STEPS / 8
     reasons = {way.reason for one in program.functions for way in one.functions[0].full_ways()}
     assert len(reasons) >= 4, reasons
