@@ -28,9 +28,6 @@ from optimizations.in_place.examination import ineligible_reason
 from optimizations.in_place.generated import GeneratedCode
 from optimizations.selection import CopiedInput, reason_to_copy
 
-ENABLED = False
-"""Off until it has been shown on a GPU (`tests/gpu/test_without_placeholder_gpu.py`)."""
-
 LEAST_BYTES = 2**20
 """The placeholder of a smaller input is kept: the allocator reserves memory in steps of 2 MiB."""
 
@@ -46,7 +43,7 @@ def without_placeholder(
         written: memory that the graph writes.
         selects: whether inputs that are cheap to copy are copied.
     """
-    if not ENABLED or code.collective:
+    if code.collective:
         return []
     eligible = [index for index in ordinary if ineligible_reason(inputs[index]) is None]
     read = []

@@ -16,11 +16,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 ROWS, COLUMNS = 2**14, 2**12
 
 
-@pytest.fixture(autouse=True)
-def enabled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optimizations.in_place.without_placeholder.ENABLED", True)
-
-
 INPUT_BYTES = ROWS * COLUMNS * 4  # 256 MiB
 
 

@@ -29,7 +29,6 @@ NOTHING = MemoryRanges(())
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs of the tests count as large."""
-    monkeypatch.setattr(chooser, "ENABLED", True)
     monkeypatch.setattr(chooser, "LEAST_BYTES", COUNT * 4)
 
 
