@@ -134,6 +134,7 @@ class Gradients:
         self._of_mine = {id(one): names[index] for index in places if id(one := after[index]) in mine}
         self._before = own([before[index] for index in self._needed])
         self._after = own([after[index] for index in self._replaced])
+        self._looks = [look(one) for index in self._needed if (one := before[index]) is not None]
         self._stay_in_place = [after[index] is before[index] for index in self._needed]
         there = zip(self._before, self._needed, self._stay_in_place, strict=True)
         self._written = [one for one, index, stays in there if one is not None and stays and written(_tensor(one))]
@@ -148,7 +149,9 @@ class Gradients:
         return list(map(_tensor, self._written))
 
     def lost(self) -> bool:
-        """Return whether the memory of one was exchanged, so that no launch may follow."""
+        """Return whether the memory or metadata of one was exchanged, so that no launch may follow."""
+        if self._needed and [look(_tensor(one)) for one in self._before if one is not None] != self._looks:
+            return True
         return not all(one.lie() for one in self._known())
 
     def _known(self) -> list[GradientReferences]:
