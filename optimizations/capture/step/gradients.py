@@ -30,12 +30,12 @@ import torch
 from optimizations.capture.held_alone import is_plain
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.step.gradient_references import GradientReferences, Owned, held_gradient, own
-from optimizations.capture.step.tensor_marks import look
+from optimizations.capture.step.tensor_marks import look, looks
 from optimizations.graph.memory import MemoryRanges, size_bytes
 from optimizations.graph.records import MemoryRange
 from optimizations.lazy_view import is_lazy_view
 from optimizations.report.steps import Refusal, StepRefused
-from optimizations.torch_internals.tensor_guard import same_gradients
+from optimizations.torch_internals.tensor_guard import same_gradients, same_metadata
 
 _get: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("grad")
 
@@ -134,6 +134,8 @@ class Gradients:
         self._of_mine = {id(one): names[index] for index in places if id(one := after[index]) in mine}
         self._before = own([before[index] for index in self._needed])
         self._after = own([after[index] for index in self._replaced])
+        self._looks_of_mine = looks(self._mine.tensors)
+        self._same_metadata = same_metadata(self._mine.tensors)
         self._looks = [look(one) for index in self._needed if (one := before[index]) is not None]
         self._stay_in_place = [after[index] is before[index] for index in self._needed]
         there = zip(self._before, self._needed, self._stay_in_place, strict=True)
@@ -152,7 +154,14 @@ class Gradients:
         """Return whether the memory or metadata of one was exchanged, so that no launch may follow."""
         if self._needed and [look(_tensor(one)) for one in self._before if one is not None] != self._looks:
             return True
-        return not all(one.lie() for one in self._known())
+        return not (self._mine_look_the_same() and all(one.lie() for one in self._known()))
+
+    def _mine_look_the_same(self) -> bool:
+        if not self._same_metadata(self._mine.tensors):
+            if looks(self._mine.tensors) != self._looks_of_mine:
+                return False
+            self._same_metadata = same_metadata(self._mine.tensors)  # which compares settings too, such as autocast
+        return True
 
     def _known(self) -> list[GradientReferences]:
         return list({id(one[0]): one[0] for one in [*self._before, *self._after] if one is not None}.values())
@@ -161,7 +170,7 @@ class Gradients:
         """Return whether a launch now would find gradients where the recording found some."""
         if any(_get(one) is not None for one in self._without) or any(_get(one) is None for one in self._present):
             return False
-        if not self._mine.lie(in_turn=True):
+        if not self._mine.lie(in_turn=True) or not self._mine_look_the_same():
             return False
         self._in_place = not self._needed or self._as_before(self._of_needed)
         if not self._needed:
