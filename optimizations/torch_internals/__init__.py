@@ -311,6 +311,8 @@ NAMES: dict[str, Private] = {
     "attention_math": Private(
         "torch:ops.aten._scaled_dot_product_attention_math", "express attention in plain operations"
     ),
+    "conj_view": Private("torch:ops.aten._conj.default", "recognize lazy conjugates among saved tensors"),
+    "neg_view": Private("torch:ops.aten._neg_view.default", "recognize lazy negatives among saved tensors"),
     "avoid_device_init": Private(
         "torch._subclasses.fake_tensor:FakeTensorMode.avoid_device_init", "keep constants on the CPU"
     ),

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 import torch.fx
 
+from optimizations import torch_internals
 from optimizations.torch_internals.replacing import Replacing
 
-_VIEWS = (torch.ops.aten._conj.default, torch.ops.aten._neg_view.default)
+_VIEWS = (torch_internals.conj_view, torch_internals.neg_view)
 
 _NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"
 """Mark of saved tensors that the partitioner puts behind the others."""

@@ -337,7 +337,8 @@ def test_callables_have_the_gradients_of_the_chain(monkeypatch: pytest.MonkeyPat
         return [*losses, *(one.detach().clone() for one in model.parameters())], [one.concurrency for one in reports]
 
     found, reports = trained("auto")
-    assert [one.decision for one in reports] == ["branches", "branches"], reports
+    forward, backward = (one.decision for one in reports)
+    assert backward == "branches" and (forward == "branches" or drop), reports
     expected, chains = trained("off")
     assert {one.decision for one in chains} == {"chain"}
     assert all(map(torch.equal, found, expected))

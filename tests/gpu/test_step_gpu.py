@@ -368,6 +368,7 @@ def test_the_graph_copies_the_masks_that_attributes_are_bound_to(backend: str, e
     assert not recording.outputs.copies_behind
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("multiplies", [False, True])
 def test_cublas_workspaces_are_kept_for_matrix_products(multiplies: bool) -> None:
     def model_of() -> nn.Module:

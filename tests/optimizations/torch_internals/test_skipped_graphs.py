@@ -103,9 +103,18 @@ def eigenvalues(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (torch.linalg.eigh(x @ x.mT).eigenvalues.exp().sum() * x.cos(),)
 
 
+def eigenvalues_alone(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (torch.linalg.eigvalsh(x @ x.mT).sum().tanh() * x.cos(),)
+
+
 @pytest.mark.parametrize(
     ("program", "operator", "trained"),
-    [(decomposed, "_linalg_svd", False), (eigenvalues, "_linalg_eigh", False), (eigenvalues, "_linalg_eigh", True)],
+    [
+        (decomposed, "_linalg_svd", False),
+        (eigenvalues, "_linalg_eigh", False),
+        (eigenvalues, "_linalg_eigh", True),
+        (eigenvalues_alone, "_linalg_eigh", False),
+    ],
 )
 def test_factorization_runs_between_graphs(
     request: pytest.FixtureRequest,
